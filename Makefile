@@ -1,0 +1,47 @@
+# Each target sets up what it needs. An environment of your own: make test VENV=/path/to/venv
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.optexp-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test test-gpu benchmark clean
+
+help:  ## show this
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+env: $(STAMP)  ## create the environment, with the versions of constraints.txt
+
+demo: env  ## run the main job on this machine and say where to look
+	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+		job='workload=mlp strategy=cuda_graph'; \
+	else \
+		job='workload=gelu strategy=fusion measurement=quick'; \
+	fi; \
+	echo "python -m optexp $$job"; \
+	$(PY) -m optexp $$job && \
+	echo && echo "All runs side by side: $(VENV)/bin/mlflow ui   (then open http://127.0.0.1:5000)"
+
+test: env  ## lint, types, and all tests that need no GPU
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pytest -m 'not gpu'
+
+test-gpu: env  ## the tests that need a GPU
+	$(PY) -m pytest -m gpu
+
+benchmark: env  ## time to verdict of the main job, and where it goes
+	$(PY) tests/benchmarks/time_to_verdict.py
+
+clean:  ## remove results, caches and the environment made here; the MLflow store stays
+	rm -rf .venv build dist outputs multirun .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "optexp needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml constraints.txt | $(PY)
+	$(PY) -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,53 @@
+"""The command line: composes jobs, runs each, and turns what came out into an exit status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from optexp import commandline, discovery, outcome
+
+INTERRUPTED = 130
+
+
+def job(config: DictConfig) -> None:
+    """One comparison, or one of a sweep; whatever goes wrong in it is in its result."""
+    from optexp import runner  # not before a job starts: --help must not wait for it
+
+    runner.run(config, Path(HydraConfig.get().runtime.output_dir))
+
+
+def main() -> None:
+    """What `optexp` and `python -m optexp` do."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    wants_traceback = "HYDRA_FULL_ERROR" in os.environ
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here instead of being printed as tracebacks
+    sys.argv[1:] = commandline.rewrite(sys.argv[1:])
+    discovery.register()
+    OmegaConf.register_new_resolver("optexp.options", lambda group: ", ".join(discovery.options(group)), replace=True)
+    try:
+        hydra.main(version_base="1.3", config_path=str(discovery.CONF), config_name="config")(job)()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        message = commandline.explain(error)
+        if wants_traceback or message is None:
+            raise
+        print(f"optexp: {message}", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(outcome.status())
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""The conditions a candidate's tensors must meet, as functions over tensors. No cosine: c = 2g scores 1 there.
+
+g is the fp64 reference, b the baseline, c the candidate, s = RMS(g), u the unit roundoff of the arithmetic. Errors are
+measured in fp64, at most `CHUNK` elements at a time, so that a 16384² tensor needs little memory beside itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from math import inf, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK = 2**24
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Limits of one dtype: G1 is RMS(c−g) ≤ m·E + κ·u·s, G2 is max |c−g|/(|g|+s) ≤ m∞·E∞ + κ∞·u.
+
+    unit:      u, the largest relative error of one rounding
+    warn:      m above which the verdict says "weaker"
+    fail:      m
+    floor:     κ
+    peak_fail: m∞
+    peak_floor: κ∞
+    """
+
+    unit: float
+    warn: float
+    fail: float
+    floor: float
+    peak_fail: float
+    peak_floor: float
+
+
+TOLERANCES = {
+    "float64": Tolerance(2**-53, 2, 4, 4, 4, 16),
+    "float32": Tolerance(2**-24, 2, 4, 4, 4, 16),
+    "tf32": Tolerance(2**-11, 1.5, 3, 0.1, 3, 0.25),
+    "float16": Tolerance(2**-11, 1.5, 3, 0.1, 3, 0.25),
+    "bfloat16": Tolerance(2**-8, 1.5, 3, 0.1, 3, 0.25),
+}
+GRADIENT_FACTOR = 2.0  # m = m∞ of gradients, whose yardstick already holds noisy runs
+PRECISION_CAP = 32.0  # RMS(c−g) ≤ 32·u·s on forward outputs, whatever plain autocast does
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Error:
+    """How far a tensor is from its reference.
+
+    rms:  RMS(c−g)
+    peak: maxᵢ |cᵢ−gᵢ| · s/(|gᵢ|+s): the quantity of G2 times s, so that it also means something beside another g
+          and where fp64 gives (almost) zero, as for a bias before a BatchNorm
+    index, candidate, reference: that element (None when the tensor is empty)
+    """
+
+    rms: float = 0.0
+    peak: float = 0.0
+    index: tuple[int, ...] | None = None
+    candidate: float = 0.0
+    reference: float = 0.0
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What the baseline itself does to a quantity: the largest RMS and peak of its errors."""
+
+    rms: float = 0.0
+    peak: float = 0.0
+
+    def __or__(self, other: Yardstick) -> Yardstick:
+        return Yardstick(max(self.rms, other.rms), max(self.peak, other.peak))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the gates said about one tensor of one step.
+
+    gate:          the gate that failed; where all passed, the one nearest to its limit
+    failed:        every gate that failed
+    weak:          passed, with an error above the row's warning
+    bitwise:       equal to the baseline's, bit for bit
+    error_rms:     RMS(c−g);  baseline_rms: RMS(b−g), not below one rounding;  yardstick_rms: the E of G1
+    error_ratio:   error_rms / baseline_rms;  max_ratio: the same for the worst element, against the E∞ of G2
+    used:          the largest error as a share of its limit: above 1 has failed
+    element:       the worst one: index, candidate, baseline, reference
+    """
+
+    tensor: str
+    gate: str = "G0"
+    ok: bool = True
+    failed: tuple[str, ...] = ()
+    weak: bool = False
+    bitwise: bool = False
+    error_rms: float | None = None
+    baseline_rms: float | None = None
+    yardstick_rms: float | None = None
+    error_ratio: float | None = None
+    max_ratio: float | None = None
+    used: float = 0.0
+    element: dict[str, Any] | None = None
+    message: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def broken(tensor: str, message: str) -> Finding:
+    """G0 failed: there is nothing to measure."""
+    return Finding(tensor, "G0", False, ("G0",), used=inf, message=message)
+
+
+def rms(tensor: Tensor) -> float:
+    """Root mean square of the finite elements, 0 where there are none."""
+    total, count = 0.0, 0
+    for _, (part,) in _chunks(tensor):
+        wide = part.to(torch.float64)
+        finite = wide.isfinite()
+        total += float(torch.where(finite, wide, 0.0).square().sum())
+        count += int(finite.sum())
+    return sqrt(total / count) if count else 0.0
+
+
+def error(candidate: Tensor, reference: Tensor, scale: float) -> Error:
+    """The error of the elements that are finite in both; `structure` has compared the others."""
+    total, count, best = 0.0, 0, Error(peak=-1.0)
+    for start, (c, g) in _chunks(candidate, reference):
+        c, g = c.to(torch.float64), g.to(torch.float64)
+        finite = c.isfinite() & g.isfinite()
+        difference = torch.where(finite, (c - g).abs(), 0.0)
+        weighted = difference * (scale / (g.abs() + scale)) if scale else difference
+        peak, position = weighted.max(0)
+        total += float(difference.square().sum())
+        count += int(finite.sum())
+        if float(peak) > best.peak:
+            at = int(position)
+            best = Error(0.0, float(peak), _index(start + at, candidate), float(c[at]), float(g[at]))
+    if best.index is None:
+        return Error()
+    return Error(sqrt(total / max(count, 1)), best.peak, best.index, best.candidate, best.reference)
+
+
+def structure(candidate: Tensor, baseline: Tensor, *, any_dtype: bool = False) -> str | None:
+    """G0 for one tensor: what differs in shape, dtype, or in where NaN and ±Inf are."""
+    if candidate.shape != baseline.shape:
+        return f"shape {list(candidate.shape)} instead of {list(baseline.shape)}"
+    if candidate.dtype != baseline.dtype and not any_dtype:
+        return f"dtype {name_of(candidate.dtype)} instead of {name_of(baseline.dtype)}"
+    if not (candidate.is_floating_point() or candidate.is_complex()):
+        return None
+    for start, (c, b) in _chunks(candidate, baseline):
+        same = (c.isnan() == b.isnan()) & (c.isposinf() == b.isposinf()) & (c.isneginf() == b.isneginf())
+        if not bool(same.all()):
+            at = int((~same).to(torch.uint8).argmax())
+            values = f"is {float(c[at])} where the baseline has {float(b[at])}"
+            return f"NaN and Inf differ: element {list(_index(start + at, candidate))} {values}"
+    return None
+
+
+def identical(a: Tensor, b: Tensor) -> bool:
+    """The same dtype, shape and bits (so NaN equals NaN, and 0 is not −0)."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return all(bool((_bits(x) == _bits(y)).all()) for _, (x, y) in _chunks(a, b))
+
+
+def exact(name: str, candidate: Tensor, baseline: Tensor, reference: Tensor | None) -> Finding:
+    """Integers and bools: each element is the baseline's or, where an argmax was a tie in low precision, fp64's."""
+    for start, (c, b, g) in _chunks(candidate, baseline, baseline if reference is None else reference):
+        wrong = (c != b) & (c != g)
+        if bool(wrong.any()):
+            at = int(wrong.to(torch.uint8).argmax())
+            index = list(_index(start + at, candidate))
+            element = {"index": index, "candidate": c[at].item(), "baseline": b[at].item(), "reference": g[at].item()}
+            message = f"element {index} is {c[at].item()} instead of {b[at].item()}; such values must be equal"
+            return Finding(name, "EXACT", False, ("EXACT",), used=inf, element=element, message=message)
+    return Finding(name, "EXACT", bitwise=identical(candidate, baseline))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one tensor's error may be; `resolution` is how finely the stored value can express it (RMS, largest)."""
+
+    row: Tolerance
+    gradient: bool = False
+    resolution: tuple[float, float] = (0.0, 0.0)
+    cap: float | None = None
+
+
+def measure(
+    name: str, found: Error, scale: float, yardstick: Yardstick, baseline: Yardstick, limits: Limits
+) -> Finding:
+    """G1 and G2 (and PRECISION's cap): the candidate's error beside what the baseline itself does."""
+    row, (resolution, coarsest) = limits.row, limits.resolution
+    warn, fail = (GRADIENT_FACTOR,) * 2 if limits.gradient else (row.warn, row.fail)
+    peak_fail = GRADIENT_FACTOR if limits.gradient else row.peak_fail
+    floor = row.floor * row.unit * scale + resolution
+    peak_limit = peak_fail * yardstick.peak + row.peak_floor * row.unit * scale + coarsest
+    allowed = {"G1": (found.rms, fail * yardstick.rms + floor), "G2": (found.peak, peak_limit)}
+    if limits.cap is not None:
+        allowed["CAP"] = (found.rms, limits.cap * row.unit * scale)
+    used = {gate: _share(value, limit) for gate, (value, limit) in allowed.items()}
+    failed = tuple(gate for gate in used if used[gate] > 1.0)
+    gate = failed[0] if failed else max(used, key=lambda name: used[name])
+    one_rounding = row.unit * scale
+    finding = Finding(
+        name,
+        gate,
+        ok=not failed,
+        failed=failed,
+        weak=not failed and found.rms > warn * yardstick.rms + floor,
+        error_rms=found.rms,
+        baseline_rms=max(baseline.rms, one_rounding),
+        yardstick_rms=yardstick.rms,
+        error_ratio=_share(found.rms, max(baseline.rms, one_rounding)),
+        max_ratio=_share(found.peak, max(yardstick.peak, one_rounding)),
+        used=max(used.values()),
+        element={"index": list(found.index or ()), "candidate": found.candidate, "reference": found.reference},
+    )
+    if failed:
+        value, limit = allowed[gate]
+        times = f"{value / limit:.3g} times" if limit else "above"
+        what = "the error of the worst element" if gate == "G2" else "the RMS error"
+        where = f"element {list(found.index or ())} is {found.candidate:.9g} where fp64 gives {found.reference:.9g}"
+        finding = replace(finding, message=f"{what} is {times} the limit of {limit:.3g}; {where}")
+    return finding
+
+
+def _share(value: float, limit: float) -> float:
+    if value == 0.0:
+        return 0.0
+    return value / limit if limit > 0.0 else inf
+
+
+def _chunks(*tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+    """Equal pieces of all tensors as vectors, with the offset of the first element; complex numbers as pairs."""
+    flat = [(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).detach().reshape(-1) for t in tensors]
+    for start in range(0, flat[0].numel(), CHUNK):
+        yield start, tuple(vector[start : start + CHUNK] for vector in flat)
+
+
+def _index(flat: int, tensor: Tensor) -> tuple[int, ...]:
+    shape = (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), shape)) if shape else ()
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(integers[tensor.element_size()])

@@ -1,0 +1,49 @@
+"""Which cores the arms run on. Arms run one at a time, so both are bound to the same ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from optexp.config import ConfigError
+
+
+def choose(setting: str, device_type: str) -> list[int]:
+    """The cores that `measurement.cpus` means here.
+
+    auto is one core for GPU work, where it makes host-bound steps faster and steadier, and all cores for CPU work.
+    """
+    allowed = sorted(os.sched_getaffinity(0))
+    if setting == "all" or (setting == "auto" and device_type == "cpu"):
+        return allowed
+    if setting == "auto":
+        return allowed[-1:]  # the first cores serve most interrupts
+    try:
+        cores = sorted({int(word) for word in setting.split(",")})
+    except ValueError:
+        raise ConfigError(f"measurement.cpus={setting}: allowed are auto, all, or core numbers such as 2,3") from None
+    if outside := set(cores) - set(allowed):
+        raise ConfigError(f"measurement.cpus={setting}: cores {sorted(outside)} are not among {allowed}")
+    return cores
+
+
+def bind_process(cores: Sequence[int]) -> None:
+    """Bind every thread of this process; threads made later inherit it."""
+    for task in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(task.name), cores)
+
+
+@contextmanager
+def keep_off(cores: Sequence[int]) -> Iterator[None]:
+    """Keep the calling process off the arms' cores where others are left to it."""
+    before = os.sched_getaffinity(0)
+    others = before - set(cores)
+    if others:
+        bind_process(sorted(others))
+    try:
+        yield
+    finally:
+        if others:
+            bind_process(sorted(before))

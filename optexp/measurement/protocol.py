@@ -1,0 +1,39 @@
+"""The settings of a measurement; `conf/measurement/*.yaml` are its presets."""
+
+from dataclasses import dataclass
+
+from optexp.config import one_of
+
+
+@dataclass
+class Protocol:
+    """How much evidence a verdict rests on.
+
+    preset:               name shown in the report
+    processes_min, _max:  how often both arms are restarted
+    pairs:                blocks of each arm per process, at most `process_s` seconds of measuring
+    block_ms:             how long a block lasts, at least (and at least 200 empty timer pairs)
+    warmup_s:             the longest warm-up of an arm
+    min_effect:           δ: smaller differences are SAME
+    confidence:           of the interval
+    half_width:           stop when the interval of the log-ratio is this narrow (or 5 % of its mean)
+    budget_s:             no new process is started after this many seconds
+    cpus:                 cores the arms are bound to: auto (one on a GPU, all on a CPU), all, or a list "2,3"
+    verification_seeds:   fresh input sets that equivalence is checked on
+    profile_steps:        steady steps in a profile
+    """
+
+    preset: str = one_of("default", "quick", "rigorous")
+    processes_min: int = 5
+    processes_max: int = 15
+    pairs: int = 20
+    process_s: float = 5.0
+    block_ms: float = 20.0
+    warmup_s: float = 3.0
+    min_effect: float = 0.01
+    confidence: float = 0.99
+    half_width: float = 0.005
+    budget_s: float = 30.0
+    cpus: str = "auto"
+    verification_seeds: int = 5
+    profile_steps: int = 5

@@ -1,0 +1,83 @@
+"""From samples to an interval, from an interval to a verdict. Pure functions over log-ratios ln(t_b / t_c)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, exp, sqrt
+from statistics import fmean, median, stdev
+
+from optexp.result import Verdict
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate of a log-ratio and the interval that holds it."""
+
+    estimate: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+    def ratios(self) -> tuple[float, float, float]:
+        """Estimate, low and high as ratios of times."""
+        return exp(self.estimate), exp(self.low), exp(self.high)
+
+
+def over_processes(log_ratios: Sequence[float], confidence: float) -> Interval:
+    """Student's t-interval of the mean over processes: luck of a process is part of the spread."""
+    from scipy.stats import t
+
+    mean = fmean(log_ratios)
+    if len(log_ratios) < 2:
+        return Interval(mean, float("-inf"), float("inf"))
+    half = float(t.ppf((1 + confidence) / 2, len(log_ratios) - 1)) * stdev(log_ratios) / sqrt(len(log_ratios))
+    return Interval(mean, mean - half, mean + half)
+
+
+def over_blocks(log_ratios: Sequence[float], confidence: float) -> Interval:
+    """The median of one process's pairs between two order statistics (the sign test's interval).
+
+    It says nothing about the luck of a process: results that rest on it are marked "one process".
+    """
+    from scipy.stats import binom
+
+    ordered = sorted(log_ratios)
+    n = len(ordered)
+    k = int(binom.ppf((1 - confidence) / 2, n, 0.5))  # P(fewer than k of n lie below the median) < alpha / 2
+    if k < 1:
+        return Interval(median(ordered), float("-inf"), float("inf"))
+    return Interval(median(ordered), ordered[k - 1], ordered[n - k])
+
+
+def precise_enough(interval: Interval, half_width: float) -> bool:
+    """The only reason to stop early: never that a result became significant."""
+    return interval.half_width <= max(half_width, 0.05 * abs(interval.estimate))
+
+
+def decide(interval: Interval, min_effect: float) -> Verdict:
+    """FASTER or SLOWER by more than δ, SAME within it, INCONCLUSIVE otherwise."""
+    _, low, high = interval.ratios()
+    if low > 1 + min_effect:
+        return Verdict.FASTER
+    if high < 1 / (1 + min_effect):
+        return Verdict.SLOWER
+    if low > 1 / (1 + min_effect) and high < 1 + min_effect:
+        return Verdict.SAME
+    return Verdict.INCONCLUSIVE
+
+
+def break_even(extra_setup_s: float, baseline_s: float, speedup: float) -> int | None:
+    """Steps after which a gain has paid for its set-up; None where it never does."""
+    gain = baseline_s * (1 - 1 / speedup)
+    if gain <= 0:
+        return None
+    return max(0, ceil(extra_setup_s / gain))
+
+
+def hours_saved(steps: int, extra_setup_s: float, baseline_s: float, speedup: float) -> float:
+    """Hours that `steps` steps take less, net of set-up (negative when they take more)."""
+    return (steps * baseline_s * (1 - 1 / speedup) - extra_setup_s) / 3600

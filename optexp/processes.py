@@ -1,0 +1,346 @@
+"""Worker processes: forked by a launcher that has imported torch and not touched CUDA, ended as a group.
+
+    parent ──socket──▶ launcher (`python -m optexp.arm`) ──fork──▶ worker, worker, ...
+       └───────────────── one connection each ─────────────────────────┘
+
+Python's own forkserver re-imports the caller's main module, which breaks notebooks and unguarded scripts; its
+workers cannot get new environment variables either, which torch reads when it loads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+from optexp.strategy import Unsupported
+
+_PACKAGE = str(Path(__file__).resolve().parent)
+_STRATEGIES = str(Path(__file__).resolve().parent.parent / "strategies")
+
+
+@dataclass
+class Failure(Exception):
+    """A worker crashed, hung, ran out of memory, or its code raised: what is known about it."""
+
+    type: str
+    message: str
+    traceback: str = ""
+    worker: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.worker}: {self.message}" if self.worker else self.message
+
+
+# --- parent's side ---------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A process that answers messages: `call` waits for the answer, `start` and `wait` let several work at once."""
+
+    def __init__(self, launcher: Launcher, pid: int, connection: Connection, name: str, log: Path, timeout_s: float):
+        self.launcher, self.pid, self.connection = launcher, pid, connection
+        self.name, self.log, self.timeout_s = name, log, timeout_s
+        self.alive = True
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        self.start(method, **arguments)
+        return self.wait()
+
+    def start(self, method: str, **arguments: Any) -> None:
+        # Where the process is gone, `wait` finds the end of the connection and says how it ended.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send((method, arguments))
+
+    def wait(self) -> Any:
+        """The answer to the last `start`; raises `Unsupported` or `Failure`."""
+        try:
+            if not self.connection.poll(self.timeout_s):
+                self.close()
+                raise Failure(
+                    "Timeout", f"no answer within {self.timeout_s:g} s (timeout_s): ended", self._log_tail(), self.name
+                )
+            kind, value = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            ending = self.launcher.ending(self.pid)
+            tail = self._log_tail()
+            self.close()
+            raise Failure("Crash", f"the process ended: {ending}", tail, self.name) from None
+        if kind == "unsupported":
+            raise Unsupported(value)
+        if kind == "failure":
+            raise Failure(**value, worker=self.name)
+        return value
+
+    def close(self) -> None:
+        """End the process and everything it started."""
+        if self.alive:
+            self.alive = False
+            self.connection.close()
+            _kill_group(self.pid)
+
+    def _log_tail(self, lines: int = 40) -> str:
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+class InProcess:
+    """The same calls on an object in this process (`isolation=none`): for a debugger and for small CPU tests."""
+
+    def __init__(self, target: object, name: str) -> None:
+        self.target, self.name = target, name
+        self._answer: Any = None
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        self.start(method, **arguments)
+        return self.wait()
+
+    def start(self, method: str, **arguments: Any) -> None:
+        self._answer = _answer(self.target, method, arguments)
+
+    def wait(self) -> Any:
+        kind, value = self._answer
+        if kind == "unsupported":
+            raise Unsupported(value)
+        if kind == "failure":
+            raise Failure(**value, worker=self.name)
+        return value
+
+    def close(self) -> None:
+        self.target = None
+
+
+class Launcher:
+    """Forks workers on request; all of them end with it, and it ends with this process."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self.socket, theirs = socket.socketpair()
+        variables = {
+            **os.environ,
+            # cudaGetDeviceCount would make later forks unusable; NVML answers the same question.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            "TORCH_WARM_POOL": "0",
+            "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
+            **(environment or {}),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "optexp.arm", str(theirs.fileno())],
+            env=variables,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends its workers in order
+        )
+        theirs.close()
+        self._workers: list[Worker] = []
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Import slow modules once, before workers are forked."""
+        self._ask({"do": "preload", "modules": list(modules)})
+
+    def fork(self, role: str, name: str, log: Path, timeout_s: float) -> Worker:
+        """A new worker that serves an instance of `role` ("package.module:Class")."""
+        ours, theirs = socket.socketpair()
+        request = {"do": "fork", "role": role, "log": str(log), "path": sys.path, "cwd": os.getcwd()}
+        answer = self._ask(request, theirs.fileno())
+        theirs.close()
+        worker = Worker(self, answer["pid"], Connection(ours.detach()), name, log, timeout_s)
+        self._workers.append(worker)
+        return worker
+
+    def ending(self, pid: int) -> str:
+        """How a worker ended, in words."""
+        status = self._ask({"do": "wait", "pid": pid})["status"]
+        if status is None:
+            return "its connection closed"
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        return f"exit code {status}"
+
+    def _ask(self, request: dict[str, Any], descriptor: int | None = None) -> dict[str, Any]:
+        message = json.dumps(request).encode() + b"\n"
+        try:
+            socket.send_fds(self.socket, [message], [] if descriptor is None else [descriptor])
+            answer: dict[str, Any] = json.loads(_read_line(self.socket)[0])
+        except (OSError, EOFError):
+            raise Failure("Crash", f"the launcher ended (exit code {self.process.poll()})") from None
+        return answer
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def end_workers(self) -> None:
+        for worker in self._workers:
+            worker.close()
+        self._workers.clear()
+
+    def close(self) -> None:
+        self.end_workers()
+        self.socket.close()
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+# --- launcher's side -------------------------------------------------------------------------------------------
+
+
+def serve_launcher(descriptor: int) -> None:
+    """Answer the parent's requests until it goes away, then end every worker."""
+    _die_with_parent()
+    control = socket.socket(fileno=descriptor)
+    children: set[int] = set()
+    while True:
+        try:
+            line, descriptors = _read_line(control)
+        except EOFError:
+            break
+        request = json.loads(line)
+        answer: dict[str, Any] = {}
+        if request["do"] == "preload":
+            for module in request["modules"]:
+                importlib.import_module(module)
+        elif request["do"] == "fork":
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                _become_worker(request, descriptors[0])
+            children.add(pid)
+            answer = {"pid": pid}
+        elif request["do"] == "wait":
+            answer = {"status": _wait(request["pid"], seconds=5.0)}
+        for inherited in descriptors:
+            os.close(inherited)
+        control.sendall(json.dumps(answer).encode() + b"\n")
+        children = {pid for pid in children if not _reap(pid)}
+    for pid in children:
+        _kill_group(pid)
+
+
+_endings: dict[int, int] = {}
+
+
+def _reap(pid: int) -> bool:
+    """Whether a child has ended; its status is kept for whoever asks."""
+    if pid not in _endings:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if not done:
+            return False
+        _endings[pid] = os.waitstatus_to_exitcode(status)
+    return True
+
+
+def _wait(pid: int, seconds: float) -> int | None:
+    deadline = time.monotonic() + seconds
+    while not _reap(pid):
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.01)
+    return _endings[pid]
+
+
+# --- worker's side ---------------------------------------------------------------------------------------------
+
+
+def _become_worker(request: dict[str, Any], descriptor: int) -> NoReturn:
+    os.setsid()
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    faulthandler.enable(sys.stderr)
+    os.chdir(request["cwd"])
+    sys.path[:] = request["path"]
+    module, _, name = request["role"].partition(":")
+    status = 1
+    try:
+        serve(getattr(importlib.import_module(module), name)(), Connection(descriptor))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # the launcher's own clean-up must not run a second time
+
+
+def serve(target: object, connection: Connection) -> None:
+    """Answer messages until the other side goes away."""
+    while True:
+        try:
+            method, arguments = connection.recv()
+        except EOFError:
+            return
+        connection.send(_answer(target, method, arguments))
+
+
+def _answer(target: object, method: str, arguments: dict[str, Any]) -> tuple[str, Any]:
+    function: Callable[..., Any] = getattr(target, method)
+    try:
+        return "ok", function(**arguments)
+    except Unsupported as reason:
+        return "unsupported", str(reason)
+    except KeyboardInterrupt:
+        raise
+    except SystemExit as exit:
+        return "failure", describe(exit) | {"message": f"code under test called sys.exit({exit.code!r})"}
+    except Exception as error:
+        return "failure", describe(error)
+
+
+def describe(error: BaseException) -> dict[str, str]:
+    """An exception as data. Frames of this package's engine are left out: users see their own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if not f.filename.startswith((_PACKAGE, _STRATEGIES))]
+    # What is left after the engine's frames may be torch alone; then the whole traceback is more use.
+    text = "".join(traceback.format_list(theirs or frames) + traceback.format_exception_only(error))
+    return {
+        "type": type(error).__name__,
+        "message": "".join(traceback.format_exception_only(error)).strip().splitlines()[0],
+        "traceback": "Traceback (most recent call last):\n" + text,
+    }
+
+
+# --- small things ----------------------------------------------------------------------------------------------
+
+
+def _read_line(connection: socket.socket) -> tuple[bytes, list[int]]:
+    data, descriptors = b"", []
+    while not data.endswith(b"\n"):
+        chunk, received, _, _ = socket.recv_fds(connection, 1 << 20, 1)
+        if not chunk:
+            raise EOFError
+        data += chunk
+        descriptors += received
+    return data, descriptors
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _die_with_parent() -> None:
+    """Linux: be killed when the parent is, however it ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

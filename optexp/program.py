@@ -1,0 +1,251 @@
+"""What one step is made of: the thing that strategies transform and arms run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, ...] | Mapping[str, Tensor]
+Source = Sequence[Batch]
+Outputs = dict[str, Tensor]
+
+
+class Feed(Protocol):
+    """How the next batch reaches the device. The core owns the source; a feed only brings it."""
+
+    def next(self) -> Batch: ...
+
+    def reset(self, source: Source) -> None:
+        """Start again from `source[0]`; drop whatever was prefetched."""
+        ...
+
+
+class ResidentFeed:
+    """Batches live on the device before the clock starts and are cycled: no transfer is part of the step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.batches: list[Batch] = []
+        self.position = 0
+
+    def next(self) -> Batch:
+        batch = self.batches[self.position]
+        self.position = (self.position + 1) % len(self.batches)
+        return batch
+
+    def reset(self, source: Source) -> None:
+        self.batches = [to_device(batch, self.device) for batch in source]
+        self.position = 0
+
+
+@dataclass(frozen=True)
+class Program:
+    """All that a strategy may change. `dataclasses.replace` makes the next one.
+
+    model:     holds parameters and buffers; their names identify them in every arm.
+    forward:   how the model is called; the model itself unless a strategy wrapped it (compiled, autocast).
+    loss:      `loss(output, batch) -> scalar`; None for pure inference.
+    targets:   how many trailing tensors of a tuple batch go to the loss and not to the model.
+    step:      one unit of work; keeps no state that is not a field here.
+    pool:      a CUDA memory pool that later stages use.
+    """
+
+    model: nn.Module
+    step: Step
+    feed: Feed
+    forward: Callable[..., Any] | None = None
+    loss: Callable[[Any, Batch], Tensor] | None = None
+    targets: int = 0
+    optimizer: torch.optim.Optimizer | None = None
+    scaler: torch.amp.GradScaler | None = None
+    pool: Any = field(default=None, compare=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the work happens: the device of the parameters, else of the feed."""
+        for parameter in self.model.parameters():
+            return parameter.device
+        return getattr(self.feed, "device", torch.device("cpu"))
+
+    @property
+    def trains(self) -> bool:
+        """Whether a step computes gradients."""
+        return self.loss is not None
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        """What turns a batch into an output."""
+        return self.model if self.forward is None else self.forward  # `or` would ask a module for its length
+
+    def predict(self, batch: Batch) -> Any:
+        """Call the model on the part of the batch that is meant for it."""
+        if isinstance(batch, Mapping):
+            return self.call(**batch)
+        return self.call(*batch[: len(batch) - self.targets])
+
+    def run(self) -> Outputs:
+        """One step on the next batch of the feed: the unit that is timed."""
+        return self.step(self, self.feed.next())
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that a step may change, by stable name; restored in place (see `Snapshot`)."""
+        tensors = {f"param/{name}": p.data for name, p in self.model.named_parameters()}
+        tensors |= {f"buffer/{name}": b for name, b in self.model.named_buffers()}
+        if self.optimizer is not None:
+            names: dict[Tensor, str] = {p: name for name, p in self.model.named_parameters()}
+            for parameter, values in self.optimizer.state.items():
+                for key, value in values.items():
+                    if isinstance(value, Tensor):
+                        tensors[f"optimizer/{names[parameter]}/{key}"] = value
+            for index, group in enumerate(self.optimizer.param_groups):
+                if isinstance(group["lr"], Tensor):
+                    tensors[f"optimizer/group{index}/lr"] = group["lr"]
+        if self.scaler is not None:
+            for key in ("_scale", "_growth_tracker"):
+                value = getattr(self.scaler, key, None)
+                if isinstance(value, Tensor):
+                    tensors[f"scaler/{key[1:]}"] = value
+        return tensors
+
+
+Step = Callable[[Program, Batch], Outputs]
+
+
+# --- the three steps most programs are made of -----------------------------------------------------------------
+
+
+def forward(program: Program, batch: Batch) -> Outputs:
+    """Inference: the model's output, flattened by name."""
+    with torch.no_grad():
+        return flatten(program.predict(batch))
+
+
+def forward_backward(program: Program, batch: Batch) -> Outputs:
+    """Loss and gradients, no update; gradients are left in `p.grad` (scaled where there is a scaler)."""
+    clear_gradients(program.model)
+    return {"loss": _backward(program, batch)}
+
+
+def train(program: Program, batch: Batch) -> Outputs:
+    """A whole training step: gradients cleared, forward, loss, backward, optimizer."""
+    assert program.optimizer is not None
+    clear_gradients(program.model)
+    loss = _backward(program, batch)
+    if program.scaler is None:
+        program.optimizer.step()
+    else:
+        program.scaler.step(program.optimizer)
+        program.scaler.update()
+    return {"loss": loss}
+
+
+def _backward(program: Program, batch: Batch) -> Tensor:
+    assert program.loss is not None
+    loss = program.loss(program.predict(batch), batch)
+    (loss if program.scaler is None else program.scaler.scale(loss)).backward()
+    return loss.detach()
+
+
+STEPS: dict[str, Step] = {"forward": forward, "forward_backward": forward_backward, "train": train}
+
+
+# --- state, gradients, batches ---------------------------------------------------------------------------------
+
+
+class Snapshot:
+    """A copy of a program's state that can be put back in place, so that captured addresses stay valid."""
+
+    def __init__(self, program: Program) -> None:
+        self.values = {name: tensor.clone() for name, tensor in program.state().items()}
+
+    @torch.no_grad()
+    def restore(self, program: Program) -> None:
+        """Copy back.
+
+        Optimizer state that was created since began as zeros; what a strategy added since (a loss scale, a learning
+        rate on the device) is restored to what it is at the first call.
+        """
+        for name, tensor in program.state().items():
+            if name not in self.values:
+                lazy = name.startswith("optimizer/") and not name.endswith("/lr")
+                self.values[name] = torch.zeros_like(tensor) if lazy else tensor.clone()
+            tensor.copy_(self.values[name])
+
+
+@contextmanager
+def preserved(program: Program) -> Iterator[None]:
+    """Undo, in place, what warm-up steps inside the block do to the program's state."""
+    snapshot = Snapshot(program)
+    try:
+        yield
+    finally:
+        snapshot.restore(program)
+
+
+def prime(program: Program) -> None:
+    """Create lazily made optimizer state now, so that it can be captured, snapshotted and restored."""
+    if program.optimizer is None:
+        return
+    with preserved(program):
+        for parameter in program.model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        program.optimizer.step()
+    clear_gradients(program.model)
+
+
+def clear_gradients(model: nn.Module) -> None:
+    """What `zero_grad(set_to_none=True)` does, for programs without an optimizer too."""
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def gradients(program: Program) -> dict[str, Tensor]:
+    """Unscaled gradients by parameter name, outside the clock. `optimizer.step` leaves them unscaled already."""
+    scaled = program.scaler is not None and program.optimizer is None
+    scale = program.scaler.get_scale() if scaled and program.scaler is not None else 1.0
+    return {
+        f"grad/{name}": p.grad.detach() / scale if scale != 1.0 else p.grad.detach()
+        for name, p in program.model.named_parameters()
+        if p.grad is not None
+    }
+
+
+def flatten(value: Any, name: str = "output") -> Outputs:
+    """Tensors of a nested output (tuples, mappings, dataclasses) by dotted name."""
+    if isinstance(value, Tensor):
+        return {name: value}
+    if isinstance(value, Mapping):
+        items = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)):
+        keys = getattr(value, "_fields", range(len(value)))
+        items = [(str(key), item) for key, item in zip(keys, value, strict=True)]
+    elif hasattr(value, "__dataclass_fields__"):
+        items = [(key, getattr(value, key)) for key in value.__dataclass_fields__]
+    else:
+        return {}
+    return {key: tensor for child, item in items for key, tensor in flatten(item, f"{name}.{child}").items()}
+
+
+def tensors_of(batch: Batch) -> dict[str, Tensor]:
+    """A batch's tensors by name: a mapping's keys, or positions."""
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    return {str(index): tensor for index, tensor in enumerate(batch)}
+
+
+def map_batch(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
+    """The same batch with every tensor replaced."""
+    if isinstance(batch, Mapping):
+        return {name: function(tensor) for name, tensor in batch.items()}
+    return tuple(function(tensor) for tensor in batch)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch on `device` (the same tensors where they are there already)."""
+    return map_batch(lambda tensor: tensor.to(device), batch)

@@ -1,0 +1,135 @@
+"""report.html: one file that holds everything a result rests on and asks nothing of the network."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
+from omegaconf import OmegaConf
+
+from optexp import summary
+from optexp.result import Result
+from optexp.wording import duration
+
+WIDTH, MARGIN, ROW = 720, 24, 22  # of the strip plot, in pixels
+SHOWN_APART = {"gates", "worst", "headline", "ok", "failures"}  # of a verification's facts
+
+
+def write(result: Result, path: Path) -> None:
+    """Render `result` as a page of its own at `path`."""
+    path.write_text(render(result, command(result, path.parent)))
+
+
+def render(result: Result, command: str = "") -> str:
+    """The page; pictures are drawn as SVG by the template, because importing a plotting library takes a second."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "duration": duration,
+        "us": summary.microseconds,
+        "share": summary.share,
+        "count": summary.count,
+        "cell": cell,
+        "words": lambda name: str(name).replace("_", " "),
+    }
+    arms = [arm for arm in ("baseline", "candidate") if result.profile.get(arm)]
+    breakdowns = {arm: dict(summary.parts(result.profile[arm].get("metrics") or {})) for arm in arms}
+    terms = list(dict.fromkeys(name for parts in breakdowns.values() for name in parts))
+    seconds = {k: v for k, v in (result.measurement.get("seconds") or {}).items() if k != "total"}
+    return environment.get_template("report.html.j2").render(
+        result=result,
+        summary=summary,
+        what_now=summary.WHAT_NOW.get(result.verdict, ""),
+        arms=arms,
+        breakdowns={arm: parts for arm, parts in breakdowns.items() if parts},
+        terms=terms,
+        checks={key: value for key, value in result.equivalence.items() if key not in SHOWN_APART},
+        strip=strip(result) if result.verdict.measured else None,
+        seconds=seconds,
+        total=max((result.measurement.get("seconds") or {}).get("total", 0.0), sum(seconds.values())),
+        config=OmegaConf.to_yaml(OmegaConf.create(result.config)) if result.config else "",
+        command=command,
+    )
+
+
+def command(result: Result, folder: Path) -> str:
+    """What to type for the same comparison: the job's own overrides, where Hydra wrote them down."""
+    overrides = folder / ".hydra" / "overrides.yaml"
+    if not overrides.is_file():
+        return str(result.environment.get("command") or "")
+    return shlex.join(["python", "-m", "optexp", *map(str, OmegaConf.load(overrides))])
+
+
+def cell(value: Any) -> str:
+    """A value of any kind in a table: figures short, nested facts as `name value`."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {cell(item)}" for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(cell(item) for item in value)
+    return str(value)
+
+
+# --- the distribution of ratios --------------------------------------------------------------------------------
+
+
+def strip(result: Result) -> dict[str, Any] | None:
+    """Positions, in pixels, of every pair's ratio by process, each process's mean, and the interval over them."""
+    pairs = result.measurement.get("pairs") or []
+    means = [math.exp(process["log_ratio"]) for process in result.measurement.get("processes") or []]
+    speedup = result.speedup
+    if speedup is None or not means or len(pairs) != len(means):
+        return None
+    ratios = [[before / after for before, after in process] for process in pairs]
+    every = [*(ratio for process in ratios for ratio in process), *means, speedup.low, speedup.high]
+    ends = _without_outliers(every, keep=[*means, speedup.low, speedup.high])
+    low, high = ends[0] - 0.04 * (ends[1] - ends[0]), ends[1] + 0.04 * (ends[1] - ends[0])
+
+    def x(ratio: float) -> float:
+        return round(MARGIN + (min(max(ratio, low), high) - low) / (high - low) * (WIDTH - 2 * MARGIN), 1)
+
+    return {
+        "width": WIDTH,
+        "height": ROW * len(means) + 56,
+        "bottom": ROW * len(means) + 26,
+        "low": x(speedup.low),
+        "high": x(speedup.high),
+        "estimate": x(speedup.estimate),
+        "one": x(1.0) if low <= 1 <= high else None,
+        "ticks": [(x(tick), f"{tick:.{places}f}×") for tick, places in _ticks(low, high)],
+        "rows": [
+            {"y": ROW * index + 20, "mean": x(mean), "dots": [x(ratio) for ratio in process]}
+            for index, (mean, process) in enumerate(zip(means, ratios, strict=True))
+        ],
+    }
+
+
+def _without_outliers(values: Sequence[float], keep: Sequence[float]) -> tuple[float, float]:
+    """The range that shows 98 % of the values and all that must be seen; single pairs beyond it sit on its edge."""
+    ordered = sorted(values)
+    cut = len(ordered) // 100
+    low = min(ordered[cut], *keep)
+    high = max(ordered[-1 - cut], *keep)
+    return (low, high) if high > low else (low * 0.99, high * 1.01)
+
+
+def _ticks(low: float, high: float) -> list[tuple[float, int]]:
+    """About five round numbers between the ends, and the decimal places they need."""
+    raw = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
+    places = max(0, -math.floor(math.log10(step)))
+    return [(index * step, places) for index in range(math.ceil(low / step), math.floor(high / step) + 1)]

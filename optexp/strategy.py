@@ -1,0 +1,176 @@
+"""One optimization as an object that turns a `Program` into another, and how several are stacked."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from functools import total_ordering
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+
+    from optexp.insight.trace import Trace
+    from optexp.program import Program
+
+Notes = dict[str, Any]  # picklable facts that `apply` found out: patterns replaced, modules compiled, ...
+Counters = Mapping[str, float]  # what the arm counted while it ran: dynamo's counters, ...
+
+
+class Stage(IntEnum):
+    """The order in which a stack is folded, however it was listed; ties by name."""
+
+    REWRITE = 0
+    PRECISION = 1
+    OPTIMIZER = 2
+    COMPILE = 3
+    STREAMS = 4
+    FEED = 5
+    MEMORY = 6
+    CAPTURE = 7
+
+
+@total_ordering
+@dataclass(frozen=True)
+class Contract:
+    """What a strategy promises about numbers; a larger level promises less."""
+
+    level: int
+    name: str
+    dtype: str | None = None
+
+    def __lt__(self, other: Contract) -> bool:
+        return (self.level, self.dtype or "") < (other.level, other.dtype or "")
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.dtype})" if self.dtype else self.name
+
+
+BITWISE = Contract(0, "BITWISE")
+REASSOCIATES = Contract(1, "REASSOCIATES")
+
+
+def precision(dtype: str) -> Contract:
+    """PRECISION(dtype): the arithmetic is that of plain autocast to `dtype` ("bfloat16", "float16", "tf32")."""
+    # float16 and tf32 keep 11 bits, bfloat16 8: the weakest promise sorts last.
+    return Contract(3 if dtype == "bfloat16" else 2, "PRECISION", dtype)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The proof that a strategy engaged, or the reason why it did not."""
+
+    engaged: bool
+    text: str
+
+
+class Unsupported(Exception):
+    """A strategy cannot apply here; the message says why and what to do, in words a user can act on."""
+
+
+@dataclass
+class Strategy(ABC):
+    """One optimization. The dataclass's fields are the keys of its YAML, checked for name and type."""
+
+    stage: ClassVar[Stage]
+    preload: ClassVar[tuple[str, ...]] = ()  # slow imports, made once before arms are forked
+
+    @property
+    def name(self) -> str:
+        """The name used on the command line: the file's."""
+        return type(self).__module__.rpartition(".")[2]
+
+    @property
+    def contract(self) -> Contract:
+        return REASSOCIATES
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """Traits others may require or exclude; a stage's name in lower case is always provided."""
+        return frozenset()
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def excludes(self) -> frozenset[str]:
+        return frozenset()
+
+    def environment(self) -> Mapping[str, str]:
+        """Variables that every arm of the comparison starts with (torch reads some when it loads)."""
+        return {}
+
+    def unsupported(self, program: Program, device: torch.device) -> str | None:
+        """Why this cannot apply to this program here, and what to do; None when it can."""
+        return None
+
+    @abstractmethod
+    def apply(self, program: Program) -> tuple[Program, Notes]:
+        """The optimized program, and what is worth knowing about how it came to be."""
+
+    @abstractmethod
+    def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
+        """Whether the optimization happened, judged from profiles, `apply`'s notes and counters."""
+
+    def recipe(self) -> str:
+        """The same optimization in plain PyTorch, to take home."""
+        return ""
+
+    @property
+    def label(self) -> str:
+        """Name and the fields that differ from their default: `fusion[mode=max-autotune]`."""
+        changed = [
+            f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default
+        ]
+        return f"{self.name}[{','.join(changed)}]" if changed else self.name
+
+
+Stack = Sequence[Strategy]
+
+
+def compose(strategies: Stack) -> list[Strategy]:
+    """The stack in the order of its stages, or `Unsupported` where its members cannot work together."""
+    stack = sorted(strategies, key=lambda s: (s.stage, s.name))
+    for trait in ("compile", "capture"):
+        members = [s.name for s in stack if trait in traits(s)]
+        if len(members) > 1:
+            raise Unsupported(
+                f"{' and '.join(members)} both {trait} the program; a stack can {trait} once: leave one out"
+                + (" (or use strategy.fusion.mode=default)" if trait == "capture" and "fusion" in members else "")
+            )
+    for strategy in stack:
+        others = [s for s in stack if s is not strategy]
+        provided = frozenset().union(*(traits(s) | {s.name} for s in others))
+        if missing := strategy.requires - provided:
+            raise Unsupported(f"{strategy.name} needs {' and '.join(sorted(missing))} in the stack: add it")
+        if clash := strategy.excludes & provided:
+            raise Unsupported(f"{strategy.name} does not work with {' and '.join(sorted(clash))}: leave one out")
+    return stack
+
+
+def traits(strategy: Strategy) -> frozenset[str]:
+    """What a strategy provides, its stage included."""
+    return strategy.provides | {strategy.stage.name.lower()}
+
+
+def contract(stack: Stack) -> Contract:
+    """A stack promises what its weakest member does; the empty stack is the baseline itself."""
+    return max((s.contract for s in stack), default=BITWISE)
+
+
+def label(stack: Stack) -> str:
+    """`amp+cuda_graph`, or `baseline` for the empty stack."""
+    return "+".join(s.label for s in stack) or "baseline"
+
+
+def environment(stack: Stack) -> dict[str, str]:
+    """The variables of all members; two that disagree cannot be stacked."""
+    merged: dict[str, str] = {}
+    for strategy in stack:
+        for name, value in strategy.environment().items():
+            if merged.setdefault(name, value) != value:
+                raise Unsupported(f"{strategy.name} sets {name}={value}, another sets {merged[name]}: leave one out")
+    return merged

@@ -1,0 +1,155 @@
+"""A sweep is one MLflow run with its jobs nested in it, and ends with a ranking."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from optexp.result import Result, Verdict
+
+if TYPE_CHECKING:
+    from optexp.tracking import Run
+
+PARENT = "OPTEXP_PARENT_RUN"  # read by jobs, in this process or in others
+NAME_LIMIT = 120
+
+_parent: Run | None = None
+
+
+class SweepCallback(Callback):
+    """Hydra calls it in the process that was started, whichever launcher runs the jobs."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Open the parent run. A store that cannot be reached costs the record there, not the sweep."""
+        global _parent
+        os.environ.pop(PARENT, None)
+        if not config.tracking.enabled:
+            return
+        from optexp import tracking
+
+        overrides = " ".join(config.hydra.overrides.task)
+        try:
+            _parent = tracking.start(config.tracking, _name(config), tags={"optexp.sweep": overrides})
+            os.environ[PARENT] = _parent.run_id
+        except tracking.TrackingError as error:
+            print(f"optexp: the sweep is not in MLflow: {error}", file=sys.stderr)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Rank what the jobs wrote down, print it, and close the parent run."""
+        from optexp import summary, terminal
+
+        folder = Path(config.hydra.sweep.dir)
+        results = summary.ranked(read(folder))
+        if results:
+            record(results, folder)
+            console = terminal.output()
+            console.print(terminal.sweep_table(results))
+            console.print(terminal.locations(folder, _parent))
+        _finish("FINISHED", folder)
+
+
+def abort(status: str = "KILLED") -> None:
+    """Close the parent run of a sweep that was interrupted: Hydra calls nobody then."""
+    _finish(status)
+
+
+def read(folder: Path) -> list[Result]:
+    """What the jobs below `folder` wrote down; a job that left nothing crashed in a way that nothing could record."""
+    return [
+        Result.read(job / "result.json") if (job / "result.json").is_file() else _lost(job)
+        for job in sorted(path.parent for path in folder.glob("*/.hydra"))
+    ]
+
+
+def record(results: Sequence[Result], folder: Path) -> None:
+    """Write the ranking beside the jobs: sweep.json, and a picture where something was measured."""
+    from optexp import summary
+
+    table = [
+        {
+            "verdict": result.verdict,
+            "workload": title,
+            "strategy": result.label,
+            "speedup": vars(result.speedup) if result.speedup else None,
+            "step_us": result.candidate.step_us,
+            "peak_mib": result.candidate.peak_mib,
+            "headline": result.headline,
+            "fingerprint": result.fingerprint,
+        }
+        for result, title in zip(results, summary.titles(results), strict=True)
+    ]
+    (folder / "sweep.json").write_text(json.dumps(table, indent=2) + "\n")
+    _plot([row for row in table if row["speedup"]], folder / "plots" / "speedup.png")
+
+
+def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Speedups as bars with their intervals, the best on top."""
+    if not rows:
+        return
+    from matplotlib.figure import Figure  # without pyplot: no backend, no global state
+
+    path.parent.mkdir(exist_ok=True)
+    figure = Figure(figsize=(8, 1 + 0.4 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for place, row in enumerate(rows):
+        speedup = row["speedup"]
+        estimate = speedup["estimate"]
+        axes.barh(
+            place,
+            estimate,
+            color="#2e7d32" if row["verdict"] == Verdict.FASTER else "#9e9e9e",
+            xerr=[[estimate - speedup["low"]], [speedup["high"] - estimate]],
+            capsize=3,
+        )
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_yticks(range(len(rows)), [f"{row['workload']} · {row['strategy']}" for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("speedup over the baseline, with its interval")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
+def _finish(status: str, folder: Path | None = None) -> None:
+    global _parent
+    run, _parent = _parent, None
+    os.environ.pop(PARENT, None)
+    if run is None:
+        return
+    from optexp import tracking
+
+    try:
+        if folder is not None:
+            run.log_files(folder)
+    except tracking.TrackingError as error:
+        print(f"optexp: the ranking is not in MLflow: {error}", file=sys.stderr)
+    finally:
+        with suppress(tracking.TrackingError):  # said above; a store that went away keeps its run open
+            run.finish(status)
+
+
+def _name(config: DictConfig) -> str:
+    """The study's name, else what was swept."""
+    study = OmegaConf.select(config, "hydra.runtime.choices.experiments")
+    swept = [text for text in config.hydra.overrides.task if not text.startswith(("tracking.", "++tracking."))]
+    return (str(study) if study and study != "null" else " ".join(swept))[:NAME_LIMIT] or "sweep"
+
+
+def _lost(job: Path) -> Result:
+    """A record for a job that could not write its own."""
+    values = dict(text.lstrip("+").split("=", 1) for text in OmegaConf.load(job / ".hydra" / "overrides.yaml"))
+    return Result(
+        verdict=Verdict.ERROR,
+        headline=f"ERROR: job {job.name} ended without a result",
+        workload=values.get("workload", ""),
+        strategy=[name for name in values.get("strategy", "").strip("[]").split(",") if name],
+        device=values.get("device", ""),
+        seed=int(values.get("seed", 0)),
+    )

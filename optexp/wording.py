@@ -1,0 +1,43 @@
+"""Headlines: what a verdict says to a person, in one line."""
+
+from __future__ import annotations
+
+from optexp.result import ArmSummary, Speedup, Verdict
+from optexp.strategy import Contract
+
+
+def ratio(value: float) -> str:
+    """1.31×, 12.4×, 104×: three digits are all that a measurement carries."""
+    return f"{value:.2f}×" if value < 10 else f"{value:.1f}×" if value < 100 else f"{value:.0f}×"
+
+
+def headline(verdict: Verdict, speedup: Speedup, contract: Contract, weak: str | None,
+             baseline: ArmSummary, candidate: ArmSummary) -> str:
+    """What was measured, the guaranteed end of the interval first."""
+    interval = f"{speedup.confidence:.0%} interval {speedup.low:.3g} to {speedup.high:.3g}"
+    basis = f"{interval}, {'one process' if speedup.processes == 1 else f'{speedup.processes} processes'}"
+    estimate = f"best estimate {ratio(speedup.estimate)}"
+    match verdict:
+        case Verdict.FASTER:
+            text = f"FASTER, at least {ratio(speedup.low)} ({estimate}, {basis})"
+        case Verdict.SLOWER:
+            text = f"SLOWER, at least {ratio(1 / speedup.high)} slower ({estimate}, {basis})"
+        case Verdict.SAME:
+            text = f"SAME speed ({estimate}, {basis})"
+            if baseline.peak_mib and candidate.peak_mib and candidate.peak_mib <= 0.95 * baseline.peak_mib:
+                text += f", with {1 - candidate.peak_mib / baseline.peak_mib:.0%} less peak memory"
+        case _:
+            text = f"INCONCLUSIVE ({estimate}, {basis}): more processes may decide it"
+    if contract.dtype and verdict in (Verdict.FASTER, Verdict.SAME, Verdict.SLOWER):
+        text += f", at {contract.dtype} precision"
+    if weak:
+        text += f"; equivalent, weaker: {weak}"
+    return text
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it: 112 µs, 4.2 ms, 3.1 s, 2.4 h."""
+    for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        if abs(seconds) >= size * (2 if unit == "min" else 1):
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"

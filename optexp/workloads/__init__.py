@@ -1,0 +1,1 @@
+"""What strategies are tried on: one file per workload."""

@@ -1,0 +1,111 @@
+"""Automatic mixed precision: matrix products and convolutions in 16 bits, which tensor cores and memory prefer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from optexp.config import one_of
+from optexp.program import Program, preserved
+from optexp.strategy import Contract, Counters, Evidence, Notes, Stage, Strategy, precision
+
+if TYPE_CHECKING:
+    from optexp.insight.trace import Trace
+
+MATRIX_OPS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution")
+
+
+@dataclass
+class Amp(Strategy):
+    """torch.autocast around model and loss; float16 gradients are scaled, since they would underflow otherwise."""
+
+    stage = Stage.PRECISION
+
+    dtype: str = one_of("bfloat16", "float16")
+
+    @property
+    def contract(self) -> Contract:
+        return precision(self.dtype)
+
+    def unsupported(self, program: Program, device: torch.device) -> str | None:
+        types = {p.dtype for p in program.model.parameters() if p.is_floating_point()}
+        if types and torch.float32 not in types:
+            found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
+            return f"autocast lowers float32 operations, and this model computes in {found}: use dtype=float32"
+        native = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+        if self.dtype == "bfloat16" and not native:
+            return f"{torch.cuda.get_device_name(device)} has no bfloat16 units: use strategy.amp.dtype=float16"
+        return None
+
+    def apply(self, program: Program) -> tuple[Program, Notes]:
+        device, dtype = program.device, getattr(torch, self.dtype)
+        optimized = replace(
+            program,
+            forward=under_autocast(program.call, device, dtype),
+            loss=program.loss and under_autocast(program.loss, device, dtype),
+            scaler=grad_scaler(device) if program.trains and dtype is torch.float16 else program.scaler,
+        )
+        # A probe, because no trace shows the operations inside a compiled region or a graph.
+        with preserved(program), torch.no_grad(), OperationsIn(dtype) as probe:
+            optimized.predict(program.feed.next())
+        return optimized, {"operations": dict(probe.seen), "loss_scaling": optimized.scaler is not None}
+
+    def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
+        if not notes["operations"]:
+            return Evidence(False, f"nothing ran in {self.dtype}: the model has no operation that autocast lowers")
+        traced = after.op_dtypes(MATRIX_OPS)
+        if traced and self.dtype not in traced:
+            return Evidence(False, f"every matrix product of the profiled step ran in {', '.join(sorted(traced))}")
+        operations = ", ".join(f"{count} {name}" for name, count in sorted(notes["operations"].items()))
+        scaling = ", loss scaled" if notes["loss_scaling"] else ""
+        return Evidence(True, f"in {self.dtype}: {operations}{scaling}")
+
+    def recipe(self) -> str:
+        context = f"with torch.autocast(device.type, torch.{self.dtype}):\n    loss = loss_fn(model(x), y)\n"
+        if self.dtype == "bfloat16":
+            return context + "loss.backward()\noptimizer.step()\n"
+        return (
+            "scaler = torch.amp.GradScaler(device.type)  # once\n"
+            + context
+            + "scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()\n"
+        )
+
+
+def under_autocast(call: Callable[..., Any], device: torch.device, dtype: torch.dtype) -> Callable[..., Any]:
+    """`call` with autocast on. The cache of cast weights is emptied when it returns, so none enters a later graph."""
+
+    def autocast(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device.type, dtype):
+            return call(*args, **kwargs)
+
+    return autocast
+
+
+def grad_scaler(device: torch.device) -> torch.amp.GradScaler:
+    """A scaler whose scale exists already: part of the state that is restored, and no allocation during capture."""
+    scaler = torch.amp.GradScaler(device.type)
+    scaler.scale(torch.zeros((), device=device))
+    return scaler
+
+
+class OperationsIn(TorchDispatchMode):
+    """Counts the operations that compute in `dtype`: all their floating-point operands have it, casts aside."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = tree_leaves((args, kwargs))
+        operands = {t.dtype for t in leaves if isinstance(t, Tensor) and t.is_floating_point()}
+        if operands == {self.dtype} and not func.is_view:
+            self.seen[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,223 @@
+"""In-place operations: an intermediate that nobody reads again is overwritten, instead of new memory written."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.passes.shape_prop import ShapeProp
+
+from optexp.program import Batch, Program
+from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy, Unsupported
+
+if TYPE_CHECKING:
+    from optexp.insight.trace import Trace
+
+# Which of its tensors an operation's backward reads: those must stay as they were.
+BACKWARD_READS_INPUT = {"gelu", "silu", "pow", "clamp", "abs"}  # mul and div too, where both operands are tensors
+BACKWARD_READS_OUTPUT = {"tanh", "sigmoid", "exp", "sqrt", "relu"}
+BACKWARD_READS_NEITHER = {"add", "sub", "neg", "mul", "div"}
+POINTWISE = BACKWARD_READS_INPUT | BACKWARD_READS_OUTPUT | BACKWARD_READS_NEITHER
+OPERANDS = {"add": 2, "sub": 2, "mul": 2, "div": 2, "pow": 2, "clamp": 3}  # of the others: one
+COMMUTATIVE = {"add", "mul"}
+
+# Producers of a tensor of their own that their backward does not read.
+OTHER_PRODUCERS: set[Any] = {
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LayerNorm,
+    F.linear, F.conv1d, F.conv2d, F.conv3d, F.layer_norm,
+    torch.matmul, operator.matmul, torch.mm, torch.bmm, torch.addmm,
+}  # fmt: skip
+
+NAMES: dict[Any, str] = {
+    **{getattr(torch, name): name for name in POINTWISE - {"gelu", "silu"}},
+    **{getattr(operator, name): name for name in ("add", "sub", "mul", "neg", "pow", "abs")},
+    operator.truediv: "div",
+    torch.true_divide: "div",
+    F.relu: "relu",
+    F.gelu: "gelu",
+    F.silu: "silu",
+    nn.ReLU: "relu",
+    nn.GELU: "gelu",
+    nn.SiLU: "silu",
+    nn.Tanh: "tanh",
+    nn.Sigmoid: "sigmoid",
+}
+
+
+@dataclass
+class Inplace(Strategy):
+    """Rewrites the model's graph; a value is overwritten only where no reader, and no backward, can tell."""
+
+    stage = Stage.REWRITE
+
+    @property
+    def contract(self) -> Contract:
+        return BITWISE
+
+    def apply(self, program: Program) -> tuple[Program, Notes]:
+        model = trace(program.model)
+        batch = program.feed.next()
+        infer_shapes(model, batch, program.targets)
+        rewritten, kept = Rewriter(model, program.trains).run()
+        notes = {"rewritten": len(rewritten), "operations": dict(Counter(rewritten)), "kept": dict(Counter(kept))}
+        return replace(program, model=model), notes
+
+    def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
+        kept = "; ".join(f"{times} kept: {reason}" for reason, times in notes["kept"].items())
+        count = notes["rewritten"]
+        if not count:
+            return Evidence(False, kept or "the model has no element-wise operation to do in place")
+        operations = ", ".join(f"{times} {name}" for name, times in notes["operations"].items())
+        return Evidence(True, f"{count} operations in place ({operations})" + (f"; {kept}" if kept else ""))
+
+    def recipe(self) -> str:
+        return "x = x.mul_(2)          # instead of x = x * 2, where nobody reads the old x again\nx = F.relu_(x)\n"
+
+
+def trace(model: nn.Module) -> fx.GraphModule:
+    """The model as a graph that shares its parameters and buffers, under the same names."""
+    try:
+        traced = fx.symbolic_trace(model)
+    except Exception as error:
+        message = str(error).strip().splitlines()
+        raise Unsupported(
+            "inplace rewrites the model's graph, and torch.fx cannot trace this model"
+            f" ({message[0] if message else type(error).__name__}): leave inplace out, or take branches on values out"
+        ) from error
+    if dict(traced.named_parameters()).keys() != dict(model.named_parameters()).keys() or (
+        dict(traced.named_buffers()).keys() != dict(model.named_buffers()).keys()
+    ):
+        raise Unsupported("inplace: the traced model does not use all parameters and buffers: leave inplace out")
+    return traced
+
+
+def infer_shapes(model: fx.GraphModule, batch: Batch, targets: int) -> None:
+    """Shapes, dtypes and strides of every value, without computing one or touching a buffer."""
+    if isinstance(batch, Mapping):
+        inputs = [batch[n.target] for n in model.graph.nodes if n.op == "placeholder" and n.target in batch]
+    else:
+        inputs = list(batch[: len(batch) - targets])
+    ShapeProp(model, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*inputs)
+
+
+class Rewriter:
+    """Puts operations of a graph in place.
+
+    names:  which nodes are pointwise operations, and which ones
+    owners: nodes whose value is memory of their own: no input, parameter or view
+    """
+
+    def __init__(self, model: fx.GraphModule, trains: bool) -> None:
+        self.model, self.trains = model, trains
+        self.names = {node: name for node in model.graph.nodes if (name := pointwise_name(node, model))}
+        self.owners = {n for n in model.graph.nodes if n in self.names or producer(n, model) in OTHER_PRODUCERS}
+
+    def run(self) -> tuple[list[str], list[str]]:
+        """The names of the operations that are now in place, and the reasons why others are not."""
+        rewritten, kept = [], []
+        for node, name in list(self.names.items()):
+            operands = list(node.args)
+            if name in COMMUTATIVE and "alpha" not in node.kwargs:
+                operands.sort(key=lambda operand: not self.is_free(operand))
+            if reason := self.why_not(node, name, operands):
+                kept.append(reason)
+            else:
+                self.replace(node, name, operands)
+                rewritten.append(name)
+        self.model.graph.lint()
+        self.model.recompile()
+        return rewritten, kept
+
+    def is_free(self, operand: Any) -> bool:
+        return operand in self.owners and len(operand.users) == 1
+
+    def why_not(self, node: fx.Node, name: str, operands: list[Any]) -> str | None:
+        """Why the first operand cannot be overwritten by the result; None when it can."""
+        target = operands[0]
+        if target not in self.owners:
+            return "it reads an input, a parameter or a view"
+        if not self.is_free(target):
+            return "its operand is read again"
+        if layout(target) is None or layout(target) != layout(node):
+            return "its result has another shape, dtype or layout"
+        product = name in ("mul", "div") and has_tensors(operands[1:])
+        if self.trains and (product or name in BACKWARD_READS_INPUT or self.names.get(target) in BACKWARD_READS_OUTPUT):
+            return "backward needs its operand"
+        return None
+
+    def replace(self, node: fx.Node, name: str, operands: list[Any]) -> None:
+        function = in_place(name, has_tensors(operands[1:]))
+        with self.model.graph.inserting_before(node):
+            new = self.model.graph.call_function(function, tuple(operands), options(node, self.model))
+        new.meta = node.meta
+        node.replace_all_uses_with(new)
+        self.model.graph.erase_node(node)
+        self.names[new] = name
+        self.owners.add(new)
+
+
+def pointwise_name(node: fx.Node, model: fx.GraphModule) -> str | None:
+    """The operation's name where it is one of POINTWISE and not in place already."""
+    unknown = node.kwargs.keys() - {"approximate", "alpha", "min", "max", "exponent", "inplace"}
+    if not node.args or unknown or node.kwargs.get("inplace"):
+        return None
+    if node.op == "call_module" and getattr(model.get_submodule(str(node.target)), "inplace", False):
+        return None
+    name = str(node.target) if node.op == "call_method" else NAMES.get(producer(node, model))
+    if name not in POINTWISE or len(node.args) > OPERANDS.get(name, 1):
+        return None
+    # With a tensor as exponent, the backward of pow reads its result as well.
+    return None if name == "pow" and len(node.all_input_nodes) > 1 else name
+
+
+def in_place(name: str, tensors: bool) -> Callable[..., Tensor]:
+    """The in-place form of an operation.
+
+    Autocast picks the dtype of some operations by what it finds, and would be held to the operand's: those go
+    back to memory of their own while it is on.
+    """
+    if name in ("gelu", "silu"):
+        overloads: Callable[..., Tensor] = getattr(torch.ops.aten, f"{name}_")
+        return overloads
+    inplace: Callable[..., Tensor] = getattr(Tensor, f"{name}_")
+    if not tensors and name not in ("pow", "exp"):
+        return inplace
+    plain: Callable[..., Tensor] = getattr(Tensor, name)
+
+    def guarded(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if torch.is_autocast_enabled(tensor.device.type):
+            return plain(tensor, *args, **kwargs)
+        return inplace(tensor, *args, **kwargs)
+
+    return guarded
+
+
+def producer(node: fx.Node, model: fx.GraphModule) -> Any:
+    """What makes a node's value: a function, or the class of a module."""
+    if node.op == "call_module":
+        return type(model.get_submodule(str(node.target)))
+    return node.target if node.op == "call_function" else None
+
+
+def options(node: fx.Node, model: fx.GraphModule) -> dict[str, Any]:
+    """Keyword arguments of the in-place form."""
+    if node.op == "call_module" and isinstance(module := model.get_submodule(str(node.target)), nn.GELU):
+        return {"approximate": module.approximate}
+    return {key: value for key, value in node.kwargs.items() if key != "inplace"}
+
+
+def layout(node: fx.Node) -> tuple[Any, ...] | None:
+    """Shape, dtype and strides of a node's value; None where it is no single tensor."""
+    meta: Any = node.meta.get("tensor_meta")
+    return (meta.shape, meta.dtype, meta.stride) if hasattr(meta, "stride") else None
+
+
+def has_tensors(operands: list[Any]) -> bool:
+    return any(isinstance(operand, fx.Node) for operand in operands)

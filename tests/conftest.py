@@ -1,0 +1,39 @@
+"""What all tests share: experiments composed as the command line composes them, and a Hydra that forgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+from optexp import commandline, discovery
+from optexp.config import Experiment, resolve
+
+
+@pytest.fixture(autouse=True)
+def _forget_hydra() -> Iterator[None]:
+    """Hydra keeps the last job in singletons; no test should see another's."""
+    yield
+    GlobalHydra.instance().clear()
+    HydraConfig.instance().cfg = None
+
+
+@pytest.fixture
+def experiment() -> Callable[..., Experiment]:
+    """The experiment that these command-line arguments describe."""
+
+    def of(*arguments: str) -> Experiment:
+        discovery.register()
+        with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
+            return resolve(compose("config", overrides=commandline.rewrite(list(arguments))))
+
+    return of
+
+
+@pytest.fixture
+def in_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the job were one of several."""
+    monkeypatch.setattr(discovery, "in_sweep", lambda: True)

@@ -1,0 +1,132 @@
+"""Verification in one process: arms that dispatch to the real functions, and small workloads to run them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from optexp.config import one_of
+from optexp.equivalence.autocast import autocast
+from optexp.equivalence.judge import Judge
+from optexp.equivalence.observation import Observation, observe, repeats
+from optexp.equivalence.protocol import Verification, verify
+from optexp.program import Batch, Program, Snapshot, map_batch
+from optexp.strategy import REASSOCIATES, Contract
+from optexp.workload import Workload
+
+CPU = torch.device("cpu")
+Change = Callable[[Program], Program]
+
+
+class LocalArm:
+    """One program; `calls` counts what was asked of it."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.start = program, Snapshot(program)
+        self.fresh: list[Batch] = []
+        self.calls: list[str] = []
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        self.calls.append(method)
+        return getattr(self, method)(**arguments)
+
+    def load(self, parcel: list[Batch]) -> None:
+        self.fresh = [map_batch(torch.clone, batch) for batch in parcel]
+
+    def observe(self, step: int, restore: bool, noise: int | None) -> Observation:
+        if restore:
+            self.start.restore(self.program)
+        return observe(self.program, self.fresh[step], noise)
+
+    def repeats(self, times: int) -> bool:
+        return repeats(self.program, self.fresh[0], self.start, times)
+
+
+class LocalReference:
+    """The judge, as an arm."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.judgement = judge
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        if method == "reference_info":
+            return self.judgement.info()
+        if method == "draw":
+            return self.judgement.draw(arguments["seed"], arguments["count"])
+        answer = getattr(self.judgement, method)(arguments["step"], arguments["parcel"])
+        return [finding.to_dict() for finding in answer] if method == "judge" else answer
+
+
+@dataclass
+class Net(Workload):
+    """Convolution, batch norm, max-pool, layer norm, linear: everything that makes honest gradients jump."""
+
+    mode: str = one_of("forward", "forward_backward", "train")
+    optim: str = "adamw"
+    batch_size: int = 8
+    layer_norm_eps: float = 1e-2
+    make: Callable[[], nn.Module] | None = field(default=None, repr=False)
+
+    @property
+    def samples(self) -> int:
+        return self.batch_size
+
+    @property
+    def targets(self) -> int:
+        return 0 if self.mode == "forward" else 1
+
+    def model(self) -> nn.Module:
+        if self.make is not None:
+            return self.make()
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.LayerNorm(72, eps=self.layer_norm_eps), nn.Linear(72, 32), nn.ReLU(), nn.Linear(32, 10),
+        )  # fmt: skip
+
+    def batch(self, generator: torch.Generator) -> Batch:
+        x = torch.randn(self.batch_size, 3, 8, 8, generator=generator)
+        return (x, torch.randint(10, (self.batch_size,), generator=generator))[: 1 + self.targets]
+
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        assert isinstance(batch, tuple)
+        return nn.functional.cross_entropy(output, batch[-1])
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        if self.optim == "sgd":
+            return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def verified(
+    workload: Workload,
+    change: Change = lambda program: program,
+    contract: Contract = REASSOCIATES,
+    seeds: int = 2,
+    first: int = 0,
+    dtype: torch.dtype = torch.float32,
+    baseline: Change = lambda program: program,
+) -> Verification:
+    """Verify the program that `change` makes of the workload's."""
+    eager = baseline(workload.build(CPU, dtype, seed=7))
+    if contract.name == "PRECISION":
+        assert contract.dtype is not None
+        eager = autocast(eager, contract.dtype)
+    reference = LocalReference(Judge(workload, CPU, dtype, 7, contract))
+    candidate = LocalArm(change(workload.build(CPU, dtype, seed=7)))
+    steps = 3 if workload.mode == "train" else 1
+    return verify(reference, LocalArm(eager), candidate, range(first, first + seeds), steps, contract)
+
+
+@pytest.fixture
+def check() -> Callable[..., Verification]:
+    return verified
+
+
+@pytest.fixture
+def net() -> type[Net]:
+    return Net

@@ -1,0 +1,32 @@
+"""The clock against the operating system's sleep, and its use in blocks and warm-up."""
+
+import time
+
+import pytest
+import torch
+from optexp.measurement import clock
+
+CPU = torch.device("cpu")
+
+
+def test_a_sleep_measures_as_long_as_it_is() -> None:
+    timing = clock.time_block(lambda: time.sleep(0.05), 3, CPU)
+    assert timing.wall_s == pytest.approx(0.05, rel=0.02)
+    assert timing.device_s is None
+
+
+def test_patching_the_standard_clock_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
+    assert clock.time_block(lambda: time.sleep(0.01), 1, CPU).wall_s > 0.009
+
+
+def test_warm_up_outlasts_a_slow_start() -> None:
+    calls = iter([0.02] * 10 + [0.002] * 10_000)
+    steady = clock.warm_up(lambda: time.sleep(next(calls)), CPU, limit_s=3.0)
+    assert steady < 0.004
+
+
+def test_warm_up_of_long_steps_ends() -> None:
+    begin = clock.now()
+    clock.warm_up(lambda: time.sleep(0.2), CPU, limit_s=0.5)
+    assert clock.now() - begin < 2.0

@@ -1,0 +1,132 @@
+"""Autocast where it lowers something, the loss scaled where it must be, and a reason where nothing changes."""
+
+import pytest
+import torch
+
+from optexp.strategies.amp import Amp
+from optexp.strategies.inplace import Inplace
+from optexp.strategy import precision
+from optexp.workloads.gelu import Gelu
+from optexp.workloads.mlp import Mlp
+
+# What rounding a few products to 8 or 11 bits costs, of values around one.
+TOLERANCE = {"bfloat16": 3e-2, "float16": 4e-3}
+
+
+class NoTrace:
+    """A profile in which no matrix product is visible: compiled, or captured."""
+
+    def op_dtypes(self, names):
+        return {}
+
+
+class MatrixProductsIn(NoTrace):
+    def __init__(self, *dtypes: str) -> None:
+        self.dtypes = dtypes
+
+    def op_dtypes(self, names):
+        return dict.fromkeys(self.dtypes, 4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("mode", ["forward", "forward_backward", "train"])
+@pytest.mark.parametrize("optim", ["adamw", "sgd"])
+def test_numbers_are_those_of_the_lower_precision(build, observe, dtype: str, mode: str, optim: str):
+    workload = Mlp(mode=mode, dim=32, batch_size=16, optim=optim)
+    exact = observe(build(workload))
+    lowered = observe(build(workload, Amp(dtype)))
+    differs = False
+    for ours, plain in zip(lowered, exact, strict=True):
+        assert ours.keys() == plain.keys()
+        for name, value in plain.items():
+            # Unscaled loss and gradients: a forgotten division by the scale would be off by 65536.
+            torch.testing.assert_close(ours[name].float(), value, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+            differs |= not torch.equal(ours[name].float(), value)
+    assert differs
+
+
+def test_numbers_are_those_of_plain_autocast(build):
+    program, plain = build(Mlp(mode="forward", dim=32, batch_size=16), Amp()), build(Mlp(dim=32, batch_size=16))
+    batch = program.feed.batches[0]
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        expected = plain.model(*batch)
+    output = program.run()["output"]
+    assert output.dtype is torch.bfloat16
+    assert torch.equal(output, expected)
+
+
+def test_loss_scale_exists_before_the_first_step_and_only_for_float16_gradients(build):
+    for dtype, mode, scaled in (
+        ("float16", "train", True),
+        ("float16", "forward", False),
+        ("bfloat16", "train", False),
+    ):
+        state = build(Mlp(mode=mode, dim=8, batch_size=2), Amp(dtype)).state()
+        assert ("scaler/scale" in state) == scaled
+    assert build(Mlp(dim=8, batch_size=2), Amp("float16")).state()["scaler/scale"].item() == 65536
+
+
+def test_an_overflow_skips_the_step_and_lowers_the_scale(build):
+    program = build(Mlp(mode="train", dim=8, batch_size=2), Amp("float16"))
+    before = {name: p.detach().clone() for name, p in program.model.named_parameters()}
+    x, y = program.feed.batches[0]
+    program.step(program, (x, y * float("inf")))
+    assert program.scaler.get_scale() == 32768
+    assert all(torch.equal(p, before[name]) for name, p in program.model.named_parameters())
+
+
+def test_apply_leaves_no_trace_in_the_state(build):
+    model = torch.nn.BatchNorm1d(4)
+    program = build(Gelu(size=4))
+    program, _ = Amp().apply(type(program)(model=model, step=program.step, feed=program.feed))
+    assert model.num_batches_tracked.item() == 0
+    assert torch.equal(model.running_mean, torch.zeros(4))
+
+
+def test_evidence_names_what_was_lowered(build):
+    _, notes = Amp().apply(build(Mlp(dim=8, batch_size=2)))
+    for trace in (NoTrace(), MatrixProductsIn("bfloat16", "float32")):
+        evidence = Amp().evidence(trace, trace, notes, {})
+        assert evidence.engaged
+        assert evidence.text == "in bfloat16: 4 addmm, 4 gelu"
+    evidence = Amp().evidence(NoTrace(), MatrixProductsIn("float32"), notes, {})
+    assert not evidence.engaged
+    assert "ran in float32" in evidence.text
+
+
+def test_a_formula_without_products_is_not_engaged(build):
+    _, notes = Amp().apply(build(Gelu(size=8)))
+    evidence = Amp().evidence(NoTrace(), NoTrace(), notes, {})
+    assert not evidence.engaged
+    assert "nothing ran in bfloat16" in evidence.text
+
+
+def test_a_model_that_is_lowered_already_is_unsupported():
+    program = Mlp(dim=8).build(torch.device("cpu"), torch.bfloat16, 0)
+    assert "use dtype=float32" in Amp().unsupported(program, torch.device("cpu"))
+
+
+def test_in_place_operations_leave_autocast_its_choice_of_dtype(build):
+    class Mixed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.linear(x) + x)  # bfloat16 + float32 is float32
+
+    plain = build(Gelu(size=8))
+    program = type(plain)(model=Mixed(), step=plain.step, feed=plain.feed)
+    batch = plain.feed.batches[0]
+    alone, _ = Amp().apply(program)
+    rewritten, notes = Inplace().apply(program)
+    stacked, _ = Amp().apply(rewritten)
+    assert notes["rewritten"] == 2
+    expected, output = (p.step(p, batch)["output"] for p in (alone, stacked))
+    assert output.dtype is expected.dtype is torch.float32
+    assert torch.equal(output, expected)
+
+
+def test_promises_its_precision():
+    assert Amp("float16").contract == precision("float16")
+    assert Amp("float16").label == "amp[dtype=float16]"

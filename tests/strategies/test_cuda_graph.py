@@ -1,0 +1,153 @@
+"""What can be said of CUDA Graphs without a GPU: reasons, and what surrounds a replay. The rest: test_on_gpu.py."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from optexp.program import clear_gradients
+from optexp.strategies.amp import grad_scaler
+from optexp.strategies.cuda_graph import CapturedStep, CudaGraph, culprit, prepare_optimizer
+from optexp.strategy import Unsupported
+from optexp.workloads.gelu import Gelu
+from optexp.workloads.mlp import Mlp
+
+CUDA = torch.device("cuda")
+
+
+class EagerReplay:
+    """Stands in for a captured graph: runs the step on the static inputs, into the static outputs and gradients."""
+
+    def __init__(self, program) -> None:
+        self.program = program
+        self.inputs = [t.clone() for t in program.feed.batches[0]]
+        self.outputs = program.step(program, tuple(self.inputs))
+        self.gradients = [(p, p.grad) for p in program.model.parameters()]
+
+    def replay(self) -> None:
+        outputs = self.program.step(self.program, tuple(self.inputs))
+        for name, static in self.outputs.items():
+            static.copy_(outputs[name])
+        for parameter, static in self.gradients:
+            static.copy_(parameter.grad)
+            parameter.grad = static
+
+
+@pytest.fixture
+def captured(build):
+    program = build(Mlp(mode="train", optim="sgd", dim=8, batch_size=4))
+    rates = prepare_optimizer(program)
+    graph = EagerReplay(program)
+    return replace(program, step=CapturedStep(graph, graph.inputs, graph.outputs, graph.gradients, rates))
+
+
+def test_a_cpu_is_told_what_to_do_in_one_line(build):
+    reason = CudaGraph().unsupported(build(Gelu(size=4)), torch.device("cpu"))
+    assert reason == (
+        "CUDA Graphs need a CUDA device, and this run is on the CPU:"
+        " use device=cuda on a machine with an NVIDIA GPU, or try strategy=fusion"
+    )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scaled", "expected"),
+    [
+        (torch.optim.AdamW, False, None),
+        (torch.optim.SGD, True, None),
+        (torch.optim.RMSprop, False, None),
+        (torch.optim.RMSprop, True, "needs a fused optimizer, which RMSprop has not"),
+        (torch.optim.LBFGS, False, "LBFGS keeps its step on the CPU"),
+    ],
+)
+def test_optimizers_that_cannot_be_captured_are_named(build, optimizer, scaled: bool, expected: str | None):
+    program = build(Mlp(mode="train", dim=4, batch_size=2))
+    program = replace(
+        program,
+        optimizer=optimizer(program.model.parameters(), lr=0.1),
+        scaler=grad_scaler(program.device) if scaled else None,
+    )
+    reason = CudaGraph().unsupported(program, CUDA)
+    assert reason is None if expected is None else expected in reason
+
+
+def test_batches_of_another_shape_are_refused_not_broadcast(captured):
+    x, y = captured.feed.batches[1]
+    with pytest.raises(ValueError, match=r"captured for \(4, 8\) torch.float32, got \(1, 8\)"):
+        captured.step(captured, (x[:1], y))
+    with pytest.raises(ValueError, match=r"got \(4, 8\) torch.float64"):
+        captured.step(captured, (x.double(), y))
+
+
+def test_an_assigned_learning_rate_reaches_the_graph(captured):
+    batch, weight = captured.feed.batches[1], captured.model[0].weight
+    (rate,) = captured.step.rates
+    captured.optimizer.param_groups[0]["lr"] = 0.0
+    before = weight.detach().clone()
+    captured.step(captured, batch)
+    assert torch.equal(weight, before)
+    captured.optimizer.param_groups[0]["lr"] = 0.5
+    captured.step(captured, batch)
+    assert not torch.equal(weight, before)
+    assert captured.optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 0.5
+
+
+def test_gradients_come_back_after_someone_cleared_them(captured):
+    parameter, gradient = captured.step.gradients[0]
+    clear_gradients(captured.model)
+    captured.step(captured, captured.feed.batches[1])
+    assert parameter.grad is gradient
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_prepared_sgd_steps_as_before(build, observe, scaled: bool):
+    workload = Mlp(mode="train", optim="sgd", dim=8, batch_size=4, lr=0.1)
+    prepared = build(workload)
+    if scaled:
+        prepared = replace(prepared, scaler=grad_scaler(prepared.device))
+    prepare_optimizer(prepared)
+    assert prepared.optimizer.param_groups[0]["fused"]
+    for ours, plain in zip(observe(prepared), observe(build(workload)), strict=True):
+        for name, value in plain.items():
+            torch.testing.assert_close(ours[name], value)
+
+
+def test_prepared_adam_stays_unfused_unless_scaled(build):
+    workload = Mlp(mode="train", dim=8, batch_size=4)
+    for scaler, fused in ((None, None), (grad_scaler(torch.device("cpu")), True)):
+        program = replace(build(workload), scaler=scaler)
+        prepare_optimizer(program)
+        (group,) = program.optimizer.param_groups
+        assert group["capturable"] is True
+        assert group["fused"] is fused
+        assert group["lr"].item() == pytest.approx(1e-3)
+
+
+def test_the_line_that_broke_the_capture_is_named():
+    try:
+        try:
+            torch.ones(2).view(3)
+        except RuntimeError:
+            raise RuntimeError("capture could not be ended") from None
+    except RuntimeError as error:
+        text = culprit(error)
+    assert "test_cuda_graph.py" in text
+    assert "torch.ones(2).view(3)" in text
+    assert "capture could not be ended" not in text
+
+
+def test_evidence_is_a_graph_launch():
+    class Launches:
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def calls(self, name: str) -> int:
+            return self.count if name == "cudaGraphLaunch" else 0
+
+    assert CudaGraph().evidence(Launches(0), Launches(5), {}, {}).engaged
+    assert not CudaGraph().evidence(Launches(0), Launches(0), {}, {}).engaged
+
+
+def test_unsupported_is_raised_before_anything_touches_cuda(build):
+    with pytest.raises(Unsupported, match="CUDA Graphs need a CUDA device"):
+        build(Gelu(size=4), CudaGraph())

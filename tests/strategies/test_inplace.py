@@ -1,0 +1,142 @@
+"""In place only where nobody can tell: the same bits, the caller's tensors intact, reasons for what stays."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from optexp.program import Program, ResidentFeed, forward, forward_backward
+from optexp.strategies.inplace import Inplace
+from optexp.strategy import BITWISE, Unsupported
+from optexp.workloads.gelu import Gelu
+from optexp.workloads.mlp import Mlp
+
+
+def program_of(model: nn.Module, *batch: Tensor, trains: bool = False) -> Program:
+    """A program around a model; when it trains, the loss is the mean square of the output."""
+    feed = ResidentFeed(torch.device("cpu"))
+    feed.reset([batch])
+    loss = (lambda output, batch: output.square().mean()) if trains else None
+    return Program(model=model, step=forward_backward if trains else forward, feed=feed, loss=loss)
+
+
+def operations(program: Program) -> int:
+    return Inplace().apply(program)[1]["rewritten"]
+
+
+def test_same_bits_in_every_mode(workload, build, observe):
+    for ours, plain in zip(observe(build(workload, Inplace())), observe(build(workload)), strict=True):
+        assert ours.keys() == plain.keys()
+        assert [name for name in plain if not torch.equal(ours[name], plain[name])] == []
+
+
+def test_batch_is_left_intact(build):
+    program = build(Gelu(size=32), Inplace())
+    before = program.feed.batches[0][0].clone()
+    program.run()
+    assert torch.equal(program.feed.batches[0][0], before)
+
+
+def test_gelu_formula_allocates_only_twice(build):
+    _, notes = Inplace().apply(build(Gelu(size=32)))
+    assert notes["rewritten"] == 6  # of eight: x**3 and 0.5 * x read the input
+    evidence = Inplace().evidence(None, None, notes, {})
+    assert evidence.engaged
+    assert "6 operations in place" in evidence.text
+
+
+@pytest.mark.parametrize(
+    ("activation", "mode", "expected"),
+    [("gelu", "forward", 4), ("gelu", "train", 0), ("relu", "train", 4), ("tanh", "forward_backward", 4)],
+)
+def test_what_backward_reads_is_kept(build, activation: str, mode: str, expected: int):
+    _, notes = Inplace().apply(build(Mlp(mode=mode, activation=activation, dim=8, batch_size=2)))
+    assert notes["rewritten"] == expected
+    evidence = Inplace().evidence(None, None, notes, {})
+    assert evidence.engaged == bool(expected)
+    assert expected or evidence.text == "4 kept: backward needs its operand"
+
+
+class ReadAgain(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + 1
+        return torch.tanh(y) * y  # the product may overwrite tanh's result; tanh must not overwrite y
+
+
+class Returned(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y, y.exp()
+
+
+class Views(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x.view(-1)) + 1.0  # the sum alone: relu would overwrite the input
+
+
+class Broadcast(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x[:1] + 0.0) - x  # (1, n) cannot hold (n, n)
+
+
+class Promoted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(torch.float16) * 2) + x
+
+
+class TrainedChain(nn.Module):
+    """In training: tanh's result, which its own backward reads, must survive the sum after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).tanh() + 1.0
+        return (y * self.linear.weight - 3.0).neg()
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"), [(ReadAgain(), 1), (Returned(), 0), (Views(), 1), (Broadcast(), 0), (Promoted(), 0)]
+)
+def test_values_that_are_read_again_or_do_not_fit_stay(model: nn.Module, expected: int):
+    x = torch.randn(4, 4)
+    program = program_of(model, x.clone())
+    rewritten, notes = Inplace().apply(program)
+    assert notes["rewritten"] == expected
+    for name, value in rewritten.run().items():
+        assert torch.equal(value, forward(program, (x,))[name])
+    assert torch.equal(program.feed.batches[0][0], x)
+
+
+def test_training_keeps_results_that_backward_reads():
+    torch.manual_seed(0)
+    model, x = TrainedChain(), torch.randn(4, 4)
+    plain, (rewritten, notes) = program_of(model, x, trains=True), Inplace().apply(program_of(model, x, trains=True))
+    assert notes["operations"] == {"tanh": 1, "sub": 1, "neg": 1}
+    plain.run()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    rewritten.run()
+    assert all(torch.equal(p.grad, expected[name]) for name, p in model.named_parameters())
+
+
+def test_parameters_are_shared_under_their_names(build):
+    program = build(Mlp(dim=8, batch_size=2, activation="relu"))
+    rewritten, _ = Inplace().apply(program)
+    assert isinstance(rewritten.model, fx.GraphModule)
+    assert dict(rewritten.model.named_parameters()) == dict(program.model.named_parameters())
+    assert rewritten.model.training == program.model.training
+
+
+class Branches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+def test_a_branch_on_a_value_is_unsupported():
+    with pytest.raises(Unsupported, match=r"torch\.fx cannot trace"):
+        operations(program_of(Branches(), torch.ones(2)))
+
+
+def test_promises_bits():
+    assert Inplace().contract is BITWISE

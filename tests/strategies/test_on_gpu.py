@@ -1,0 +1,173 @@
+"""On a real GPU: captured, compiled and lowered steps compute what the plain ones do, batch after batch."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from optexp.program import Program, ResidentFeed, Snapshot, clear_gradients, forward
+from optexp.strategies.amp import Amp
+from optexp.strategies.cuda_graph import CudaGraph
+from optexp.strategies.fusion import Fusion
+from optexp.strategies.inplace import Inplace
+from optexp.workloads.gelu import Gelu
+from optexp.workloads.mlp import Mlp
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+STEPS = 5
+
+
+def assert_same(ours: list[dict], plain: list[dict], tolerance: float = 1e-5) -> None:
+    """Every step's values agree. Adam takes the sign of gradients near zero, so parameters agree on average."""
+    for step, (mine, theirs) in enumerate(zip(ours, plain, strict=True)):
+        assert mine.keys() == theirs.keys()
+        for name, value in theirs.items():
+            message = f"step {step}, {name}"
+            if name.startswith("param/"):
+                assert (mine[name] - value).abs().mean() < tolerance, message
+            else:
+                torch.testing.assert_close(mine[name], value, atol=tolerance, rtol=tolerance, msg=message)
+    assert not torch.equal(*(next(iter(values.values())) for values in plain[:2])), "batches differ, so must results"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_captured_steps_compute_the_same(workload, build, observe, seed: int):
+    captured = observe(build(workload, CudaGraph(), device="cuda", seed=seed), STEPS)
+    assert_same(captured, observe(build(workload, device="cuda", seed=seed), STEPS))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("mode", ["forward", "forward_backward", "train"])
+@pytest.mark.parametrize("optim", ["adamw", "sgd"])
+def test_captured_amp_steps_compute_what_plain_amp_does(build, observe, dtype: str, mode: str, optim: str):
+    workload = Mlp(mode=mode, dim=32, batch_size=16, optim=optim)
+    captured = observe(build(workload, Amp(dtype), CudaGraph(), device="cuda"), STEPS)
+    assert_same(captured, observe(build(workload, Amp(dtype), device="cuda"), STEPS), tolerance=1e-3)
+
+
+@pytest.mark.parametrize("optim", ["adamw", "sgd"])
+def test_capture_leaves_the_state_alone(build, optim: str):
+    workload = Mlp(mode="train", dim=16, batch_size=8, optim=optim)
+    plain, captured = (build(workload, *stack, device="cuda").state() for stack in ((), (CudaGraph(),)))
+    for name, value in plain.items():
+        torch.testing.assert_close(captured[name].cpu(), value.cpu(), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("optim", ["adamw", "sgd"])
+@pytest.mark.parametrize("assign", [True, False])
+def test_a_changed_learning_rate_takes_effect(build, optim: str, assign: bool):
+    workload = Mlp(mode="train", dim=16, batch_size=8, optim=optim)
+    program, plain = build(workload, CudaGraph(), device="cuda"), build(workload, device="cuda")
+    batch = plain.feed.batches[0]
+    for rate in (1e-3, 0.0, 0.1):
+        plain.optimizer.param_groups[0]["lr"] = rate
+        group = program.optimizer.param_groups[0]
+        if assign:
+            group["lr"] = rate
+        else:
+            group["lr"].fill_(rate)
+        before = program.model[0].weight.detach().clone()
+        program.step(program, batch)
+        plain.step(plain, batch)
+        assert torch.equal(program.model[0].weight, before) == (rate == 0.0)
+        assert (program.model[0].weight - plain.model[0].weight).abs().mean() < 1e-4 * max(rate, 0.1)
+
+
+def test_state_restored_in_place_repeats_the_same_steps(build, observe):
+    program = build(Mlp(mode="train", dim=16, batch_size=8), Amp("float16"), CudaGraph(), device="cuda")
+    snapshot = Snapshot(program)
+    first = observe(program, 4)
+    snapshot.restore(program)
+    clear_gradients(program.model)
+    assert_same(observe(program, 4), first, tolerance=1e-6)
+
+
+def test_an_overflow_inside_the_graph_skips_the_step(build):
+    program = build(Mlp(mode="train", dim=16, batch_size=8), Amp("float16"), CudaGraph(), device="cuda")
+    before = Snapshot(program).values
+    x, y = program.feed.batches[0]
+    program.step(program, (x, y * float("inf")))
+    state = program.state()
+    assert state["scaler/scale"].item() == before["scaler/scale"].item() / 2
+    assert torch.equal(state["param/0.weight"], before["param/0.weight"])
+    assert torch.equal(state["optimizer/0.weight/step"], before["optimizer/0.weight/step"])
+    program.step(program, (x, y))
+    assert not torch.equal(program.state()["param/0.weight"], before["param/0.weight"])
+
+
+def test_replays_draw_different_dropout_masks_and_seeds_reproduce_them():
+    feed = ResidentFeed(torch.device("cuda"))
+    feed.reset([(torch.ones(64, 64),)])
+    program, _ = CudaGraph().apply(Program(model=nn.Dropout(0.5), step=forward, feed=feed))
+    torch.manual_seed(7)
+    first, second = (program.run()["output"].clone() for _ in range(2))
+    assert not torch.equal(first, second)
+    torch.manual_seed(7)
+    assert torch.equal(program.run()["output"], first)
+
+
+def test_in_place_and_captured(build, observe):
+    workload = Mlp(mode="train", dim=32, batch_size=16, activation="relu")
+    stacked = observe(build(workload, Inplace(), CudaGraph(), device="cuda"))
+    assert_same(stacked, observe(build(workload, device="cuda")))
+
+
+@pytest.mark.parametrize("mode", ["forward", "train"])
+@pytest.mark.parametrize(
+    "stack", [(Fusion(),), (Fusion(), CudaGraph()), (Fusion(mode="reduce-overhead"),)], ids=["plain", "graph", "reduce"]
+)
+def test_compiled_steps_compute_the_same(build, observe, mode: str, stack):
+    workload = Mlp(mode=mode, dim=32, layers=2, batch_size=16)
+    assert_same(observe(build(workload, *stack, device="cuda"), STEPS), observe(build(workload, device="cuda"), STEPS))
+
+
+def test_all_together(build, observe):
+    workload = Mlp(mode="train", dim=32, layers=2, batch_size=16)
+    stacked = observe(build(workload, Amp("float16"), Fusion(), CudaGraph(), device="cuda"), STEPS)
+    assert_same(stacked, observe(build(workload, Amp("float16"), device="cuda"), STEPS), tolerance=2e-3)
+
+
+def test_fused_formula_computes_the_same(build, observe):
+    workload = Gelu(size=256)
+    assert_same(observe(build(workload, Fusion(), device="cuda")), observe(build(workload, device="cuda")))
+
+
+WAITS = f"""
+import sys
+sys.path[:] = {sys.path!r}
+import torch
+from optexp.program import Program, ResidentFeed, forward
+from optexp.strategies.cuda_graph import CudaGraph
+from optexp.strategy import Unsupported
+
+class Waits(torch.nn.Module):
+    def forward(self, x):
+        return x * x.sum().item()
+
+feed = ResidentFeed(torch.device("cuda"))
+feed.reset([(torch.ones(4),)])
+try:
+    CudaGraph().apply(Program(model=Waits(), step=forward, feed=feed))
+except Unsupported as reason:
+    print(reason)
+"""
+
+
+def test_a_step_that_waits_for_the_gpu_is_unsupported_and_its_line_named(tmp_path):
+    script = tmp_path / "waits.py"  # in a process of its own, whose allocator a broken capture may confuse
+    script.write_text(WAITS)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.startswith("the step cannot be captured: waits.py:11: return x * x.sum().item() ("), done.stderr
+
+
+def test_the_batch_a_step_was_captured_on_is_not_kept(build):
+    program = build(Gelu(size=16), CudaGraph(), device="cuda")
+    x = program.feed.batches[0][0]
+    assert x.data_ptr() != program.step.inputs[0].data_ptr()
+    kept = x.clone()
+    program.step(replace(program), (torch.zeros_like(x),))
+    assert torch.equal(x, kept)

@@ -1,0 +1,231 @@
+"""The command line: what it accepts, what it says about mistakes, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from optexp import commandline, outcome, runner
+from optexp.__main__ import main
+from optexp.config import ConfigError, resolve
+from optexp.result import Result, Verdict
+
+ROOT = Path(outcome.__file__).resolve().parent.parent
+Cli = Callable[..., int]
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("strategy=amp", "strategy=amp"),
+        ("strategy=amp+cuda_graph", "strategy=[amp,cuda_graph]"),
+        ("strategy=amp,amp+fusion,[amp,inplace]", "strategy=amp,[amp,fusion],[amp,inplace]"),
+        ("strategy=[amp+fusion]", "strategy=[amp,fusion]"),
+        ("baseline=amp+fusion", "baseline=[amp,fusion]"),
+        ("strategy.fusion.mode=default,reduce-overhead", "++strategy.fusion.mode=default,reduce-overhead"),
+        ("workload.dim=3", "++workload.dim=3"),
+        ("++workload.dim=3", "++workload.dim=3"),
+        ("~tracking.uri", "~tracking.uri"),
+        ("hydra.run.dir=x", "hydra.run.dir=x"),
+        ("hydra/launcher=joblib", "hydra/launcher=joblib"),
+        ("workload=mlp", "workload=mlp"),
+        ("--help", "--help"),
+    ],
+)
+def test_what_people_type_is_made_what_hydra_reads(typed: str, read: str) -> None:
+    assert commandline.rewrite([typed]) == [read]
+
+
+# --- in this process, with a runner that measures nothing --------------------------------------------------------
+
+
+@pytest.fixture
+def ran() -> list[str]:
+    """The label of every job that ran."""
+    return []
+
+
+@pytest.fixture
+def cli(ran: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
+    """Runs `optexp <arguments>` in an empty folder; a job's verdict is its only strategy's, from `verdicts`."""
+    verdicts = {"cuda_graph": Verdict.UNSUPPORTED, "amp": Verdict.NOT_EQUIVALENT, "inplace": Verdict.NOT_ENGAGED}
+
+    def run(config: DictConfig, output: Path) -> Result:
+        try:
+            job = resolve(config)
+        except ConfigError as error:
+            label, verdict, text = "error", Verdict.ERROR, str(error)
+        else:
+            label = "+".join(s.label for s in job.strategies) or "baseline"
+            verdict, text = verdicts.get(label, Verdict.SAME), "; ".join(job.notes)
+        ran.append(f"{label} ({text})" if text else label)
+        result = Result(verdict, text, str(config.workload), [label], "cpu", 0)
+        output.mkdir(parents=True, exist_ok=True)
+        result.write(output / "result.json")
+        return result
+
+    def call(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["optexp", *arguments, "tracking.enabled=false"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(outcome, "_finished", [])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.delenv("HYDRA_FULL_ERROR")
+    monkeypatch.chdir(tmp_path)
+    handler = signal.getsignal(signal.SIGTERM)
+    yield call
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "status"), [("baseline", 0), ("amp", 3), ("inplace", 4), ("cuda_graph", 4), ("fusion", 0)]
+)
+def test_the_exit_status_of_a_run_is_its_verdicts(cli: Cli, strategy: str, status: int) -> None:
+    assert cli("workload=mlp", f"strategy={strategy}") == status
+
+
+@pytest.mark.parametrize(
+    ("strategies", "status"),
+    [("baseline,cuda_graph", 0), ("baseline,inplace", 4), ("amp,inplace,cuda_graph", 3)],
+)
+def test_the_exit_status_of_a_sweep_is_its_worst_jobs(cli: Cli, ran: list[str], strategies: str, status: int) -> None:
+    assert cli("-m", "workload=mlp", f"strategy={strategies}") == status
+    assert ran == strategies.split(",")
+
+
+def test_a_sweep_over_stacks_with_an_option_of_one_member(cli: Cli, ran: list[str]) -> None:
+    assert cli("-m", "strategy=fusion,[amp,fusion],cuda_graph", "strategy.fusion.fullgraph=true") == 0
+    option = "strategy.fusion.fullgraph=true does not apply, because fusion is not in the stack: ignored"
+    assert ran == ["fusion[fullgraph=True]", "amp+fusion[fullgraph=True]", f"cuda_graph ({option})"]
+
+
+def test_a_sweep_over_an_option(cli: Cli, ran: list[str]) -> None:
+    assert cli("-m", "strategy=fusion", "strategy.fusion.mode=default,reduce-overhead") == 0
+    assert ran == ["fusion", "fusion[mode=reduce-overhead]"]
+
+
+def test_one_job_that_cannot_be_built_does_not_stop_the_next(cli: Cli, ran: list[str]) -> None:
+    assert cli("-m", "workload=gelu,mlp", "workload.layers=2") == 1
+    assert ran[0].startswith("error (workload.layers=2: there is no such key")
+    assert ran[1] == "baseline"
+
+
+def test_a_job_that_left_nothing_is_an_error(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "run", lambda config, output: None)
+    assert cli("workload=mlp") == 1
+
+
+def test_a_study(cli: Cli, ran: list[str]) -> None:
+    assert cli("experiments=mlp_stacks", "strategy=fusion,amp+fusion") == 0
+    assert ran == ["fusion", "amp+fusion"]
+
+
+def test_strategies_from_a_folder_named_on_the_command_line(cli: Cli, ran: list[str], tmp_path: Path) -> None:
+    group = tmp_path / "else where" / "strategy"
+    group.mkdir(parents=True)
+    node = "# @package strategy.half\n_target_: optexp.strategies.amp.Amp\ndtype: float16\n"
+    (group / "half.yaml").write_text(node)
+    arguments = ["baseline=[half]", "strategy.half.dtype=bfloat16", f"hydra.searchpath=['file://{group.parent}']"]
+    assert cli("-m", "strategy=half,baseline", *arguments) == 3
+    note = "strategy.half.dtype=bfloat16 does not apply, because half is not in the stack: ignored"
+    assert ran == ["amp", f"baseline ({note})"]
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, signal.SIGTERM])
+def test_an_interrupted_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, raised: type | signal.Signals) -> None:
+    def run(config: DictConfig, output: Path) -> None:
+        if isinstance(raised, signal.Signals):
+            os.kill(os.getpid(), raised)
+            time.sleep(5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run", run)
+    assert cli("workload=mlp") == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["workload=nope"], ["workload=nope is not a choice", "gelu", "mlp"]),
+        (["workload=mpl"], ["did you mean mlp?"]),
+        (["strategy=[amp,fusoin]"], ["strategy=fusoin is not a choice", "did you mean fusion?", "cuda_graph"]),
+        (["measurement=fast"], ["measurement=fast is not a choice", "default, quick"]),
+        (["experiments=nope"], ["experiments=nope is not a choice", "mlp_stacks"]),
+        (["workloads=mlp"], ["workloads: there is no such key", "did you mean workload?"]),
+        (["hydra.jobb=1"], ["hydra.jobb", "--cfg hydra"]),
+        (["strategy=amp,fusion"], ["strategy=[amp,fusion]", "-m"]),
+        (["-m", "strategy=amp,nope"], ["strategy=nope is not a choice"]),
+        (["strategy=null"], ["strategy=[]"]),
+        (["strategy"], ["cannot read 'strategy'", "key=value"]),
+        (["strategy=[amp"], ["cannot read 'strategy=[amp'"]),
+    ],
+)
+def test_a_mistake_gets_one_line(
+    cli: Cli, ran: list[str], capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    assert cli(*arguments) == 1
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert message.startswith("optexp: ")
+    assert all(word in message for word in words), message
+    assert ran == []
+
+
+# --- as a user does ----------------------------------------------------------------------------------------------
+
+
+def optexp(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "optexp", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_help_is_quick_and_lists_the_choices(tmp_path: Path) -> None:
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        shown = optexp("--help", folder=tmp_path)
+        seconds.append(time.perf_counter() - start)
+    assert shown.returncode == 0, shown.stderr
+    assert "mlp" in shown.stdout.split("workload=")[-1]
+    for group in ("workload", "strategy", "measurement", "experiments"):
+        line = next(line for line in shown.stdout.splitlines() if line.split()[:1] == [f"{group}="])
+        for path in (ROOT / ("experiments" if group == "experiments" else f"conf/{group}")).glob("*.yaml"):
+            assert path.stem in line
+    assert min(seconds) < 1.5
+
+
+def test_help_waits_for_no_slow_import(tmp_path: Path) -> None:
+    code = (
+        "import atexit, json, runpy, sys\n"
+        "slow = ('torch', 'mlflow', 'scipy', 'matplotlib', 'triton')\n"
+        "atexit.register(lambda: print(json.dumps([m for m in slow if m in sys.modules]), file=sys.stderr))\n"
+        "sys.argv = ['optexp', '--help']\n"
+        "runpy.run_module('optexp', run_name='__main__')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert json.loads(ended.stderr.splitlines()[-1]) == []
+
+
+def test_a_misspelt_key_ends_with_one_sentence_and_no_traceback(tmp_path: Path) -> None:
+    ended = optexp("workload=mlp", "workload.layrs=3", "tracking.enabled=false", folder=tmp_path)
+    assert ended.returncode == 1
+    said = ended.stdout + ended.stderr
+    assert "workload.layrs=3" in said
+    assert "layers" in said
+    assert "Traceback" not in said

@@ -1,0 +1,21 @@
+"""The GELU formula against the library's."""
+
+import torch
+
+from optexp.workloads.gelu import Gelu
+
+
+def test_formula_is_the_tanh_approximation():
+    workload = Gelu(size=64)
+    program = workload.build(torch.device("cpu"), torch.float32, seed=0)
+    batch = workload.batch(torch.Generator().manual_seed(0))
+    program.feed.reset([batch])
+    expected = torch.nn.functional.gelu(batch[0], approximate="tanh")
+    torch.testing.assert_close(program.run()["output"], expected)
+
+
+def test_size_left_open_depends_on_the_device():
+    assert Gelu().resolve("cuda").size == 16384
+    assert Gelu().resolve("cpu").size == 1024
+    assert Gelu(size=8).resolve("cuda").size == 8
+    assert Gelu(size=8).samples == 64
