@@ -12,14 +12,16 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from optexp import commandline, discovery, outcome
+from optexp import commandline, discovery, launching, outcome, sweep
 
 INTERRUPTED = 130
 
 
 def job(config: DictConfig) -> None:
     """One comparison, or one of a sweep; whatever goes wrong in it is in its result."""
-    from optexp import runner  # not before a job starts: --help must not wait for it
+    if config.get("isolation") != "none":
+        launching.launcher()  # imports torch while this process does
+    from optexp import runner  # not before a job starts: --help must not wait for torch
 
     runner.run(config, Path(HydraConfig.get().runtime.output_dir))
 
@@ -27,6 +29,8 @@ def job(config: DictConfig) -> None:
 def main() -> None:
     """What `optexp` and `python -m optexp` do."""
     signal.signal(signal.SIGTERM, _interrupt)
+    # Asking CUDA itself how many devices there are would start it in this process, which only looks.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     wants_traceback = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here instead of being printed as tracebacks
     sys.argv[1:] = commandline.rewrite(sys.argv[1:])
@@ -35,8 +39,10 @@ def main() -> None:
     try:
         hydra.main(version_base="1.3", config_path=str(discovery.CONF), config_name="config")(job)()
     except KeyboardInterrupt:
+        sweep.abort()
         sys.exit(INTERRUPTED)
     except Exception as error:
+        sweep.abort("FAILED")
         message = commandline.explain(error)
         if wants_traceback or message is None:
             raise

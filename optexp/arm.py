@@ -40,7 +40,8 @@ class Spec:
 
     def pack(self) -> bytes:
         """By value, so that classes of a notebook or of a script travel."""
-        return cloudpickle.dumps(self)
+        packed: bytes = cloudpickle.dumps(self)
+        return packed
 
     @property
     def torch_device(self) -> torch.device:

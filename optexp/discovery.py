@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from hydra import initialize_config_dir
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
@@ -24,17 +26,45 @@ import optexp
 CONF = next(Path(folder) / "conf" for folder in optexp.__path__ if (Path(folder) / "conf" / "config.yaml").is_file())
 
 
+class Studies(FileConfigSource):
+    """The `experiments` folder of a folder, and nothing else of it.
+
+    Hydra lists every group below a search path; in a checkout that would be environments, caches and old results.
+    """
+
+    @staticmethod
+    def scheme() -> str:
+        return "studies"
+
+    def available(self) -> bool:
+        return self.is_group("experiments")
+
+    def is_group(self, config_path: str) -> bool:
+        return self._inside(config_path) and bool(super().is_group(config_path))
+
+    def is_config(self, config_path: str) -> bool:
+        return self._inside(config_path) and bool(super().is_config(config_path))
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        if PurePath(config_path).parts:
+            return list(super().list(config_path, results_filter))
+        return [] if results_filter == ObjectType.CONFIG else ["experiments"]
+
+    @staticmethod
+    def _inside(path: str) -> bool:
+        return PurePath(path).parts[:1] in ((), ("experiments",))
+
+
 class SearchPath(SearchPathPlugin):
     """Adds studies (`experiments/`), the working folder's own `conf/` and `experiments/`, and third parties'."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         here = Path.cwd()
-        folders = [CONF.parent]  # `experiments` is a folder beside `conf`
-        folders += [here] if (here / "experiments").is_dir() else []
-        folders += [here / "conf"] if (here / "conf").is_dir() else []
-        for folder in dict.fromkeys(folders):
-            if folder != CONF:
-                search_path.append("optexp", f"file://{folder}")
+        for folder in dict.fromkeys([CONF.parent, here]):  # a checkout is both
+            if (folder / "experiments").is_dir():
+                search_path.append("optexp", f"studies://{folder}")
+        if (here / "conf").is_dir() and here / "conf" != CONF:
+            search_path.append("optexp", f"file://{here / 'conf'}")
         for entry in entry_points(group="optexp.configs"):
             spec = find_spec(entry.module)
             for location in (spec.submodule_search_locations if spec else None) or ():
@@ -44,6 +74,7 @@ class SearchPath(SearchPathPlugin):
 def register() -> None:
     """Tell Hydra about the search path. The working folder's modules may be named by a `_target_`."""
     if SearchPath not in Plugins.instance().discover(SearchPathPlugin):
+        Plugins.instance().register(Studies)
         Plugins.instance().register(SearchPath)
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # as with `python -m`

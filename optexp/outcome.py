@@ -8,6 +8,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from optexp import sweep
 from optexp.result import Result, Verdict, worst_status
 
 _finished: list[int] = []
@@ -17,19 +18,14 @@ class ExitStatus(Callback):
     """Reads the `result.json` files when all jobs are done, wherever a launcher ran them."""
 
     def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
-        _finished.append(_verdict(Path(config.hydra.run.dir)).exit_status)
+        path = Path(config.hydra.run.dir) / "result.json"
+        # A job that left no result ended in a way that nothing could record.
+        _finished.append((Result.read(path).verdict if path.is_file() else Verdict.ERROR).exit_status)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        jobs = [path.parent for path in Path(config.hydra.sweep.dir).glob("*/.hydra")]
-        _finished.append(worst_status(_verdict(job) for job in jobs))
+        _finished.append(worst_status(result.verdict for result in sweep.read(Path(config.hydra.sweep.dir))))
 
 
 def status() -> int:
     """Of the run or the sweep that has ended; 0 where there was none, as after --help."""
     return _finished[-1] if _finished else 0
-
-
-def _verdict(folder: Path) -> Verdict:
-    """A job that left no result ended in a way that nothing could record."""
-    path = folder / "result.json"
-    return Result.read(path).verdict if path.is_file() else Verdict.ERROR

@@ -13,18 +13,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+from torch.utils._pytree import tree_map
 
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
+class Entry:
+    """Where one tensor lies in the file."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Parcel:
-    """Where a nest of tensors lies: a file, each tensor's (offset, dtype, shape), and the nest's structure."""
+    """A nest of tensors in a file of shared memory: the same nest, with an `Entry` for each tensor."""
 
     path: str
-    entries: tuple[tuple[int, torch.dtype, tuple[int, ...]], ...]
-    structure: pytree.TreeSpec
+    nest: Any
 
 
 class Outbox:
@@ -38,15 +46,22 @@ class Outbox:
 
     def send(self, nest: Any) -> Parcel:
         """Copy the nest's tensors (from any device) into shared memory."""
-        leaves, structure = pytree.tree_flatten(nest)
-        entries, size = [], 0
-        for leaf in leaves:
-            entries.append((size, leaf.dtype, tuple(leaf.shape)))
-            size += -(-leaf.numel() * leaf.element_size() // _ALIGNMENT) * _ALIGNMENT
+        tensors: list[Tensor] = []
+        entries: list[Entry] = []
+        size = 0
+
+        def place(tensor: Tensor) -> Entry:
+            nonlocal size
+            tensors.append(tensor)
+            entries.append(Entry(size, tensor.dtype, tuple(tensor.shape)))
+            size += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+            return entries[-1]
+
+        placed = tree_map(place, nest)
         memory = self._reserve(max(size, _ALIGNMENT))
-        for leaf, entry in zip(leaves, entries, strict=True):
-            _view(memory, entry).copy_(leaf.detach())
-        return Parcel(str(self._path), tuple(entries), structure)
+        for tensor, entry in zip(tensors, entries, strict=True):
+            _view(memory, entry).copy_(tensor.detach())
+        return Parcel(str(self._path), placed)
 
     def _reserve(self, size: int) -> mmap.mmap:
         if self._map is None or size > self._size:
@@ -67,15 +82,14 @@ def receive(parcel: Parcel) -> Any:
     """The nest as CPU tensors over the shared pages, copied on write: a reader cannot change what others read."""
     with open(parcel.path, "rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return pytree.tree_unflatten([_view(memory, entry) for entry in parcel.entries], parcel.structure)
+    return tree_map(lambda entry: _view(memory, entry), parcel.nest)
 
 
-def _view(memory: mmap.mmap, entry: tuple[int, torch.dtype, tuple[int, ...]]) -> Tensor:
-    offset, dtype, shape = entry
-    count = prod(shape)
+def _view(memory: mmap.mmap, entry: Entry) -> Tensor:
+    count = prod(entry.shape)
     if count == 0:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    return torch.frombuffer(memory, dtype=entry.dtype, count=count, offset=entry.offset).view(entry.shape)
 
 
 def _folder(size: int) -> str:

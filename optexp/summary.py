@@ -12,11 +12,11 @@ from optexp.wording import duration, ratio
 # What a person does next where nothing was measured, or what was measured cannot be used.
 WHAT_NOW = {
     Verdict.NOT_ENGAGED: "The strategy ran and changed nothing here: try another one, or its options.",
-    Verdict.NOT_EQUIVALENT: "No speedup is shown for a result that is wrong. The report shows which tensor, and where.",
+    Verdict.NOT_EQUIVALENT: "No speedup is shown for a result that is wrong. The report has the worst tensor.",
     Verdict.UNVERIFIED: "No speedup is shown for a result that could not be checked.",
     Verdict.INVALID: "The measurement is not shown: run it again when the machine is quiet.",
 }
-PARTS = ("kernels_", "exposed_", "gap_")  # how the names of a breakdown's terms begin
+PART = "share_"  # how the names of a breakdown's terms begin
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,13 @@ def evidence(result: Result) -> list[str]:
     return [f"{e['strategy']}: {'' if e['engaged'] else 'did not engage: '}{e['text']}" for e in result.evidence]
 
 
+def measured(result: Result) -> str:
+    """How: the preset and where the arms ran."""
+    placement = (result.measurement.get("placement") or {}).get("text")
+    preset = result.measurement.get("preset")
+    return ", ".join(text for text in (f"{preset} preset" if preset else "", placement or "") if text)
+
+
 def cost(result: Result) -> str:
     """What set-up takes and when it has paid for itself; empty where no speedup may be shown."""
     facts = result.measurement.get("cost") or {}
@@ -99,7 +106,8 @@ def cost(result: Result) -> str:
     elif steps is not None:
         text += f", paid back after {steps:,} steps" if steps > 0 else ", no more than the baseline's"
     if hours is not None:
-        text += f"; {'saves' if hours >= 0 else 'loses'} {duration(abs(hours) * 3600)} in {facts['horizon_steps']:,} steps"
+        text += f"; {'saves' if hours >= 0 else 'loses'} {duration(abs(hours) * 3600)}"
+        text += f" in {facts['horizon_steps']:,} steps"
     return text
 
 
@@ -128,11 +136,11 @@ def ranked(results: Iterable[Result]) -> list[Result]:
 
 
 def parts(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
-    """The terms of the breakdown that add up to a step, in words, none left out that is not zero."""
+    """The terms of the breakdown that add up to a step, in words; what is practically zero is left out."""
     return [
-        (name.replace("_", " "), value)
+        (name.removeprefix(PART).replace("_", " "), value)
         for name, value in metrics.items()
-        if name.startswith(PARTS) and isinstance(value, (int, float)) and value > 0.0005
+        if name.startswith(PART) and value > 0.0005
     ]
 
 
@@ -142,13 +150,16 @@ def titles(results: Sequence[Result]) -> list[str]:
     Options of strategies and of the baseline stack are in the strategy's label already.
     """
     flat = [flatten(result.config) for result in results]
-    shared = ("strategy", "baseline.", "measurement.", "workload")
-    keys = {key for config in flat for key in config if not key.startswith(shared)}
     names = []
     for result, config in zip(results, flat, strict=True):
-        alike = [other for r, other in zip(results, flat, strict=True) if r.workload == result.workload]
-        options = {key for key in config if key.startswith("workload.")}
-        varying = sorted(k for k in keys | options if k in config and len({str(c.get(k)) for c in alike}) > 1)
+        # A job that was never built has a configuration that was never resolved: it tells nothing about the others.
+        alike = [c for r, c in zip(results, flat, strict=True) if r.workload == result.workload and r.fingerprint]
+        varying = [
+            key
+            for key in config
+            if not key.startswith(("strategy", "baseline.", "measurement."))
+            and len({str(other[key]) for other in alike if key in other}) > 1
+        ]
         names.append(" ".join([result.workload, *(f"{k.removeprefix('workload.')}={config[k]}" for k in varying)]))
     return names
 

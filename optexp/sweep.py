@@ -51,8 +51,7 @@ class SweepCallback(Callback):
         if results:
             record(results, folder)
             console = terminal.output()
-            console.print(terminal.sweep_table(results))
-            console.print(terminal.locations(folder, _parent))
+            console.print("", terminal.sweep_table(results), "", terminal.locations(folder, _parent), sep="\n")
         _finish("FINISHED", folder)
 
 
@@ -144,12 +143,13 @@ def _name(config: DictConfig) -> str:
 
 def _lost(job: Path) -> Result:
     """A record for a job that could not write its own."""
-    values = dict(text.lstrip("+").split("=", 1) for text in OmegaConf.load(job / ".hydra" / "overrides.yaml"))
+    # Hydra wrote these down before the job began.
+    config, hydra = (OmegaConf.load(job / ".hydra" / name) for name in ("config.yaml", "hydra.yaml"))
     return Result(
         verdict=Verdict.ERROR,
         headline=f"ERROR: job {job.name} ended without a result",
-        workload=values.get("workload", ""),
-        strategy=[name for name in values.get("strategy", "").strip("[]").split(",") if name],
-        device=values.get("device", ""),
-        seed=int(values.get("seed", 0)),
+        workload=str(hydra.hydra.runtime.choices.workload),
+        strategy=[str(name) for name in config.strategy or ()],
+        device=str(config.device),
+        seed=int(config.seed),
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -98,17 +98,18 @@ def show(result: Result, folder: Path, run: Run | None = None) -> None:
     console = output()
     console.print(headline(result), soft_wrap=True)
     if result.verdict is not Verdict.UNSUPPORTED:
-        console.print(Padding(Group(body(result), locations(folder, run)), (1, 0, 1, 2)))
+        parts = _spaced([*body(result), locations(folder, run)])
+        console.print(Padding(Group(*parts), (1, 0, 1, 2), expand=False))
 
 
 def render(result: Result) -> RenderableType:
     """The verdict without the places where its record is."""
-    return Group(headline(result), Padding(body(result), (1, 0, 0, 2)))
+    return Group(headline(result), Padding(Group(*_spaced(body(result))), (1, 0, 0, 2), expand=False))
 
 
 def output() -> Console:
     """Standard output; what is not a terminal gets lines long enough for its tables, and no control codes."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False)
 
 
 def headline(result: Result) -> Text:
@@ -121,15 +122,16 @@ def headline(result: Result) -> Text:
     return text
 
 
-def body(result: Result) -> RenderableType:
+def body(result: Result) -> list[RenderableType]:
     """What stands below the headline, by the kind of verdict."""
     if result.verdict is Verdict.PROFILED:
-        return Group(*_spaced(_profile(result)))
+        return list(_profile(result))
     if result.verdict is Verdict.ERROR:
-        return Group(*_spaced(_error(result)))
+        return list(_error(result))
     if result.verdict.measured:
-        return Group(comparison(result), Text(), _lines(_facts(result)))
-    return _lines([*_facts(result), ("now", summary.WHAT_NOW.get(result.verdict, ""))])
+        return [comparison(result), _lines(_facts(result))]
+    verified = summary.verified(result) if result.equivalence.get("ok") else ""
+    return [_lines([("verified", verified), *_remarks(result), ("now", summary.WHAT_NOW.get(result.verdict, ""))])]
 
 
 def comparison(result: Result) -> Table:
@@ -140,11 +142,11 @@ def comparison(result: Result) -> Table:
     return table
 
 
-def locations(folder: Path, run: Run | None) -> RenderableType:
+def locations(folder: Path, run: Run | None) -> Table:
     """Where the record is."""
-    report = folder / "report.html"
-    lines = [("report", _relative(report))] if report.exists() else [("record", _relative(folder / "result.json"))]
-    return _lines([*lines, ("MLflow", run.where if run else "")])
+    kinds = (("report", "report.html"), ("ranking", "sweep.json"), ("record", "result.json"))
+    record = next(((kind, _relative(folder / name)) for kind, name in kinds if (folder / name).exists()), ("", ""))
+    return _lines([record, ("MLflow", run.where if run else "")])
 
 
 def _facts(result: Result) -> Iterator[tuple[str, str]]:
@@ -152,10 +154,17 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     yield "evidence", "; ".join(summary.evidence(result))
     for index, sentence in enumerate(result.explanation[:REASONS]):
         yield ("" if index else "why"), sentence
+    yield "measured", summary.measured(result)
     yield "cost", summary.cost(result)
-    for remark in summary.remarks(result):
-        yield "note", remark
+    yield from _remarks(result)
     yield "try next", summary.suggestion(result)
+
+
+def _remarks(result: Result) -> Iterator[tuple[str, str]]:
+    """What the headline has not said."""
+    for remark in summary.remarks(result):
+        if remark.partition(": ")[2] not in result.headline:
+            yield "note", remark
 
 
 def _error(result: Result) -> Iterator[RenderableType]:
@@ -163,12 +172,12 @@ def _error(result: Result) -> Iterator[RenderableType]:
     tail = str(error.get("traceback") or "").strip().splitlines()[-TRACEBACK_LINES:]
     if tail:
         yield Text("\n".join(tail), style="dim")
-    yield _lines(("note", remark) for remark in summary.remarks(result))
+    yield _lines(_remarks(result))
 
 
 def _profile(result: Result) -> Iterator[RenderableType]:
     facts = result.profile.get("baseline") or {}
-    yield comparison_of_one(result)
+    yield alone(result)
     yield _bars(facts.get("metrics") or {})
     for title, key in (("kernel", "top_kernels"), ("operator", "top_ops")):
         if facts.get(key):
@@ -182,12 +191,12 @@ def _profile(result: Result) -> Iterator[RenderableType]:
     if bottlenecks := result.profile.get("bottlenecks"):
         table = _table("bottleneck", "share>", "why", "try")
         for entry in bottlenecks:
-            table.add_row(entry["label"], summary.share(entry["share"]), entry["why"], ", ".join(entry["try"]))
+            table.add_row(entry["label"], summary.share(entry["share"]), Text(entry["why"]), ", ".join(entry["try"]))
         yield table
-    yield _lines([*(("note", remark) for remark in summary.remarks(result)), ("try next", summary.suggestion(result))])
+    yield _lines([*_remarks(result), ("try next", summary.suggestion(result))])
 
 
-def comparison_of_one(result: Result) -> Table:
+def alone(result: Result) -> Table:
     """The baseline's figures where there is nothing to compare."""
     table = _table("", "baseline>")
     for row in summary.rows(result):
@@ -195,19 +204,19 @@ def comparison_of_one(result: Result) -> Table:
     return table
 
 
-def _bars(metrics: dict[str, float]) -> RenderableType:
+def _bars(metrics: dict[str, float]) -> Table:
     """The parts of a step, which add up to one."""
     table = _table("where a step goes", "share>", "")
     for name, value in summary.parts(metrics):
         table.add_row(name, summary.share(value), Text("█" * round(30 * value), style="cyan"))
-    return table if table.row_count else Text()
+    return table
 
 
 # --- a sweep ---------------------------------------------------------------------------------------------------
 
 
 def sweep_table(results: Sequence[Result]) -> Table:
-    """Results from the surest gain down; those without a speedup say why. Expects `summary.ranked` order."""
+    """One line for each result, in the order given (`summary.ranked`); those without a speedup say why."""
     table = _table("verdict", "at least>", "estimate>", "time/step>", "peak memory>", "workload", "strategy", "reason")
     for result, title in zip(results, summary.titles(results), strict=True):
         speedup, after = result.speedup, result.candidate
@@ -217,8 +226,8 @@ def sweep_table(results: Sequence[Result]) -> Table:
             ratio(speedup.estimate) if speedup else "",
             summary.microseconds(after.step_us) if speedup and after.step_us else "",
             summary.mebibytes(after.peak_mib) if speedup and after.peak_mib else "",
-            title,
-            result.label,
+            Text(title),
+            Text(result.label),  # brackets are no markup
             Text(summary.reason(result), style="dim"),
         )
     return table
@@ -240,7 +249,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _lines(pairs: Any) -> Table:
+def _lines(pairs: Iterable[tuple[str, str]]) -> Table:
     """Short label, long text; pairs without a text are left out."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True, min_width=8)
@@ -251,10 +260,9 @@ def _lines(pairs: Any) -> Table:
     return grid
 
 
-def _spaced(parts: Iterator[RenderableType]) -> Iterator[RenderableType]:
-    """Parts with an empty line between them."""
-    shown = [part for part in parts if not (isinstance(part, Table) and part.row_count == 0) and part != Text()]
-    for index, part in enumerate(shown):
+def _spaced(parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
+    """Parts with an empty line between them; tables without a row are left out."""
+    for index, part in enumerate(part for part in parts if not isinstance(part, Table) or part.row_count):
         if index:
             yield Text()
         yield part

@@ -105,7 +105,7 @@ class Run:
         if self.uri.startswith("http"):
             return f"{_without_password(self.uri)}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
         here = f"sqlite:///{Path.cwd()}/"
-        uri = self.uri if self.uri == here or not self.uri.startswith(here) else "sqlite:///" + self.uri[len(here) :]
+        uri = "sqlite:///" + self.uri.removeprefix(here) if self.uri.startswith(here) else self.uri
         return f"mlflow ui --backend-store-uri {_without_password(uri)}"
 
 
@@ -185,7 +185,8 @@ def _failures_named(uri: str) -> Iterator[None]:
         raise
     except Exception as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise TrackingError(f"MLflow store {_without_password(uri)}: {first}") from error
+        shown = _without_password(uri)
+        raise TrackingError(f"MLflow store {shown}: {first.replace(uri, shown) if uri else first}") from error
 
 
 def _import_mlflow() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,7 +53,8 @@ class CudaGraph(Strategy):
         launches = after.calls("cudaGraphLaunch")
         if not launches:
             return Evidence(False, "no graph was launched in the profiled steps")
-        return Evidence(True, f"{launches} graph launches")
+        kernels = sum(kernel.in_graph for kernel in after.kernels) / len(after.steps)
+        return Evidence(True, f"{launches:g} graph launches a step, with {kernels:g} kernels inside")
 
     def recipe(self) -> str:
         return RECIPE
@@ -87,7 +89,7 @@ class CapturedStep:
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
     outputs: Outputs
-    gradients: list[tuple[Tensor, Tensor]]
+    gradients: Sequence[tuple[Tensor, Tensor]]
     rates: list[Tensor]
 
     def __call__(self, program: Program, batch: Batch) -> Outputs:

@@ -83,8 +83,9 @@ class Fusion(Strategy):
             return Evidence(False, f"{graphs} graphs were compiled{broken}, but the profiled step ran none of them")
         if notes["captures"] and not replays:
             return Evidence(False, f"{graphs} graphs were compiled{broken}, but none was replayed as a CUDA Graph")
-        replayed = f", {replays} CUDA Graph launches in the profile" if replays else ""
-        return Evidence(True, f"{graphs} graphs compiled{broken}, {fused} calls of them in the profile{replayed}")
+        # Inside a captured step, no call of compiled code is visible.
+        ran = f"{replays:g} CUDA Graph launches a step" if replays else f"{fused / len(after.steps):g} calls a step"
+        return Evidence(True, f"{graphs} graphs compiled{broken}, {ran}")
 
     def recipe(self) -> str:
         return f"model = torch.compile(model, mode={self.mode!r}, fullgraph={self.fullgraph}, dynamic={self.dynamic})\n"

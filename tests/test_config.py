@@ -240,3 +240,16 @@ def test_a_strategy_from_an_installed_package(experiment: Of, tmp_path: Path, mo
     monkeypatch.setattr(discovery, "entry_points", lambda group: [entry] if group == entry.group else [])
     monkeypatch.syspath_prepend(tmp_path)
     assert [s.label for s in experiment("strategy=theirs").strategies] == ["amp[dtype=float16]"]
+
+
+def test_studies_from_the_working_folder_and_nothing_else_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("experiments/mine.yaml", "results/old.yaml"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("# @package _global_\nseed: 7\n")
+    monkeypatch.chdir(tmp_path)
+    assert {"mine", "mlp_stacks"} <= set(discovery.options("experiments"))
+    assert discovery.compose(["experiments=mine"]).seed == 7
+    with discovery._loader() as loader:  # Hydra walks through all of these for --help
+        assert set(loader.list_groups("")) == {"hydra", "experiments", "measurement", "strategy", "workload"}

@@ -1,6 +1,7 @@
 """Tensors arrive as they were sent, in any nest, and a reader cannot change what others read."""
 
 import torch
+
 from optexp.parcel import Outbox, receive
 
 

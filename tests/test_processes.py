@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from optexp.processes import Failure, Launcher, Worker
 from optexp.strategy import Unsupported
 
@@ -95,7 +96,7 @@ def test_a_refusal_is_no_failure(worker: Worker) -> None:
 
 def test_a_hang_ends_at_the_time_limit(launcher: Launcher, tmp_path: Path) -> None:
     worker = launcher.fork(ROLE, "candidate", tmp_path / "worker.log", timeout_s=0.5)
-    with pytest.raises(Failure, match="no answer within 0.5 s"):
+    with pytest.raises(Failure, match=r"no answer within 0\.5 s"):
         worker.call("hang")
     assert launcher.ending(worker.pid) == "killed by SIGKILL"
 

@@ -24,7 +24,7 @@ def autocast(program: Program, dtype: str) -> Program:
         torch.backends.cudnn.allow_tf32 = True
         return program
     device, narrow = program.device, getattr(torch, dtype)
-    call, inner_loss = program.forward or program.model, program.loss
+    call, inner_loss = program.call, program.loss
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device.type, narrow):

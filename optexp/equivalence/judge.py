@@ -84,8 +84,8 @@ class Judge:
         self.skipped: set[int] = set()
         self.baseline: Observation = {}
         self.goldens: dict[int, Observation] = {}
-        self.measured: dict[str, Yardstick] = {}
-        self.noise: dict[str, Yardstick] = {}
+        self.measured: dict[tuple[int | None, str], Yardstick] = {}  # plain runs, by step and quantity
+        self.noise: dict[tuple[int | None, str], Yardstick] = {}
         try:
             self._settle(device)
         except torch.OutOfMemoryError:
@@ -105,11 +105,11 @@ class Judge:
         return self.batches
 
     def info(self) -> dict[str, Any]:
-        """After a draw: where fp64 runs, and how many noisy runs of the baseline (at step 0) the gates need."""
+        """After a draw: where fp64 runs, and how many noisy steps of the baseline the gates need."""
         golden = self._guarded(self._golden, 0, self.initial)
         small = any(t.numel() < SMALL for name, t in golden.items() if name.startswith("out/"))
         noisy = self.trains or small or self.dtype is torch.float64
-        return {"reference": f"fp64 on {self.device.type}", "noisy_runs": RUNS if noisy else 0}
+        return {"reference": f"fp64 on {self.device.type}", "noisy_steps": RUNS if noisy else 0}
 
     def yardstick(self, step: int, observation: Mapping[str, Tensor]) -> None:
         """A run of the baseline (of plain autocast, for a PRECISION contract): what it errs by is the measure."""
@@ -127,14 +127,12 @@ class Judge:
             raise NoReference("a step draws random numbers (dropout?), so no two implementations need agree on it")
         noisy = bool(seen["flag/noisy"])
         if not noisy:
-            if step != self.step:
-                self.step = step
-                self.measured.clear()
-            self.baseline = seen
-        kept = self.noise if noisy else self.measured
+            self.step, self.baseline = step, seen
+        kept, at = (self.noise, None) if noisy else (self.measured, step)  # noisy runs of all steps count for each
         for quantity in self._quantities(step, seen):
             found = error(quantity.value, quantity.reference, quantity.scale)
-            kept[quantity.name] = kept.get(quantity.name, Yardstick()) | Yardstick(found.rms, found.peak)
+            key = (at, quantity.name)
+            kept[key] = kept.get(key, Yardstick()) | Yardstick(found.rms, found.peak)
             if not noisy:
                 self._require_power(quantity, found.rms)
 
@@ -148,9 +146,12 @@ class Judge:
 
     def _of(self, quantity: Quantity) -> Yardstick:
         """E: the plain runs, and the noisy ones too where a single run says little."""
-        plain = self.measured.get(quantity.name, Yardstick())
+        plain = self._plain(quantity)
         few = quantity.reference.numel() < SMALL or self.dtype is torch.float64
-        return plain | self.noise.get(quantity.name, plain) if few or quantity.limits.gradient else plain
+        return plain | self.noise.get((None, quantity.name), plain) if few or quantity.limits.gradient else plain
+
+    def _plain(self, quantity: Quantity) -> Yardstick:
+        return self.measured.get((self.step, quantity.name), Yardstick())
 
     # --- the gates ----------------------------------------------------------------------------------------------
 
@@ -183,8 +184,8 @@ class Judge:
         if not quantity.value.is_floating_point() and not quantity.value.is_complex():
             return exact(name, quantity.value, self.baseline[_source(quantity.name)], quantity.reference)
         found = error(quantity.value, quantity.reference, quantity.scale)
-        plain = self.measured.get(quantity.name, Yardstick())
-        finding = measure(name, found, quantity.scale, self._of(quantity), plain, quantity.limits)
+        yardstick, plain = self._of(quantity), self._plain(quantity)
+        finding = measure(name, found, quantity.scale, yardstick, plain, quantity.limits)
         kept = self.baseline.get(_source(quantity.name))
         if kept is not None and not self.precise and kept.dtype != quantity.value.dtype:
             note = f"dtype {name_of(quantity.value.dtype)} where plain autocast has {name_of(kept.dtype)}"
@@ -235,9 +236,11 @@ class Judge:
         for name, reference in golden.items():
             gradient, forward = name.startswith("grad/"), name.startswith("out/")
             if name in seen and not (gradient and skips):
-                cap = PRECISION_CAP if forward and not self.precise and reference.numel() >= SMALL else None
-                yield Quantity(name, seen[name], reference, Limits(self._row(seen[name]), gradient, cap=cap))
-        if own:
+                small = reference.numel() < SMALL
+                cap = PRECISION_CAP if forward and not self.precise and not small else None
+                stored = _resolution(seen[name]) if small else (0.0, 0.0)
+                yield Quantity(name, seen[name], reference, Limits(self._row(seen[name]), gradient, stored, cap))
+        if any(name.startswith("after/") for name in seen):
             yield from self._updates(seen, own, skips)
 
     def _updates(self, seen: Observation, own: Observation, skips: bool) -> Iterator[Quantity]:
@@ -254,15 +257,15 @@ class Judge:
         for name, reference in program.state().items():
             if (after := seen.get(f"after/{name}")) is None or name.startswith("buffer/"):
                 continue
+            # In fp64 by value: a capturable `step` may be float32 where the baseline's is an integer.
+            row = TOLERANCES.get(name_of(after.dtype), self.row)
+            wide, reference = after.to(torch.float64), reference.detach().to(torch.float64)
+            limits = Limits(row, resolution=_resolution(after))  # however small the change is beside what is stored
             if name.startswith("param/"):
-                wide, before = after.to(reference), own[name].to(reference)
-                unit = 2 * TOLERANCES[name_of(after.dtype)].unit  # decay and update are rounded one after the other
-                resolution = (unit * rms(wide), unit * float(wide.abs().max()) if wide.numel() else 0.0)
-                limits = Limits(TOLERANCES[name_of(after.dtype)], resolution=resolution)
+                before = own[name].to(torch.float64)
                 yield Quantity(name.replace("param/", "change/", 1), wide - before, reference - before, limits)
-            else:  # by value: a capturable `step` may be float32 where the baseline's is an integer
-                limits = Limits(TOLERANCES[name_of(after.dtype)] if after.is_floating_point() else self.row)
-                yield Quantity(name, after.to(torch.float64), reference.detach().to(torch.float64), limits)
+            else:
+                yield Quantity(name, wide, reference.clone(), limits)
         for index, group in enumerate(optimizer.param_groups):
             if (rate := seen.get(f"after/optimizer/group{index}/lr")) is not None:
                 reference = torch.as_tensor(group["lr"], dtype=torch.float64, device=self.device)
@@ -333,6 +336,14 @@ class Judge:
         self.step = -1
         for memory in (self.skipped, self.baseline, self.goldens, self.measured, self.noise):
             memory.clear()
+
+
+def _resolution(stored: Tensor) -> tuple[float, float]:
+    """How finely a tensor can say what it says (RMS, largest): two roundings of its dtype, as of decay and update."""
+    row = TOLERANCES.get(name_of(stored.dtype))
+    if row is None or not stored.numel():
+        return 0.0, 0.0
+    return 2 * row.unit * rms(stored), 2 * row.unit * float(stored.abs().nan_to_num(0, 0, 0).max())
 
 
 def _source(quantity: str) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
 from optexp.equivalence.gates import TOLERANCES, name_of
@@ -20,28 +22,35 @@ RUNS = 6
 
 # Noise in units of u. At fp32 jumps are rare, and many times u are needed for six runs to meet some; at 8 or 11 bits
 # every run meets many, and 64·u would be a quarter of the signal.
-_AMPLITUDE = {"float64": 64.0, "float32": 64.0, "float16": 1.0, "bfloat16": 1.0}
+_AMPLITUDE = {"float64": 64.0, "float32": 64.0, "tf32": 8.0, "float16": 8.0, "bfloat16": 4.0}
 _CONTAINERS = (nn.ParameterList, nn.ParameterDict)  # childless, but never called
 
 
 @contextmanager
 def noisy(model: nn.Module, seed: int) -> Iterator[None]:
-    """Inside, every leaf module's output gets Gaussian noise in proportion to its RMS and its dtype's rounding."""
+    """Inside, every leaf module's output, and the gradient that comes back to it, gets Gaussian noise in proportion to
+    its RMS and its dtype's rounding. (Where a gradient cancels to zero, only noise on the way back shows its error.)"""
     generators: dict[torch.device, torch.Generator] = {}
 
-    def disturbed(value: Any) -> Any:
+    def disturbed(module: nn.Module, value: Any) -> Any:
         if not isinstance(value, Tensor) or name_of(value.dtype) not in _AMPLITUDE:
             return value
+        arithmetic = _arithmetic(module, value)
+        changed = added(value, arithmetic)
+        if changed.requires_grad:
+            changed.register_hook(partial(added, name=arithmetic))
+        return changed
+
+    def added(value: Tensor, name: str) -> Tensor:
         if value.device not in generators:
             generators[value.device] = torch.Generator(value.device).manual_seed(seed)
-        name = name_of(value.dtype)
         wide = torch.float64 if value.dtype is torch.float64 else torch.float32
         scale = value.detach().to(wide).square().mean().sqrt() * (_AMPLITUDE[name] * TOLERANCES[name].unit)
         noise = torch.randn(value.shape, generator=generators[value.device], device=value.device, dtype=wide)
         return value + (noise * scale).to(value.dtype)
 
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
-        return pytree.tree_map(disturbed, output)
+        return pytree.tree_map(partial(disturbed, module), output)
 
     leaves = [m for m in model.modules() if not any(m.children()) and not isinstance(m, _CONTAINERS)]
     handles = [leaf.register_forward_hook(hook) for leaf in leaves or [model]]
@@ -50,3 +59,13 @@ def noisy(model: nn.Module, seed: int) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _arithmetic(module: nn.Module, output: Tensor) -> str:
+    """The dtype whose rounding a module's output shows: float32 products may be TF32's, convolutions by default."""
+    if output.is_cuda and output.dtype is torch.float32:
+        backends: Any = torch.backends
+        settings = backends.cudnn.conv if isinstance(module, _ConvNd) else backends.cuda.matmul
+        if settings.fp32_precision == "tf32":
+            return "tf32"
+    return name_of(output.dtype)

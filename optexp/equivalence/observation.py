@@ -25,10 +25,10 @@ def observe(program: Program, batch: Batch, noise: int | None = None) -> Observa
     flag/plain             1 where outputs are plain tensors on the program's device
     flag/aliases           for each output, by name: the first one it shares memory with, −1 for an input
     flag/random            1 where the step drew random numbers
-    flag/noisy             1 with noise, whose value is the seed; a noisy run leaves out before/ and after/
+    flag/noisy             1 with noise, whose value is the seed; a noisy run leaves out after/
     """
     given = map_batch(torch.clone, batch)
-    states = program.optimizer is not None and noise is None
+    states = program.optimizer is not None
     seen = {f"before/{name}": _copy(tensor) for name, tensor in program.state().items()} if states else {}
     dice = _dice(program.device)
     with nullcontext() if noise is None else noisy(program.model, noise):
@@ -37,7 +37,7 @@ def observe(program: Program, batch: Batch, noise: int | None = None) -> Observa
     if program.trains:
         seen |= {name: _copy(tensor) for name, tensor in gradients(program).items()}
     seen |= {f"buffer/{name}": _copy(tensor) for name, tensor in program.model.named_buffers()}
-    if states:
+    if states and noise is None:
         after = {name: tensor for name, tensor in program.state().items() if not name.startswith("buffer/")}
         seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()}
     kept, used = tensors_of(batch), tensors_of(given)

@@ -79,12 +79,12 @@ def verify(
         info = reference.call("reference_info")
         if position == 0:
             verification.repeats = yardstick.call("repeats", times=REPEATS)
-        for noise in [*range(1, info["noisy_runs"] + 1), *[None] * (0 if verification.repeats else SPREAD_RUNS - 1)]:
-            seen = yardstick.call("observe", step=0, restore=True, noise=noise)
-            reference.call("yardstick", step=0, parcel=seen)
+        for noise in range(info["noisy_steps"]):
+            _measure(reference, yardstick, noise % steps, noise + 1)
+        for extra in range(0 if verification.repeats else (SPREAD_RUNS - 1) * steps):
+            _measure(reference, yardstick, extra % steps)
         for step in range(steps):
-            seen = yardstick.call("observe", step=step, restore=step == 0, noise=None)
-            reference.call("yardstick", step=step, parcel=seen)
+            _measure(reference, yardstick, step)
             seen = candidate.call("observe", step=step, restore=step == 0, noise=None)
             judged = reference.call("judge", step=step, parcel=seen)
             messages += [{**message, "seed": seed, "step": step} for message in judged]
@@ -93,6 +93,12 @@ def verify(
         if not all(message["ok"] for message in messages):
             break
     return _conclude(verification, messages, contract)
+
+
+def _measure(reference: Arm, yardstick: Arm, step: int, noise: int | None = None) -> None:
+    """One more run of the baseline for the reference to take its yardsticks from."""
+    seen = yardstick.call("observe", step=step, restore=step == 0, noise=noise)
+    reference.call("yardstick", step=step, parcel=seen)
 
 
 def _conclude(verification: Verification, messages: list[Message], contract: Contract) -> Verification:

@@ -52,7 +52,7 @@ def time_block(run: Callable[[], object], steps: int, device: torch.device) -> T
     finally:
         if collecting:
             gc.enable()
-    device_s = _elapsed_ms(first, last) / 1e3 / steps if on_gpu else None
+    device_s = None if first is None or last is None else _elapsed_ms(first, last) / 1e3 / steps
     return Timing(steps, wall / steps, device_s)
 
 

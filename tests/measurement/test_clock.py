@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+
 from optexp.measurement import clock
 
 CPU = torch.device("cpu")

@@ -4,6 +4,7 @@ from math import log
 from random import Random
 
 import pytest
+
 from optexp.measurement.statistics import (
     Interval,
     break_even,

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from optexp.strategies.amp import Amp
+from optexp.insight.trace import Op, Span, Trace, record
+from optexp.strategies.amp import MATRIX_OPS, Amp
 from optexp.strategies.inplace import Inplace
 from optexp.strategy import precision
 from optexp.workloads.gelu import Gelu
@@ -13,19 +14,10 @@ from optexp.workloads.mlp import Mlp
 TOLERANCE = {"bfloat16": 3e-2, "float16": 4e-3}
 
 
-class NoTrace:
-    """A profile in which no matrix product is visible: compiled, or captured."""
-
-    def op_dtypes(self, names):
-        return {}
-
-
-class MatrixProductsIn(NoTrace):
-    def __init__(self, *dtypes: str) -> None:
-        self.dtypes = dtypes
-
-    def op_dtypes(self, names):
-        return dict.fromkeys(self.dtypes, 4)
+def profile(*dtypes: str) -> Trace:
+    """A trace of one step whose matrix products had these dtypes; none are visible in a captured step."""
+    ops = tuple(Op("aten::addmm", 0.0, 1.0, inputs=((dtype, (4, 4)),)) for dtype in dtypes)
+    return Trace(steps=(Span("step", 0.0, 9.0),), ops=ops)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -85,18 +77,29 @@ def test_apply_leaves_no_trace_in_the_state(build):
 
 def test_evidence_names_what_was_lowered(build):
     _, notes = Amp().apply(build(Mlp(dim=8, batch_size=2)))
-    for trace in (NoTrace(), MatrixProductsIn("bfloat16", "float32")):
-        evidence = Amp().evidence(trace, trace, notes, {})
+    for after in (profile(), profile("bfloat16", "float32")):
+        evidence = Amp().evidence(profile("float32"), after, notes, {})
         assert evidence.engaged
         assert evidence.text == "in bfloat16: 4 addmm, 4 gelu"
-    evidence = Amp().evidence(NoTrace(), MatrixProductsIn("float32"), notes, {})
+    evidence = Amp().evidence(profile("float32"), profile("float32"), notes, {})
     assert not evidence.engaged
     assert "ran in float32" in evidence.text
 
 
+def test_evidence_is_seen_in_a_real_profile(build, tmp_path):
+    workload = Mlp(dim=8, batch_size=2)
+    lowered, notes = Amp().apply(build(workload))
+    for name, program in (("before", build(workload)), ("after", lowered)):
+        record(program.run, 2, tmp_path / f"{name}.json.gz", torch.device("cpu"))
+    before, after = (Trace.read(tmp_path / f"{name}.json.gz") for name in ("before", "after"))
+    assert set(after.op_dtypes(MATRIX_OPS)) == {"bfloat16"}
+    assert Amp().evidence(before, after, notes, {}).engaged
+    assert not Amp().evidence(before, before, notes, {}).engaged
+
+
 def test_a_formula_without_products_is_not_engaged(build):
     _, notes = Amp().apply(build(Gelu(size=8)))
-    evidence = Amp().evidence(NoTrace(), NoTrace(), notes, {})
+    evidence = Amp().evidence(profile(), profile(), notes, {})
     assert not evidence.engaged
     assert "nothing ran in bfloat16" in evidence.text
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from optexp.insight.trace import Call, Kernel, Span, Trace
 from optexp.program import clear_gradients
 from optexp.strategies.amp import grad_scaler
 from optexp.strategies.cuda_graph import CapturedStep, CudaGraph, culprit, prepare_optimizer
@@ -137,15 +138,17 @@ def test_the_line_that_broke_the_capture_is_named():
 
 
 def test_evidence_is_a_graph_launch():
-    class Launches:
-        def __init__(self, count: int) -> None:
-            self.count = count
-
-        def calls(self, name: str) -> int:
-            return self.count if name == "cudaGraphLaunch" else 0
-
-    assert CudaGraph().evidence(Launches(0), Launches(5), {}, {}).engaged
-    assert not CudaGraph().evidence(Launches(0), Launches(0), {}, {}).engaged
+    steps = (Span("step", 0.0, 4.0), Span("step", 5.0, 4.0))
+    plain = Trace(steps, api=(Call("cudaLaunchKernel", 0.0, 1.0),) * 6, kernels=(Kernel("k", 0.0, 1.0),) * 6)
+    graph = Trace(
+        steps,
+        api=(Call("cudaGraphLaunch", 0.0, 1.0),) * 2,
+        kernels=(Kernel("k", 0.0, 1.0, in_graph=True),) * 6,
+    )
+    evidence = CudaGraph().evidence(plain, graph, {}, {})
+    assert evidence.engaged
+    assert evidence.text == "1 graph launches a step, with 3 kernels inside"
+    assert not CudaGraph().evidence(plain, plain, {}, {}).engaged
 
 
 def test_unsupported_is_raised_before_anything_touches_cuda(build):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from optexp.insight.trace import Call, Op, Span, Trace, record
 from optexp.program import Program
 from optexp.strategies import fusion
 from optexp.strategies.amp import Amp
@@ -17,17 +18,13 @@ from optexp.workloads.mlp import Mlp
 CPU = torch.device("cpu")
 
 
-class Profile:
-    """What a trace shows of compiled code: calls of compiled regions and graph launches."""
-
-    def __init__(self, regions: int = 0, launches: int = 0) -> None:
-        self.regions, self.launches = regions, launches
-
-    def compiled_calls(self) -> int:
-        return self.regions
-
-    def calls(self, name: str) -> int:
-        return self.launches
+def profile(regions: int = 0, launches: int = 0) -> Trace:
+    """A trace of one step that called this many compiled regions and launched this many graphs."""
+    return Trace(
+        steps=(Span("step", 0.0, 9.0),),
+        ops=(Op("Torch-Compiled Region: 0/0", 0.0, 1.0),) * regions,
+        api=(Call("cudaGraphLaunch", 0.0, 1.0),) * launches,
+    )
 
 
 @pytest.mark.slow
@@ -43,10 +40,17 @@ def test_training_with_amp_compiled_computes_the_same(build, observe):
 
 
 @pytest.mark.slow
-def test_formula_compiled_after_rewriting_in_place(build, observe):
-    fused = observe(build(Gelu(size=64), Inplace(), Fusion(fullgraph=True)))
-    for ours, plain in zip(fused, observe(build(Gelu(size=64))), strict=True):
+def test_formula_compiled_after_rewriting_in_place(build, observe, tmp_path):
+    program, unfused = build(Gelu(size=64), Inplace(), Fusion(fullgraph=True)), build(Gelu(size=64))
+    for ours, plain in zip(observe(program), observe(unfused), strict=True):
         torch.testing.assert_close(ours["output"], plain["output"])
+    traces = []
+    for name, arm in (("before", unfused), ("after", program)):
+        record(arm.run, 2, tmp_path / f"{name}.json.gz", CPU)
+        traces.append(Trace.read(tmp_path / f"{name}.json.gz"))
+    counters = {"stats/unique_graphs": 1.0}
+    assert Fusion().evidence(*traces, {"captures": False}, counters).text == "1 graphs compiled, 1 calls a step"
+    assert not Fusion().evidence(*reversed(traces), {"captures": False}, counters).engaged
 
 
 class Broken(nn.Module):
@@ -66,15 +70,15 @@ def test_fullgraph_refuses_a_graph_break(build):
 def test_evidence_counts_graphs_and_breaks():
     strategy, notes = Fusion(), {"captures": False}
     counters = {"stats/unique_graphs": 2.0, "graph_break/call to print\n  more": 1.0}
-    engaged = strategy.evidence(Profile(), Profile(regions=6), notes, counters)
+    engaged = strategy.evidence(profile(), profile(regions=6), notes, counters)
     assert engaged.engaged
-    assert "2 graphs compiled, 1 graph breaks (call to print)" in engaged.text
-    assert not strategy.evidence(Profile(), Profile(), notes, counters).engaged  # compiled, never run
-    assert not strategy.evidence(Profile(), Profile(regions=6), notes, {}).engaged  # run by someone else
+    assert engaged.text == "2 graphs compiled, 1 graph breaks (call to print), 6 calls a step"
+    assert not strategy.evidence(profile(), profile(), notes, counters).engaged  # compiled, never run
+    assert not strategy.evidence(profile(), profile(regions=6), notes, {}).engaged  # run by someone else
     # Inside a captured step only its launches are visible.
-    assert strategy.evidence(Profile(), Profile(launches=3), notes, counters).engaged
+    assert strategy.evidence(profile(), profile(launches=1), notes, counters).engaged
     # A capturing mode that fell back to plain launches did not do what it says.
-    assert not strategy.evidence(Profile(), Profile(regions=6), {"captures": True}, counters).engaged
+    assert not strategy.evidence(profile(), profile(regions=6), {"captures": True}, counters).engaged
 
 
 def test_capturing_modes_capture_once():

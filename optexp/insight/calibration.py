@@ -1,0 +1,139 @@
+"""What this very device can do, measured once and cached: datasheets are never used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from optexp.measurement import clock
+
+_VERSION = 1  # of what is measured and how: an older cache entry is not read
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Ceilings of a device: bytes/s read and written by a copy, flop/s of a matrix product by dtype ("tf32" too),
+    µs the host needs for one empty launch, bytes/s from pinned and from pageable memory (None on a CPU)."""
+
+    device: str
+    bandwidth: float
+    matrix: Mapping[str, float] = field(default_factory=dict)
+    launch_us: float | None = None
+    pinned: float | None = None
+    pageable: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
+        return cls(**values)
+
+
+def calibrate(device: torch.device) -> Calibration:
+    """The device's ceilings, from the cache where it holds them; under 1.5 s on a GPU and 0.3 s on a CPU."""
+    path = _cache_file(device)
+    try:
+        return Calibration.from_dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        measured = _measure_gpu(device) if device.type == "cuda" else _measure_cpu()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(measured.to_dict(), indent=2) + "\n")
+        unfinished.replace(path)  # at once: several arms may calibrate together
+    except OSError:
+        pass  # a home that cannot be written to costs a second per run, nothing else
+    return measured
+
+
+def _cache_file(device: torch.device) -> Path:
+    facts: list[object] = [_VERSION, torch.__version__, platform.node()]
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts += [properties.name, str(getattr(properties, "uuid", "")), _driver()]
+    else:
+        facts += ["cpu", torch.get_num_threads()]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "optexp" / f"calibration-{key}.json"
+
+
+def _driver() -> int:
+    return int(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
+
+
+def _measure_cpu() -> Calibration:
+    device = torch.device("cpu")
+    source = torch.zeros(8 * 2**20)  # 32 MiB: beyond most caches, and cheap to fill
+    target = torch.empty_like(source)
+    return Calibration(
+        device="cpu",
+        bandwidth=2 * source.nbytes / _seconds(lambda: target.copy_(source), device),
+        matrix={"float32": _matrix_rate(768, torch.float32, device)},
+    )
+
+
+def _measure_gpu(device: torch.device) -> Calibration:
+    free, _ = torch.cuda.mem_get_info(device)
+    size = min(512 * 2**20, free // 8)
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    bandwidth = 2 * size / _seconds(lambda: target.copy_(source), device, calls=20)
+
+    host = torch.zeros(min(size, 32 * 2**20), dtype=torch.uint8)
+    pinned = _upload_rate(host.pin_memory(), target)
+    pageable = _upload_rate(host, target)
+    source = target = torch.empty(0)  # the products below need the memory
+
+    side = 8192 if free > 2**30 else 2048
+    with _tf32(enabled=False):
+        matrix = {"float32": _matrix_rate(side // 2, torch.float32, device)}
+    with _tf32(enabled=True):
+        matrix["tf32"] = _matrix_rate(side, torch.float32, device)
+    for dtype in (torch.bfloat16, torch.float16):
+        matrix[str(dtype).removeprefix("torch.")] = _matrix_rate(side, dtype, device)
+
+    # `_sleep(0)` is the emptiest kernel that torch can launch: no tensor, no dispatcher.
+    launches = min(clock.time_block(lambda: torch.cuda._sleep(0), 500, device).wall_s for _ in range(3))
+    return Calibration(torch.cuda.get_device_name(device), bandwidth, matrix, launches * 1e6, pinned, pageable)
+
+
+def _upload_rate(host: torch.Tensor, target: torch.Tensor) -> float:
+    slot = target[: host.nbytes]
+    return host.nbytes / _seconds(lambda: slot.copy_(host, non_blocking=True), target.device)
+
+
+def _matrix_rate(side: int, dtype: torch.dtype, device: torch.device) -> float:
+    """flop/s of a square product of random numbers: zeros draw less power and run faster than real work."""
+    a = torch.rand(side, side, device=device).to(dtype)
+    result = torch.empty_like(a)
+    return 2 * side**3 / _seconds(lambda: torch.mm(a, a, out=result), device)
+
+
+def _seconds(work: Callable[[], object], device: torch.device, calls: int = 3) -> float:
+    """Seconds of one call, the best of three blocks: a ceiling is what the device can do when nothing disturbs it."""
+    work()
+    blocks = [clock.time_block(work, calls, device) for _ in range(3)]
+    return min(block.device_s or block.wall_s for block in blocks)
+
+
+@contextmanager
+def _tf32(enabled: bool) -> Iterator[None]:
+    """TensorFloat-32 in matrix products on or off, and afterwards as it was."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32" if enabled else "ieee"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before

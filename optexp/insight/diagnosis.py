@@ -1,0 +1,174 @@
+"""What holds a step back, and which strategies go against that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from optexp.insight.breakdown import OUTSIDE, Breakdown
+from optexp.insight.explanation import MATRIX_OPS, percent
+from optexp.insight.trace import Trace
+from optexp.wording import duration
+
+_STRATEGY = "strategy="
+_SMALL_KERNEL_US, _MANY_KERNELS = 10.0, 20
+_SMALL_OP_US, _MANY_OPS = 20.0, 50
+_LOW_PRECISION = {"bfloat16", "float16"}
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """One cause: the share of the step it stands for, why it is one, and what to try (strategies, or plain words)."""
+
+    label: str
+    share: float
+    why: str
+    try_: tuple[str, ...]
+
+
+def diagnose(trace: Trace, breakdown: Breakdown, available: Sequence[str] | None = None) -> list[Bottleneck]:
+    """All causes that the profile shows, largest share first. `available`: the strategies that may be named."""
+    found = _on_cpu(trace, breakdown) if breakdown.busy is None else _on_gpu(trace, breakdown, breakdown.busy)
+    done = {"amp"} if _LOW_PRECISION & trace.op_dtypes(MATRIX_OPS).keys() else set()
+
+    def sensible(text: str) -> bool:
+        name = text.removeprefix(_STRATEGY)
+        return name == text or (name not in done and (available is None or name in available))
+
+    ranked = sorted(found, key=lambda bottleneck: -bottleneck.share)
+    return [Bottleneck(b.label, b.share, b.why, tuple(filter(sensible, b.try_))) for b in ranked]
+
+
+def suggestion(bottlenecks: Sequence[Bottleneck], stack: Sequence[str], available: Sequence[str]) -> str | None:
+    """The best thing to try next that is not in the stack yet, in one sentence; None when nothing follows."""
+    for bottleneck in bottlenecks:
+        for text in bottleneck.try_:
+            name = text.removeprefix(_STRATEGY)
+            if name != text and name in available and name not in stack:
+                choice = name if not stack else f"[{','.join((*stack, name))}]"
+                return f"{_STRATEGY}{choice}: {bottleneck.why}"
+    return None
+
+
+def _on_gpu(trace: Trace, b: Breakdown, busy: float) -> list[Bottleneck]:
+    found = []
+    median_us, kernels, enqueue, pageable = b.median_kernel_us or 0.0, b.kernels or 0.0, b.enqueue or 0.0, b.pageable or 0.0
+    loading, waiting = b.terms["data_loading"], b.terms["synchronisation"]
+    small = kernels >= _MANY_KERNELS and median_us < _SMALL_KERNEL_US
+
+    if b.host_late >= 0.2 and (loading >= 0.05 or waiting >= 0.05 or (enqueue >= 0.9 and median_us >= _SMALL_KERNEL_US)):
+        reasons = [f"{percent(share)} {text}" for share, text in
+                   ((loading, "for data"), (waiting, "after a synchronisation"), (b.terms["dispatch"], "for Python"))
+                   if share >= 0.05]  # fmt: skip
+        advice = ["more DataLoader workers, and prefetching"] if loading >= 0.05 else []
+        advice += ["remove what waits for the GPU (.item(), .cpu(), printing a loss)"] if waiting >= 0.05 else []
+        found.append(
+            Bottleneck(
+                "cpu_bottleneck",
+                b.host_late,
+                f"the GPU waits for the host {percent(b.host_late)} of the step ({', '.join(reasons)})",
+                (*advice, "strategy=fusion", "strategy=cuda_graph"),
+            )
+        )
+    if small and (b.gaps >= 0.2 or enqueue >= 0.8):
+        found.append(
+            Bottleneck(
+                "many_small_kernels",
+                b.gaps,
+                f"{kernels:.0f} kernels a step, half of them shorter than {duration(median_us / 1e6)},"
+                f" and the GPU idle {percent(b.gaps)} of the step between them",
+                ("strategy=cuda_graph", "strategy=fusion"),
+            )
+        )
+    copies = b.terms["exposed_copies"]
+    if copies >= 0.10 or pageable >= 0.05:
+        paged = f", {percent(pageable)} from or to pageable memory" if pageable >= 0.05 else ""
+        found.append(
+            Bottleneck(
+                "memory_copy",
+                max(copies, pageable),
+                f"copies that no kernel hides take {percent(copies)} of the step{paged}",
+                ("strategy=pinned_memory", "strategy=streams") if paged else ("strategy=streams",),
+            )
+        )
+    memory, compute = b.terms["memory_bound"], b.terms["compute_bound"]
+    if busy >= 0.8 and memory >= 0.5 * b.kernel_share:
+        found.append(
+            Bottleneck(
+                "memory_bound",
+                memory,
+                f"kernels that only move data through memory take {percent(memory)} of the step",
+                ("strategy=fusion", "strategy=amp", "strategy=inplace"),
+            )
+        )
+    if busy >= 0.8 and compute >= 0.5 * b.kernel_share:
+        found.append(
+            Bottleneck(
+                "compute_bound",
+                compute,
+                f"matrix products near this card's limit take {percent(compute)} of the step",
+                ("strategy=amp", "strategy=fusion strategy.fusion.mode=max-autotune"),
+            )
+        )
+    idle = 1 - busy
+    if busy < 0.5 and max((f.share for f in found), default=0.0) < idle / 2:
+        found.append(
+            Bottleneck(
+                "gpu_idle",
+                idle,
+                f"the GPU does nothing {percent(idle)} of the step, and no single cause explains half of it",
+                ("look for synchronisations in the trace", "strategy=streams", "strategy=cuda_graph"),
+            )
+        )
+    return found
+
+
+def _on_cpu(trace: Trace, b: Breakdown) -> list[Bottleneck]:
+    found = []
+    matrix = b.terms.get("matrix", 0.0)
+    passes = sum(b.terms.get(name, 0.0) for name in ("elementwise", "activation", "normalization", "reduction"))
+    inside = 1 - b.terms[OUTSIDE]
+    mean_us = inside * b.wall_us / b.ops if b.ops else 0.0
+    small = b.ops >= _MANY_OPS and mean_us < _SMALL_OP_US
+    if small:
+        found.append(
+            Bottleneck(
+                "many_small_ops",
+                1 - matrix,
+                f"{b.ops:.0f} operator calls a step of {duration(mean_us / 1e6)} each: calling them is much of the work",
+                ("strategy=fusion",),
+            )
+        )
+    if matrix >= 0.5:
+        found.append(
+            Bottleneck(
+                "matrix_products",
+                matrix,
+                f"matrix products take {percent(matrix)} of the step",
+                ("strategy=amp", "strategy=fusion strategy.fusion.mode=max-autotune"),
+            )
+        )
+    if passes >= 0.5 and not small:
+        found.append(
+            Bottleneck(
+                "memory_passes",
+                passes,
+                f"element-wise operators and reductions, each a pass over memory, take {percent(passes)} of the step",
+                ("strategy=fusion", "strategy=inplace"),
+            )
+        )
+    if b.terms[OUTSIDE] >= 0.5:
+        found.append(
+            Bottleneck(
+                "outside_ops",
+                b.terms[OUTSIDE],
+                f"{percent(b.terms[OUTSIDE])} of the step passes outside torch's operators (Python, data, waiting)",
+                ("look at the step's own Python code",),
+            )
+        )
+    top = trace.top_ops(1)
+    if top and top[0]["share"] >= 0.5:
+        found.append(
+            Bottleneck("one_op", top[0]["share"], f"{top[0]['name']} takes {percent(top[0]['share'])} of the step", ())
+        )
+    return found

@@ -1,0 +1,133 @@
+"""What bounds a kernel: memory, arithmetic, or neither. Judged against this device's measured ceilings.
+
+A trace has the shapes and dtypes that went into a kernel's operator, neither its outputs nor addresses. So outputs
+are estimated (the broadcast of the inputs, m×n of a product), the same tensor given twice counts twice, and caches
+are not seen. Where even that would be a guess, the kernel stays unclassified.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from math import prod
+
+from optexp.insight.calibration import Calibration
+from optexp.insight.trace import Kernel, Op, Trace
+
+CLASSES = ("memory_bound", "compute_bound", "latency_bound", "unclassified")
+
+LATENCY = 0.6  # below this share of both ceilings, neither bounds the kernel; above, the nearer one does
+SHORT_US = 10.0  # below, a kernel's start and end weigh as much as its work
+
+_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}  # others: 1
+_MATRIX = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_addmm_activation": 1}
+_SHAPE_KEEPING = re.compile(
+    r"add|sub|rsub|mul|div|neg|reciprocal|abs|sign|pow|square|r?sqrt|exp2?|log|log1p|erf|sin|cos|relu|elu|mish"
+    r"|(threshold|gelu|silu|tanh|sigmoid|leaky_relu|hardtanh|softplus)(_backward)?|clamp(_min|_max)?|maximum|minimum"
+    r"|where|lerp|addcmul|addcdiv|masked_fill|copy|fill|zero|eq|ne|lt|le|gt|ge|logical_\w+|bitwise_\w+|floor|ceil|round"
+    r"|_(log_)?softmax(_backward_data)?|native_(layer_norm|dropout)(_backward)?|bernoulli"
+)
+_REDUCING = re.compile(r"sum|mean|amax|amin|max|min|std|var|prod|any|all|norm|linalg_vector_norm|mse_loss")
+
+
+def kernel_classes(trace: Trace, calibration: Calibration | None) -> dict[str, float]:
+    """GPU time of all kernels by class, in µs over all steps."""
+    by_op: dict[int, list[Kernel]] = defaultdict(list)
+    classes = dict.fromkeys(CLASSES, 0.0)
+    for kernel in trace.kernels:
+        if kernel.op is None or kernel.op.id is None or kernel.in_graph or calibration is None:
+            classes[_by_launch(kernel, trace.multiprocessors)] += kernel.duration
+        else:
+            by_op[kernel.op.id].append(kernel)
+    for kernels in by_op.values():  # several kernels of one operator share its work
+        op = kernels[0].op
+        assert op is not None
+        assert calibration is not None
+        found = _by_work(op, kernels, calibration)
+        for kernel in kernels:
+            classes[found or _by_launch(kernel, trace.multiprocessors)] += kernel.duration
+    return classes
+
+
+def _by_launch(kernel: Kernel, multiprocessors: int | None) -> str:
+    """What can be said without shapes: too few blocks for the card, or a long pointwise kernel of Inductor's."""
+    blocks = kernel.blocks
+    if kernel.duration < SHORT_US and blocks is not None and multiprocessors and blocks < multiprocessors:
+        return "latency_bound"
+    if kernel.duration >= SHORT_US and kernel.name.startswith("triton_poi_"):
+        return "memory_bound"
+    return "unclassified"
+
+
+def _by_work(op: Op, kernels: list[Kernel], calibration: Calibration) -> str | None:
+    work = work_of(op)
+    if work is None:
+        return None
+    moved, flops = work
+    seconds = sum(kernel.duration for kernel in kernels) / 1e6
+    memory = moved / seconds / calibration.bandwidth
+    rate = _ceiling(op, kernels, flops / seconds, calibration)
+    if flops and not rate:
+        return None
+    compute = flops / seconds / rate if rate else 0.0
+    if max(memory, compute) < LATENCY:
+        return "latency_bound"
+    return "memory_bound" if memory >= compute else "compute_bound"
+
+
+def _ceiling(op: Op, kernels: list[Kernel], reached: float, calibration: Calibration) -> float | None:
+    """The rate this product is held against. float32 that outruns float32 was done in TensorFloat-32."""
+    dtype = op.inputs[-1][0] if op.inputs else ""
+    rate = calibration.matrix.get(dtype)
+    if dtype == "float32" and rate is not None:
+        named = any(re.search(r"tf32|s1688", kernel.name) for kernel in kernels)
+        if named or reached > 1.1 * rate:
+            return calibration.matrix.get("tf32", rate)
+    return rate
+
+
+def work_of(op: Op) -> tuple[float, float] | None:
+    """Bytes read and written and floating-point operations of one call; None where the trace does not tell."""
+    inputs = op.inputs
+    if not inputs or any(dtype == "" for dtype, _ in inputs):
+        return None
+    read = float(sum(_size(dtype, shape) for dtype, shape in inputs))
+    if op.name in _MATRIX:
+        matrices = inputs[_MATRIX[op.name] :][:2]
+        if len(matrices) < 2:
+            return None
+        (dtype, left), (_, right) = matrices
+        rows_columns = prod(left[:-1]) * right[-1]
+        return read + rows_columns * _itemsize(dtype), 2.0 * rows_columns * left[-1]
+    if op.name.startswith("triton_") and not re.match(r"triton_(tem|mm)", op.name):
+        return read, 0.0  # outputs are among the arguments
+    name = op.name.removeprefix("aten::")
+    plain = name.rstrip("_")
+    if _REDUCING.fullmatch(plain):
+        return read, 0.0
+    if not _SHAPE_KEEPING.fullmatch(plain):
+        return None
+    if plain in ("copy", "fill", "zero"):  # the first tensor is only written
+        return read, 0.0
+    if name.endswith("_"):
+        return read + _size(*inputs[0]), 0.0
+    shape = _broadcast([shape for _, shape in inputs])
+    if shape is None:
+        return None
+    return read + prod(shape) * max(_itemsize(dtype) for dtype, _ in inputs), 0.0
+
+
+def _itemsize(dtype: str) -> int:
+    return _BYTES.get(dtype, 1)
+
+
+def _size(dtype: str, shape: tuple[int, ...]) -> int:
+    return prod(shape) * _itemsize(dtype)
+
+
+def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+    rank = max(len(shape) for shape in shapes)
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    result = tuple(max(sizes) for sizes in zip(*padded, strict=True))
+    fits = all(size in (1, whole) for shape in padded for size, whole in zip(shape, result, strict=True))
+    return result if fits else None

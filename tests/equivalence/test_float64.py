@@ -1,0 +1,42 @@
+"""In the reference, a request for float32 means float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from optexp.equivalence.float64 import InFloat64
+
+REQUESTS = {
+    "to": lambda x: x.to(torch.float32),
+    "to_device_dtype": lambda x: x.to("cpu", torch.bfloat16),
+    "float": lambda x: x.float(),
+    "half": lambda x: x.half(),
+    "type": lambda x: x.type(torch.float32),
+    "type_name": lambda x: x.type("torch.FloatTensor"),
+    "softmax": lambda x: torch.nn.functional.softmax(x, -1, dtype=torch.float32),
+    "sum": lambda x: x.sum(dtype=torch.float32),
+    "factory": lambda x: torch.ones(2, dtype=torch.float32) @ x,
+    "default": lambda x: torch.eye(2) @ x,
+    "autocast": lambda x: torch.autocast("cpu", torch.bfloat16)(torch.mm)(x, x),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_requests_are_redirected(name):
+    with InFloat64():
+        assert REQUESTS[name](torch.full((2, 2), 1 / 3, dtype=torch.float64)).dtype is torch.float64
+
+
+def test_integers_and_bits_stay_what_they_are_and_the_mode_ends():
+    with InFloat64():
+        assert torch.ones(2).to(torch.int32).dtype is torch.int32
+        assert torch.zeros(2, dtype=torch.int32).view(torch.float32).dtype is torch.float32
+    assert torch.ones(2, dtype=torch.float64).float().dtype is torch.float32
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_values_are_those_of_float64():
+    x = torch.tensor(1 / 3, dtype=torch.float64)
+    with InFloat64():
+        assert x.float().double() == x

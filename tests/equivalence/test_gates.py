@@ -1,0 +1,133 @@
+"""The gates as functions over tensors: what each of them sees, and what the others would let through."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from optexp.equivalence import gates
+from optexp.equivalence.gates import TOLERANCES, Error, Limits, Yardstick, error, exact, identical, measure, structure
+
+
+def judged(candidate, baseline, reference, dtype="float32", **limits):
+    scale = gates.rms(reference)
+    baseline_error, found = error(baseline, reference, scale), error(candidate, reference, scale)
+    yardstick = Yardstick(baseline_error.rms, baseline_error.peak)
+    return measure("output", found, scale, yardstick, yardstick, Limits(TOLERANCES[dtype], **limits))
+
+
+@pytest.fixture
+def reference():
+    return torch.randn(256, 256, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_error_names_the_worst_element(reference):
+    candidate = reference.clone()
+    candidate[3, 4] += 2.0
+    found = error(candidate, reference, scale=1.0)
+    assert found.index == (3, 4)
+    assert found.rms == pytest.approx(2.0 / 256)
+    assert found.peak == pytest.approx(2.0 / (1 + abs(reference[3, 4].item())))
+    assert (found.candidate, found.reference) == (candidate[3, 4].item(), reference[3, 4].item())
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_chunks_do_not_change_an_error(monkeypatch, reference, chunk):
+    reference = reference[:8, :9].T
+    candidate = reference.float() * 1.001
+    whole = error(candidate, reference, 1.0)
+    monkeypatch.setattr(gates, "CHUNK", chunk)
+    parts = error(candidate, reference, 1.0)
+    assert parts.index == whole.index
+    assert parts.rms == pytest.approx(whole.rms, rel=1e-12)
+    assert gates.rms(reference) == pytest.approx(reference.square().mean().sqrt().item(), rel=1e-12)
+
+
+def test_error_of_nothing_of_scalars_and_of_complex_numbers():
+    assert error(torch.empty(0), torch.empty(0), 0.0) == Error()
+    assert error(torch.tensor(1.5), torch.tensor(1.0), 1.0).index == ()
+    found = error(torch.tensor([1 + 2j]), torch.tensor([1 + 1j]), 1.0)
+    assert found.index == (0, 1)  # the imaginary part of the first
+    assert error(torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 1.0]), 1.0).rms == 0.0
+
+
+def test_one_element_that_the_rms_does_not_see_is_seen_by_g2(reference):
+    baseline = reference.bfloat16()
+    candidate = baseline.clone()
+    candidate[17, 5] += 0.05 * 1.0
+    finding = judged(candidate, baseline, reference, "bfloat16")
+    assert finding.failed == ("G2",)
+    assert finding.element["index"] == [17, 5]
+    assert finding.error_ratio < 1.05
+    json.dumps(finding.to_dict(), allow_nan=False)
+
+
+def test_a_small_error_everywhere_is_seen_by_g1(reference):
+    reference = reference.sign()  # exact in float32, so that the baseline has no error
+    assert not judged((reference * (1 + 1e-6)).float(), reference.float(), reference).ok
+    assert judged((reference * (1 + 1e-7)).float(), reference.float(), reference).ok
+
+
+def test_doubled_output_has_a_perfect_cosine_and_fails(reference):
+    finding = judged(reference.float() * 2, reference.float(), reference)
+    assert finding.failed == ("G1", "G2")
+
+
+def test_between_warning_and_failure_a_result_is_weak(reference):
+    noise = torch.randn(reference.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 1e-4
+    baseline, candidate = reference + noise, reference + 3 * noise
+    finding = judged(candidate, baseline, reference)
+    assert finding.ok
+    assert finding.weak
+    assert finding.error_ratio == pytest.approx(3)
+    assert not judged(reference + 5 * noise, baseline, reference).ok
+    assert not judged(candidate, baseline, reference, gradient=True).ok
+
+
+def test_precision_has_an_absolute_cap(reference):
+    baseline = reference * 1.2  # an autocast that is itself 20 % off
+    assert judged(baseline, baseline, reference, "bfloat16").ok
+    assert judged(baseline, baseline, reference, "bfloat16", cap=32.0).failed == ("CAP",)
+
+
+def test_a_reference_of_zeros_allows_what_the_baseline_does():
+    zeros = torch.zeros(32, dtype=torch.float64)
+    assert judged(zeros + 1e-9, zeros + 1e-9, zeros).ok
+    assert not judged(zeros + 1e-7, zeros + 1e-9, zeros).ok
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reason"),
+    [
+        (torch.zeros(3, 2), "shape"),
+        (torch.zeros(2, 3, dtype=torch.float64), "dtype"),
+        (torch.tensor([[0, 0, 0], [0, torch.nan, 0]]), "element [1, 1]"),
+        (torch.tensor([[0, -torch.inf, 0], [0, 0, 0]]), "element [0, 1]"),
+    ],
+)
+def test_structure_says_what_differs(candidate, reason):
+    assert reason in structure(candidate, torch.zeros(2, 3))
+
+
+def test_structure_accepts_equal_masks_and_a_dtype_where_the_contract_does():
+    values = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0])
+    assert structure(values + 1, values) is None
+    assert structure(values.bfloat16(), values, any_dtype=True) is None
+    assert structure(-values, values) is not None  # the signs of infinities count
+
+
+def test_identical_compares_bits():
+    values = torch.tensor([torch.nan, 0.0, 1.0])
+    assert identical(values, values.clone())
+    assert not identical(values, torch.tensor([torch.nan, -0.0, 1.0]))
+    assert not identical(values, values.double())
+    assert identical(torch.tensor([True]), torch.tensor([True]))
+
+
+def test_integers_are_exact_up_to_a_tie_with_fp64():
+    baseline, reference = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 4])
+    assert exact("top", torch.tensor([1, 2, 3]), baseline, reference).bitwise
+    assert exact("top", torch.tensor([1, 2, 4]), baseline, reference).ok
+    assert not exact("top", torch.tensor([1, 3, 3]), baseline, reference).ok

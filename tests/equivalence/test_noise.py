@@ -1,0 +1,72 @@
+"""Noisy runs of the baseline: as large as promised, the same for the same seed, gone afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from optexp.equivalence.noise import noisy
+
+
+def relative(model, x, seed=1):
+    clean = model(x)
+    with noisy(model, seed):
+        changed = model(x)
+    return ((changed - clean).square().mean().sqrt() / clean.square().mean().sqrt()).item()
+
+
+@pytest.mark.parametrize(("dtype", "units"), [(torch.float32, 64 * 2**-24), (torch.float64, 64 * 2**-53)])
+def test_noise_is_in_proportion_to_rounding(dtype, units):
+    model = nn.Sequential(nn.Identity())
+    assert relative(model, torch.randn(4096, dtype=dtype)) == pytest.approx(units, rel=0.1)
+
+
+def test_a_model_without_children_is_its_own_leaf():
+    assert relative(nn.GELU(), torch.randn(64)) > 0
+
+
+def test_parameter_lists_are_no_leaves():
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.ParameterList([torch.ones(64)])
+
+        def forward(self, x):
+            return x * self.weights[0]
+
+    assert relative(Listed(), torch.randn(64)) > 0
+
+
+def test_nested_outputs_and_integers():
+    class Pair(nn.Module):
+        def forward(self, x):
+            return {"values": x, "indices": (x.argsort(),)}
+
+    x = torch.randn(64)
+    with noisy(model := Pair(), 1):
+        seen = model(x)
+    assert not torch.equal(seen["values"], x)
+    assert torch.equal(seen["indices"][0], x.argsort())
+
+
+def test_gradients_are_disturbed_on_their_way_back_too():
+    x = torch.ones(64, requires_grad=True)
+    with noisy(model := nn.Identity(), 1):
+        model(x).sum().backward()
+    assert 0 < (x.grad - 1).abs().max() < 1e-4
+
+
+def test_noise_is_reproducible_and_leaves_the_global_generator_alone():
+    model, x = nn.GELU(), torch.randn(64)
+    before = torch.get_rng_state()
+    with noisy(model, 1):
+        first = model(x)
+    with noisy(model, 1):
+        second = model(x)
+    with noisy(model, 2):
+        third = model(x)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, third)
+    assert torch.equal(model(x), nn.GELU()(x))
+    assert torch.equal(before, torch.get_rng_state())

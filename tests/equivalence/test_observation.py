@@ -1,0 +1,94 @@
+"""What an observation holds, and that taking it leaves the caller's batch alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from optexp.equivalence.observation import observe, repeats
+from optexp.program import Snapshot
+
+CPU = torch.device("cpu")
+
+
+def built(net, mode):
+    workload = net(mode=mode)
+    return workload.build(CPU, torch.float32, 0), workload.batch(torch.Generator().manual_seed(1))
+
+
+def kinds(seen):
+    return {name.partition("/")[0] for name in seen}
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("forward", {"out", "buffer", "flag"}),
+        ("forward_backward", {"out", "grad", "buffer", "flag"}),
+        ("train", {"out", "grad", "buffer", "flag", "before", "after"}),
+    ],
+)
+def test_names(net, mode, expected):
+    program, batch = built(net, mode)
+    seen = observe(program, batch)
+    assert kinds(seen) == expected
+    assert not seen["flag/noisy"]
+    assert not seen["flag/random"]
+
+
+def test_before_and_after_are_copies(net):
+    program, batch = built(net, "train")
+    seen = observe(program, batch)
+    name = "param/0.weight"
+    assert not torch.equal(seen[f"before/{name}"], seen[f"after/{name}"])
+    assert torch.equal(seen[f"after/{name}"], program.state()[name])
+    assert seen["after/optimizer/0.weight/step"] == seen["before/optimizer/0.weight/step"] + 1
+
+
+def test_a_noisy_run_tells_that_it_is_one_and_holds_no_update(net):
+    program, batch = built(net, "train")
+    seen = observe(program, batch, noise=3)
+    assert seen["flag/noisy"]
+    assert "after" not in kinds(seen)
+
+
+def test_a_mutated_batch_is_reported_and_the_callers_is_kept(net):
+    program, batch = built(net, "forward")
+
+    def in_place(program, batch):
+        batch[0].mul_(2)
+        return program_step(program, batch)
+
+    program_step, kept = program.step, batch[0].clone()
+    assert observe(program, batch)["flag/inputs_intact"]
+    assert not observe(replace(program, step=in_place), batch)["flag/inputs_intact"]
+    assert torch.equal(batch[0], kept)
+
+
+def test_a_batch_with_nan_is_intact(net):
+    program, batch = built(net, "forward")
+    batch[0][0] = torch.nan
+    assert observe(program, batch)["flag/inputs_intact"]
+
+
+def test_aliases_of_inputs_and_of_each_other(net):
+    program, batch = built(net, "forward")
+
+    def step(program, batch):
+        total = batch[0] + 1
+        return {"a": batch[0][:1], "b": total, "c": total.view(-1), "d": total.clone()}
+
+    assert observe(replace(program, step=step), batch)["flag/aliases"].tolist() == [-1, 1, 1, 3]
+
+
+def test_repeats_tells_a_program_that_does_from_one_that_does_not(net):
+    program, batch = built(net, "train")
+    assert repeats(program, batch, Snapshot(program), times=2)
+    generator = torch.Generator().manual_seed(0)
+
+    def step(inner, batch):
+        return {"loss": program.step(inner, batch)["loss"] + torch.rand((), generator=generator)}
+
+    assert not repeats(replace(program, step=step), batch, Snapshot(program), times=2)

@@ -1,0 +1,512 @@
+"""Honest candidates pass, mutants are caught: the same verification that a comparison runs, in one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from optexp.equivalence.autocast import autocast
+from optexp.equivalence.judge import Judge, NoReference
+from optexp.program import Program, clear_gradients
+from optexp.strategy import BITWISE, REASSOCIATES, precision
+from optexp.workloads.mlp import Mlp
+
+CPU = torch.device("cpu")
+MODES = ("forward", "forward_backward", "train")
+
+
+def mlp(mode: str, **options) -> Mlp:
+    return Mlp(**{"mode": mode, "dim": 32, "layers": 2, "batch_size": 16, **options})
+
+
+def linears(program: Program) -> list[nn.Linear]:
+    return [m for m in program.model.modules() if isinstance(m, nn.Linear)]
+
+
+def with_linear(function: Callable[[nn.Linear, torch.Tensor], torch.Tensor]) -> Callable[[Program], Program]:
+    """A candidate whose linear layers compute `function(layer, x)`."""
+
+    def change(program: Program) -> Program:
+        for layer in linears(program):
+            layer.forward = lambda x, layer=layer: function(layer, x)
+        return program
+
+    return change
+
+
+def with_step(wrapper) -> Callable[[Program], Program]:
+    """A candidate whose step is `wrapper(inner, program, batch)`."""
+
+    def change(program: Program) -> Program:
+        inner = program.step
+        return replace(program, step=lambda program, batch: wrapper(inner, program, batch))
+
+    return change
+
+
+# --- honest ----------------------------------------------------------------------------------------------------
+
+
+def split_k(layer, x):
+    k = layer.in_features // 2
+    return x[..., :k] @ layer.weight[:, :k].T + x[..., k:] @ layer.weight[:, k:].T + layer.bias
+
+
+def functional(program: Program) -> Program:
+    def forward(x):
+        state = dict(program.model.named_parameters()) | dict(program.model.named_buffers())
+        return torch.func.functional_call(program.model, state, (x,))
+
+    return replace(program, forward=forward)
+
+
+def channels_last(program: Program) -> Program:
+    program.model.to(memory_format=torch.channels_last)
+    inner = program.model.forward
+    return replace(program, forward=lambda x: inner(x.to(memory_format=torch.channels_last)))
+
+
+def by_loops(program: Program) -> Program:
+    """The optimizer's other implementation."""
+    for group in program.optimizer.param_groups:
+        group["foreach"] = True
+    return program
+
+
+def on_device(program: Program) -> Program:
+    """What capturable optimizers do on a GPU: step count and learning rate are tensors, of another dtype."""
+    optimizer = program.optimizer
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(group["lr"])
+        group["foreach"] = False
+    for values in optimizer.state.values():
+        values["step"] = values["step"].double()
+    return program
+
+
+HONEST = {
+    "eager": lambda program: program,
+    "split_k": with_linear(split_k),
+    "functional": functional,
+    "channels_last": channels_last,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_candidates_pass_on_every_seed(check, net, name, mode):
+    first = 1000 * MODES.index(mode)
+    verification = check(net(mode=mode), HONEST[name], seeds=20, first=first)
+    assert verification.ok, verification.headline
+    assert len(verification.seeds) == 20
+
+
+@pytest.mark.parametrize("optim", ["adamw", "sgd"])
+@pytest.mark.parametrize("change", [with_linear(split_k), by_loops], ids=["split_k", "foreach"])
+def test_honest_training_passes_on_every_seed(check, optim, change):
+    verification = check(mlp("train", optim=optim, activation="relu"), change, seeds=20)
+    assert verification.ok, verification.headline
+    assert "parameter changes" in verification.headline
+
+
+def test_an_optimizer_with_its_state_in_tensors_passes(check):
+    verification = check(mlp("train"), on_device)
+    assert verification.ok, verification.headline
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_autocast_passes_its_precision_contract(check, net, mode, dtype):
+    def change(program):
+        return autocast(with_linear(split_k)(program), dtype)
+
+    verification = check(net(mode=mode), change, precision(dtype), seeds=10)
+    assert verification.ok, verification.headline
+    assert f"plain {dtype} autocast" in verification.headline
+    assert not check(net(mode=mode), change, seeds=1).ok  # and would not be called equivalent
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_programs_in_other_dtypes(check, dtype):
+    verification = check(mlp("train"), with_linear(split_k), seeds=5, dtype=dtype)
+    assert verification.ok, verification.headline
+
+
+# --- mutants ---------------------------------------------------------------------------------------------------
+
+
+def scaled(inner, program, batch):
+    return {name: value * (1 + 1e-3) for name, value in inner(program, batch).items()}
+
+
+def slightly_scaled(inner, program, batch):
+    return {name: value * (1 + 2e-6) for name, value in inner(program, batch).items()}
+
+
+def one_element_off(inner, program, batch):
+    outputs = {name: value.clone() for name, value in inner(program, batch).items()}
+    for value in outputs.values():
+        value.view(-1)[-1] += 1e-4
+    return outputs
+
+
+def wrong_dtype(inner, program, batch):
+    return {name: value.double() for name, value in inner(program, batch).items()}
+
+
+def wrong_shape(inner, program, batch):
+    return {name: value[None] for name, value in inner(program, batch).items()}
+
+
+def wrong_name(inner, program, batch):
+    return {f"my_{name}": value for name, value in inner(program, batch).items()}
+
+
+def extra_output(inner, program, batch):
+    return inner(program, batch) | {"more": torch.zeros(1)}
+
+
+def with_nan(inner, program, batch):
+    outputs = {name: value.clone() for name, value in inner(program, batch).items()}
+    for value in outputs.values():
+        value.view(-1)[0] = torch.nan
+    return outputs
+
+
+def mutates_its_batch(inner, program, batch):
+    outputs = inner(program, batch)
+    batch[0].zero_()
+    return outputs
+
+
+def returns_its_input(inner, program, batch):
+    value = inner(program, batch)["output"]
+    return {"output": batch[0].view(-1)[: value.numel()].copy_(value.view(-1)).view(value.shape)}
+
+
+def no_gradients(inner, program, batch):
+    outputs = inner(program, batch)
+    program.model[0].weight.grad = None
+    return outputs
+
+
+def stale_gradients(inner, program, batch):
+    outputs = inner(program, batch)
+    program.model[0].weight.grad.zero_()
+    return outputs
+
+
+class Stale:
+    """Returns what the previous call computed."""
+
+    def __init__(self):
+        self.last = None
+
+    def __call__(self, inner, program, batch):
+        outputs = inner(program, batch)
+        previous, self.last = self.last or outputs, outputs
+        return previous
+
+
+def in_bfloat16(layer, x):
+    return nn.functional.linear(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16()).float()
+
+
+def in_tf32(layer, x):
+    def truncated(tensor):
+        return (tensor.detach().view(torch.int32) & ~0x1FFF).view(torch.float32) - tensor.detach() + tensor
+
+    return nn.functional.linear(truncated(x), truncated(layer.weight), layer.bias)
+
+
+def without_bias(layer, x):
+    return nn.functional.linear(x, layer.weight)
+
+
+OUTPUT_MUTANTS = {
+    "scaled": (with_step(scaled), "G1"),
+    "slightly_scaled": (with_step(slightly_scaled), "G1"),
+    "one_element_off": (with_step(one_element_off), "G2"),
+    "wrong_dtype": (with_step(wrong_dtype), "G0"),
+    "wrong_shape": (with_step(wrong_shape), "G0"),
+    "wrong_name": (with_step(wrong_name), "G0"),
+    "extra_output": (with_step(extra_output), "G0"),
+    "with_nan": (with_step(with_nan), "G0"),
+    "mutates_its_batch": (with_step(mutates_its_batch), "G0"),
+    "returns_its_input": (with_step(returns_its_input), "G0"),
+    "stale": (with_step(Stale()), "G1"),
+    "in_bfloat16": (with_linear(in_bfloat16), "G1"),
+    "in_tf32": (with_linear(in_tf32), "G1"),
+    "without_bias": (with_linear(without_bias), "G1"),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUT_MUTANTS)
+def test_mutants_of_the_output_are_caught(check, name):
+    change, gate = OUTPUT_MUTANTS[name]
+    verification = check(mlp("forward"), change)
+    assert not verification.ok
+    assert gate in {failed for failure in verification.failures for failed in failure["failed"]}
+    assert not verification.gates[gate]["passed"]
+    assert verification.headline.startswith(f"{verification.worst['tensor']} fails")
+    json.dumps(verification.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [with_linear(in_bfloat16), with_linear(in_tf32), with_step(no_gradients), with_step(stale_gradients)],
+    ids=["in_bfloat16", "in_tf32", "no_gradients", "stale_gradients"],
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_mutants_of_gradients_are_caught(check, change, seed):
+    verification = check(mlp("forward_backward"), change, seeds=1, first=seed)
+    assert any(failure["tensor"].startswith("grad/") for failure in verification.failures)
+
+
+def test_layer_norm_without_eps_is_caught(check, net):
+    def model():
+        return nn.Sequential(nn.Flatten(), nn.LayerNorm(192, eps=1e-5))
+
+    def change(program):
+        program.model[1].eps = 0.0
+        return program
+
+    workload = net(mode="forward", make=model)
+    assert check(workload).ok
+    verification = check(workload, change)
+    assert verification.worst["gate"] == "G1"
+    eager, mutant = workload.build(CPU, torch.float32, 0), change(workload.build(CPU, torch.float32, 0))
+    (x,) = workload.batch(torch.Generator().manual_seed(0))
+    assert torch.allclose(eager.predict((x,)), mutant.predict((x,)), rtol=1e-4, atol=1e-4)  # what others would say
+
+
+# Training: mutants that only an update shows.
+
+
+def faster(program: Program) -> Program:
+    for group in program.optimizer.param_groups:
+        group["lr"] *= 1.01
+    return program
+
+
+def no_update(inner, program, batch):
+    kept = {name: tensor.clone() for name, tensor in program.state().items()}
+    outputs = inner(program, batch)
+    for name, tensor in program.state().items():
+        tensor.copy_(kept[name])
+    return outputs
+
+
+def without_zero_grad(inner, program, batch):
+    old = {p: p.grad.clone() for p in program.model.parameters() if p.grad is not None}
+    clear_gradients(program.model)
+    loss = program.loss(program.predict(batch), batch)
+    loss.backward()
+    for parameter, gradient in old.items():
+        parameter.grad += gradient
+    program.optimizer.step()
+    return {"loss": loss.detach()}
+
+
+def frozen_step_count(inner, program, batch):
+    """A graph that replays the bias correction it was captured with: the count itself goes on."""
+    counts = {p: values["step"].clone() for p, values in program.optimizer.state.items()}
+    for values in program.optimizer.state.values():
+        values["step"].zero_()
+    outputs = inner(program, batch)
+    for parameter, values in program.optimizer.state.items():
+        values["step"].copy_(counts[parameter] + 1)
+    return outputs
+
+
+def frozen_layer(inner, program, batch):
+    weight = program.model[0].weight
+    kept = weight.detach().clone()
+    outputs = inner(program, batch)
+    weight.data.copy_(kept)
+    return outputs
+
+
+def other_start(program: Program) -> Program:
+    with torch.no_grad():
+        program.model[0].weight.add_(1e-3)
+    return program
+
+
+def slower_in_a_tensor(program: Program) -> Program:
+    on_device(program)
+    for group in program.optimizer.param_groups:
+        group["lr"].mul_(0.99)
+    return program
+
+
+TRAINING_MUTANTS = {
+    "faster": (faster, "change/"),
+    "slower_in_a_tensor": (slower_in_a_tensor, "optimizer/group0/lr"),
+    "no_update": (with_step(no_update), "change/"),
+    "without_zero_grad": (with_step(without_zero_grad), "grad/"),
+    "frozen_step_count": (with_step(frozen_step_count), "change/"),
+    "frozen_layer": (with_step(frozen_layer), "change/0.weight"),
+    "other_start": (other_start, "before/param/0.weight"),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", TRAINING_MUTANTS)
+def test_mutants_of_training_are_caught(check, name, seed):
+    change, tensor = TRAINING_MUTANTS[name]
+    verification = check(mlp("train"), change, seeds=1, first=seed)
+    assert any(failure["tensor"].startswith(tensor) for failure in verification.failures), verification.headline
+    late = name in ("without_zero_grad", "frozen_step_count")
+    assert min(failure["step"] for failure in verification.failures) == (1 if late else 0)
+
+
+def off_by_2_percent(inner, program, batch):
+    return {name: value * 1.02 for name, value in inner(program, batch).items()}
+
+
+def in_5_bits(layer, x):
+    def truncated(tensor):
+        return (tensor.float().view(torch.int32) & ~0x3FFFF).view(torch.float32)
+
+    return nn.functional.linear(truncated(x), truncated(layer.weight), layer.bias)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "change",
+    [with_step(off_by_2_percent), with_linear(without_bias), with_linear(in_5_bits), with_step(mutates_its_batch)],
+    ids=["off_by_2_percent", "without_bias", "in_5_bits", "mutates_its_batch"],
+)
+def test_low_precision_is_no_excuse(check, dtype, change):
+    assert not check(mlp("forward"), lambda program: autocast(change(program), dtype), precision(dtype)).ok
+
+
+@pytest.mark.parametrize("name", TRAINING_MUTANTS)
+def test_low_precision_is_no_excuse_in_training(check, name):
+    change, tensor = TRAINING_MUTANTS[name]
+    verification = check(mlp("train"), lambda program: autocast(change(program), "bfloat16"), precision("bfloat16"))
+    assert any(failure["tensor"].startswith(tensor) for failure in verification.failures), verification.headline
+
+
+# --- contracts, repetition, references -------------------------------------------------------------------------
+
+
+def test_bitwise_wants_equal_bits(check):
+    same = check(mlp("train"), contract=BITWISE)
+    assert same.ok
+    assert same.bitwise
+    assert "bit for bit" in same.headline
+    other = check(mlp("train"), with_linear(split_k), BITWISE)
+    assert not other.ok
+    assert other.worst["gate"] == "BITWISE"
+    assert check(mlp("train"), with_linear(split_k)).ok
+
+
+def wobbling(program: Program) -> Program:
+    """A baseline that adds in another order every time, as atomics do."""
+    generator = torch.Generator().manual_seed(0)
+
+    def any_order(layer, x):
+        order = torch.randperm(layer.in_features, generator=generator)
+        return x[..., order] @ layer.weight[:, order].T + layer.bias
+
+    return with_linear(any_order)(program)
+
+
+def test_a_baseline_that_does_not_repeat_itself_lowers_bitwise(check):
+    verification = check(mlp("train"), wobbling, BITWISE, baseline=wobbling, seeds=3)
+    assert verification.ok, verification.headline
+    assert not verification.repeats
+    assert verification.contract == str(REASSOCIATES)
+    assert any("does not repeat" in note for note in verification.notes)
+    assert not check(mlp("train"), with_linear(in_bfloat16), BITWISE, baseline=wobbling).ok
+
+
+def test_a_candidate_may_change_its_batch_where_the_baseline_does(check):
+    change = with_step(mutates_its_batch)
+    assert check(mlp("forward"), change, baseline=change).ok
+
+
+def test_randomness_leaves_equivalence_undecided(check, net):
+    def model():
+        return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, 10))
+
+    with pytest.raises(NoReference, match="random"):
+        check(net(mode="forward_backward", make=model))
+
+
+def test_a_baseline_far_from_fp64_leaves_equivalence_undecided(check, net):
+    class Cancelling(nn.Module):
+        def forward(self, x):
+            return (x + 1e8) - 1e8
+
+    with pytest.raises(NoReference, match="could not be told"):
+        check(net(mode="forward", make=Cancelling))
+
+
+def test_a_model_that_needs_float32_has_no_reference(check, net):
+    class Only32(nn.Module):
+        def forward(self, x):
+            if x.dtype is not torch.float32:
+                raise RuntimeError("float32 only")
+            return x
+
+    with pytest.raises(NoReference, match="float32 only"):
+        check(net(mode="forward", make=Only32))
+
+
+def test_fp64_moves_to_the_cpu_where_it_does_not_fit(check, monkeypatch):
+    golden, failed = Judge._golden, []
+
+    def once(self, step, state):
+        if not failed:
+            failed.append(step)
+            self.device = torch.device("meta")  # anything but the CPU
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return golden(self, step, state)
+
+    monkeypatch.setattr(Judge, "_golden", once)
+    verification = check(mlp("forward"))
+    assert verification.ok
+    assert verification.reference == "fp64 on cpu"
+
+
+def test_float16_steps_that_both_skip_are_noted(check):
+    def change(program):
+        return autocast(program, "float16")
+
+    workload = mlp("train", optim="sgd")
+    workload.loss = lambda output, batch: nn.functional.mse_loss(output, batch[-1]) * 4.0
+    plain = check(workload, change, precision("float16"))
+    assert plain.ok, plain.headline
+    workload.loss = lambda output, batch: nn.functional.mse_loss(output, batch[-1]) * 1e6
+    with pytest.raises(NoReference, match="overflow"):
+        check(workload, change, precision("float16"))
+
+
+def test_every_seed_gets_new_inputs_and_failures_say_which(check):
+    calls = []
+
+    def right_once(inner, program, batch):
+        calls.append(batch[0].clone())
+        outputs = inner(program, batch)
+        return outputs if len(calls) == 1 else {name: value + 1 for name, value in outputs.items()}
+
+    verification = check(mlp("forward"), with_step(right_once), seeds=5, first=40)
+    assert verification.seeds == [40, 41]
+    assert verification.worst["seed"] == 41
+    assert not torch.equal(*calls)
+
+
+def test_forward_only_needs_no_noisy_steps_unless_outputs_are_few(net):
+    many = Judge(mlp("forward"), CPU, torch.float32, 0, REASSOCIATES)
+    few = Judge(mlp("forward", dim=2, batch_size=2), CPU, torch.float32, 0, REASSOCIATES)
+    for judge, steps in ((many, 0), (few, 6)):
+        judge.draw(0, 1)
+        assert judge.info() == {"reference": "fp64 on cpu", "noisy_steps": steps}

@@ -1,0 +1,168 @@
+"""The command as a user types it: verdicts, exit statuses, records, and nothing left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from optexp.result import Result, Verdict
+
+OUTSIDE = Path(__file__).parent / "outside"
+TINY = ["workload.dim=16", "workload.layers=2", "workload.batch_size=8", "measurement=quick", "device=cpu"]
+CHECKOUT = Path(__file__).parent.parent
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "optexp", *arguments]
+
+
+def variables() -> dict[str, str]:
+    paths = [str(CHECKOUT), str(OUTSIDE), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p), "COLUMNS": "160"}
+
+
+def optexp(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), cwd=folder, env=variables(), capture_output=True, text=True, timeout=280
+    )
+
+
+def results(folder: Path) -> list[Result]:
+    return [Result.read(path) for path in sorted(folder.rglob("result.json"))]
+
+
+def test_one_comparison_leaves_its_whole_record(tmp_path: Path) -> None:
+    done = optexp(tmp_path, "workload=mlp", "strategy=baseline", *TINY, "horizon_steps=1000")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = results(tmp_path)
+    assert result.verdict in (Verdict.SAME, Verdict.INCONCLUSIVE)
+    assert result.speedup is not None
+    assert result.speedup.low <= result.speedup.estimate <= result.speedup.high
+    assert result.verdict in done.stdout
+    folder = next(tmp_path.rglob("result.json")).parent
+    for artifact in ("report.html", "config.yaml", "environment.json", "traces/baseline.json.gz"):
+        assert (folder / artifact).stat().st_size > 0
+    assert "\x1b" not in done.stdout + done.stderr  # not a terminal: plain lines
+
+
+def test_a_strategy_that_cannot_apply_says_so_in_one_line(tmp_path: Path) -> None:
+    done = optexp(tmp_path, "workload=mlp", "strategy=cuda_graph", *TINY)
+    assert done.returncode == 4
+    lines = done.stdout.strip().splitlines()
+    assert len(lines) == 1
+    assert "UNSUPPORTED" in lines[0]
+    assert "device=cuda" in lines[0]
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_whatever_a_job_does_the_next_one_runs(tmp_path: Path) -> None:
+    """A crash, a hang, an exit, a wrong result; then an honest one. Strategies come from outside the repository."""
+    done = optexp(
+        tmp_path,
+        "-m",
+        "workload=mlp",
+        "strategy=segfault,hang,leave,wrong,baseline",
+        f"hydra.searchpath=[file://{OUTSIDE / 'conf'}]",
+        "timeout_s=10",
+        *TINY,
+    )
+    found = {result.label: result for result in results(tmp_path)}
+    assert len(found) == 5, done.stdout + done.stderr
+    assert [found[name].verdict for name in ("segfault", "hang", "leave")] == [Verdict.ERROR] * 3
+    assert "SIGSEGV" in found["segfault"].headline
+    assert "10 s" in found["hang"].headline
+    assert "exit code 7" in found["leave"].headline
+    assert found["wrong"].verdict is Verdict.NOT_EQUIVALENT
+    assert found["wrong"].speedup is None
+    assert found["baseline"].verdict in (Verdict.SAME, Verdict.INCONCLUSIVE)
+    assert done.returncode == 1
+    assert_nested(tmp_path, children=5)
+
+
+def test_the_sweep_of_the_readme(tmp_path: Path) -> None:
+    """Stacks beside single strategies; an option applies where its strategy is."""
+    done = optexp(
+        tmp_path,
+        "-m",
+        "workload=mlp",
+        "strategy=inplace,[amp,fusion],cuda_graph",
+        "strategy.fusion.mode=default",
+        *TINY,
+    )
+    found = {result.label: result for result in results(tmp_path)}
+    assert set(found) == {"inplace", "amp+fusion", "cuda_graph"}, done.stdout + done.stderr
+    assert found["inplace"].verdict is Verdict.NOT_ENGAGED  # backward needs what could be overwritten
+    assert found["amp+fusion"].verdict.measured, found["amp+fusion"].headline
+    assert "bfloat16" in found["amp+fusion"].equivalence["contract"]
+    assert found["cuda_graph"].verdict is Verdict.UNSUPPORTED
+    assert any("fusion" in note for note in found["cuda_graph"].measurement["notes"])
+    assert done.returncode == 4
+    assert done.stdout.rstrip().count("amp+fusion") >= 2  # its own verdict, and a row of the ranked table
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_interrupting_ends_everything_and_marks_the_run_killed(tmp_path: Path, stop: signal.Signals) -> None:
+    process = subprocess.Popen(
+        command("workload=mlp", "strategy=baseline", *TINY, "measurement.pairs=100000", "measurement.process_s=600"),
+        cwd=tmp_path,
+        env=variables(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("measurement"):
+            break
+    time.sleep(1.0)
+    started = descendants(process.pid)
+    assert started
+    process.send_signal(stop)
+    assert process.wait(timeout=20) == 130
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in started) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
+    assert [run.info.status for run in mlflow_runs(tmp_path)] == ["KILLED"]
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below `pid`, whatever its session."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(stat.parent.name)] = int(fields[1])
+    found, frontier = [], [pid]
+    while frontier:
+        above = frontier.pop()
+        children = [child for child, parent in parents.items() if parent == above]
+        found += children
+        frontier += children
+    return found
+
+
+def mlflow_runs(folder: Path) -> list:  # type: ignore[type-arg]
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    return list(client.search_runs([e.experiment_id for e in client.search_experiments()]))
+
+
+def assert_nested(folder: Path, children: int) -> None:
+    """The sweep is one parent run with its comparisons below it."""
+    runs = mlflow_runs(folder)
+    below = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    assert len(below) == children
+    assert {run.data.tags["mlflow.parentRunId"] for run in below} == {parent.info.run_id}
+    assert {run.info.status for run in runs} == {"FINISHED"}
