@@ -52,7 +52,9 @@ class Failure(Exception):
 class Worker:
     """A process that answers messages: `call` waits for the answer, `start` and `wait` let several work at once."""
 
-    def __init__(self, launcher: Launcher, pid: int, connection: Connection, name: str, log: Path, timeout_s: float):
+    def __init__(
+        self, launcher: Launcher, pid: int, connection: Connection, name: str, log: Path, timeout_s: float
+    ) -> None:
         self.launcher, self.pid, self.connection = launcher, pid, connection
         self.name, self.log, self.timeout_s = name, log, timeout_s
         self.alive = True
@@ -128,7 +130,7 @@ class Launcher:
     """Forks workers on request; all of them end with it, and it ends with this process."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self.socket, theirs = socket.socketpair()
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # whole messages
         variables = {
             **os.environ,
             # cudaGetDeviceCount would make later forks unusable; NVML answers the same question.
@@ -148,8 +150,9 @@ class Launcher:
         self._workers: list[Worker] = []
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Import slow modules once, before workers are forked."""
-        self._ask({"do": "preload", "modules": list(modules)})
+        """Import slow modules once, before workers are forked; does not wait for it."""
+        with suppress(OSError):  # the next request finds out that the launcher is gone
+            self.socket.sendall(json.dumps({"do": "preload", "modules": list(modules)}).encode())
 
     def fork(self, role: str, name: str, log: Path, timeout_s: float) -> Worker:
         """A new worker that serves an instance of `role` ("package.module:Class")."""
@@ -171,10 +174,10 @@ class Launcher:
         return f"exit code {status}"
 
     def _ask(self, request: dict[str, Any], descriptor: int | None = None) -> dict[str, Any]:
-        message = json.dumps(request).encode() + b"\n"
+        message = json.dumps(request).encode()
         try:
             socket.send_fds(self.socket, [message], [] if descriptor is None else [descriptor])
-            answer: dict[str, Any] = json.loads(_read_line(self.socket)[0])
+            answer: dict[str, Any] = json.loads(_receive(self.socket)[0])
         except (OSError, EOFError):
             raise Failure("Crash", f"the launcher ended (exit code {self.process.poll()})") from None
         return answer
@@ -208,15 +211,16 @@ def serve_launcher(descriptor: int) -> None:
     children: set[int] = set()
     while True:
         try:
-            line, descriptors = _read_line(control)
+            message, descriptors = _receive(control)
         except EOFError:
             break
-        request = json.loads(line)
+        request = json.loads(message)
         answer: dict[str, Any] = {}
         if request["do"] == "preload":
             for module in request["modules"]:
                 importlib.import_module(module)
-        elif request["do"] == "fork":
+            continue  # nobody waits for it
+        if request["do"] == "fork":
             pid = os.fork()
             if pid == 0:
                 control.close()
@@ -227,7 +231,7 @@ def serve_launcher(descriptor: int) -> None:
             answer = {"status": _wait(request["pid"], seconds=5.0)}
         for inherited in descriptors:
             os.close(inherited)
-        control.sendall(json.dumps(answer).encode() + b"\n")
+        control.sendall(json.dumps(answer).encode())
         children = {pid for pid in children if not _reap(pid)}
     for pid in children:
         _kill_group(pid)
@@ -324,15 +328,12 @@ def describe(error: BaseException) -> dict[str, str]:
 # --- small things ----------------------------------------------------------------------------------------------
 
 
-def _read_line(connection: socket.socket) -> tuple[bytes, list[int]]:
-    data, descriptors = b"", []
-    while not data.endswith(b"\n"):
-        chunk, received, _, _ = socket.recv_fds(connection, 1 << 20, 1)
-        if not chunk:
-            raise EOFError
-        data += chunk
-        descriptors += received
-    return data, descriptors
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """One whole message, and the descriptor that came with it."""
+    message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 1)
+    if not message:
+        raise EOFError
+    return message, descriptors
 
 
 def _kill_group(pid: int) -> None:

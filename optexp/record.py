@@ -4,50 +4,45 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from omegaconf import DictConfig, OmegaConf
 
-from optexp.config import ConfigError, Experiment
+from optexp import report, terminal, tracking
+from optexp.config import ConfigError
 from optexp.result import Result, Verdict
-from optexp.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from optexp.terminal import Progress
-    from optexp.tracking import Run
+from optexp.session import Session
+from optexp.tracking import Run
 
 
 class Recorder:
     """Holds the MLflow run open while a comparison works, so that an interrupted one is marked KILLED."""
 
-    def __init__(self, experiment: Experiment, output: Path, watch: Stopwatch, progress: Progress) -> None:
-        self.experiment, self.output, self.watch, self.progress = experiment, output, watch, progress
+    def __init__(self, session: Session) -> None:
+        self.session, self.output, self.watch = session, session.output, session.watch
         self.run: Run | None = None
         self.trouble: str | None = None
 
-    def start(self, name: str) -> None:
+    def start(self) -> None:
         """Open the MLflow run; a store that cannot be reached costs the record there, not the result."""
-        from optexp import tracking
-
-        if not self.experiment.tracking.enabled:
+        tracked, result = self.session.experiment.tracking, self.session.result
+        if not tracked.enabled:
             return
-        self.progress.phase("record", "opening the MLflow run")
-        with self.watch.phase("record"):
+        with self.session.working("record", "opening the MLflow run"):
             try:
-                self.run = tracking.start(self.experiment.tracking, name, os.environ.get("OPTEXP_PARENT_RUN"))
+                name = f"{result.workload} · {result.label}"
+                self.run = tracking.start(tracked, name, os.environ.get("OPTEXP_PARENT_RUN"))
             except tracking.TrackingError as error:
                 self.trouble = str(error)
 
     def finish(self, result: Result) -> None:
         """Write everything, log everything, show it."""
-        from optexp import report, terminal, tracking
-
-        self.progress.phase("record", "writing the report and the MLflow run")
         if self.trouble:
-            result.measurement.setdefault("notes", []).append(f"not in MLflow: {self.trouble}")
-        with self.watch.phase("record"):
+            result.measurement["notes"].append(f"not in MLflow: {self.trouble}")
+        with self.session.working("record", "writing the report and the MLflow run"):
             self._write(result)
             report.write(result, self.output / "report.html")
             if self.run is not None:
@@ -55,9 +50,9 @@ class Recorder:
                     self.run.log(result, self.output)
                     self.run.finish("FINISHED")
                 except tracking.TrackingError as error:
-                    result.measurement.setdefault("notes", []).append(f"not in MLflow: {error}")
+                    result.measurement["notes"].append(f"not in MLflow: {error}")
         self._write(result)
-        self.progress.stop()
+        self.session.progress.stop()
         terminal.show(result, self.output, self.run)
 
     def _write(self, result: Result) -> None:
@@ -73,13 +68,12 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None and self.run is not None:
-            self.run.finish("KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
+            with suppress(tracking.TrackingError):
+                self.run.finish("KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
 
 
 def configuration_error(error: ConfigError, config: DictConfig, output: Path) -> Result:
     """A job that could not be built: one sentence, and a record so that a sweep can rank it."""
-    from optexp import terminal
-
     plain: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
     result = Result(
         verdict=Verdict.ERROR,

@@ -127,8 +127,8 @@ def _without_outliers(values: Sequence[float], keep: Sequence[float]) -> tuple[f
 
 
 def _ticks(low: float, high: float) -> list[tuple[float, int]]:
-    """About five round numbers between the ends, and the decimal places they need."""
-    raw = (high - low) / 5
+    """Four to eight round numbers between the ends, and the decimal places they need."""
+    raw = (high - low) / 8
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
     places = max(0, -math.floor(math.log10(step)))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -52,12 +52,11 @@ def run(config: DictConfig, output: Path) -> Result:
             if not discovery.in_sweep():
                 raise  # a mistake in the only job is a message, not a record
             return record.configuration_error(error, config, output)
-        with record.Recorder(experiment, output, watch, progress) as recorder:
-            session = Session(experiment, device, output, watch, progress)
-            result = session.result
+        session = Session(experiment, device, output, watch, progress)
+        result = session.result
+        with record.Recorder(session) as recorder:
             try:
-                recorder.start(f"{result.workload} · {result.label}")
-                (profile if experiment.mode == "profile" else compare)(session)
+                (profile if experiment.mode == "profile" else compare)(session, recorder.start)
             except Stop as stop:
                 result.verdict, result.headline = stop.verdict, f"{stop.verdict}: {stop.reason}"
             except Unsupported as reason:
@@ -82,12 +81,12 @@ def run(config: DictConfig, output: Path) -> Result:
 # --- the story -------------------------------------------------------------------------------------------------
 
 
-def compare(session: Session) -> None:
+def compare(session: Session, meanwhile: Callable[[], None]) -> None:
     """Fill in the session's result; `Stop`, `Unsupported` and `Failure` end it early."""
     result = session.result
     for stack in (session.stack, session.baseline):
         compose(stack)  # members that cannot work together are refused before anything starts
-    with session.arms_for_evidence() as arms:
+    with session.arms_for_evidence(meanwhile) as arms:
         verification = verify(session, arms)
         traces = profile_arms(session, arms)
     engaged(session, traces)
@@ -98,19 +97,22 @@ def compare(session: Session) -> None:
     conclude(session, samples, verification)
 
 
-def profile(session: Session) -> None:
+def profile(session: Session, meanwhile: Callable[[], None]) -> None:
     """mode=profile: the baseline alone, where its time goes, and what fits it."""
     result = session.result
     with session.working("arms", "starting the baseline"):
-        arms, setups = session.start({"baseline": session.spec(session.baseline)})
+        arms = session.start({"baseline": session.spec(session.baseline)})
+    meanwhile()
+    with session.working("arms", "setting it up"):
         arm = arms["baseline"]
+        setup = arm.wait()
     with session.working("measurement", "timing it as it is"):
         arm.call("bind", cores=session.cores)
         steady = arm.call("warm_up", limit_s=session.protocol.warmup_s)
         result.baseline = ArmSummary(
             step_us=steady["step_s"] * 1e6,
             throughput=session.workload.samples / steady["step_s"],
-            setup_s=setups["baseline"]["setup_s"],
+            setup_s=setup["setup_s"],
             peak_mib=arm.call("peak_memory", steps=5).get("peak_mib"),
         )
     profile_arms(session, arms)
@@ -164,7 +166,7 @@ def profile_arms(session: Session, arms: Mapping[str, Arm]) -> dict[str, Trace]:
     last = "candidate" if "candidate" in traces else "baseline"
     found = diagnose(traces[last], parts[last])
     result.profile["calibration"] = calibration.to_dict()
-    result.profile["bottlenecks"] = [asdict(bottleneck) for bottleneck in found]
+    result.profile["bottlenecks"] = [{"label": b.label, "share": b.share, "why": b.why, "try": list(b.try_)} for b in found]
     result.profile["suggestion"] = suggestion(found, [s.name for s in session.stack], discovery.options("strategy"))
     if "candidate" in traces:
         result.explanation = explain(traces["baseline"], traces["candidate"], parts["baseline"], parts["candidate"])
@@ -199,13 +201,14 @@ def measure(session: Session) -> list[Sample]:
         while len(samples) < protocol.processes_max:
             index = len(samples)
             with session.working("arms", f"process {index + 1}: starting both arms"):
-                arms, _ = session.start(
+                arms = session.start(
                     {
                         "baseline": session.spec(session.baseline, seed_offset=index),
                         "candidate": session.spec(session.stack, seed_offset=index),
                     }
                 )
                 for arm in arms.values():
+                    arm.wait()
                     arm.call("bind", cores=session.cores)
             with session.working("measurement", f"process {index + 1}: measuring"):
                 samples.append(sample(arms["baseline"], arms["candidate"], protocol, order))

@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -97,13 +97,19 @@ class Session:
         return Spec(e.workload, list(strategies), self.device, e.dtype, e.seed + seed_offset, self.contract, autocast)
 
     @contextmanager
-    def arms_for_evidence(self) -> Iterator[dict[str, Arm]]:
-        """Candidate, baseline, fp64 reference, and a yardstick where the baseline is not the bare model."""
+    def arms_for_evidence(self, meanwhile: Callable[[], None]) -> Iterator[dict[str, Arm]]:
+        """Candidate, baseline, fp64 reference, and a yardstick where the baseline is not the bare model.
+
+        While they set up, this process has time for something else.
+        """
         specs = {"candidate": self.spec(self.stack), "baseline": self.spec(self.baseline), "reference": self.spec(())}
         if self.baseline or self.contract.dtype is not None:
             specs["yardstick"] = self.spec((), autocast=self.contract.dtype)
         with self.working("arms", "starting the arms"):
-            arms, setups = self.start(specs)
+            arms = self.start(specs)
+        meanwhile()
+        with self.working("arms", "setting up the arms"):
+            setups = {name: arm.wait() for name, arm in arms.items()}
         self.notes = setups["candidate"]["notes"]
         self.result.baseline.setup_s = setups["baseline"]["setup_s"]
         self.result.candidate.setup_s = setups["candidate"]["setup_s"]
@@ -111,29 +117,32 @@ class Session:
         for arm in arms.values():
             arm.close()
 
-    def start(self, specs: Mapping[str, Spec]) -> tuple[dict[str, Arm], dict[str, dict[str, Any]]]:
-        """Set up several arms side by side. What fails here is ended with the session."""
+    def start(self, specs: Mapping[str, Spec]) -> dict[str, Arm]:
+        """Begin to set up several arms side by side; `wait` of each tells how it went."""
         arms: dict[str, Arm] = {}
         for name, spec in specs.items():
             arms[name] = self.arm(REFERENCE if name == "reference" else ARM, name)
             arms[name].start("setup", packed=spec.pack())
-        return arms, {name: arm.wait() for name, arm in arms.items()}
+        return arms
 
     def arm(self, role: str, name: str) -> Arm:
         """One worker process, or its object in this one."""
-        variables = environment([*self.stack, *self.baseline])
         if not self.isolated:
-            if variables:
+            if variables := environment([*self.stack, *self.baseline]):
                 raise ConfigError(f"isolation=none cannot set {', '.join(variables)}: use isolation=process")
             module, _, cls = role.partition(":")
             return InProcess(getattr(importlib.import_module(module), cls)(), name)
-        if variables and self.own_launcher is None:
+        logs = self.output / "arms"
+        logs.mkdir(exist_ok=True)
+        return self.launcher().fork(role, name, (logs / f"{name}.log").resolve(), self.experiment.timeout_s)
+
+    def launcher(self) -> Launcher:
+        """The shared one, or one of this comparison's own where a strategy needs environment variables."""
+        if self.own_launcher is None and (variables := environment([*self.stack, *self.baseline])):
             self.own_launcher = Launcher(variables)
         chosen = self.own_launcher or launcher()
         chosen.preload(sorted({module for s in (*self.stack, *self.baseline) for module in s.preload}))
-        logs = self.output / "arms"
-        logs.mkdir(exist_ok=True)
-        return chosen.fork(role, name, (logs / f"{name}.log").resolve(), self.experiment.timeout_s)
+        return chosen
 
     def close(self) -> None:
         """End every process of this comparison."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from optexp.result import Result, Verdict
@@ -17,6 +17,10 @@ WHAT_NOW = {
     Verdict.INVALID: "The measurement is not shown: run it again when the machine is quiet.",
 }
 PART = "share_"  # how the names of a breakdown's terms begin
+SPEED = ("time/step", "time/step, 95th percentile", "device time/step", "throughput")  # rows that a verdict is about
+SHORT = ("time/step", "throughput", "peak memory", "kernels/step")
+
+Unit = Callable[[float], str]
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,10 @@ class Row:
 def rows(result: Result, details: bool = False) -> list[Row]:
     """Time, throughput, memory and kernels of both arms; `details` adds what the report has room for."""
     before, after = result.baseline, result.candidate
+    # The interval's own estimate: a ratio of medians may differ from it in the last digit.
+    time_change = 1 / result.speedup.estimate if result.speedup else None
     found = [
-        _row("time/step", before.step_us, after.step_us, microseconds, "slower", "faster",
-             change=1 / result.speedup.estimate if result.speedup else None),
+        _row("time/step", before.step_us, after.step_us, microseconds, "slower", "faster", time_change),
         _row("time/step, 95th percentile", before.p95_us, after.p95_us, microseconds, "slower", "faster"),
         _row("device time/step", before.device_us, after.device_us, microseconds, "slower", "faster"),
         _row("throughput", before.throughput, after.throughput, rate, "more", "less"),
@@ -43,12 +48,15 @@ def rows(result: Result, details: bool = False) -> list[Row]:
         _row("GPU busy", before.gpu_busy, after.gpu_busy, share, "more", "less"),
         _row("set-up", before.setup_s, after.setup_s, duration, "longer", "shorter"),
     ]
-    short = {"time/step", "throughput", "peak memory", "kernels/step"}
-    return [row for row in found if row and (details or row.name in short)]
+    shown = [row for row in found if row and (details or row.name in SHORT)]
+    if result.verdict is Verdict.INCONCLUSIVE:  # a ratio in a column of its own would be read as a finding
+        shown = [replace(row, change="undecided") if row.name in SPEED else row for row in shown]
+    return shown
 
 
-def _row(name: str, before: float | None, after: float | None, unit: Any, up: str, down: str,
-         change: float | None = None) -> Row | None:
+def _row(
+    name: str, before: float | None, after: float | None, unit: Unit, up: str, down: str, change: float | None = None
+) -> Row | None:
     if before is None and after is None:
         return None
     if change is None and before and after:
@@ -56,12 +64,12 @@ def _row(name: str, before: float | None, after: float | None, unit: Any, up: st
     return Row(name, _cell(before, unit), _cell(after, unit), _change(change, up, down))
 
 
-def _cell(value: float | None, unit: Any) -> str:
+def _cell(value: float | None, unit: Unit) -> str:
     return "" if value is None else unit(value)
 
 
 def _change(change: float | None, up: str, down: str) -> str:
-    """"5.91× faster" rather than a bare ratio, whose direction has to be guessed."""
+    """ "5.91× faster" rather than a bare ratio, whose direction has to be guessed."""
     if change is None:
         return ""
     if 0.995 < change < 1.005:
@@ -100,6 +108,8 @@ def cost(result: Result) -> str:
     text = f"set-up {duration(facts['setup_s'])}"
     if facts.get("baseline_setup_s") is not None:
         text += f" (baseline {duration(facts['baseline_setup_s'])})"
+    if result.verdict is Verdict.INCONCLUSIVE:
+        return text
     steps, hours = facts.get("break_even_steps"), facts.get("hours_saved")
     if steps == "never":
         text += ", never paid back"

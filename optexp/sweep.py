@@ -96,7 +96,7 @@ def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure  # without pyplot: no backend, no global state
 
     path.parent.mkdir(exist_ok=True)
-    figure = Figure(figsize=(8, 1 + 0.4 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(8, 1.2 + 0.4 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for place, row in enumerate(rows):
         speedup = row["speedup"]
@@ -113,7 +113,7 @@ def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("speedup over the baseline, with its interval")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
 def _finish(status: str, folder: Path | None = None) -> None:

@@ -184,8 +184,12 @@ def _profile(result: Result) -> Iterator[RenderableType]:
             table = _table(title, "calls>", "time>", "share>")
             for entry in facts[key][:5]:
                 name = Text(str(entry["name"]), no_wrap=True, overflow="ellipsis")
-                table.add_row(name, summary.count(entry["calls"]), summary.microseconds(entry["us"]),
-                              summary.share(entry["share"]))
+                table.add_row(
+                    name,
+                    summary.count(entry["calls"]),
+                    summary.microseconds(entry["us"]),
+                    summary.share(entry["share"]),
+                )
             table.columns[0].max_width = 70
             yield table
     if bottlenecks := result.profile.get("bottlenecks"):
@@ -218,6 +222,8 @@ def _bars(metrics: dict[str, float]) -> Table:
 def sweep_table(results: Sequence[Result]) -> Table:
     """One line for each result, in the order given (`summary.ranked`); those without a speedup say why."""
     table = _table("verdict", "at least>", "estimate>", "time/step>", "peak memory>", "workload", "strategy", "reason")
+    for column in table.columns[-3:-1]:
+        column.no_wrap = True  # a narrow screen takes its toll on the reasons
     for result, title in zip(results, summary.titles(results), strict=True):
         speedup, after = result.speedup, result.candidate
         table.add_row(
@@ -245,7 +251,9 @@ def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     for name in columns:
         figures = name.endswith(">")
-        table.add_column(name.removesuffix(">"), justify="right" if figures else "left", no_wrap=figures)
+        table.add_column(
+            name.removesuffix(">"), justify="right" if figures else "left", no_wrap=figures, overflow="fold"
+        )
     return table
 
 

@@ -241,9 +241,7 @@ def metrics(result: Result) -> dict[str, float]:
         found |= {f"profile/{arm}/{name}": value for name, value in profiled.items()}
     found |= {f"equivalence/{name}": result.equivalence.get(name) for name in ("error_ratio", "max_ratio")}
     return {
-        name: float(value)
-        for name, value in found.items()
-        if isinstance(value, (int, float)) and math.isfinite(value)
+        name: float(value) for name, value in found.items() if isinstance(value, (int, float)) and math.isfinite(value)
     }
 
 

@@ -108,10 +108,7 @@ class CapturedStep:
                 raise ValueError(
                     f"captured for {tuple(captured.shape)} {captured.dtype}, got {tuple(tensor.shape)} {tensor.dtype}"
                 )
-        if len(tensors) == 1:
-            self.inputs[0].copy_(tensors[0], non_blocking=True)
-        else:
-            torch._foreach_copy_(self.inputs, tensors, non_blocking=True)
+            captured.copy_(tensor, non_blocking=True)  # not foreach: its kernel costs more than a few plain copies
 
     def _follow_rates(self, optimizer: Optimizer) -> None:
         """A rate that was assigned anew is written where the graph reads it."""

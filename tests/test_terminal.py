@@ -85,6 +85,13 @@ def test_a_slower_candidate_is_never_called_faster(capsys: pytest.CaptureFixture
     assert "never paid back" in text
 
 
+def test_an_undecided_ratio_is_not_called_a_gain(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(RESULTS[Verdict.INCONCLUSIVE], capsys)
+    assert "faster" not in text
+    assert "paid back" not in text
+    assert text.count("undecided") == 2  # time and throughput; memory is counted, not estimated
+
+
 def test_a_profile_shows_bottlenecks_and_what_fits_them(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(RESULTS[Verdict.PROFILED], capsys)
     for part in ("dispatch", "71%", "aten::addmm", "many_small_kernels", "cuda_graph, fusion", "try next"):

@@ -42,7 +42,7 @@ def observe(program: Program, batch: Batch, noise: int | None = None) -> Observa
         seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()}
     kept, used = tensors_of(batch), tensors_of(given)
     intact = all(identical(used[name], tensor) for name, tensor in kept.items())
-    plain = all(type(t) is Tensor and t.device == program.device for t in outputs.values())
+    plain = all(type(t) is Tensor and t.device.type == program.device.type for t in outputs.values())
     flags = {
         "inputs_intact": torch.tensor(intact, dtype=torch.uint8),
         "plain": torch.tensor(plain, dtype=torch.uint8),

@@ -69,7 +69,7 @@ def _cache_file(device: torch.device) -> Path:
 
 
 def _driver() -> int:
-    return int(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
+    return int(getattr(torch._C, "_cuda_getDriverVersion", int)())
 
 
 def _measure_cpu() -> Calibration:

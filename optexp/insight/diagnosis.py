@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from optexp.insight.breakdown import OUTSIDE, Breakdown
-from optexp.insight.explanation import MATRIX_OPS, percent
-from optexp.insight.trace import Trace
+from optexp.insight.explanation import percent
+from optexp.insight.trace import MATRIX_OPS, Trace
 from optexp.wording import duration
 
 _STRATEGY = "strategy="
@@ -30,10 +30,12 @@ def diagnose(trace: Trace, breakdown: Breakdown, available: Sequence[str] | None
     """All causes that the profile shows, largest share first. `available`: the strategies that may be named."""
     found = _on_cpu(trace, breakdown) if breakdown.busy is None else _on_gpu(trace, breakdown, breakdown.busy)
     done = {"amp"} if _LOW_PRECISION & trace.op_dtypes(MATRIX_OPS).keys() else set()
+    if breakdown.graph_launches:
+        done.add("cuda_graph")
 
     def sensible(text: str) -> bool:
-        name = text.removeprefix(_STRATEGY)
-        return name == text or (name not in done and (available is None or name in available))
+        name, _ = _parse(text)
+        return name is None or (name not in done and (available is None or name in available))
 
     ranked = sorted(found, key=lambda bottleneck: -bottleneck.share)
     return [Bottleneck(b.label, b.share, b.why, tuple(filter(sensible, b.try_))) for b in ranked]
@@ -43,23 +45,32 @@ def suggestion(bottlenecks: Sequence[Bottleneck], stack: Sequence[str], availabl
     """The best thing to try next that is not in the stack yet, in one sentence; None when nothing follows."""
     for bottleneck in bottlenecks:
         for text in bottleneck.try_:
-            name = text.removeprefix(_STRATEGY)
-            if name != text and name in available and name not in stack:
-                choice = name if not stack else f"[{','.join((*stack, name))}]"
-                return f"{_STRATEGY}{choice}: {bottleneck.why}"
+            name, options = _parse(text)
+            if name is not None and name in available and name not in stack:
+                choice = f"[{','.join((*stack, name))}]" if stack else name
+                return f"{_STRATEGY}{choice}{options}: {bottleneck.why}"
     return None
+
+
+def _parse(text: str) -> tuple[str | None, str]:
+    """The strategy that a piece of advice names (None for plain words), and its options as they are typed."""
+    if not text.startswith(_STRATEGY):
+        return None, ""
+    name, space, options = text.removeprefix(_STRATEGY).partition(" ")
+    return name, space + options
 
 
 def _on_gpu(trace: Trace, b: Breakdown, busy: float) -> list[Bottleneck]:
     found = []
-    median_us, kernels, enqueue, pageable = b.median_kernel_us or 0.0, b.kernels or 0.0, b.enqueue or 0.0, b.pageable or 0.0
-    loading, waiting = b.terms["data_loading"], b.terms["synchronisation"]
+    kernels, median_us = b.kernels or 0.0, b.median_kernel_us or 0.0
+    enqueue, pageable = b.enqueue or 0.0, b.pageable or 0.0
+    loading, waiting, dispatching = b.terms["data_loading"], b.terms["synchronisation"], b.terms["dispatch"]
     small = kernels >= _MANY_KERNELS and median_us < _SMALL_KERNEL_US
+    outpaced = enqueue >= 0.9 and median_us >= _SMALL_KERNEL_US
 
-    if b.host_late >= 0.2 and (loading >= 0.05 or waiting >= 0.05 or (enqueue >= 0.9 and median_us >= _SMALL_KERNEL_US)):
-        reasons = [f"{percent(share)} {text}" for share, text in
-                   ((loading, "for data"), (waiting, "after a synchronisation"), (b.terms["dispatch"], "for Python"))
-                   if share >= 0.05]  # fmt: skip
+    if b.host_late >= 0.2 and (loading >= 0.05 or waiting >= 0.05 or outpaced):
+        shares = {"for data": loading, "after a synchronisation": waiting, "for Python to dispatch": dispatching}
+        reasons = [f"{percent(share)} {what}" for what, share in shares.items() if share >= 0.05]
         advice = ["more DataLoader workers, and prefetching"] if loading >= 0.05 else []
         advice += ["remove what waits for the GPU (.item(), .cpu(), printing a loss)"] if waiting >= 0.05 else []
         found.append(
@@ -75,7 +86,7 @@ def _on_gpu(trace: Trace, b: Breakdown, busy: float) -> list[Bottleneck]:
             Bottleneck(
                 "many_small_kernels",
                 b.gaps,
-                f"{kernels:.0f} kernels a step, half of them shorter than {duration(median_us / 1e6)},"
+                f"{kernels:.0f} kernels a step, {duration(median_us / 1e6)} each (median),"
                 f" and the GPU idle {percent(b.gaps)} of the step between them",
                 ("strategy=cuda_graph", "strategy=fusion"),
             )
@@ -135,7 +146,7 @@ def _on_cpu(trace: Trace, b: Breakdown) -> list[Bottleneck]:
             Bottleneck(
                 "many_small_ops",
                 1 - matrix,
-                f"{b.ops:.0f} operator calls a step of {duration(mean_us / 1e6)} each: calling them is much of the work",
+                f"{b.ops:.0f} operator calls a step, {duration(mean_us / 1e6)} each: much of that is the calling",
                 ("strategy=fusion",),
             )
         )

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optexp.insight.breakdown import SLOWED, Breakdown
-from optexp.insight.trace import Trace
+from optexp.insight.trace import MATRIX_OPS, Trace
 from optexp.wording import duration
-
-MATRIX_OPS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution")
 
 _WORDS = {
     "memory_bound": "memory-bound kernels",
@@ -50,7 +48,7 @@ def explain(before_trace: Trace, after_trace: Trace, before: Breakdown, after: B
     stretched = max(before.stretched or 0.0, after.stretched or 0.0)
     if on_gpu and stretched > SLOWED:
         sentences.append(f"tracing made a step up to {stretched:.1f} times slower; the host's terms are scaled back")
-    return sentences
+    return [sentence[0].upper() + sentence[1:] for sentence in sentences]
 
 
 def percent(share: float) -> str:
@@ -67,9 +65,7 @@ def _step(before: Breakdown, after: Breakdown) -> str:
     verb = "got slower" if difference > 0 else "got faster"
     if abs(difference) < 0.03 * before.wall_us:
         verb = "takes about as long"
-    names = sorted(
-        {*before.terms, *after.terms}, key=lambda name: -abs(after.us(name) - before.us(name))
-    )
+    names = sorted({*before.terms, *after.terms}, key=lambda name: -abs(after.us(name) - before.us(name)))
     changes = [(_WORDS.get(name, name), after.us(name) - before.us(name)) for name in names]
     shown = [change for change in changes[: _SHOWN + 1] if abs(change[1]) >= max(0.05 * abs(difference), 0.05)]
     rest = difference - sum(us for _, us in shown)

@@ -89,8 +89,10 @@ class Net(Workload):
         )  # fmt: skip
 
     def batch(self, generator: torch.Generator) -> Batch:
-        x = torch.randn(self.batch_size, 3, 8, 8, generator=generator)
-        return (x, torch.randint(10, (self.batch_size,), generator=generator))[: 1 + self.targets]
+        device = generator.device
+        x = torch.randn(self.batch_size, 3, 8, 8, generator=generator, device=device)
+        labels = torch.randint(10, (self.batch_size,), generator=generator, device=device)
+        return (x, labels)[: 1 + self.targets]
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         assert isinstance(batch, tuple)
@@ -110,14 +112,15 @@ def verified(
     first: int = 0,
     dtype: torch.dtype = torch.float32,
     baseline: Change = lambda program: program,
+    device: torch.device = CPU,
 ) -> Verification:
     """Verify the program that `change` makes of the workload's."""
-    eager = baseline(workload.build(CPU, dtype, seed=7))
+    eager = baseline(workload.build(device, dtype, seed=7))
     if contract.name == "PRECISION":
         assert contract.dtype is not None
         eager = autocast(eager, contract.dtype)
-    reference = LocalReference(Judge(workload, CPU, dtype, 7, contract))
-    candidate = LocalArm(change(workload.build(CPU, dtype, seed=7)))
+    reference = LocalReference(Judge(workload, device, dtype, 7, contract))
+    candidate = LocalArm(change(workload.build(device, dtype, seed=7)))
     steps = 3 if workload.mode == "train" else 1
     return verify(reference, LocalArm(eager), candidate, range(first, first + seeds), steps, contract)
 

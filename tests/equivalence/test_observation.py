@@ -83,6 +83,18 @@ def test_aliases_of_inputs_and_of_each_other(net):
     assert observe(replace(program, step=step), batch)["flag/aliases"].tolist() == [-1, 1, 1, 3]
 
 
+def test_a_tensor_subclass_is_reported(net):
+    class Lazy(torch.Tensor):
+        pass
+
+    def step(program, batch):
+        return {"output": (batch[0] + 1).as_subclass(Lazy)}
+
+    program, batch = built(net, "forward")
+    assert observe(program, batch)["flag/plain"]
+    assert not observe(replace(program, step=step), batch)["flag/plain"]
+
+
 def test_repeats_tells_a_program_that_does_from_one_that_does_not(net):
     program, batch = built(net, "train")
     assert repeats(program, batch, Snapshot(program), times=2)

@@ -1,0 +1,123 @@
+"""The same on a GPU, where the baseline's convolutions are TF32 and atomics may add in any order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from optexp.equivalence.autocast import autocast
+from optexp.equivalence.judge import Judge
+from optexp.program import Program
+from optexp.strategy import REASSOCIATES, precision
+from optexp.workloads.mlp import Mlp
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+CUDA = torch.device("cuda")
+
+
+def channels_last(program: Program) -> Program:
+    program.model.to(memory_format=torch.channels_last)
+    inner = program.model.forward
+    return replace(program, forward=lambda x: inner(x.to(memory_format=torch.channels_last)))
+
+
+def split_k(program: Program) -> Program:
+    def forward(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        k = layer.in_features // 2
+        return x[..., :k] @ layer.weight[:, :k].T + x[..., k:] @ layer.weight[:, k:].T + layer.bias
+
+    for layer in program.model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.forward = lambda x, layer=layer: forward(layer, x)
+    return program
+
+
+def capturable(program: Program) -> Program:
+    """What a graph of the whole step needs: step count and learning rate on the device."""
+    for group in program.optimizer.param_groups:
+        group["capturable"] = True
+        group["lr"] = torch.tensor(group["lr"], device=CUDA)
+    for values in program.optimizer.state.values():
+        values["step"] = values["step"].to(CUDA)
+    return program
+
+
+def in_bfloat16(program: Program) -> Program:
+    inner = program.model.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return inner(x).float()
+
+    return replace(program, forward=forward)
+
+
+@pytest.mark.parametrize("mode", ["forward", "forward_backward", "train"])
+@pytest.mark.parametrize("change", [channels_last, split_k])
+def test_honest_candidates_pass(check, net, change, mode):
+    verification = check(net(mode=mode), change, seeds=20, device=CUDA)
+    assert verification.ok, verification.headline
+    assert verification.reference == "fp64 on cuda"
+
+
+def test_a_model_without_parameters_passes(check, net):
+    assert check(net(mode="forward", make=nn.GELU), device=CUDA).ok
+
+
+def test_a_capturable_optimizer_passes(check):
+    verification = check(Mlp(mode="train", dim=64), capturable, seeds=5, device=CUDA)
+    assert verification.ok, verification.headline
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_autocast_passes_its_contract(check, net, dtype):
+    verification = check(
+        net(mode="train"), lambda program: autocast(split_k(program), dtype), precision(dtype), seeds=10, device=CUDA
+    )
+    assert verification.ok, verification.headline
+
+
+@pytest.mark.parametrize("mode", ["forward", "forward_backward", "train"])
+def test_silent_bfloat16_is_caught(check, mode):
+    assert not check(Mlp(mode=mode, dim=64), in_bfloat16, device=CUDA).ok
+
+
+def test_silent_tf32_is_caught(check):
+    def tf32(program: Program) -> Program:
+        def step(inner: Program, batch: object) -> dict[str, torch.Tensor]:
+            torch.backends.cuda.matmul.allow_tf32 = True
+            try:
+                return program.step(inner, batch)
+            finally:
+                torch.backends.cuda.matmul.allow_tf32 = False
+
+        return replace(program, step=step)
+
+    assert not check(Mlp(mode="forward_backward"), tf32, device=CUDA).ok
+
+
+def test_random_numbers_on_the_device_are_noticed(check, net):
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, 10))
+
+    with pytest.raises(Exception, match="random"):
+        check(net(mode="forward_backward", make=model), device=CUDA)
+
+
+def test_fp64_that_does_not_fit_moves_to_the_cpu(net):
+    judge = Judge(net(mode="forward"), CUDA, torch.float32, 0, REASSOCIATES)
+    golden, failed = judge._golden, []
+
+    def once(step: int, state: object) -> object:
+        if not failed:
+            failed.append(step)
+            torch.empty(2**50, device=CUDA)
+        return golden(step, state)
+
+    judge._golden = once
+    judge.draw(0, 1)
+    assert judge.info()["reference"] == "fp64 on cpu"

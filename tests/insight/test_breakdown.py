@@ -1,0 +1,131 @@
+"""Terms add up, and each kind of time is found where it was put."""
+
+import math
+
+import pytest
+
+from optexp.insight.breakdown import breakdown
+from optexp.insight.roofline import work_of
+from optexp.insight.trace import Op
+
+
+@pytest.mark.parametrize("name", ["eager", "captured", "products", "passes", "feeding"])
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_terms_add_up(request, name, calibrated, card):
+    trace = request.getfixturevalue(name)
+    parts = breakdown(trace, card if calibrated else None)
+    assert math.isclose(sum(parts.terms.values()), 1, abs_tol=0.01)
+    assert min(parts.terms.values()) >= 0
+    start, end = trace.window
+    assert math.isclose(parts.wall_us * parts.steps, end - start, rel_tol=1e-6)
+    assert all(math.isfinite(value) for value in parts.metrics().values())
+
+
+def test_eager_small_kernels_wait_for_dispatch(eager):
+    parts = breakdown(eager)
+    assert parts.busy == pytest.approx(2 / 15, abs=0.01)
+    assert parts.terms["dispatch"] == pytest.approx(13 / 15, abs=0.02)
+    assert parts.enqueue == pytest.approx(1, abs=0.02)
+    assert parts.metrics()["host_wait"] == parts.host_late > 0.8
+
+
+def test_kernels_of_a_graph_have_launch_gaps_only(captured):
+    parts = breakdown(captured)
+    assert parts.busy == pytest.approx(2 / 2.5, abs=0.03)
+    assert parts.terms["launch_gap"] == pytest.approx(0.5 / 2.5, abs=0.03)
+    assert parts.host_late < 0.03
+    assert parts.enqueue < 0.2
+
+
+def test_host_late_gaps_are_split_by_what_the_host_did(feeding):
+    parts = breakdown(feeding)
+    assert parts.us("data_loading") == pytest.approx(400, abs=5)
+    assert parts.us("exposed_copies") == pytest.approx(100, abs=1)
+    assert parts.pageable == parts.terms["exposed_copies"]
+    assert parts.us("allocation") == 0  # hidden behind the kernel that ran
+    assert 0 < parts.us("synchronisation") < 20
+
+
+def test_an_allocation_that_the_gpu_waits_for(chrome):
+    build = chrome()
+
+    def step():
+        build.spend("cuda_runtime", "cudaMalloc", 80.0, correlation=5)
+        build.op("aten::add", 10.0, 20.0)
+
+    parts = breakdown(build.steps(step))
+    assert parts.us("allocation") == pytest.approx(64, abs=4)  # the first 16 of 80 µs the last kernel still ran
+    assert parts.us("synchronisation") == 0
+
+
+def test_side_by_side_kernels_count_once(chrome):
+    build = chrome()
+
+    def step():
+        build.op("aten::add", 10.0, 30.0)
+        build.event("kernel", "beside", build.gpu - 30.0, 30.0, correlation=10_000 + build.id, stream=9)
+
+    parts = breakdown(build.steps(step))
+    assert parts.busy is not None
+    assert parts.busy <= 1
+    assert parts.kernels == 2
+
+
+def test_classes_by_measured_ceilings(products, passes, card):
+    assert breakdown(products, card).terms["compute_bound"] > 0.95
+    assert breakdown(passes, card).terms["memory_bound"] > 0.95
+    assert breakdown(products).terms["unclassified"] > 0.95  # nothing is claimed without a calibration
+
+
+def test_far_from_both_ceilings_is_latency(chrome, card):
+    build = chrome()
+    shapes = {"Input type": ["float", "float"], "Input Dims": [[256, 256], [256, 256]]}
+    trace = build.steps(lambda: build.op("aten::mm", 2.0, 20.0, "gemm", grid=500, **shapes))
+    assert breakdown(trace, card).terms["latency_bound"] > 0.9
+
+
+def test_float32_products_faster_than_float32_were_tf32(chrome, card):
+    build = chrome()
+    shapes = {"Input type": ["float", "float"], "Input Dims": [[4096, 4096], [4096, 4096]]}
+    trace = build.steps(lambda: build.op("aten::mm", 2.0, 2 * 4096**3 / 100e6, "gemm", **shapes))
+    assert breakdown(trace, card).terms["latency_bound"] > 0.9  # 100 of 380 Tflop/s, not 200 % of 50
+
+
+def test_a_few_blocks_for_a_short_time_are_latency(captured):
+    assert breakdown(captured).terms["latency_bound"] > 0.7
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        (("aten::mm", ("float32", (8, 16)), ("float32", (16, 4))), (4 * (128 + 64 + 32), 2 * 8 * 16 * 4)),
+        (("aten::addmm", ("bfloat16", (4,)), ("bfloat16", (8, 16)), ("bfloat16", (16, 4))), (456, 1024)),
+        (("aten::bmm", ("float32", (3, 8, 16)), ("float32", (3, 16, 4))), (3 * 896, 3 * 1024)),
+        (("aten::add", ("float32", (8, 1)), ("float32", (1, 4))), (4 * (8 + 4 + 32), 0)),
+        (("aten::add_", ("float32", (8, 4)), ("float32", (4,))), (4 * (32 + 4 + 32), 0)),
+        (("aten::copy_", ("bfloat16", (10,)), ("float32", (10,))), (60, 0)),
+        (("aten::sum", ("float32", (100,))), (400, 0)),
+        (("triton_poi_fused_gelu_0", ("float32", (100,)), ("float32", (100,))), (800, 0)),
+        (("triton_tem_fused_mm_0", ("float32", (100,))), None),
+        (("aten::convolution", ("float32", (1, 3, 8, 8)), ("float32", (3, 3, 3, 3))), None),
+        (("aten::_foreach_add_", ("", (10,))), None),
+        (("aten::empty",), None),
+    ],
+)
+def test_work_of_an_operator(op, expected):
+    name, *inputs = op
+    assert work_of(Op(name, 0, 1, inputs=tuple(inputs))) == expected
+
+
+def test_what_tracing_slowed_is_scaled_back(chrome):
+    build = chrome(timed_us=400.0)
+
+    def step():
+        for _ in range(45):
+            build.op("aten::add", host_us=15.0, gpu_us=2.0, kernel="void add<4>", grid=16)
+
+    parts = breakdown(build.steps(step))
+    assert parts.stretched == pytest.approx(675 / 400, abs=0.02)
+    assert parts.wall_us == pytest.approx(400)
+    assert parts.busy == pytest.approx(90 / 400)  # the GPU's time stays as it was
+    assert math.isclose(sum(parts.terms.values()), 1, abs_tol=1e-9)

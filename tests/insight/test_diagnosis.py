@@ -1,0 +1,120 @@
+"""Each cause is named where it was built in, and advice never repeats or invents a strategy."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from optexp.insight.breakdown import breakdown
+from optexp.insight.diagnosis import Bottleneck, diagnose, suggestion
+from optexp.insight.trace import Trace, record
+
+STRATEGIES = ["amp", "baseline", "cuda_graph", "fusion", "inplace"]
+
+
+def found(trace: Trace, calibration=None) -> dict[str, Bottleneck]:
+    bottlenecks = diagnose(trace, breakdown(trace, calibration), STRATEGIES)
+    shares = [b.share for b in bottlenecks]
+    assert shares == sorted(shares, reverse=True)
+    return {b.label: b for b in bottlenecks}
+
+
+def test_many_small_kernels(eager):
+    causes = found(eager)
+    assert list(causes) == ["many_small_kernels"]
+    assert causes["many_small_kernels"].try_ == ("strategy=cuda_graph", "strategy=fusion")
+    assert "45 kernels" in causes["many_small_kernels"].why
+
+
+def test_a_captured_step_is_not_to_be_captured_again(captured):
+    causes = found(captured)
+    assert list(causes) == ["many_small_kernels"]  # the GPU's own gaps between them are left, and fusion removes those
+    assert causes["many_small_kernels"].try_ == ("strategy=fusion",)
+
+
+def test_waiting_for_data_and_copying_from_pageable_memory(feeding):
+    causes = found(feeding)
+    assert causes["cpu_bottleneck"].share > 0.4
+    assert "for data" in causes["cpu_bottleneck"].why
+    assert any("DataLoader" in text for text in causes["cpu_bottleneck"].try_)
+    assert "pageable" in causes["memory_copy"].why
+
+
+def test_bound_by_the_card(products, passes, card):
+    assert list(found(products, card)) == ["compute_bound"]
+    assert list(found(passes, card)) == ["memory_bound"]
+    assert suggestion(diagnose(products, breakdown(products, card)), [], STRATEGIES).startswith("strategy=amp:")
+    assert suggestion(diagnose(passes, breakdown(passes, card)), [], STRATEGIES).startswith("strategy=fusion:")
+
+
+def test_amp_is_not_proposed_to_low_precision(chrome, card):
+    build = chrome()
+    shapes = {"Input type": ["c10::BFloat16"] * 2, "Input Dims": [[4096, 4096]] * 2}
+    trace = build.steps(lambda: build.op("aten::mm", 2.0, 2 * 4096**3 / 650e6, "gemm", **shapes))
+    causes = found(trace, card)
+    assert list(causes) == ["compute_bound"]
+    assert "strategy=amp" not in causes["compute_bound"].try_
+
+
+def test_idle_for_a_reason_that_no_rule_knows(chrome):
+    build = chrome()
+
+    def step():
+        build.gpu += 60.0  # queued in time, and yet late: it waits for something else
+        build.op("aten::add", 20.0, 12.0)
+
+    assert list(found(build.steps(step))) == ["gpu_idle"]
+
+
+def test_suggestion_adds_to_the_stack_and_never_repeats_it(eager):
+    causes = diagnose(eager, breakdown(eager))
+    assert suggestion(causes, [], STRATEGIES).startswith("strategy=cuda_graph: 45 kernels")
+    assert suggestion(causes, ["cuda_graph"], STRATEGIES).startswith("strategy=[cuda_graph,fusion]: ")
+    assert suggestion(causes, ["cuda_graph", "fusion"], STRATEGIES) is None
+    assert suggestion(causes, [], ["baseline", "amp"]) is None
+    assert suggestion([], [], STRATEGIES) is None
+
+
+def on_cpu(step, path: Path) -> dict[str, Bottleneck]:
+    step()
+    record(step, 5, path, torch.device("cpu"))
+    return found(Trace.read(path))
+
+
+@torch.no_grad()
+def test_products_dominate_on_a_cpu(tmp_path):
+    layer, inputs = nn.Linear(1024, 1024), torch.randn(512, 1024)
+    causes = on_cpu(lambda: layer(inputs), tmp_path / "t.json.gz")
+    assert next(iter(causes)) in ("matrix_products", "one_op")
+    assert "strategy=amp" in causes["matrix_products"].try_
+    assert "strategy=cuda_graph" not in {text for cause in causes.values() for text in cause.try_}
+
+
+def test_passes_over_memory_dominate_on_a_cpu(tmp_path):
+    x = torch.randn(1024, 1024)
+    causes = on_cpu(lambda: 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.04 * x * x * x))), tmp_path / "t.json.gz")
+    assert "strategy=fusion" in causes["memory_passes"].try_
+
+
+def test_many_small_operators_on_a_cpu(tmp_path):
+    x = torch.randn(8)
+
+    def step():
+        y = x
+        for _ in range(200):
+            y = y + 1
+
+    assert "strategy=fusion" in on_cpu(step, tmp_path / "t.json.gz")["many_small_ops"].try_
+
+
+@pytest.mark.parametrize("work", [0, 1])
+def test_python_dominates_on_a_cpu(tmp_path, work):
+    x = torch.randn(8)
+
+    def step():
+        sum(range(20_000))
+        for _ in range(work):
+            x.add(1)
+
+    assert "outside_ops" in on_cpu(step, tmp_path / "t.json.gz")
