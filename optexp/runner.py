@@ -36,23 +36,18 @@ _first_run = True
 
 
 def run(config: DictConfig, output: Path) -> Result:
-    """One comparison (or one profile) from its configuration to its record. Raises only
-    KeyboardInterrupt and, where it is the only job, ConfigError."""
+    """One comparison (or one profile) from its configuration to its record. Raises only KeyboardInterrupt."""
     global _first_run
     watch = Stopwatch(process_age_s() if _first_run else 0.0)
     _first_run = False
     output.mkdir(parents=True, exist_ok=True)
-
     with Progress() as progress:
         try:
             with watch.phase("import"):
                 experiment = resolve(config)
-                device = choose_device(experiment.device)
+                session = Session(experiment, choose_device(experiment.device), output, watch, progress)
         except ConfigError as error:
-            if not discovery.in_sweep():
-                raise  # a mistake in the only job is a message, not a record
             return record.configuration_error(error, config, output)
-        session = Session(experiment, device, output, watch, progress)
         result = session.result
         with record.Recorder(session) as recorder:
             try:
@@ -164,10 +159,11 @@ def profile_arms(session: Session, arms: Mapping[str, Arm]) -> dict[str, Trace]:
                 "top_ops": trace.top_ops(10),
             }
     last = "candidate" if "candidate" in traces else "baseline"
-    found = diagnose(traces[last], parts[last])
+    available = discovery.options("strategy")
+    found = diagnose(traces[last], parts[last], available)
     result.profile["calibration"] = calibration.to_dict()
     result.profile["bottlenecks"] = [{"label": b.label, "share": b.share, "why": b.why, "try": list(b.try_)} for b in found]
-    result.profile["suggestion"] = suggestion(found, [s.name for s in session.stack], discovery.options("strategy"))
+    result.profile["suggestion"] = suggestion(found, [s.name for s in session.stack], available)
     if "candidate" in traces:
         result.explanation = explain(traces["baseline"], traces["candidate"], parts["baseline"], parts["candidate"])
     return traces

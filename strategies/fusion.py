@@ -72,20 +72,21 @@ class Fusion(Strategy):
         return compiled
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
-        graphs = int(counters.get("stats/unique_graphs", 0))
+        count = int(counters.get("stats/unique_graphs", 0))
+        graphs = f"{count} graph{'' if count == 1 else 's'}"
         breaks = {name: n for name, n in counters.items() if name.startswith("graph_break/")}
         broken = f", {int(sum(breaks.values()))} graph breaks ({_first_line(min(breaks))})" if breaks else ""
-        if not graphs:
+        if not count:
             return Evidence(False, f"torch.compile made no graph{broken}: the step ran eagerly")
         fused = after.compiled_calls()
         replays = after.calls("cudaGraphLaunch")
         if not fused and not replays:
-            return Evidence(False, f"{graphs} graphs were compiled{broken}, but the profiled step ran none of them")
+            return Evidence(False, f"{graphs} compiled{broken}, but the profiled step ran none of them")
         if notes["captures"] and not replays:
-            return Evidence(False, f"{graphs} graphs were compiled{broken}, but none was replayed as a CUDA Graph")
+            return Evidence(False, f"{graphs} compiled{broken}, but none was replayed as a CUDA Graph")
         # Inside a captured step, no call of compiled code is visible.
         ran = f"{replays:g} CUDA Graph launches a step" if replays else f"{fused / len(after.steps):g} calls a step"
-        return Evidence(True, f"{graphs} graphs compiled{broken}, {ran}")
+        return Evidence(True, f"{graphs} compiled{broken}, {ran}")
 
     def recipe(self) -> str:
         return f"model = torch.compile(model, mode={self.mode!r}, fullgraph={self.fullgraph}, dynamic={self.dynamic})\n"

@@ -128,13 +128,18 @@ class Judge:
         noisy = bool(seen["flag/noisy"])
         if not noisy:
             self.step, self.baseline = step, seen
+        unjudged = {name for name in seen if name.startswith(("out/", "grad/", "buffer/", "after/"))}
+        unjudged = {name for name in unjudged if not name.startswith("after/scaler/") and not _optional(name)}
         kept, at = (self.noise, None) if noisy else (self.measured, step)  # noisy runs of all steps count for each
         for quantity in self._quantities(step, seen):
             found = error(quantity.value, quantity.reference, quantity.scale)
             key = (at, quantity.name)
             kept[key] = kept.get(key, Yardstick()) | Yardstick(found.rms, found.peak)
+            unjudged.discard(_source(quantity.name))
             if not noisy:
                 self._require_power(quantity, found.rms)
+        if unjudged and not _skipped(seen):
+            raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")
 
     def _require_power(self, quantity: Quantity, spread: float) -> None:
         enough = quantity.reference.numel() >= SMALL and quantity.name.startswith("out/")

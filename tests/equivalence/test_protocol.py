@@ -461,6 +461,15 @@ def test_a_model_that_needs_float32_has_no_reference(check, net):
         check(net(mode="forward", make=Only32))
 
 
+def test_an_output_that_fp64_lacks_is_not_passed_over(check, net):
+    class More(nn.Module):
+        def forward(self, x):
+            return (x, x + 1) if x.dtype is torch.float32 else (x,)
+
+    with pytest.raises(NoReference, match=r"out/output\.1"):
+        check(net(mode="forward", make=More))
+
+
 def test_fp64_moves_to_the_cpu_where_it_does_not_fit(check, monkeypatch):
     golden, failed = Judge._golden, []
 

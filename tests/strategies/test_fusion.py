@@ -49,7 +49,7 @@ def test_formula_compiled_after_rewriting_in_place(build, observe, tmp_path):
         record(arm.run, 2, tmp_path / f"{name}.json.gz", CPU)
         traces.append(Trace.read(tmp_path / f"{name}.json.gz"))
     counters = {"stats/unique_graphs": 1.0}
-    assert Fusion().evidence(*traces, {"captures": False}, counters).text == "1 graphs compiled, 1 calls a step"
+    assert Fusion().evidence(*traces, {"captures": False}, counters).text == "1 graph compiled, 1 calls a step"
     assert not Fusion().evidence(*reversed(traces), {"captures": False}, counters).engaged
 
 

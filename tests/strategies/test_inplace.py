@@ -42,7 +42,7 @@ def test_gelu_formula_allocates_only_twice(build):
     assert notes["rewritten"] == 7  # of nine: 0.044715 * x and 0.5 * x read the input
     evidence = Inplace().evidence(None, None, notes, {})
     assert evidence.engaged
-    assert "6 operations in place" in evidence.text
+    assert "7 operations in place" in evidence.text
 
 
 @pytest.mark.parametrize(
