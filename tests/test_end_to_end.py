@@ -34,7 +34,8 @@ def optexp(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def results(folder: Path) -> list[Result]:
-    return [Result.read(path) for path in sorted(folder.rglob("result.json"))]
+    """What the jobs wrote, MLflow's copies aside."""
+    return [Result.read(path) for kind in ("outputs", "multirun") for path in sorted((folder / kind).rglob("result.json"))]
 
 
 def test_one_comparison_leaves_its_whole_record(tmp_path: Path) -> None:
@@ -45,7 +46,7 @@ def test_one_comparison_leaves_its_whole_record(tmp_path: Path) -> None:
     assert result.speedup is not None
     assert result.speedup.low <= result.speedup.estimate <= result.speedup.high
     assert result.verdict in done.stdout
-    folder = next(tmp_path.rglob("result.json")).parent
+    folder = next((tmp_path / "outputs").rglob("result.json")).parent
     for artifact in ("report.html", "config.yaml", "environment.json", "traces/baseline.json.gz"):
         assert (folder / artifact).stat().st_size > 0
     assert "\x1b" not in done.stdout + done.stderr  # not a terminal: plain lines
