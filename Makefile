@@ -22,10 +22,10 @@ demo: env  ## run the main job on this machine and say where to look
 	$(PY) -m optexp $$job && \
 	echo && echo "All runs side by side: $(VENV)/bin/mlflow ui   (then open http://127.0.0.1:5000)"
 
-test: env  ## lint, types, and all tests that need no GPU
+test: env  ## lint, types, and all quick tests that need no GPU
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest -m 'not gpu'
+	$(PY) -m pytest -m 'not gpu and not slow'
 
 test-gpu: env  ## the tests that need a GPU
 	$(PY) -m pytest -m gpu

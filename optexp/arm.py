@@ -11,15 +11,16 @@ from typing import Any
 
 import cloudpickle
 import torch
+from torch import Tensor
 
 from optexp.equivalence.autocast import autocast
-from optexp.equivalence.judge import Judge
+from optexp.equivalence.judge import Judge, NoReference
 from optexp.equivalence.observation import observe, repeats
 from optexp.insight.calibration import calibrate
 from optexp.insight.trace import record
 from optexp.measurement import clock, placement
 from optexp.parcel import Outbox, Parcel, receive
-from optexp.program import Batch, Snapshot, map_batch, to_device
+from optexp.program import Batch, Snapshot, map_batch
 from optexp.strategy import Contract, Strategy, Unsupported, compose
 from optexp.workload import Workload
 
@@ -64,7 +65,7 @@ class Arm:
     def setup(self, packed: bytes) -> dict[str, Any]:
         """Build the program, fold the stack over it, run it for the first time.
 
-        Returns seconds to the first result, and each strategy's notes.
+        Returns seconds to the first result, each strategy's notes, and what there is to know about the workload.
         """
         start = clock.now()
         spec: Spec = cloudpickle.loads(packed)
@@ -76,18 +77,29 @@ class Arm:
         if spec.autocast is not None:
             program = autocast(program, spec.autocast)
         self.initial = Snapshot(program)
-        self.batches = draw(spec.workload, self.device, spec.torch_dtype, spec.seed, DISTINCT_BATCHES)
+        variety = spec.workload.variety
+        count = -(-DISTINCT_BATCHES // variety) * variety
+        self.batches = draw(spec.workload, self.device, spec.torch_dtype, spec.seed, count)
         program.feed.reset(self.batches)
         notes = {}
         for strategy in compose(spec.strategies):
             if reason := strategy.unsupported(program, self.device):
                 raise Unsupported(f"{strategy.name}: {reason}")
+            feed = program.feed
             program, notes[strategy.name] = strategy.apply(program)
+            if program.feed is not feed:
+                feed.pause()
+                program.feed.reset(self.batches)
         self.program = program
         self.restore()
-        self.program.run()
+        for _ in range(variety):
+            outputs = self.program.run()
         clock.synchronize(self.device)
-        return {"setup_s": clock.now() - start, "notes": notes}
+        setup_s = clock.now() - start
+        self.program.feed.pause()
+        if not outputs and not self.program.trains:
+            raise NoReference("the model returns no tensor: return one, or several in a tuple, a dict or a dataclass")
+        return {"setup_s": setup_s, "notes": notes, **facts(spec.workload, self.initial.values)}
 
     def restore(self) -> None:
         """Put everything a step changes back to where it began, in place."""
@@ -98,19 +110,19 @@ class Arm:
     # --- equivalence
 
     def load(self, parcel: Parcel) -> None:
-        """Batches drawn by the reference arm, into new storage."""
-        self.fresh = [map_batch(torch.clone, batch) for batch in receive(parcel)]
+        """Batches drawn by the reference arm: valid until it draws again. The feed brings copies of them."""
+        self.fresh = receive(parcel)
 
     def observe(self, step: int, restore: bool, noise: int | None = None) -> Parcel:
         """One step on a fresh batch, and all that can be compared of it."""
         if restore:
             self.restore()
-        return self.outbox.send(observe(self.program, to_device(self.fresh[step], self.device), noise=noise))
+        return self.outbox.send(observe(self.program, self.fresh[step], noise=noise))
 
     def repeats(self, times: int) -> bool:
         """Whether the program gives the same bits every time."""
         self.restore()
-        return repeats(self.program, to_device(self.fresh[0], self.device), self.initial, times)
+        return repeats(self.program, self.fresh[0], self.initial, times)
 
     # --- measurement
 
@@ -120,17 +132,20 @@ class Arm:
             torch.set_num_threads(len(cores))
 
     def warm_up(self, limit_s: float) -> dict[str, float]:
-        """Run until steady. Returns seconds a step and the cost of an empty timing."""
+        """Run until steady. Returns seconds a step, the cost of an empty timing, and batches made in the background."""
         self.restore()
         step_s = clock.warm_up(self.program.run, self.device, limit_s)
-        return {"step_s": step_s, "timer_s": clock.empty_timer_s(self.device)}
+        self.program.feed.pause()
+        return {"step_s": step_s, "timer_s": clock.empty_timer_s(self.device), "queue": self.program.feed.queue}
 
     def block(self, steps: int, lead_in: int) -> clock.Timing:
         """Time `steps` steps from the restored state, after `lead_in` unmeasured ones."""
         self.restore()
         for _ in range(lead_in):
             self.program.run()
-        return clock.time_block(self.program.run, steps, self.device)
+        timing = clock.time_block(self.program.run, steps, self.device)
+        self.program.feed.pause()
+        return timing
 
     def counters(self) -> dict[str, float]:
         """What torch's compiler counted so far (graphs, breaks, recompiles), flattened."""
@@ -175,7 +190,7 @@ class Arm:
     def profile(self, path: str, steps: int) -> dict[str, float]:
         """Write a Chrome trace of steady steps; returns the counters at the end."""
         self.restore()
-        for _ in range(3):
+        for _ in range(max(3, self.program.feed.queue)):
             self.program.run()
         record(self.program.run, steps, Path(path), self.device)
         return self.counters()
@@ -211,7 +226,7 @@ class Reference(Arm):
         if spec.torch_device.type == "cuda":
             torch.cuda.set_device(spec.torch_device)
         self.judgement = Judge(spec.workload, spec.torch_device, spec.torch_dtype, spec.seed, spec.contract)
-        return {"setup_s": clock.now() - start}
+        return {"setup_s": clock.now() - start, **facts(spec.workload, self.judgement.initial)}
 
     def draw(self, seed: int, count: int) -> Parcel:
         return self.outbox.send(self.judgement.draw(seed, count))
@@ -233,10 +248,22 @@ def draw(workload: Workload, device: torch.device, dtype: torch.dtype, seed: int
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    return [map_batch(cast, workload.batch(generator)) for _ in range(count)]
+    return [map_batch(cast, batch) for batch in workload.batches(generator, count)]
+
+
+def facts(workload: Workload, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What only a process that has built the workload knows.
+
+    built:  a checksum of every parameter and buffer: a model that differs from process to process proves nothing
+    """
+    real = {name: t for name, t in state.items() if name.startswith(("param/", "buffer/")) and t.is_floating_point()}
+    built = {name: repr(tensor.sum(dtype=torch.float64).item()) for name, tensor in real.items()}
+    return {"samples": workload.samples, "remarks": workload.notes(), "built": built}
 
 
 if __name__ == "__main__":
+    import torch._dynamo  # optimizers and the profiler import it: four seconds, here once instead of in every arm
+
     from optexp.processes import serve_launcher
 
     sys.path[:] = [entry or os.getcwd() for entry in sys.path]

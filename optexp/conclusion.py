@@ -29,7 +29,7 @@ def conclude(session: Session, samples: Sequence[Sample], verification: Verifica
     result.verdict = statistics.decide(interval, protocol.min_effect)
     for name in ("baseline", "candidate"):
         blocks = [[getattr(pair, name) for pair in s.pairs] for s in samples]
-        summarize(getattr(result, name), blocks, session.workload.samples)
+        summarize(getattr(result, name), blocks, session.samples)
     watches = [watchdog(samples) for watchdog in WATCHDOGS]
     result.measurement |= {
         "preset": protocol.preset,

@@ -23,14 +23,19 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from optexp.config import ConfigError
 from optexp.strategy import Unsupported
 
-_PACKAGE = str(Path(__file__).resolve().parent)
-_STRATEGIES = str(Path(__file__).resolve().parent.parent / "strategies")
+_PACKAGE = f"{Path(__file__).resolve().parent}{os.sep}"
+_STRATEGIES = f"{Path(__file__).resolve().parent.parent / 'strategies'}{os.sep}"
+_LIBRARIES = tuple(  # they call the user's code as often as they are called by it
+    f"{Path(spec.origin).parent}{os.sep}" for name in ("torch", "cloudpickle") if (spec := find_spec(name)) and spec.origin
+)
 
 
 @dataclass
@@ -43,7 +48,8 @@ class Failure(Exception):
     worker: str = ""
 
     def __str__(self) -> str:
-        return f"{self.worker}: {self.message}" if self.worker else self.message
+        named = self.worker and self.type != "ConfigError"  # which is the user's mistake in any arm
+        return f"{self.worker}: {self.message}" if named else self.message
 
 
 # --- parent's side ---------------------------------------------------------------------------------------------
@@ -218,7 +224,8 @@ def serve_launcher(descriptor: int) -> None:
         answer: dict[str, Any] = {}
         if request["do"] == "preload":
             for module in request["modules"]:
-                importlib.import_module(module)
+                with suppress(Exception):  # an arm that needs it meets the same error, and tells it
+                    importlib.import_module(module)
             continue  # nobody waits for it
         if request["do"] == "fork":
             pid = os.fork()
@@ -308,21 +315,37 @@ def _answer(target: object, method: str, arguments: dict[str, Any]) -> tuple[str
         raise
     except SystemExit as exit:
         return "failure", describe(exit) | {"message": f"code under test called sys.exit({exit.code!r})"}
+    except ConfigError as mistake:  # found out where the user's code is loaded; a sentence says it all
+        return "failure", {"type": "ConfigError", "message": str(mistake), "traceback": ""}
     except Exception as error:
         return "failure", describe(error)
 
 
 def describe(error: BaseException) -> dict[str, str]:
-    """An exception as data. Frames of this package's engine are left out: users see their own code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if not f.filename.startswith((_PACKAGE, _STRATEGIES))]
-    # What is left after the engine's frames may be torch alone; then the whole traceback is more use.
-    text = "".join(traceback.format_list(theirs or frames) + traceback.format_exception_only(error))
+    """An exception as data, with the part of its traceback that is the user's: from their first frame on, and without
+    the engine's."""
+    told = traceback.TracebackException.from_exception(error)
+    ending = list(told.format_exception_only())
+    whole = "".join(told.format())
+    _keep_theirs(told)
     return {
         "type": type(error).__name__,
-        "message": "".join(traceback.format_exception_only(error)).strip().splitlines()[0],
-        "traceback": "Traceback (most recent call last):\n" + text,
+        # A syntax error says first where it is.
+        "message": (ending[-1] if isinstance(error, SyntaxError) else ending[0]).strip().splitlines()[0],
+        # Where nothing of the user's is left, the whole traceback is more use.
+        "traceback": "".join(told.format()) if told.stack or isinstance(error, SyntaxError) else whole,
     }
+
+
+def _keep_theirs(told: traceback.TracebackException | None) -> None:
+    """In place; also in the exceptions that led to this one."""
+    if told is None:
+        return
+    frames = [f for f in told.stack if not f.filename.startswith((_PACKAGE, _STRATEGIES, "<frozen importlib"))]
+    first = next((i for i, frame in enumerate(frames) if not frame.filename.startswith(_LIBRARIES)), len(frames))
+    told.stack = traceback.StackSummary.from_list(frames[first:])
+    _keep_theirs(told.__cause__)
+    _keep_theirs(told.__context__)
 
 
 # --- small things ----------------------------------------------------------------------------------------------

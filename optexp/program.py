@@ -16,7 +16,12 @@ Outputs = dict[str, Tensor]
 
 
 class Feed(Protocol):
-    """How the next batch reaches the device. The core owns the source; a feed only brings it."""
+    """How the next batch reaches the device. The core owns the source; a feed only brings it.
+
+    Inherit from it: what it defines here fits feeds that do nothing in the background.
+    """
+
+    device: torch.device
 
     def next(self) -> Batch: ...
 
@@ -24,8 +29,21 @@ class Feed(Protocol):
         """Start again from `source[0]`; drop whatever was prefetched."""
         ...
 
+    def bring(self, batch: Batch) -> Batch:
+        """A copy of the caller's batch, delivered as `next` delivers its own: what equivalence is checked on."""
+        return map_batch(lambda tensor: tensor.to(self.device, copy=True), batch)
 
-class ResidentFeed:
+    @property
+    def queue(self) -> int:
+        """How many batches may lie ready, made in the background. Timing must outlast them by far."""
+        return 0
+
+    def pause(self) -> None:
+        """Leave nothing to do in the background, where it would disturb what is timed elsewhere."""
+        return
+
+
+class ResidentFeed(Feed):
     """Batches live on the device before the clock starts and are cycled: no transfer is part of the step."""
 
     def __init__(self, device: torch.device) -> None:
@@ -50,8 +68,10 @@ class Program:
     model:     holds parameters and buffers; their names identify them in every arm.
     forward:   how the model is called; the model itself unless a strategy wrapped it (compiled, autocast).
     loss:      `loss(output, batch) -> scalar`; None for pure inference.
-    targets:   how many trailing tensors of a tuple batch go to the loss and not to the model.
+    targets:   how many trailing tensors of a batch go to the loss and not to the model.
+    constants: arguments of the model that are no tensors, by name or, as "0" or "1", by position.
     step:      one unit of work; keeps no state that is not a field here.
+    pullback:  gradients start from the output itself and not from a loss (see the step of that name).
     pool:      a CUDA memory pool that later stages use.
     """
 
@@ -61,6 +81,8 @@ class Program:
     forward: Callable[..., Any] | None = None
     loss: Callable[[Any, Batch], Tensor] | None = None
     targets: int = 0
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    pullback: bool = False
     optimizer: torch.optim.Optimizer | None = None
     scaler: torch.amp.GradScaler | None = None
     pool: Any = field(default=None, compare=False)
@@ -75,7 +97,7 @@ class Program:
     @property
     def trains(self) -> bool:
         """Whether a step computes gradients."""
-        return self.loss is not None
+        return self.loss is not None or self.pullback or self.optimizer is not None
 
     @property
     def call(self) -> Callable[..., Any]:
@@ -84,9 +106,17 @@ class Program:
 
     def predict(self, batch: Batch) -> Any:
         """Call the model on the part of the batch that is meant for it."""
-        if isinstance(batch, Mapping):
-            return self.call(**batch)
-        return self.call(*batch[: len(batch) - self.targets])
+        args, kwargs = self.arguments(batch)
+        return self.call(*args, **kwargs)
+
+    def arguments(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the model is called with; a batch's keys that are numbers are positions."""
+        if not self.constants and not isinstance(batch, Mapping):
+            return batch[: len(batch) - self.targets], {}
+        tensors = list(tensors_of(batch).items())
+        given: dict[str, Any] = {**dict(tensors[: len(tensors) - self.targets]), **self.constants}
+        positions = sorted((key for key in given if key.isdigit()), key=int)
+        return tuple(given.pop(key) for key in positions), given
 
     def run(self) -> Outputs:
         """One step on the next batch of the feed: the unit that is timed."""
@@ -116,7 +146,7 @@ class Program:
 Step = Callable[[Program, Batch], Outputs]
 
 
-# --- the three steps most programs are made of -----------------------------------------------------------------
+# --- the steps most programs are made of -----------------------------------------------------------------------
 
 
 def forward(program: Program, batch: Batch) -> Outputs:
@@ -142,6 +172,21 @@ def train(program: Program, batch: Batch) -> Outputs:
         program.scaler.step(program.optimizer)
         program.scaler.update()
     return {"loss": loss}
+
+
+def pullback(program: Program, batch: Batch) -> Outputs:
+    """Forward and backward of an operation as it stands inside a network, where a loss would be work of its own.
+
+    The batch's last tensor is the gradient that arrives at the output, which is one tensor. The gradients of real
+    inputs are outputs, `input_grad.0` and so on; those of parameters are left in `p.grad`.
+    """
+    clear_gradients(program.model)
+    tensors = tuple(tensors_of(batch).values())
+    inputs = tuple(t.detach().requires_grad_(t.is_floating_point()) for t in tensors[:-1])
+    output: Tensor = program.predict((*inputs, tensors[-1]))
+    output.backward(tensors[-1].to(output.dtype))  # type: ignore[no-untyped-call]
+    grads = {f"input_grad.{i}": t.grad for i, t in enumerate(inputs) if t.grad is not None}
+    return {"output": output.detach(), **grads}
 
 
 def _backward(program: Program, batch: Batch) -> Tensor:

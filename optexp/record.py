@@ -31,12 +31,11 @@ class Recorder:
         tracked, result = self.session.experiment.tracking, self.session.result
         if not tracked.enabled:
             return
-        with self.session.working("record", "opening the MLflow run"):
-            try:
-                name = f"{result.workload} · {result.label}"
-                self.run = tracking.start(tracked, name, os.environ.get("OPTEXP_PARENT_RUN"))
-            except tracking.TrackingError as error:
-                self.trouble = str(error)
+        try:
+            name = f"{result.workload} · {result.label}"
+            self.run = tracking.start(tracked, name, os.environ.get("OPTEXP_PARENT_RUN"))
+        except tracking.TrackingError as error:
+            self.trouble = str(error)
 
     def finish(self, result: Result) -> None:
         """Write everything, log everything, show it."""

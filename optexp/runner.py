@@ -27,7 +27,7 @@ from optexp.measurement import placement, statistics
 from optexp.measurement.sampling import Sample, sample
 from optexp.processes import Failure, describe
 from optexp.result import ArmSummary, Result, Verdict
-from optexp.session import Arm, Session, Stop, choose_device
+from optexp.session import Arm, Session, Stop, alongside, choose_device
 from optexp.stopwatch import Stopwatch, process_age_s
 from optexp.strategy import Unsupported, compose
 from optexp.terminal import Progress
@@ -95,10 +95,8 @@ def compare(session: Session, meanwhile: Callable[[], None]) -> None:
 def profile(session: Session, meanwhile: Callable[[], None]) -> None:
     """mode=profile: the baseline alone, where its time goes, and what fits it."""
     result = session.result
-    with session.working("arms", "starting the baseline"):
+    with session.working("arms", "starting the baseline"), alongside(meanwhile):
         arms = session.start({"baseline": session.spec(session.baseline)})
-    meanwhile()
-    with session.working("arms", "setting it up"):
         arm = arms["baseline"]
         setup = arm.wait()
     with session.working("measurement", "timing it as it is"):
@@ -106,7 +104,7 @@ def profile(session: Session, meanwhile: Callable[[], None]) -> None:
         steady = arm.call("warm_up", limit_s=session.protocol.warmup_s)
         result.baseline = ArmSummary(
             step_us=steady["step_s"] * 1e6,
-            throughput=session.workload.samples / steady["step_s"],
+            throughput=session.samples / steady["step_s"],
             setup_s=setup["setup_s"],
             peak_mib=arm.call("peak_memory", steps=5).get("peak_mib"),
         )
@@ -127,7 +125,8 @@ def verify(session: Session, arms: Mapping[str, Arm]) -> Verification:
             arms["yardstick"],
             arms["candidate"],
             seeds=range(first, first + session.protocol.verification_seeds),
-            steps=3 if session.workload.mode == "train" else 1,  # a frozen step count shows from the second on
+            # A frozen step count shows from the second on.
+            steps=max(session.workload.variety, 3 if session.workload.mode == "train" else 1),
             contract=session.contract,
             on_progress=session.progress.update,
         )

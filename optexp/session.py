@@ -9,7 +9,9 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -52,6 +54,7 @@ class Session:
     notes: dict[str, dict[str, Any]] = field(default_factory=dict)
     counters: dict[str, dict[str, float]] = field(default_factory=dict)
     own_launcher: Launcher | None = None
+    samples: int = 0  # that one step processes, as soon as an arm has built the workload
 
     def __post_init__(self) -> None:
         e = self.experiment
@@ -109,13 +112,28 @@ class Session:
             arms = self.start(specs)
         meanwhile()
         with self.working("arms", "setting up the arms"):
-            setups = {name: arm.wait() for name, arm in arms.items()}
+            # What fails in the plain program too is no strategy's fault: the baseline says it first.
+            setups = {name: arms[name].wait() for name in sorted(arms, key=lambda name: name != "baseline")}
+        self.learn(setups)
         self.notes = setups["candidate"]["notes"]
         self.result.baseline.setup_s = setups["baseline"]["setup_s"]
         self.result.candidate.setup_s = setups["candidate"]["setup_s"]
         yield {"yardstick": arms["baseline"], **arms}
         for arm in arms.values():
             arm.close()
+
+    def learn(self, setups: Mapping[str, Mapping[str, Any]]) -> None:
+        """What the arms found out about the workload by building it."""
+        self.samples = setups["baseline"]["samples"]
+        self.result.measurement["notes"] += setups["baseline"]["remarks"]
+        built = setups["baseline"]["built"]
+        for setup in setups.values():
+            if different := [name for name, value in setup["built"].items() if built.get(name, value) != value]:
+                raise Stop(
+                    Verdict.UNVERIFIED,
+                    f"the model is not the same in every process ({different[0].partition('/')[2]} differs):"
+                    " what draws its values must follow the seed of torch, numpy or random",
+                )
 
     def start(self, specs: Mapping[str, Spec]) -> dict[str, Arm]:
         """Begin to set up several arms side by side; `wait` of each tells how it went."""
@@ -141,7 +159,9 @@ class Session:
         if self.own_launcher is None and (variables := environment([*self.stack, *self.baseline])):
             self.own_launcher = Launcher(variables)
         chosen = self.own_launcher or launcher()
-        chosen.preload(sorted({module for s in (*self.stack, *self.baseline) for module in s.preload}))
+        slow = {module for s in (*self.stack, *self.baseline) for module in s.preload}
+        slow |= {module for module in self.workload.preload if find_spec(module.partition(".")[0])}
+        chosen.preload(sorted(slow))
         return chosen
 
     def close(self) -> None:
@@ -150,6 +170,17 @@ class Session:
             self.own_launcher.close()
         if self.isolated:
             launcher().end_workers()
+
+
+@contextmanager
+def alongside(work: Callable[[], None]) -> Iterator[None]:
+    """Do `work` in a thread while the block waits for other processes."""
+    thread = Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def choose_device(setting: str) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from optexp.config import one_of
-from optexp.program import STEPS, Batch, Program, ResidentFeed, prime
+from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, Step, prime
+from optexp.strategy import Unsupported
 
 
 @dataclass
@@ -21,6 +25,8 @@ class Workload(ABC):
     """
 
     families: ClassVar[tuple[str, ...]] = ("normal",)
+    sizes: ClassVar[Mapping[str, Mapping[str, int]]] = {}  # of fields left open (None), by kind of device
+    preload: ClassVar[tuple[str, ...]] = ()  # slow imports, made once before arms are forked, where installed
 
     mode: str = one_of("forward", "forward_backward", "train")
 
@@ -31,7 +37,8 @@ class Workload(ABC):
 
     def resolve(self, device: str) -> Self:
         """This workload with sizes that were left open filled in for the kind of device ("cuda" or "cpu")."""
-        return self
+        left_open: dict[str, Any] = {k: v for k, v in self.sizes.get(device, {}).items() if getattr(self, k) is None}
+        return replace(self, **left_open)
 
     @property
     @abstractmethod
@@ -46,6 +53,19 @@ class Workload(ABC):
     def batch(self, generator: torch.Generator) -> Batch:
         """One batch on the generator's device, targets last (see `Program.targets`), float32 where real."""
 
+    @property
+    def variety(self) -> int:
+        """How many kinds of batch take turns; each is met when an arm sets up, verified, and timed equally often."""
+        return 1
+
+    def batches(self, generator: torch.Generator, count: int) -> list[Batch]:
+        """`count` batches one after the other, the first kind first."""
+        return [self.batch(generator) for _ in range(count)]
+
+    def notes(self) -> list[str]:
+        """What the user should know about how the program came to be; asked after `build`."""
+        return []
+
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """A scalar to differentiate."""
         raise TypeError(f"workload={self.name} has no loss: use workload.mode=forward")
@@ -59,6 +79,14 @@ class Workload(ABC):
         """How many trailing tensors of a batch are for the loss."""
         return 0
 
+    def feed(self, device: torch.device, dtype: torch.dtype) -> Feed:
+        """How batches reach the device: they lie there already, unless moving them is part of the work."""
+        return ResidentFeed(device)
+
+    def step(self) -> Step:
+        """One unit of work, by `mode`."""
+        return STEPS[self.mode]
+
     def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Program:
         """The program of this workload: equal seeds give equal parameters, on every device and in every process."""
         torch.manual_seed(seed)
@@ -67,11 +95,35 @@ class Workload(ABC):
         model.train(trains)
         program = Program(
             model=model,
-            step=STEPS[self.mode],
-            feed=ResidentFeed(device),
+            step=self.step(),
+            feed=self.feed(device, dtype),
             loss=self.loss if trains else None,
             targets=self.targets,
             optimizer=self.optimizer(model) if self.mode == "train" else None,
         )
         prime(program)
         return program
+
+
+def known(size: int | None) -> int:
+    """A size that `resolve` has filled in."""
+    assert size is not None, "workload.resolve(device) comes first"
+    return size
+
+
+def extra(module: str, workload: str) -> ModuleType:
+    """A module of the extra `optexp[models]`; where it is missing, the workload cannot run here."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if error.name != package:
+            raise  # it is there, and something that it imports is not
+        raise Unsupported(f"workload={workload} needs {package}: pip install 'optexp[models]'") from None
+
+
+def sgd_or_adamw(optim: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """The two that most training runs use; SGD with momentum 0.9."""
+    if optim == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    return torch.optim.AdamW(model.parameters(), lr=lr)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from optexp.config import one_of
-from optexp.program import Program, preserved
+from optexp.program import Program, preserved, to_device
 from optexp.strategy import Contract, Counters, Evidence, Notes, Stage, Strategy, precision
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ class Amp(Strategy):
             program,
             forward=under_autocast(program.call, device, dtype),
             loss=program.loss and under_autocast(program.loss, device, dtype),
-            scaler=grad_scaler(device) if program.trains and dtype is torch.float16 else program.scaler,
+            scaler=grad_scaler(device) if program.loss and dtype is torch.float16 else program.scaler,
         )
         # A probe, because no trace shows the operations inside a compiled region or a graph.
         with preserved(program), torch.no_grad(), OperationsIn(dtype) as probe:
-            optimized.predict(program.feed.next())
+            optimized.predict(to_device(program.feed.next(), device))
         return optimized, {"operations": dict(probe.seen), "loss_scaling": optimized.scaler is not None}
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.shape_prop import ShapeProp
 
-from optexp.program import Batch, Program
+from optexp.program import Program, to_device
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy, Unsupported
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class Inplace(Strategy):
 
     def apply(self, program: Program) -> tuple[Program, Notes]:
         model = trace(program.model)
-        batch = program.feed.next()
-        infer_shapes(model, batch, program.targets)
+        batch = to_device(program.feed.next(), program.device)
+        infer_shapes(model, *program.arguments(batch))
         rewritten, kept = Rewriter(model, program.trains).run()
         notes = {"rewritten": len(rewritten), "operations": dict(Counter(rewritten)), "kept": dict(Counter(kept))}
         return replace(program, model=model), notes
@@ -98,12 +98,10 @@ def trace(model: nn.Module) -> fx.GraphModule:
     return traced
 
 
-def infer_shapes(model: fx.GraphModule, batch: Batch, targets: int) -> None:
+def infer_shapes(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Shapes, dtypes and strides of every value, without computing one or touching a buffer."""
-    if isinstance(batch, Mapping):
-        inputs = [batch[n.target] for n in model.graph.nodes if n.op == "placeholder" and n.target in batch]
-    else:
-        inputs = list(batch[: len(batch) - targets])
+    placeholders = [str(node.target) for node in model.graph.nodes if node.op == "placeholder"]
+    inputs = [*args, *(kwargs[name] for name in placeholders[len(args) :] if name in kwargs)]
     ShapeProp(model, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*inputs)
 
 

@@ -1,6 +1,9 @@
 """Every workload and every strategy of `conf/` reaches a verdict that says something true. A new file is tested too."""
 
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
@@ -8,11 +11,38 @@ from hydra.core.global_hydra import GlobalHydra
 from optexp import discovery, runner
 from optexp.result import Result, Verdict
 
-TINY = {"mlp": ["workload.dim=16", "workload.layers=2", "workload.batch_size=8"], "gelu": ["workload.size=64"]}
+SMALL_MLP = ["workload.dim=16", "workload.layers=2", "workload.batch_size=8"]
+TINY = {
+    "add": ["workload.size=4096"],
+    "bert": [
+        "workload.sequence=8",
+        "workload.hidden=32",
+        "workload.layers=1",
+        "workload.vocabulary=64",
+    ],
+    "branches": SMALL_MLP,
+    "causal_lm": ["workload.sequence=8", "workload.hidden=32", "workload.layers=1", "workload.vocabulary=64"],
+    "cdist": ["workload.points=32", "workload.dim=8"],
+    "changing_shapes": [*SMALL_MLP, "workload.shortest=3", "workload.longest=6"],
+    "elementwise": ["workload.rows=64", "workload.columns=64"],
+    "gelu": ["workload.size=64"],
+    "graph_break": SMALL_MLP,
+    "layernorm_linear": ["workload.rows=32", "workload.features=16", "workload.out=16"],
+    "lenet5": ["workload.batch_size=4"],
+    "linear_gelu": ["workload.rows=32", "workload.features=16", "workload.out=16"],
+    "matmul": ["workload.size=32"],
+    "mlp": SMALL_MLP,
+    "pipeline": ["workload.rows=64", "workload.dim=16"],
+    "sleep": ["workload.ms=2"],
+    "softmax": ["workload.rows=32", "workload.columns=64"],
+    "vision": ["workload.architecture=resnet18", "workload.image=32", "workload.classes=10"],
+}
+COMPILED = {"elementwise", "gelu", "mlp", "softmax"}  # the others' compilation takes too long for every day
 WRONG = {Verdict.ERROR, Verdict.NOT_EQUIVALENT, Verdict.UNVERIFIED, Verdict.INVALID}
 
 STRATEGIES = sorted(path.stem for path in (discovery.CONF / "strategy").glob("*.yaml"))
 WORKLOADS = sorted(path.stem for path in (discovery.CONF / "workload").glob("*.yaml"))
+OPERATIONS = ["add", "cdist", "elementwise", "gelu", "layernorm_linear", "linear_gelu", "matmul", "softmax"]
 
 
 def run(folder: Path, *overrides: str) -> Result:
@@ -23,8 +53,13 @@ def run(folder: Path, *overrides: str) -> Result:
     return runner.run(discovery.compose([*settings, *quicker, *overrides]), folder)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("workload", WORKLOADS)
+def combinations() -> Iterator[Any]:
+    for workload, strategy in product(WORKLOADS, STRATEGIES):
+        slow = strategy == "fusion" and workload not in COMPILED
+        yield pytest.param(workload, strategy, marks=pytest.mark.slow if slow else ())
+
+
+@pytest.mark.parametrize(("workload", "strategy"), combinations())
 def test_reaches_a_verdict(workload: str, strategy: str, tmp_path: Path) -> None:
     sizes = TINY.get(workload, [])
     result = run(tmp_path, f"workload={workload}", f"strategy={strategy}", *sizes)
@@ -35,6 +70,14 @@ def test_reaches_a_verdict(workload: str, strategy: str, tmp_path: Path) -> None
         assert all(evidence["engaged"] for evidence in result.evidence)
     else:
         assert result.speedup is None
+
+
+@pytest.mark.parametrize("workload", OPERATIONS)
+def test_gradients_of_the_inputs_are_compared(workload: str, tmp_path: Path) -> None:
+    result = run(tmp_path, f"workload={workload}", "workload.mode=forward_backward", *TINY[workload])
+    assert result.verdict.measured, result.headline
+    assert result.equivalence["bitwise"]
+    assert "input_grad.0" in result.equivalence["headline"]
 
 
 @pytest.mark.parametrize("mode", ["forward", "forward_backward", "train"])

@@ -36,7 +36,7 @@ def autocast(program: Program, dtype: str) -> Program:
             return inner_loss(output, batch)
 
     scaler = None
-    if narrow is torch.float16 and program.trains:
+    if narrow is torch.float16 and inner_loss:
         scaler = torch.amp.GradScaler(device.type)
         scaler.scale(torch.zeros((), device=device))  # makes its state now, so that it is restored and compared
-    return replace(program, forward=forward, loss=loss if program.trains else None, scaler=scaler)
+    return replace(program, forward=forward, loss=loss if inner_loss else None, scaler=scaler)

@@ -98,8 +98,8 @@ class Judge:
         generator = torch.Generator(self.drawn_on).manual_seed(seed)
         real = self.dtype
         self.batches = [
-            map_batch(lambda t: t.to(real) if t.is_floating_point() else t, self.workload.batch(generator))
-            for _ in range(count)
+            map_batch(lambda t: t.to(real) if t.is_floating_point() else t, batch)
+            for batch in self.workload.batches(generator, count)
         ]
         self._forget()
         return self.batches
@@ -108,7 +108,8 @@ class Judge:
         """After a draw: where fp64 runs, and how many noisy steps of the baseline the gates need."""
         golden = self._guarded(self._golden, 0, self.initial)
         small = any(t.numel() < SMALL for name, t in golden.items() if name.startswith("out/"))
-        noisy = self.trains or small or self.dtype is torch.float64
+        jumps = any(name.startswith("grad/") for name in golden)
+        noisy = jumps or small or self.dtype is torch.float64
         return {"reference": f"fp64 on {self.device.type}", "noisy_steps": RUNS if noisy else 0}
 
     def yardstick(self, step: int, observation: Mapping[str, Tensor]) -> None:
@@ -202,9 +203,12 @@ class Judge:
         if not seen["flag/inputs_intact"] and self.baseline["flag/inputs_intact"]:
             yield broken("inputs", "the step changes the caller's batch; the baseline leaves it as it is")
         if not seen["flag/plain"]:
-            yield broken("outputs", "an output is not a plain torch.Tensor on the program's device")
+            yield broken("outputs", "an output is not a plain torch.Tensor")
+        ours, theirs = seen["flag/device"].tolist(), self.baseline["flag/device"].tolist()
+        if len(ours) == len(theirs) and ours != theirs:  # where lengths differ names do, which `_structure` says
+            yield broken("outputs", "an output is not on the device where the baseline leaves it")
         ours, theirs = seen["flag/aliases"].tolist(), self.baseline["flag/aliases"].tolist()
-        if len(ours) == len(theirs):  # otherwise names differ, which `_structure` says
+        if len(ours) == len(theirs):
             for position, (shared, expected) in enumerate(zip(ours, theirs, strict=True)):
                 if shared not in (position, expected):
                     other = "an input" if shared < 0 else f"output {shared}"
@@ -264,7 +268,8 @@ class Judge:
                 continue
             # In fp64 by value: a capturable `step` may be float32 where the baseline's is an integer.
             row = TOLERANCES.get(name_of(after.dtype), self.row)
-            wide, reference = after.to(torch.float64), reference.detach().to(torch.float64)
+            wide = after.to(torch.float64)
+            reference = reference.detach().to(self.device, torch.float64)  # plain optimizers keep `step` on the CPU
             limits = Limits(row, resolution=_resolution(after))  # however small the change is beside what is stored
             if name.startswith("param/"):
                 before = own[name].to(torch.float64)
@@ -299,7 +304,7 @@ class Judge:
             raise
         except Exception as problem:
             raise NoReference(f"the model does not run in float64: {problem}") from problem
-        golden = {f"out/{name}": t.detach().clone() for name, t in outputs.items()}
+        golden = {f"out/{name}": t.detach().to(self.device, copy=True) for name, t in outputs.items()}
         for name, tensor in golden.items():
             if tensor.is_floating_point() and tensor.dtype is not torch.float64:
                 raise NoReference(f"the model computes {name[4:]} in {name_of(tensor.dtype)} even in float64")

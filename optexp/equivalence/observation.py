@@ -15,19 +15,21 @@ Observation = dict[str, Tensor]
 
 
 def observe(program: Program, batch: Batch, noise: int | None = None) -> Observation:
-    """One step on a copy of `batch` (new storage each time; the caller's stays what it was).
+    """One step on a copy of `batch`, brought as the feed brings its own (the caller's stays what it was).
 
     out/<name>             what the step returned
     grad/<parameter>       unscaled, where the program trains
     buffer/<name>          after the step
     before/, after/<name>  of `Program.state()`, where there is an optimizer (buffers only before)
     flag/inputs_intact     1 where the step left its batch as it was
-    flag/plain             1 where outputs are plain tensors on the program's device
+    flag/plain             1 where outputs are plain tensors
+    flag/device            for each output, by name: 1 where it lies on the program's device
     flag/aliases           for each output, by name: the first one it shares memory with, −1 for an input
     flag/random            1 where the step drew random numbers
     flag/noisy             1 with noise, whose value is the seed; a noisy run leaves out after/
     """
-    given = map_batch(torch.clone, batch)
+    given = program.feed.bring(batch)
+    kept, used = tensors_of(map_batch(torch.clone, given)), tensors_of(given)
     states = program.optimizer is not None
     seen = {f"before/{name}": _copy(tensor) for name, tensor in program.state().items()} if states else {}
     dice = _dice(program.device)
@@ -40,12 +42,13 @@ def observe(program: Program, batch: Batch, noise: int | None = None) -> Observa
     if states and noise is None:
         after = {name: tensor for name, tensor in program.state().items() if not name.startswith("buffer/")}
         seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()}
-    kept, used = tensors_of(batch), tensors_of(given)
     intact = all(identical(used[name], tensor) for name, tensor in kept.items())
-    plain = all(type(t) is Tensor and t.device.type == program.device.type for t in outputs.values())
+    plain = all(type(t) is Tensor for t in outputs.values())
+    here = [outputs[name].device.type == program.device.type for name in sorted(outputs)]
     flags = {
         "inputs_intact": torch.tensor(intact, dtype=torch.uint8),
         "plain": torch.tensor(plain, dtype=torch.uint8),
+        "device": torch.tensor(here, dtype=torch.uint8),
         "aliases": torch.tensor(_aliases(outputs, used), dtype=torch.int64),
         "random": torch.tensor(not all(map(torch.equal, dice, _dice(program.device))), dtype=torch.uint8),
         "noisy": torch.tensor(noise is not None, dtype=torch.uint8),

@@ -69,12 +69,18 @@ def sample(baseline: Caller, candidate: Caller, protocol: Protocol, order: Rando
 
 
 def _block(arm: Caller, protocol: Protocol) -> tuple[int, int]:
-    """Steps of a block and of its unmeasured lead-in, after warm-up."""
+    """Steps of a block and of its unmeasured lead-in, after warm-up.
+
+    Batches that were made in the background while nothing was timed are used up first, and those that a block leaves
+    behind must not matter: a queue that refilled unseen makes a loop look far too fast.
+    """
     steady = arm.call("warm_up", limit_s=protocol.warmup_s)
+    queue = int(steady["queue"])
+    at_least = 12 * queue  # ten lengths after jitter
     if steady["step_s"] >= 0.1:
-        return 1, 1
+        return max(1, at_least), max(1, queue)
     duration = max(protocol.block_ms / 1e3, 200 * steady["timer_s"])
-    return ceil(duration / steady["step_s"]), 2
+    return max(ceil(duration / steady["step_s"]), at_least), max(2, queue)
 
 
 def _compilations(arm: Caller) -> float:

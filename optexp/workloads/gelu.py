@@ -3,46 +3,74 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from optexp.config import one_of
-from optexp.program import Batch
-from optexp.workload import Workload
-
-SIZES = {"cuda": 16384, "cpu": 1024}  # 1 GiB of float32, far beyond any cache; 4 MiB
+from optexp.workload import known
+from optexp.workloads.operation import Operation, normal
 
 
-class GeluFormula(nn.Module):
+def formula(x: Tensor) -> Tensor:
     """The tanh approximation, operation by operation."""
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def functional(x: Tensor) -> Tensor:
+    """The same from the library, in one kernel."""
+    return F.gelu(x, approximate="tanh")
+
+
+VARIANTS: dict[str, Callable[[Tensor], Tensor]] = {"formula": formula, "functional": functional}
+
+
+class GeluOf(nn.Module):
+    """One way to write GELU."""
+
+    def __init__(self, gelu: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.gelu = gelu
 
     def forward(self, x: Tensor) -> Tensor:
-        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+        return self.gelu(x)
+
+
+class GeluOfSum(nn.Module):
+    """With an addition before it, that only fusion makes free."""
+
+    def __init__(self, gelu: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.gelu = gelu
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.gelu(a + b)
 
 
 @dataclass
-class Gelu(Workload):
-    """On a size × size matrix; a size left open depends on the device. One sample is one element."""
+class Gelu(Operation):
+    """On a size × size matrix, or on the sum of two; one sample is one element."""
 
-    mode: str = one_of("forward")
+    sizes: ClassVar = {"cuda": {"size": 16384}, "cpu": {"size": 1024}}  # 1 GiB of float32, far beyond any cache; 4 MiB
+
     size: int | None = None
-
-    def resolve(self, device: str) -> Self:
-        return self if self.size is not None else replace(self, size=SIZES[device])
+    variant: str = one_of("formula", "functional")
+    add: bool = False
 
     @property
     def samples(self) -> int:
-        return self._side**2
-
-    def model(self) -> nn.Module:
-        return GeluFormula()
-
-    def batch(self, generator: torch.Generator) -> Batch:
-        return (torch.randn(self._side, self._side, generator=generator, device=generator.device),)
+        return known(self.size) ** 2
 
     @property
-    def _side(self) -> int:
-        return self.size if self.size is not None else SIZES["cpu"]
+    def output_shape(self) -> tuple[int, ...]:
+        return known(self.size), known(self.size)
+
+    def model(self) -> nn.Module:
+        return (GeluOfSum if self.add else GeluOf)(VARIANTS[self.variant])
+
+    def inputs(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        return tuple(normal(generator, *self.output_shape) for _ in range(1 + self.add))

@@ -1,9 +1,10 @@
-"""A stack of equal linear layers with an activation after each: many small kernels at small sizes, GEMMs at large."""
+"""A multilayer perceptron: many small kernels at small sizes, matrix products at large ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,46 +12,69 @@ from torch import Tensor, nn
 
 from optexp.config import one_of
 from optexp.program import Batch
-from optexp.workload import Workload
+from optexp.workloads.learner import Learner
+from optexp.workloads.operation import normal
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "tanh": nn.Tanh}
 
 
-@dataclass
-class Mlp(Workload):
-    """`layers` times Linear(dim, dim) and an activation, on (batch_size, dim); mean squared error when it trains."""
+class ProductAndBias(nn.Module):
+    """A linear layer as first written by hand: a product, then an addition, in two kernels."""
 
-    mode: str = one_of("forward_backward", "forward", "train")
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) / inputs**0.5)
+        self.bias = nn.Parameter(torch.randn(outputs) / inputs**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+@dataclass
+class Mlp(Learner):
+    """`layers` layers of width `dim` on (batch_size, in_features); mean squared error when it trains.
+
+    style:      stack: nn.Linear with an activation after each; linear: with activations only between layers, as in a
+                regression; products: the same, each layer a product and a separate bias
+    in_features, out_features: `dim` where left open
+    num_steps:  how often the whole is applied to its own output, one pass after the other
+    """
+
     dim: int = 256
     layers: int = 4
-    batch_size: int = 256
     activation: str = one_of("gelu", "relu", "tanh")
-    optim: str = one_of("adamw", "sgd")
-    lr: float = 1e-3
+    style: str = one_of("stack", "linear", "products")
+    in_features: int | None = None
+    out_features: int | None = None
+    num_steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.layers < 1 or self.num_steps < 1:
+            raise ValueError(f"layers={self.layers} and num_steps={self.num_steps} must both be at least 1")
+        if self.num_steps > 1 and self.widths[0] != self.widths[-1]:
+            raise ValueError(
+                f"num_steps={self.num_steps} feeds the output back, and {self.widths[-1]} features do not fit where"
+                f" {self.widths[0]} are expected: give in_features and out_features the same size"
+            )
 
     @property
-    def samples(self) -> int:
-        return self.batch_size
-
-    @property
-    def targets(self) -> int:
-        return 0 if self.mode == "forward" else 1
+    def widths(self) -> list[int]:
+        """Features before the first layer and after each."""
+        first = self.dim if self.in_features is None else self.in_features
+        last = self.dim if self.out_features is None else self.out_features
+        return [first, *[self.dim] * (self.layers - 1), last]
 
     def model(self) -> nn.Module:
+        layer = ProductAndBias if self.style == "products" else nn.Linear
         activation = ACTIVATIONS[self.activation]
-        return nn.Sequential(*(m for _ in range(self.layers) for m in (nn.Linear(self.dim, self.dim), activation())))
+        modules = [m for pair in pairwise(self.widths) for m in (layer(*pair), activation())]
+        once = nn.Sequential(*(modules if self.style == "stack" else modules[:-1]))
+        return once if self.num_steps == 1 else nn.Sequential(*[once] * self.num_steps)
 
     def batch(self, generator: torch.Generator) -> Batch:
-        return tuple(
-            torch.randn(self.batch_size, self.dim, generator=generator, device=generator.device)
-            for _ in range(1 + self.targets)
-        )
+        features = (self.widths[0], self.widths[-1])[: 1 + self.targets]
+        return tuple(normal(generator, self.batch_size, size) for size in features)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         assert isinstance(batch, tuple)
         return nn.functional.mse_loss(output, batch[-1])
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        if self.optim == "sgd":
-            return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=0.9)
-        return torch.optim.AdamW(model.parameters(), lr=self.lr)

@@ -1,0 +1,212 @@
+"""How batches reach the device when moving or making them is part of the work: from host memory, or a DataLoader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from optexp.program import Batch, Feed, Source, map_batch
+
+
+@dataclass
+class HostFeed(Feed):
+    """Batches lie in host memory; each is copied to the device when it is asked for, or by the step itself.
+
+    pin_memory:    page-locked memory, which the device reads without the CPU's help
+    non_blocking:  do not wait for the copy (from pageable memory, CUDA waits all the same)
+    delivers:      False leaves batches on the host: the step copies them, piece by piece
+    """
+
+    device: torch.device
+    pin_memory: bool = False
+    non_blocking: bool = False
+    delivers: bool = True
+
+    def __post_init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.position = 0
+        self._source: Source | None = None
+
+    def next(self) -> Batch:
+        batch = self.batches[self.position]
+        self.position = (self.position + 1) % len(self.batches)
+        return self._deliver(batch)
+
+    def reset(self, source: Source) -> None:
+        if source is not self._source:  # pinning takes long, and the arm resets before every block
+            self.batches, self._source = [map_batch(self._on_host, batch) for batch in source], source
+        self.position = 0
+
+    def bring(self, batch: Batch) -> Batch:
+        return self._deliver(map_batch(self._on_host, batch))
+
+    def _on_host(self, tensor: Tensor) -> Tensor:
+        copy = tensor.to("cpu", copy=True)
+        return copy.pin_memory() if self.pin_memory and self.device.type == "cuda" else copy
+
+    def _deliver(self, batch: Batch) -> Batch:
+        if not self.delivers:
+            return batch
+        return map_batch(lambda tensor: tensor.to(self.device, non_blocking=self.non_blocking), batch)
+
+
+@dataclass
+class LoaderFeed(Feed):
+    """A DataLoader's batches, epoch after epoch without end; each is copied to the device.
+
+    Making batches is the work here, so the core's own are not used: equal seeds give both arms the same ones.
+    Settings left open are the loader's; `dataclasses.replace` changes them, data set and sampling stay.
+
+    dtype:         of real tensors on the device; None leaves them as they come
+    workers:       processes that make batches; 0 makes them in the step
+    prefetch:      batches that each worker makes ahead
+    pin_memory:    a thread copies each batch to page-locked memory
+    non_blocking:  do not wait for the copy to the device
+    """
+
+    loader: DataLoader[Any]
+    device: torch.device
+    dtype: torch.dtype | None = None
+    workers: int | None = None
+    prefetch: int | None = None
+    pin_memory: bool | None = None
+    non_blocking: bool = False
+    cores: set[int] = field(default_factory=lambda: os.sched_getaffinity(0))  # before the arm is bound to some
+
+    def __post_init__(self) -> None:
+        self.workers = self.loader.num_workers if self.workers is None else self.workers
+        self.prefetch = self.loader.prefetch_factor or 2 if self.prefetch is None else self.prefetch
+        self.pin_memory = self.loader.pin_memory if self.pin_memory is None else self.pin_memory
+        self._start_of_dice = None if self.loader.generator is None else self.loader.generator.get_state()
+        self._endless: _Endless | None = None
+        self._running: DataLoader[Any] | None = None
+        self._bound_to: set[int] = set()
+        self._batches: Iterator[Any] | None = None
+
+    @property
+    def queue(self) -> int:
+        return (self.workers or 0) * (self.prefetch or 0)
+
+    def next(self) -> Batch:
+        if self._batches is None:
+            self._start()
+        try:
+            made = next(self._batches)  # type: ignore[arg-type]
+        except StopIteration:  # of a data set that is iterated, not indexed
+            self._start()
+            made = next(self._batches, None)  # type: ignore[arg-type]
+            if made is None:
+                raise ValueError("the data loader gives no batch") from None
+        return map_batch(self._to_device, as_batch(made))
+
+    def reset(self, source: Source) -> None:
+        self.pause()
+        if self.loader.generator is not None and self._start_of_dice is not None:
+            self.loader.generator.set_state(self._start_of_dice)
+
+    def bring(self, batch: Batch) -> Batch:
+        return map_batch(lambda tensor: self._to_device(tensor.clone()), batch)
+
+    def pause(self) -> None:
+        """Take what the workers still make and throw it away; they then wait, and start quickly."""
+        if self._batches is not None and self._endless is not None:
+            self._endless.stopped = True
+            for _ in self._batches:
+                pass
+        elif self._batches is not None:
+            self._running = None  # an iterated data set cannot be asked to stop: its workers end
+        self._batches = None
+
+    def _start(self) -> None:
+        cores = os.sched_getaffinity(0)
+        if self._running is None or cores != self._bound_to:
+            self._running, self._bound_to = self._build(), cores
+        if self._endless is not None:
+            self._endless.stopped = False
+        # Workers and the pinning thread inherit the cores of the thread that starts them: they get those that the
+        # timed loop is not bound to.
+        with _moved_to(self.cores - cores):
+            self._batches = iter(self._running)
+
+    def _build(self) -> DataLoader[Any]:
+        loader, options = self.loader, dict[str, Any]()
+        if self.workers:
+            options = {"prefetch_factor": self.prefetch, "persistent_workers": True, "timeout": loader.timeout}
+        if isinstance(loader.dataset, IterableDataset):
+            options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        elif loader.batch_sampler is not None:
+            self._endless = _Endless(loader.batch_sampler)
+            options["batch_sampler"] = self._endless
+        else:  # the data set makes whole batches
+            self._endless = _Endless(loader.sampler)
+            options |= {"batch_size": None, "sampler": self._endless}
+        return DataLoader(
+            loader.dataset,
+            num_workers=self.workers or 0,
+            collate_fn=loader.collate_fn,
+            pin_memory=bool(self.pin_memory) and self.device.type == "cuda",
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context if self.workers else None,
+            generator=loader.generator,
+            **options,
+        )
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        moved = tensor.to(self.device, non_blocking=self.non_blocking)
+        return moved.to(self.dtype) if self.dtype is not None and moved.is_floating_point() else moved
+
+
+class _Endless(Sampler[Any]):
+    """A sampler repeated until it is told to stop: then what workers have been asked for is all there is."""
+
+    def __init__(self, epoch: Iterable[Any]) -> None:
+        self.epoch, self.stopped = epoch, False
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            empty = True
+            for indices in self.epoch:
+                if self.stopped:
+                    return
+                empty = False
+                yield indices
+            if empty:
+                raise ValueError("the data loader gives no batch: is the data set smaller than one?")
+
+
+def as_batch(made: Any) -> Batch:
+    """What a loader yields as a batch: tensors in a tuple, or by name."""
+    batch: Any = (made,) if isinstance(made, Tensor) else made
+    if isinstance(batch, list):
+        batch = tuple(batch)
+    values = batch.values() if isinstance(batch, Mapping) else batch
+    if not isinstance(batch, (tuple, Mapping)) or not all(isinstance(value, Tensor) for value in values):
+        raise TypeError(f"the data loader yields {_shape_of(made)}; a batch is tensors, in a tuple or by name")
+    return batch
+
+
+def _shape_of(made: Any) -> str:
+    if isinstance(made, Mapping):
+        return f"a mapping with {', '.join(f'{key}: {type(value).__name__}' for key, value in made.items())}"
+    if isinstance(made, (list, tuple)):
+        return f"a {type(made).__name__} of {', '.join(type(value).__name__ for value in made)}"
+    return f"a {type(made).__name__}"
+
+
+@contextmanager
+def _moved_to(cores: set[int]) -> Iterator[None]:
+    """This thread on `cores` for a moment, so that what it starts stays there; nothing where there are none."""
+    before = os.sched_getaffinity(0)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -1,0 +1,71 @@
+"""A training step that the user wrote, as a step of a program: strategies and verification still reach in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optexp.equivalence.judge import NoReference
+from optexp.program import Batch, Outputs, Program, clear_gradients, flatten
+from optexp.strategy import Unsupported
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """`function(model, batch, optimizer)` does one optimizer step and returns the loss, or several values, or nothing.
+
+    unpack: a batch as the user's own loader gives it
+    """
+
+    function: Callable[..., Any]
+    unpack: Callable[[Batch], Any]
+
+    def __call__(self, program: Program, batch: Batch) -> Outputs:
+        assert program.optimizer is not None
+        if program.scaler is not None:
+            raise Unsupported(
+                "train_step calls backward() itself, where a GradScaler cannot reach: use strategy.amp.dtype=bfloat16"
+            )
+        clear_gradients(program.model)
+        optimizer = Optimizer(program.optimizer)
+        result = self.function(Model(program, optimizer), self.unpack(batch), optimizer)
+        if optimizer.steps != 1:
+            raise NoReference(
+                f"train_step called optimizer.step() {optimizer.steps} times: a call must be one whole optimizer step"
+                " (accumulate over parts of the batch inside it)"
+            )
+        return {name: tensor.detach() for name, tensor in flatten(result, "loss").items()}
+
+
+class Optimizer:
+    """The optimizer, but gradients stay after its step: every step begins without any, and they are compared."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.steps = optimizer, 0
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        self.steps += 1
+        return self.optimizer.step(*args, **kwargs)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if not self.steps:
+            self.optimizer.zero_grad(set_to_none)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+
+class Model:
+    """Called, it is what strategies made of the model; for all else it is the model."""
+
+    def __init__(self, program: Program, optimizer: Optimizer) -> None:
+        self.model, self.call, self.zero_grad = program.model, program.call, optimizer.zero_grad
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)

@@ -1,0 +1,32 @@
+"""What workloads that can train share: an optimizer by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from optexp.config import one_of
+from optexp.workload import Workload, sgd_or_adamw
+
+
+@dataclass
+class Learner(Workload):
+    """Forward, forward and backward, or a whole training step; the last tensor of a batch is the loss's."""
+
+    mode: str = one_of("forward_backward", "forward", "train")
+    batch_size: int = 256
+    optim: str = one_of("adamw", "sgd")
+    lr: float = 1e-3
+
+    @property
+    def samples(self) -> int:
+        return self.batch_size
+
+    @property
+    def targets(self) -> int:
+        return 0 if self.mode == "forward" else 1
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return sgd_or_adamw(self.optim, model, self.lr)

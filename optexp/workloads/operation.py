@@ -1,0 +1,48 @@
+"""What workloads of a single operation share: they are differentiated without a loss, by their inputs too."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from optexp.config import one_of
+from optexp.program import Batch, Program, Step, pullback
+from optexp.workload import Workload
+
+
+@dataclass
+class Operation(Workload):
+    """Forward, or forward and backward from a gradient that arrives at the output (see `optexp.program.pullback`)."""
+
+    mode: str = one_of("forward", "forward_backward")
+
+    @property
+    @abstractmethod
+    def output_shape(self) -> tuple[int, ...]:
+        """Of the gradient that arrives."""
+
+    @abstractmethod
+    def inputs(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """What the operation is given, on the generator's device."""
+
+    @property
+    def targets(self) -> int:
+        return 0 if self.mode == "forward" else 1
+
+    def batch(self, generator: torch.Generator) -> Batch:
+        inputs = self.inputs(generator)
+        return inputs if self.mode == "forward" else (*inputs, normal(generator, *self.output_shape))
+
+    def step(self) -> Step:
+        return super().step() if self.mode == "forward" else pullback
+
+    def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Program:
+        return replace(super().build(device, dtype, seed), loss=None, pullback=self.mode == "forward_backward")
+
+
+def normal(generator: torch.Generator, *shape: int) -> Tensor:
+    """Standard normal float32 on the generator's device."""
+    return torch.randn(*shape, generator=generator, device=generator.device)

@@ -1,0 +1,80 @@
+"""Chunks from host memory to the device, through a network, and back: copies take as long as the work between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from optexp.config import one_of
+from optexp.feeds import HostFeed
+from optexp.program import Batch, Feed, Outputs, Program, flatten, map_batch
+from optexp.workload import Workload, known
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """One step: chunk by chunk to the device, compute, back to the host. Nothing overlaps.
+
+    chunks:        pieces of a batch, along its first dimension (equal where that can be divided so)
+    non_blocking:  do not wait for the copy to the device
+    """
+
+    chunks: int
+    non_blocking: bool = False
+
+    def __call__(self, program: Program, batch: Batch) -> Outputs:
+        with torch.no_grad():
+            results = [self._one(program, chunk) for chunk in split(batch, self.chunks)]
+        return {name: torch.cat([result[name] for result in results]) for name in results[0]}
+
+    def _one(self, program: Program, chunk: Batch) -> Outputs:
+        there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=self.non_blocking), chunk)
+        return {name: tensor.to("cpu") for name, tensor in flatten(program.predict(there)).items()}
+
+
+def split(batch: Batch, chunks: int) -> list[Batch]:
+    """A tuple batch in pieces, as views."""
+    assert isinstance(batch, tuple)
+    pieces: list[Batch] = list(zip(*(tensor.chunk(chunks) for tensor in batch), strict=True))
+    return pieces
+
+
+@dataclass
+class Pipeline(Workload):
+    """`layers` times Linear(dim, dim) and GELU on (rows, dim) in host memory. One sample is one row."""
+
+    sizes: ClassVar = {"cuda": {"rows": 65536, "dim": 1024}, "cpu": {"rows": 1024, "dim": 128}}
+
+    mode: str = one_of("forward")
+    rows: int | None = None
+    dim: int | None = None
+    layers: int = 2
+    chunks: int = 8
+    pin_memory: bool = False
+    non_blocking: bool = False
+
+    def __post_init__(self) -> None:
+        if self.chunks < 1:
+            raise ValueError(f"chunks={self.chunks} must be at least 1")
+
+    @property
+    def samples(self) -> int:
+        return known(self.rows)
+
+    def model(self) -> nn.Module:
+        dim = known(self.dim)
+        return nn.Sequential(*(m for _ in range(self.layers) for m in (nn.Linear(dim, dim), nn.GELU())))
+
+    def batch(self, generator: torch.Generator) -> Batch:
+        shape = known(self.rows), known(self.dim)
+        x: Tensor = torch.randn(shape, generator=generator, device=generator.device)
+        return (x,)
+
+    def feed(self, device: torch.device, dtype: torch.dtype) -> Feed:
+        return HostFeed(device, self.pin_memory, self.non_blocking, delivers=False)
+
+    def step(self) -> Chunked:
+        return Chunked(self.chunks, self.non_blocking)
