@@ -1,7 +1,14 @@
 """optexp: declarative optimization experiments for PyTorch, with evidence."""
 
-from pathlib import Path
+from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optexp.api import compare
+
+__all__ = ["compare"]
 __version__ = "0.1.0"
 
 # `optexp.strategies`, `optexp.kernels`, `optexp.experiments` and `optexp.conf` are folders beside this one in a
@@ -10,3 +17,12 @@ __version__ = "0.1.0"
 _root = Path(__file__).resolve().parent.parent
 if (_root / "conf" / "config.yaml").is_file() and (_root / "pyproject.toml").is_file():
     __path__.append(str(_root))
+
+
+def __getattr__(name: str) -> Any:
+    """`optexp.compare` imports torch when it is asked for, and not before."""
+    if name == "compare":
+        from optexp.api import compare
+
+        return compare
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -75,8 +75,11 @@ class Experiment(Settings):
     resolved: dict[str, Any]
 
 
-def resolve(config: DictConfig) -> Experiment:
-    """The experiment that a composed configuration describes; `ConfigError` where it describes none."""
+def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
+    """The experiment that a composed configuration describes; `ConfigError` where it describes none.
+
+    workload:  an object instead of the configuration's
+    """
     values = plain(config)
     groups = {group: values.pop(group) for group in ("workload", "measurement", "strategy", "baseline")}
     checked = typed(Settings, values)
@@ -84,7 +87,7 @@ def resolve(config: DictConfig) -> Experiment:
     chosen, notes = _stack(groups["strategy"])
     strategies = _build_all(chosen, "strategy")
     baseline = _build_all(_baseline(groups["baseline"]), "baseline")
-    workload = build(groups["workload"], "workload")
+    workload = workload or build(groups["workload"], "workload")
 
     resolved = {
         "workload": workload.name,

@@ -61,7 +61,8 @@ class HostFeed(Feed):
 class LoaderFeed(Feed):
     """A DataLoader's batches, epoch after epoch without end; each is copied to the device.
 
-    Making batches is the work here, so the core's own are not used: equal seeds give both arms the same ones.
+    Making batches is the work here, so the core's own are not used: equal seeds give both arms the same ones (but for
+    what a data set draws at random while it makes them).
     Settings left open are the loader's; `dataclasses.replace` changes them, data set and sampling stay.
 
     dtype:         of real tensors on the device; None leaves them as they come
@@ -129,7 +130,7 @@ class LoaderFeed(Feed):
         if self._running is None or cores != self._bound_to:
             self._running, self._bound_to = self._build(), cores
         if self._endless is not None:
-            self._endless.stopped = False
+            self._endless.begin()
         # Workers and the pinning thread inherit the cores of the thread that starts them: they get those that the
         # timed loop is not bound to.
         with _moved_to(self.cores - cores):
@@ -168,8 +169,14 @@ class _Endless(Sampler[Any]):
 
     def __init__(self, epoch: Iterable[Any]) -> None:
         self.epoch, self.stopped = epoch, False
+        self.dice = torch.get_rng_state()
+
+    def begin(self) -> None:
+        """Once more. What a loader draws for its own use depends on its workers; samplers start from before that."""
+        self.stopped, self.dice = False, torch.get_rng_state()
 
     def __iter__(self) -> Iterator[Any]:
+        torch.set_rng_state(self.dice)
         while True:
             empty = True
             for indices in self.epoch:

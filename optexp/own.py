@@ -130,8 +130,7 @@ class Own(Workload):
 
     def batches(self, generator: torch.Generator, count: int) -> list[Batch]:
         batches = [map_batch(lambda t: t.to(generator.device), self.pack(g)) for g in self.give(generator, count)]
-        tensors = [next(iter(tensors_of(batch).values())) for batch in batches]
-        self.sizes = [len(tensor) if tensor.ndim else 1 for tensor in tensors]
+        self.sizes = [_leading(tensors_of(batch)) for batch in batches]
         return batches
 
     def feed(self, device: torch.device, dtype: torch.dtype) -> Feed:
@@ -204,6 +203,7 @@ class Own(Workload):
         tensors, constants = divide(given)
         if not tensors:
             raise ConfigError(f"a batch is {kind(given)}: there is no tensor in it")
+        self.sizes = [_leading(tensors)]
         self.note_conversion("inputs", tensors.values(), dtype)
         if constants and self.parts.loader is not None:
             dropped = ", ".join(constants)
@@ -251,15 +251,15 @@ class Own(Workload):
         """loss(output, batch) of a program."""
         count = self.targets
         if self.loss is not None:
-            return partial(_compare, bound(LOSSES[self.loss], self.loss_args), self.needed_labels(self.loss))
+            return against(bound(LOSSES[self.loss], self.loss_args), self.needed_labels(self.loss))
         if (given := self.parts.loss) is not None:
             if by_label(given):
-                return partial(_compare, given, self.needed_labels("loss"))
+                return against(given, self.needed_labels("loss"))
             return lambda output, batch: given(output, self.unpack(batch))
         if count:
             name = "cross_entropy" if self.layout.integer_labels else "mse_loss"
             self.remarks.append(f"loss: {name}, because none was given (workload.loss=)")
-            return partial(_compare, LOSSES[name], count)
+            return against(LOSSES[name], count)
         self.remarks.append("loss: the output's own, else the mean of its squares, because none was given (workload.loss=)")
         return _own_loss
 
@@ -371,7 +371,7 @@ def accepted(model: nn.Module) -> tuple[float, set[str] | None]:
 def bound(loss: Any, options: Mapping[str, Any]) -> Callable[..., Tensor]:
     """A loss with its options: a function's, or those that a class is made with."""
     made: Callable[..., Tensor] = loss(**options) if isinstance(loss, type) else partial(loss, **options)
-    return made
+    return made if options or isinstance(loss, type) else loss
 
 
 def by_label(loss: Callable[..., Any]) -> bool:
@@ -379,9 +379,14 @@ def by_label(loss: Callable[..., Any]) -> bool:
     return isinstance(loss, nn.modules.loss._Loss) or loss in LOSSES.values()
 
 
-def _compare(loss: Callable[..., Tensor], labels: int, output: Any, batch: Batch) -> Tensor:
-    predicted = output if isinstance(output, Tensor) else next(iter(flatten(output).values()))
-    return loss(predicted, *list(tensors_of(batch).values())[-labels:])
+def against(loss: Callable[..., Tensor], labels: int) -> Callable[[Any, Batch], Tensor]:
+    """loss(output, *labels) as loss(output, batch); of several outputs the first counts."""
+
+    def compared(output: Any, batch: Batch) -> Tensor:
+        predicted = output if isinstance(output, Tensor) else next(iter(flatten(output).values()))
+        return loss(predicted, *list(tensors_of(batch).values())[-labels:])
+
+    return compared
 
 
 def _own_loss(output: Any, batch: Batch) -> Tensor:
@@ -406,6 +411,12 @@ def divide(given: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if any(isinstance(leaf, (Tensor, numpy.ndarray)) for leaf in tree_leaves(other)):
             raise ConfigError(f"entry {name} of a batch is {kind(other)} with tensors in it: make them entries of their own")
     return arrays, others
+
+
+def _leading(tensors: Mapping[str, Tensor]) -> int:
+    """The batch size, as far as one can tell."""
+    first = next(iter(tensors.values()))
+    return len(first) if first.ndim else 1
 
 
 class Then:

@@ -21,8 +21,8 @@ from optexp.tracking import Run
 class Recorder:
     """Holds the MLflow run open while a comparison works, so that an interrupted one is marked KILLED."""
 
-    def __init__(self, session: Session) -> None:
-        self.session, self.output, self.watch = session, session.output, session.watch
+    def __init__(self, session: Session, show: terminal.Show = terminal.show) -> None:
+        self.session, self.output, self.watch, self.show = session, session.output, session.watch, show
         self.run: Run | None = None
         self.trouble: str | None = None
 
@@ -52,7 +52,7 @@ class Recorder:
                     result.measurement["notes"].append(f"not in MLflow: {error}")
         self._write(result)
         self.session.progress.stop()
-        terminal.show(result, self.output, self.run)
+        self.show(result, self.output, self.run)
 
     def _write(self, result: Result) -> None:
         result.measurement["seconds"] = self.watch.rounded()
@@ -71,7 +71,9 @@ class Recorder:
                 self.run.finish("KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
 
 
-def configuration_error(error: ConfigError, config: DictConfig, output: Path) -> Result:
+def configuration_error(
+    error: ConfigError, config: DictConfig, output: Path, show: terminal.Show = terminal.show
+) -> Result:
     """A job that could not be built: one sentence, and a record so that a sweep can rank it."""
     plain: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
     result = Result(
@@ -85,5 +87,5 @@ def configuration_error(error: ConfigError, config: DictConfig, output: Path) ->
         error={"type": "ConfigError", "message": str(error), "traceback": "", "worker": ""},
     )
     result.write(output / "result.json")
-    terminal.show(result, output, None)
+    show(result, output, None)
     return result

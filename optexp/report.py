@@ -26,20 +26,7 @@ def write(result: Result, path: Path) -> None:
 
 def render(result: Result, command: str = "") -> str:
     """The page; pictures are drawn as SVG by the template, because importing a plotting library takes a second."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "duration": duration,
-        "us": summary.microseconds,
-        "share": summary.share,
-        "count": summary.count,
-        "cell": cell,
-        "words": lambda name: str(name).replace("_", " "),
-    }
+    environment = templates()
     arms = [arm for arm in ("baseline", "candidate") if result.profile.get(arm)]
     breakdowns = {arm: dict(summary.parts(result.profile[arm].get("metrics") or {})) for arm in arms}
     terms = list(dict.fromkeys(name for parts in breakdowns.values() for name in parts))
@@ -58,6 +45,32 @@ def render(result: Result, command: str = "") -> str:
         config=OmegaConf.to_yaml(OmegaConf.create(result.config)) if result.config else "",
         command=command,
     )
+
+
+def fragment(result: Result) -> str:
+    """A part of a page, for notebooks: what the terminal shows."""
+    return templates().get_template("result.html.j2").render(
+        result=result, summary=summary, what_now=summary.WHAT_NOW.get(result.verdict, "")
+    )
+
+
+def templates() -> Environment:
+    """The folder of templates, with the units of the terminal."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "duration": duration,
+        "us": summary.microseconds,
+        "share": summary.share,
+        "count": summary.count,
+        "cell": cell,
+        "words": lambda name: str(name).replace("_", " "),
+    }
+    return environment
 
 
 def command(result: Result, folder: Path) -> str:

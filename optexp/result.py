@@ -104,6 +104,12 @@ class Result:
         """The stack as people write it; `baseline` when it is empty."""
         return "+".join(self.strategy) or "baseline"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from optexp.report import fragment
+
+        return fragment(self)
+
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2, default=str) + "\n")
 

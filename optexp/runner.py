@@ -13,7 +13,7 @@ from random import Random
 
 from omegaconf import DictConfig
 
-from optexp import discovery, record
+from optexp import discovery, record, terminal
 from optexp.conclusion import conclude
 from optexp.config import ConfigError, resolve
 from optexp.equivalence import protocol as equivalence
@@ -31,25 +31,31 @@ from optexp.session import Arm, Session, Stop, alongside, choose_device
 from optexp.stopwatch import Stopwatch, process_age_s
 from optexp.strategy import Unsupported, compose
 from optexp.terminal import Progress
+from optexp.workload import Workload
 
 _first_run = True
 
 
-def run(config: DictConfig, output: Path) -> Result:
-    """One comparison (or one profile) from its configuration to its record. Raises only KeyboardInterrupt."""
+def run(
+    config: DictConfig, output: Path, workload: Workload | None = None, show: terminal.Show = terminal.show
+) -> Result:
+    """One comparison (or one profile) from its configuration to its record. Raises only KeyboardInterrupt.
+
+    workload:  an object instead of the configuration's; then this process is not the command's own
+    """
     global _first_run
-    watch = Stopwatch(process_age_s() if _first_run else 0.0)
+    watch = Stopwatch(process_age_s() if _first_run and workload is None else 0.0)
     _first_run = False
     output.mkdir(parents=True, exist_ok=True)
     with Progress() as progress:
         try:
             with watch.phase("import"):
-                experiment = resolve(config)
+                experiment = resolve(config, workload)
                 session = Session(experiment, choose_device(experiment.device), output, watch, progress)
         except ConfigError as error:
-            return record.configuration_error(error, config, output)
+            return record.configuration_error(error, config, output, show)
         result = session.result
-        with record.Recorder(session) as recorder:
+        with record.Recorder(session, show) as recorder:
             try:
                 (profile if experiment.mode == "profile" else compare)(session, recorder.start)
             except Stop as stop:

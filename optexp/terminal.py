@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -33,7 +33,7 @@ COLOURS = {
 }
 ALARM = "bold red"  # ERROR, NOT_EQUIVALENT, UNVERIFIED, INVALID
 PIPE_WIDTH = 120  # of what is not a terminal: a file, a log
-TRACEBACK_LINES = 6
+TRACEBACK_LINES = 30
 REASONS = 3
 
 
@@ -91,6 +91,9 @@ class Progress:
 
 
 # --- one result ------------------------------------------------------------------------------------------------
+
+
+Show = Callable[[Result, Path, "Run | None"], None]
 
 
 def show(result: Result, folder: Path, run: Run | None = None) -> None:

@@ -1,12 +1,11 @@
 """Every workload and every strategy of `conf/` reaches a verdict that says something true. A new file is tested too."""
 
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
+from hydra import compose, initialize_config_dir
 
 from optexp import discovery, runner
 from optexp.result import Result, Verdict
@@ -47,19 +46,20 @@ OPERATIONS = ["add", "cdist", "elementwise", "gelu", "layernorm_linear", "linear
 
 def run(folder: Path, *overrides: str) -> Result:
     """One job in this process, on the CPU, as small as a job gets."""
-    GlobalHydra.instance().clear()
     settings = ["isolation=none", "device=cpu", "measurement=quick", "tracking.enabled=false"]
     quicker = ["measurement.warmup_s=0.3", "measurement.block_ms=2", "measurement.pairs=10"]
-    return runner.run(discovery.compose([*settings, *quicker, *overrides]), folder)
+    discovery.register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
+        config = compose("config", overrides=[*settings, *quicker, *overrides])
+    return runner.run(config, folder)
 
 
-def combinations() -> Iterator[Any]:
-    for workload, strategy in product(WORKLOADS, STRATEGIES):
-        slow = strategy == "fusion" and workload not in COMPILED
-        yield pytest.param(workload, strategy, marks=pytest.mark.slow if slow else ())
+def combination(workload: str, strategy: str) -> Any:
+    slow = strategy == "fusion" and workload not in COMPILED
+    return pytest.param(workload, strategy, marks=pytest.mark.slow if slow else ())
 
 
-@pytest.mark.parametrize(("workload", "strategy"), combinations())
+@pytest.mark.parametrize(("workload", "strategy"), [combination(w, s) for w, s in product(WORKLOADS, STRATEGIES)])
 def test_reaches_a_verdict(workload: str, strategy: str, tmp_path: Path) -> None:
     sizes = TINY.get(workload, [])
     result = run(tmp_path, f"workload={workload}", f"strategy={strategy}", *sizes)

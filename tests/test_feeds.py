@@ -58,6 +58,7 @@ def test_what_is_brought_is_a_copy():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_host_batches_reach_the_gpu_pinned_or_not():
     gpu, batch = torch.device("cuda"), (torch.arange(1000.0),)
     for pin_memory in (False, True):

@@ -12,10 +12,3 @@ def test_formula_is_the_tanh_approximation():
     program.feed.reset([batch])
     expected = torch.nn.functional.gelu(batch[0], approximate="tanh")
     torch.testing.assert_close(program.run()["output"], expected)
-
-
-def test_size_left_open_depends_on_the_device():
-    assert Gelu().resolve("cuda").size == 16384
-    assert Gelu().resolve("cpu").size == 1024
-    assert Gelu(size=8).resolve("cuda").size == 8
-    assert Gelu(size=8).samples == 64

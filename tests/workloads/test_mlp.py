@@ -57,3 +57,34 @@ def test_equal_seeds_give_equal_parameters_and_others_do_not():
     first, again, other = (build(Mlp(dim=4), seed=seed).model[0].weight for seed in (3, 3, 4))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(("layers", "dim"), [(2, 64), (3, 1024)])
+def test_styles_are_the_same_network_written_differently(layers: int, dim: int):
+    """1→64→1 and 1→1024→1024→1: products with a bias of their own give what nn.Linear gives."""
+    sizes = {"mode": "forward", "dim": dim, "layers": layers, "in_features": 1, "out_features": 1, "batch_size": 3}
+    linear = build(Mlp(style="linear", activation="relu", **sizes), dtype=torch.float64)
+    products = build(Mlp(style="products", activation="relu", **sizes), dtype=torch.float64)
+    assert len(products.model) == len(linear.model) == 2 * layers - 1
+    for ours, theirs in zip(products.model, linear.model, strict=True):
+        if isinstance(theirs, torch.nn.Linear):
+            assert ours.weight.shape == (theirs.in_features, theirs.out_features)
+            ours.weight.data, ours.bias.data = theirs.weight.data.T.clone(), theirs.bias.data.clone()
+    expected, output = linear.run()["output"], products.run()["output"]
+    assert output.shape == (3, 1)
+    torch.testing.assert_close(output, expected)
+
+
+def test_steps_are_passes_one_after_the_other():
+    sizes = {"mode": "forward", "dim": 4, "layers": 2, "batch_size": 3}
+    once, thrice = build(Mlp(**sizes)), build(Mlp(num_steps=3, **sizes))
+    (x,) = once.feed.batches[0]
+    for _ in range(3):
+        x = once.step(once, (x,))["output"]
+    torch.testing.assert_close(thrice.run()["output"], x)
+    assert sum(p.numel() for p in thrice.model.parameters()) == sum(p.numel() for p in once.model.parameters())
+
+
+def test_an_output_that_does_not_fit_the_input_cannot_be_fed_back():
+    with pytest.raises(ValueError, match="num_steps=2"):
+        Mlp(in_features=1, num_steps=2)

@@ -1,0 +1,271 @@
+"""`optexp.compare(model, inputs, strategy)`: the same comparison and the same record, from Python."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader
+
+from optexp import commandline, discovery, launching, runner, terminal
+from optexp.config import ConfigError
+from optexp.own import Own, Parts, kind, maker, travelling
+from optexp.result import Result
+
+Stack = str | Mapping[str, Mapping[str, Any]] | Sequence[str | Mapping[str, Mapping[str, Any]]]
+MEMBER = re.compile(r"([\w/-]+)(?:\[([^\]]*)\])?")
+
+
+def compare(
+    model: nn.Module | Callable[..., Any],
+    inputs: Any,
+    strategy: Stack = (),
+    *,
+    baseline: Stack = (),
+    mode: str = "forward",
+    loss: str | Callable[..., Tensor] | None = None,
+    optimizer: str | Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    train_step: Callable[..., Any] | None = None,
+    labels: int | None = None,
+    shapes: Sequence[Mapping[str, int]] = (),
+    measurement: str = "default",
+    device: str = "auto",
+    dtype: str | None = None,
+    overrides: Sequence[str] = (),
+    name: str | None = None,
+    output: str | Path | None = None,
+    quiet: bool | None = None,
+) -> Result:
+    """Does `strategy` make `model` faster on `inputs`, and is the result still right?
+
+    model:       an nn.Module, its class, a function that makes one, or a function of the inputs
+    inputs:      examples: a tensor, or several in a tuple or, for keyword arguments, a dict (fresh batches have the same
+                 values in another order); or a function that makes such; or a DataLoader
+    strategy:    "amp", ["amp", "cuda_graph"], "fusion[mode=max-autotune]", {"fusion": {"mode": "max-autotune"}};
+                 nothing compares the model with itself
+    baseline:    the stack to compare against, likewise; nothing is the model as it is
+    mode:        "forward", "forward_backward" or "train"
+    loss:        a name in torch.nn.functional or torch.nn, or a function loss(outputs, batch)
+    optimizer:   a name in torch.optim, or a function of the parameters
+    train_step:  train_step(model, batch, optimizer), one whole optimizer step; instead of a loss
+    labels:      how many entries at a batch's end only the loss sees
+    shapes:      arguments of the function that makes inputs, to be used in turn
+    measurement: "default", up to a minute, or "quick"
+    dtype:       of parameters and inputs; what the model has, else "float32"
+    overrides:   anything else, as on the command line: ["seed=3", "measurement.pairs=10", "tracking.enabled=false"]
+    output:      the folder of the record; outputs/<date>/<time> where nothing is given
+    quiet:       print no verdict; where nothing is given, true in a notebook, which shows the returned result
+
+    Raises ConfigError (a sentence) for what cannot be asked; an error in the model's own code is in the result.
+    """
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for a GPU is not to start using it
+    workload = Given(
+        mode=mode,
+        loss=loss if isinstance(loss, str) else None,
+        optimizer=optimizer if isinstance(optimizer, str) else None,
+        labels=labels,
+        shapes=[dict(shape) for shape in shapes],
+        model_name=name or _name(model),
+        inputs=_described(inputs),
+    )
+    workload.packed = pack(model, inputs, loss, optimizer, train_step)
+    settings = [f"measurement={measurement}", f"device={device}", f"dtype={dtype or _dtype(model)}"]
+    with _our_hydra():
+        config = compose([*settings, *commandline.rewrite(list(overrides))], members(strategy), members(baseline))
+        if config.isolation != "none":
+            launching.launcher()  # imports torch meanwhile
+        silent = in_notebook() if quiet is None else quiet
+        result = runner.run(config, folder(output), workload, partial(_show, silent))
+    if mistake := _mistake(result):
+        raise ConfigError(mistake)
+    return result
+
+
+# --- the workload ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Given(Own):
+    """Objects of another process; `packed` holds them, the fields say what they are."""
+
+    model_name: str = ""
+    inputs: str = ""
+
+    packed = b""
+
+    @property
+    def name(self) -> str:
+        return self.model_name
+
+    def load(self) -> Parts:
+        parts = {part: cloudpickle.loads(packed) for part, packed in cloudpickle.loads(self.packed).items()}
+        return Parts(**parts)
+
+    def notes(self) -> list[str]:
+        shuffled = isinstance(self.parts.inputs, Shuffled)
+        note = "inputs: the values given, in another order for every batch (a function can make others)"
+        return [*super().notes(), *([note] if shuffled else [])]
+
+
+def pack(model: Any, inputs: Any, loss: Any, optimizer: Any, train_step: Any) -> bytes:
+    """Each part by itself, so that one that cannot travel is named."""
+    parts: dict[str, Any] = {"model": maker(model)}
+    if isinstance(inputs, DataLoader):
+        parts["loader"] = partial(_itself, inputs)
+    else:
+        parts["inputs"] = partial(_call, inputs) if callable(inputs) and not isinstance(inputs, Tensor) else Shuffled(inputs)
+    given = {"loss": loss, "optimizer": optimizer, "train_step": train_step}
+    parts |= {part: value for part, value in given.items() if value is not None and not isinstance(value, str)}
+    packed: bytes = cloudpickle.dumps({part: travelling(part, value) for part, value in parts.items()})
+    return packed
+
+
+class Shuffled:
+    """Fresh inputs from examples: a tensor's values in another order keep its range, whatever they mean."""
+
+    def __init__(self, examples: Any) -> None:
+        self.examples = tree_map(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, examples)
+
+    def __call__(self, sizes: Mapping[str, int], device: torch.device) -> Any:
+        if sizes:
+            raise ConfigError("shapes need a function that makes inputs, with their names as arguments")
+        return tree_map(lambda leaf: shuffled(leaf.to(device)) if isinstance(leaf, Tensor) else leaf, self.examples)
+
+
+def shuffled(tensor: Tensor) -> Tensor:
+    order = torch.randperm(tensor.numel(), device=tensor.device)
+    return tensor.flatten()[order].view(tensor.shape)
+
+
+def _call(function: Callable[..., Any], sizes: Mapping[str, int], device: torch.device) -> Any:
+    return function(**sizes)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _name(model: Any) -> str:
+    named = type(model) if isinstance(model, nn.Module) else model
+    name = str(getattr(named, "__name__", type(model).__name__))
+    return "model" if name == "<lambda>" else name
+
+
+def _dtype(model: Any) -> str:
+    """What the model computes in, where it says so."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    found = {str(p.dtype).removeprefix("torch.") for p in parameters if p.is_floating_point()}
+    return found.pop() if len(found) == 1 else "float32"
+
+
+def _described(inputs: Any) -> str:
+    """For the record: float32[32, 128], int64[32]."""
+    if isinstance(inputs, Tensor):
+        return f"{str(inputs.dtype).removeprefix('torch.')}{list(inputs.shape)}"
+    if isinstance(inputs, Mapping):
+        return ", ".join(f"{key}: {_described(value)}" for key, value in inputs.items())
+    if isinstance(inputs, (list, tuple)):
+        return ", ".join(_described(value) for value in inputs)
+    return str(getattr(inputs, "__name__", kind(inputs).removeprefix("a ")))
+
+
+# --- the configuration -------------------------------------------------------------------------------------------
+
+
+def members(stack: Stack) -> dict[str, dict[str, Any]]:
+    """The options of each member of a stack, however it was written."""
+    if isinstance(stack, str):
+        written = MEMBER.findall(stack)
+        if "+".join(f"{name}[{options}]" if options else name for name, options in written) != stack.replace(" ", ""):
+            raise ConfigError(f"strategy={stack!r} is no stack: write 'amp', 'amp+fusion' or 'fusion[mode=default]'")
+        return {name: _options(options) for name, options in written}
+    if isinstance(stack, Mapping):
+        return {name: dict(options) for name, options in stack.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for member in stack:
+        if not isinstance(member, (str, Mapping)):
+            raise ConfigError(f"strategy={member!r} is no stack: name strategies, as in ['amp', 'cuda_graph']")
+        found |= members(member)
+    return found
+
+
+def _options(written: str) -> dict[str, Any]:
+    pairs = [pair for pair in written.split(",") if pair]
+    options: dict[str, Any] = OmegaConf.to_container(OmegaConf.from_dotlist(pairs))  # type: ignore[assignment]
+    return options
+
+
+def compose(
+    overrides: list[str], strategy: Mapping[str, Mapping[str, Any]], baseline: Mapping[str, Mapping[str, Any]]
+) -> DictConfig:
+    """What Hydra composes on the command line."""
+    try:
+        config = discovery.compose([*overrides, f"strategy=[{','.join(strategy)}]"])
+    except Exception as error:
+        message = commandline.explain(error)
+        if message is None:
+            raise
+        raise ConfigError(message) from None
+    OmegaConf.set_struct(config, False)
+    del config["hydra"]  # which is about how jobs are started
+    for name, options in strategy.items():
+        for key, value in options.items():
+            OmegaConf.update(config, f"strategy.{name}.{key}", value)
+    OmegaConf.update(config, "baseline", [{name: dict(options)} for name, options in baseline.items()])
+    return config
+
+
+@contextmanager
+def _our_hydra() -> Iterator[None]:
+    """The caller's program may use Hydra too, with a configuration of its own."""
+    theirs, job = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
+    GlobalHydra.instance().hydra, HydraConfig.instance().cfg = None, None
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().hydra, HydraConfig.instance().cfg = theirs, job
+
+
+# --- where it is shown -------------------------------------------------------------------------------------------
+
+
+def folder(given: str | Path | None) -> Path:
+    """As the command line names it, and never one that exists."""
+    if given is not None:
+        return Path(given)
+    base = Path("outputs") / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}"
+    return next(path for n in range(1000) if not (path := base.with_name(f"{base.name}{f'-{n}' if n else ''}")).exists())
+
+
+def in_notebook() -> bool:
+    """Whether values are displayed as HTML here."""
+    try:
+        shell = get_ipython()  # type: ignore[name-defined]  # IPython's, where there is one
+    except NameError:
+        return False
+    return bool(type(shell).__name__ == "ZMQInteractiveShell")
+
+
+def _show(silent: bool, result: Result, folder: Path, run: Any = None) -> None:
+    if not silent and not _mistake(result):
+        terminal.show(result, folder, run)
+
+
+def _mistake(result: Result) -> str:
+    """What was wrong with the question."""
+    error = result.error or {}
+    return str(error["message"]) if error.get("type") == "ConfigError" else ""

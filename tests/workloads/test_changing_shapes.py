@@ -1,0 +1,36 @@
+"""Sequences of changing length: the same lengths from the same seed, and more than one of them."""
+
+import pytest
+import torch
+
+from optexp.workloads.changing_shapes import ChangingShapes
+
+
+def lengths(seed: int) -> list[int]:
+    workload = ChangingShapes(dim=2, batch_size=3, shortest=2, longest=9)
+    generator = torch.Generator().manual_seed(seed)
+    batches = [workload.batch(generator) for _ in range(8)]
+    assert all(x.shape == target.shape and x.shape[0] == 3 for x, target in batches)
+    return [x.shape[1] for x, _ in batches]
+
+
+def test_lengths_change_within_bounds_and_repeat_with_the_seed():
+    assert len(set(lengths(0))) > 2
+    assert all(2 <= length <= 9 for length in lengths(0))
+    assert lengths(0) == lengths(0)
+    assert lengths(0) != lengths(1)
+
+
+@pytest.mark.parametrize("mode", ["forward", "forward_backward", "train"])
+def test_every_length_runs(mode: str):
+    workload = ChangingShapes(mode=mode, dim=4, layers=2, batch_size=2, shortest=1, longest=5)
+    program = workload.build(torch.device("cpu"), torch.float32, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    program.feed.reset([workload.batch(generator) for _ in range(4)])
+    for _ in range(4):
+        assert all(value.isfinite().all() for value in program.run().values())
+
+
+def test_bounds_in_the_wrong_order_are_refused():
+    with pytest.raises(ValueError, match=r"shortest=5.*longest=4"):
+        ChangingShapes(shortest=5, longest=4)
