@@ -23,8 +23,9 @@ from torch.utils.data import DataLoader
 
 from optexp import commandline, discovery, launching, runner, terminal
 from optexp.config import ConfigError
-from optexp.own import Own, Parts, kind, maker, travelling
+from optexp.own import Own, Parts
 from optexp.result import Result
+from optexp.usercode import kind, maker, travelling
 
 Stack = str | Mapping[str, Mapping[str, Any]] | Sequence[str | Mapping[str, Mapping[str, Any]]]
 MEMBER = re.compile(r"([\w/-]+)(?:\[([^\]]*)\])?")
@@ -53,8 +54,8 @@ def compare(
     """Does `strategy` make `model` faster on `inputs`, and is the result still right?
 
     model:       an nn.Module, its class, a function that makes one, or a function of the inputs
-    inputs:      examples: a tensor, or several in a tuple or, for keyword arguments, a dict (fresh batches have the same
-                 values in another order); or a function that makes such; or a DataLoader
+    inputs:      examples: a tensor, or several in a tuple or, for keyword arguments, a dict (fresh batches are made of
+                 the same values in another order); or a function that makes such; or a DataLoader
     strategy:    "amp", ["amp", "cuda_graph"], "fusion[mode=max-autotune]", {"fusion": {"mode": "max-autotune"}};
                  nothing compares the model with itself
     baseline:    the stack to compare against, likewise; nothing is the model as it is
@@ -127,7 +128,7 @@ def pack(model: Any, inputs: Any, loss: Any, optimizer: Any, train_step: Any) ->
     if isinstance(inputs, DataLoader):
         parts["loader"] = partial(_itself, inputs)
     else:
-        parts["inputs"] = partial(_call, inputs) if callable(inputs) and not isinstance(inputs, Tensor) else Shuffled(inputs)
+        parts["inputs"] = partial(_call, inputs) if callable(inputs) else Shuffled(inputs)
     given = {"loss": loss, "optimizer": optimizer, "train_step": train_step}
     parts |= {part: value for part, value in given.items() if value is not None and not isinstance(value, str)}
     packed: bytes = cloudpickle.dumps({part: travelling(part, value) for part, value in parts.items()})
@@ -247,8 +248,12 @@ def folder(given: str | Path | None) -> Path:
     """As the command line names it, and never one that exists."""
     if given is not None:
         return Path(given)
-    base = Path("outputs") / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}"
-    return next(path for n in range(1000) if not (path := base.with_name(f"{base.name}{f'-{n}' if n else ''}")).exists())
+    base = path = Path("outputs") / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}"
+    count = 1
+    while path.exists():
+        count += 1
+        path = base.with_name(f"{base.name}-{count}")
+    return path
 
 
 def in_notebook() -> bool:

@@ -14,7 +14,7 @@ from optexp.measurement.sampling import Sample
 from optexp.measurement.watchdogs import WATCHDOGS
 from optexp.result import ArmSummary, Result, Speedup, Verdict
 from optexp.session import Session, Stop
-from optexp.wording import headline, ratio
+from optexp.wording import headline
 
 
 def conclude(session: Session, samples: Sequence[Sample], verification: Verification) -> None:
@@ -40,9 +40,8 @@ def conclude(session: Session, samples: Sequence[Sample], verification: Verifica
         "pairs": [[[p.baseline.wall_s * 1e6, p.candidate.wall_s * 1e6] for p in s.pairs] for s in samples],
         "cost": cost(session, result),
     }
-    weak = f"{ratio(verification.error_ratio or 0)} the baseline's error" if verification.weak else None
     result.headline = headline(
-        result.verdict, result.speedup, session.contract, weak, result.baseline, result.candidate
+        result.verdict, result.speedup, session.contract, verification.weakness, result.baseline, result.candidate
     )
     for watch in watches:
         if watch.fatal and not watch.ok:

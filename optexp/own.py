@@ -6,36 +6,41 @@ Nothing of it runs before `build`, which happens in an arm: importing a user's f
 from __future__ import annotations
 
 import copy
-import inspect
-import random
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from typing import Any, Self
 
-import cloudpickle
-import numpy
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from optexp.config import ConfigError, suggest
 from optexp.feeds import LoaderFeed
-from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, flatten, map_batch, prime, tensors_of
+from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, map_batch, prime, tensors_of
 from optexp.trainstep import TrainStep
+from optexp.usercode import (
+    LOSSES,
+    OPTIMIZERS,
+    Iterated,
+    Then,
+    accepted,
+    against,
+    bound,
+    by_label,
+    divide,
+    dtype_name,
+    endless,
+    entries,
+    fits,
+    kind,
+    leading_size,
+    own_loss,
+    seed_all,
+)
 from optexp.workload import Workload
-
-LOSSES = {name: loss for name, loss in vars(F).items() if name.endswith(("_loss", "entropy", "_logits", "kl_div"))}
-LOSSES |= {name: loss for name, loss in vars(nn).items() if name.endswith("Loss")}
-OPTIMIZERS = {
-    name: value
-    for name, value in vars(torch.optim).items()
-    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
-}
 
 
 @dataclass
@@ -89,6 +94,8 @@ class Own(Workload):
     shapes: list[dict[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        spelt = {name.lower(): name for name in OPTIMIZERS}
+        self.optimizer = self.optimizer and spelt.get(self.optimizer.lower(), self.optimizer)
         for key, value, known in (("loss", self.loss, LOSSES), ("optimizer", self.optimizer, OPTIMIZERS)):
             if value is not None and value not in known:
                 raise ValueError(f"{key}={value} is not a choice{suggest(value, known)}")
@@ -109,7 +116,7 @@ class Own(Workload):
     @property
     def samples(self) -> int:
         """The mean leading size of the batches drawn last."""
-        return round(sum(self.sizes) / len(self.sizes))
+        return round(sum(self.leading) / len(self.leading))
 
     @property
     def variety(self) -> int:
@@ -130,7 +137,7 @@ class Own(Workload):
 
     def batches(self, generator: torch.Generator, count: int) -> list[Batch]:
         batches = [map_batch(lambda t: t.to(generator.device), self.pack(g)) for g in self.give(generator, count)]
-        self.sizes = [_leading(tensors_of(batch)) for batch in batches]
+        self.leading = [leading_size(tensors_of(batch)) for batch in batches]
         return batches
 
     def feed(self, device: torch.device, dtype: torch.dtype) -> Feed:
@@ -149,11 +156,11 @@ class Own(Workload):
         model = model.to(device=device, dtype=dtype)
         model.train(trains)
         if trains and not any(p.requires_grad for p in model.parameters()):
-            raise ConfigError(f"workload.mode={self.mode}: the model has no parameters to train: use mode=forward")
+            raise ConfigError(f"workload.mode={self.mode}: the model has no parameters to train; what is left is mode=forward")
         self.layout = self.learn_layout(model, device, dtype)
         own_step = parts.train_step if learns else None
         if parts.train_step is not None and not learns:
-            self.remarks.append("train_step is not used: workload.mode=train does")
+            self.remarks.append("train_step is not used, because mode is not train")
         program = Program(
             model=model,
             step=TrainStep(own_step, self.unpack) if own_step else STEPS[self.mode],
@@ -176,7 +183,7 @@ class Own(Workload):
                 raise ConfigError("workload.shapes are sizes of inputs, and batches come from a loader: leave them out")
             loader = copy.copy(self.loader())
             loader.num_workers = loader.timeout = 0  # a few batches are not worth a process
-            return list(islice(_endless(loader), count))
+            return list(islice(endless(loader), count))
         if self.parts.inputs is None:
             raise ConfigError("the workload has no inputs")
         kinds: Sequence[Mapping[str, int]] = self.shapes or [{}]
@@ -190,7 +197,7 @@ class Own(Workload):
             return given
         if not isinstance(given, Iterable):
             raise ConfigError(f"the loader is a {type(given).__name__}: it must give batches, as a DataLoader does")
-        return DataLoader(_Iterated(given), batch_size=None)
+        return DataLoader(Iterated(given), batch_size=None)
 
     @cached_property
     def layout(self) -> Layout:
@@ -203,12 +210,12 @@ class Own(Workload):
         tensors, constants = divide(given)
         if not tensors:
             raise ConfigError(f"a batch is {kind(given)}: there is no tensor in it")
-        self.sizes = [_leading(tensors)]
+        self.leading = [leading_size(tensors)]
         self.note_conversion("inputs", tensors.values(), dtype)
         if constants and self.parts.loader is not None:
             dropped = ", ".join(constants)
             if not isinstance(given, Mapping):
-                raise ConfigError(f"a batch of the loader is {kind(given)}: make it tensors, in the loader's collate_fn")
+                raise ConfigError(f"the loader's batches are {kind(given)}: make them tensors, in its collate_fn")
             self.remarks.append(f"left out of the batches, because it is no tensor: {dropped}")
             constants = {}
         labels = self.find_labels(list(tensors), model)
@@ -220,19 +227,20 @@ class Own(Workload):
         if self.labels is not None:
             return names[max(0, len(names) - self.labels) :]
         positions, keywords = accepted(model)
-        found = [n for n in names if (int(n) >= positions if n.isdigit() else keywords is not None and n not in keywords)]
+        found = [name for name in names if not fits(name, positions, keywords)]
         learns = self.loss is not None or (names[-1].isdigit() and (self.parts.loss or self.parts.loader))
         if not found and learns and len(names) > 1:
             found = names[-1:]
         if found:
-            self.remarks.append(f"not given to the model: {_entries(found)} of a batch (workload.labels)")
+            self.remarks.append(f"labels: {entries(found)} of a batch, which the model does not see")
         return found
 
     def pack(self, given: Any) -> Batch:
         """A batch of the user's, as a program takes it."""
         tensors, _ = divide(given)
         if tensors.keys() != set(self.layout.names):
-            raise ConfigError(f"batches differ: the first has {_entries(self.layout.names)}, another {_entries(tensors)}")
+            expected = entries(self.layout.names)
+            raise ConfigError(f"batches differ: the first has {expected}, another {entries(tensors)}")
         batch = {name: tensors[name] for name in self.layout.names}
         return tuple(batch.values()) if self.layout.plain else batch
 
@@ -240,10 +248,10 @@ class Own(Workload):
         """A program's batch, as the user's code makes it."""
         if isinstance(batch, tuple):
             return batch
-        entries = {**batch, **self.layout.constants}
-        if all(name.isdigit() for name in entries):
-            return tuple(entries[name] for name in sorted(entries, key=int))
-        return entries
+        given = {**batch, **self.layout.constants}
+        if all(name.isdigit() for name in given):
+            return tuple(given[name] for name in sorted(given, key=int))
+        return given
 
     # --- learning -----------------------------------------------------------------------------------------------
 
@@ -258,10 +266,10 @@ class Own(Workload):
             return lambda output, batch: given(output, self.unpack(batch))
         if count:
             name = "cross_entropy" if self.layout.integer_labels else "mse_loss"
-            self.remarks.append(f"loss: {name}, because none was given (workload.loss=)")
+            self.remarks.append(f"loss: {name}, because none was given")
             return against(LOSSES[name], count)
-        self.remarks.append("loss: the output's own, else the mean of its squares, because none was given (workload.loss=)")
-        return _own_loss
+        self.remarks.append("loss: the output's own, else the mean of its squares, because none was given")
+        return own_loss
 
     def needed_labels(self, name: str) -> int:
         if not self.targets:
@@ -276,7 +284,7 @@ class Own(Workload):
                 raise ConfigError(f"get_optimizer(params) returned {kind(made)}: it must be a torch.optim.Optimizer")
             return made
         if self.optimizer is None:
-            self.remarks.append(f"optimizer: AdamW with lr={self.lr:g}, because none was given (workload.optimizer=)")
+            self.remarks.append(f"optimizer: AdamW with lr={self.lr:g}, because none was given")
         cls: Any = OPTIMIZERS[self.optimizer or "AdamW"]
         made = cls([p for p in parameters if p.requires_grad], lr=self.lr, **self.optimizer_args)
         assert isinstance(made, torch.optim.Optimizer)
@@ -286,192 +294,5 @@ class Own(Workload):
         """Say so where the user's code chose a precision, and `dtype=` overrides it."""
         found = {t.dtype for t in tensors if t.is_floating_point()} - {dtype, torch.float32}
         if found:
-            names = ", ".join(sorted(_name(other) for other in found))
-            self.remarks.append(f"{what} in {names} became {_name(dtype)} (dtype=)")
-
-
-# --- models ------------------------------------------------------------------------------------------------------
-
-
-def maker(given: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, key: str = "model") -> Any:
-    """How to get a new model from what the user named: a class, a factory, a function to time, or an instance."""
-    kwargs = kwargs or {}
-    if isinstance(given, nn.Module):
-        return Copies(given)
-    if isinstance(given, type) and issubclass(given, nn.Module):
-        return partial(given, *args, **kwargs)
-    if not callable(given):
-        raise ConfigError(f"{key} is {kind(given)}: it must be an nn.Module, its class, a factory or a function")
-    return partial(_make, given, tuple(args), dict(kwargs), key)
-
-
-class Copies:
-    """A new copy of one model each time; a copy that is pickled also reaches another process."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.packed = travelling("model", model)
-
-    def __call__(self) -> nn.Module:
-        model = cloudpickle.loads(self.packed)
-        assert isinstance(model, nn.Module)
-        return model
-
-
-class Function(nn.Module):
-    """A function where a model is expected."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-
-def _make(given: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], key: str) -> nn.Module:
-    try:
-        inspect.signature(given).bind(*args, **kwargs)
-    except (TypeError, ValueError):  # it wants more: that is what the inputs are for; or it is no Python function
-        return Function(partial(given, *args, **kwargs) if args or kwargs else given)
-    made = given(*args, **kwargs)
-    if not callable(made):
-        raise ConfigError(f"{key}, called without inputs, returned {kind(made)}: a factory must return an nn.Module")
-    return made if isinstance(made, nn.Module) else Function(made)
-
-
-def travelling(what: str, value: Any) -> bytes:
-    """Pickled, classes of a notebook included; or what to do where that is impossible."""
-    try:
-        packed: bytes = cloudpickle.dumps(value)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
-        raise ConfigError(
-            f"{what} cannot be copied to another process ({reason}): give a function that makes it instead"
-        ) from error
-    return packed
-
-
-def accepted(model: nn.Module) -> tuple[float, set[str] | None]:
-    """How many positional arguments `forward` takes, and the names of its arguments (None: any)."""
-    try:
-        function = model.function if isinstance(model, Function) else model.forward
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return float("inf"), None
-    kinds = [p.kind for p in parameters]
-    positional = sum(k in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for k in kinds)
-    unlimited = inspect.Parameter.VAR_POSITIONAL in kinds
-    any_name = inspect.Parameter.VAR_KEYWORD in kinds
-    return float("inf") if unlimited else positional, None if any_name else {p.name for p in parameters}
-
-
-# --- losses ------------------------------------------------------------------------------------------------------
-
-
-def bound(loss: Any, options: Mapping[str, Any]) -> Callable[..., Tensor]:
-    """A loss with its options: a function's, or those that a class is made with."""
-    made: Callable[..., Tensor] = loss(**options) if isinstance(loss, type) else partial(loss, **options)
-    return made if options or isinstance(loss, type) else loss
-
-
-def by_label(loss: Callable[..., Any]) -> bool:
-    """Whether a loss is torch's own, which takes (output, target) where a user's takes (outputs, batch)."""
-    return isinstance(loss, nn.modules.loss._Loss) or loss in LOSSES.values()
-
-
-def against(loss: Callable[..., Tensor], labels: int) -> Callable[[Any, Batch], Tensor]:
-    """loss(output, *labels) as loss(output, batch); of several outputs the first counts."""
-
-    def compared(output: Any, batch: Batch) -> Tensor:
-        predicted = output if isinstance(output, Tensor) else next(iter(flatten(output).values()))
-        return loss(predicted, *list(tensors_of(batch).values())[-labels:])
-
-    return compared
-
-
-def _own_loss(output: Any, batch: Batch) -> Tensor:
-    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(own, Tensor):
-        return own
-    means = [t.float().square().mean() for t in flatten(output).values() if t.is_floating_point()]
-    return torch.stack(means).sum()
-
-
-# --- batches -----------------------------------------------------------------------------------------------------
-
-
-def divide(given: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a user's code gives as a batch: tensors, and all else, by name or position."""
-    if not isinstance(given, (Mapping, list, tuple)):
-        given = (given,)
-    entries = dict(given) if isinstance(given, Mapping) else {str(i): entry for i, entry in enumerate(given)}
-    arrays = {name: torch.as_tensor(e) for name, e in entries.items() if isinstance(e, (Tensor, numpy.ndarray))}
-    others = {name: entry for name, entry in entries.items() if name not in arrays}
-    for name, other in others.items():
-        if any(isinstance(leaf, (Tensor, numpy.ndarray)) for leaf in tree_leaves(other)):
-            raise ConfigError(f"entry {name} of a batch is {kind(other)} with tensors in it: make them entries of their own")
-    return arrays, others
-
-
-def _leading(tensors: Mapping[str, Tensor]) -> int:
-    """The batch size, as far as one can tell."""
-    first = next(iter(tensors.values()))
-    return len(first) if first.ndim else 1
-
-
-class Then:
-    """One function after another, in any process."""
-
-    def __init__(self, first: Callable[[Any], Any], second: Callable[[Any], Any]) -> None:
-        self.first, self.second = first, second
-
-    def __call__(self, value: Any) -> Any:
-        return self.second(self.first(value))
-
-
-class _Iterated(IterableDataset[Any]):
-    """Batches of anything that can be iterated again and again."""
-
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.batches)
-
-
-def _endless(loader: Iterable[Any]) -> Iterator[Any]:
-    while True:
-        empty = True
-        for batch in loader:
-            empty = False
-            yield batch
-        if empty:
-            raise ConfigError("the loader gives no batch: is the data set smaller than one?")
-
-
-def seed_all(seed: int) -> None:
-    """Everything that a user's code may draw from."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-
-
-# --- words -------------------------------------------------------------------------------------------------------
-
-
-def kind(value: Any) -> str:
-    """What something is: "a dict with a, b", "a list of Tensor, str", "a Foo"."""
-    if isinstance(value, Mapping):
-        return f"a {type(value).__name__} with {', '.join(map(str, value)) or 'nothing'}"
-    if isinstance(value, (list, tuple)):
-        return f"a {type(value).__name__} of {', '.join(type(entry).__name__ for entry in value) or 'nothing'}"
-    return f"a {type(value).__name__}"
-
-
-def _entries(names: Iterable[str]) -> str:
-    """Entries of a batch as people count and name them."""
-    return ", ".join(f"entry {name}" if name.isdigit() else name for name in names)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+            names = ", ".join(sorted(dtype_name(other) for other in found))
+            self.remarks.append(f"{what} in {names} became {dtype_name(dtype)} (dtype=)")

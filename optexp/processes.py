@@ -34,8 +34,11 @@ from optexp.strategy import Unsupported
 _PACKAGE = f"{Path(__file__).resolve().parent}{os.sep}"
 _STRATEGIES = f"{Path(__file__).resolve().parent.parent / 'strategies'}{os.sep}"
 _LIBRARIES = tuple(  # they call the user's code as often as they are called by it
-    f"{Path(spec.origin).parent}{os.sep}" for name in ("torch", "cloudpickle") if (spec := find_spec(name)) and spec.origin
+    spec.origin.removesuffix("__init__.py")
+    for name in ("torch", "cloudpickle", "functools")
+    if (spec := find_spec(name)) and spec.origin
 )
+_CALLS = os.path.join("torch", "nn", "modules", "module.py")  # two frames for every module that is called
 
 
 @dataclass
@@ -328,10 +331,10 @@ def describe(error: BaseException) -> dict[str, str]:
     ending = list(told.format_exception_only())
     whole = "".join(told.format())
     _keep_theirs(told)
+    message = ending[-1] if isinstance(error, SyntaxError) else ending[0]  # a syntax error says first where it is
     return {
         "type": type(error).__name__,
-        # A syntax error says first where it is.
-        "message": (ending[-1] if isinstance(error, SyntaxError) else ending[0]).strip().splitlines()[0],
+        "message": str(error) if type(error).__module__.startswith("optexp.") else message.strip().splitlines()[0],
         # Where nothing of the user's is left, the whole traceback is more use.
         "traceback": "".join(told.format()) if told.stack or isinstance(error, SyntaxError) else whole,
     }
@@ -341,7 +344,8 @@ def _keep_theirs(told: traceback.TracebackException | None) -> None:
     """In place; also in the exceptions that led to this one."""
     if told is None:
         return
-    frames = [f for f in told.stack if not f.filename.startswith((_PACKAGE, _STRATEGIES, "<frozen importlib"))]
+    ours = (_PACKAGE, _STRATEGIES, "<frozen importlib")
+    frames = [f for f in told.stack if not f.filename.startswith(ours) and not f.filename.endswith(_CALLS)]
     first = next((i for i, frame in enumerate(frames) if not frame.filename.startswith(_LIBRARIES)), len(frames))
     told.stack = traceback.StackSummary.from_list(frames[first:])
     _keep_theirs(told.__cause__)

@@ -104,6 +104,9 @@ class Result:
         """The stack as people write it; `baseline` when it is empty."""
         return "+".join(self.strategy) or "baseline"
 
+    def __repr__(self) -> str:
+        return f"<{self.workload} · {self.label}: {self.headline}>"
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         from optexp.report import fragment

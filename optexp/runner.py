@@ -105,6 +105,7 @@ def profile(session: Session, meanwhile: Callable[[], None]) -> None:
         arms = session.start({"baseline": session.spec(session.baseline)})
         arm = arms["baseline"]
         setup = arm.wait()
+        session.learn({"baseline": setup})
     with session.working("measurement", "timing it as it is"):
         arm.call("bind", cores=session.cores)
         steady = arm.call("warm_up", limit_s=session.protocol.warmup_s)

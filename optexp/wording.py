@@ -31,7 +31,7 @@ def headline(verdict: Verdict, speedup: Speedup, contract: Contract, weak: str |
     if contract.dtype and verdict in (Verdict.FASTER, Verdict.SAME, Verdict.SLOWER):
         text += f", at {contract.dtype} precision"
     if weak:
-        text += f"; equivalent, weaker: {weak}"
+        text += f"; equivalent, but weaker: {weak}"
     return text
 
 

@@ -60,6 +60,12 @@ def _parse(text: str) -> tuple[str | None, str]:
     return name, space + options
 
 
+def _lower_precision(trace: Trace) -> tuple[str, ...]:
+    """amp, where it could find something to lower: inside a graph no operator is visible."""
+    hidden = any(kernel.in_graph for kernel in trace.kernels)
+    return ("strategy=amp",) if hidden or trace.op_dtypes(MATRIX_OPS) else ()
+
+
 def _on_gpu(trace: Trace, b: Breakdown, busy: float) -> list[Bottleneck]:
     found = []
     kernels, median_us = b.kernels or 0.0, b.median_kernel_us or 0.0
@@ -109,7 +115,7 @@ def _on_gpu(trace: Trace, b: Breakdown, busy: float) -> list[Bottleneck]:
                 "memory_bound",
                 memory,
                 f"kernels that only move data through memory take {percent(memory)} of the step",
-                ("strategy=fusion", "strategy=amp", "strategy=inplace"),
+                ("strategy=fusion", *_lower_precision(trace), "strategy=inplace"),
             )
         )
     if busy >= 0.8 and compute >= 0.5 * b.kernel_share:

@@ -26,7 +26,7 @@ class Protocol:
     preset: str = one_of("default", "quick", "rigorous")
     processes_min: int = 5
     processes_max: int = 15
-    pairs: int = 30
+    pairs: int = 50
     process_s: float = 5.0
     block_ms: float = 20.0
     warmup_s: float = 3.0

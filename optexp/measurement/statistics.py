@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import ceil, exp, sqrt
 from statistics import fmean, median, stdev
 
+from scipy.special import bdtr, stdtrit  # scipy.stats has the same under better names, and takes 2 s to import
+
 from optexp.result import Verdict
 
 
@@ -29,12 +31,11 @@ class Interval:
 
 def over_processes(log_ratios: Sequence[float], confidence: float) -> Interval:
     """Student's t-interval of the mean over processes: luck of a process is part of the spread."""
-    from scipy.stats import t
-
     mean = fmean(log_ratios)
     if len(log_ratios) < 2:
         return Interval(mean, float("-inf"), float("inf"))
-    half = float(t.ppf((1 + confidence) / 2, len(log_ratios) - 1)) * stdev(log_ratios) / sqrt(len(log_ratios))
+    t = float(stdtrit(len(log_ratios) - 1, (1 + confidence) / 2))
+    half = t * stdev(log_ratios) / sqrt(len(log_ratios))
     return Interval(mean, mean - half, mean + half)
 
 
@@ -43,11 +44,9 @@ def over_blocks(log_ratios: Sequence[float], confidence: float) -> Interval:
 
     It says nothing about the luck of a process: results that rest on it are marked "one process".
     """
-    from scipy.stats import binom
-
-    ordered = sorted(log_ratios)
-    n = len(ordered)
-    k = int(binom.ppf((1 - confidence) / 2, n, 0.5))  # P(fewer than k of n lie below the median) < alpha / 2
+    ordered, n, k = sorted(log_ratios), len(log_ratios), 0
+    while bdtr(k, n, 0.5) <= (1 - confidence) / 2:  # P(at most k of n lie below the median)
+        k += 1
     if k < 1:
         return Interval(median(ordered), float("-inf"), float("inf"))
     return Interval(median(ordered), ordered[k - 1], ordered[n - k])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import correlation, median
 
 from optexp.measurement.sampling import Sample
 
@@ -39,10 +39,8 @@ def order_effect(samples: Sequence[Sample]) -> Watch:
 
 def drift(samples: Sequence[Sample]) -> Watch:
     """Does the ratio move with time inside a process?"""
-    from scipy.stats import spearmanr
-
     correlations = [
-        float(spearmanr(range(len(s.pairs)), [p.log_ratio for p in s.pairs]).statistic)
+        correlation(range(len(s.pairs)), _ranks([p.log_ratio for p in s.pairs]))
         for s in samples
         if len(s.pairs) >= 10 and len({p.log_ratio for p in s.pairs}) > 1
     ]
@@ -50,6 +48,14 @@ def drift(samples: Sequence[Sample]) -> Watch:
         return Watch("drift", True, "too few pairs to see a drift")
     typical = median(correlations)
     return Watch("drift", abs(typical) < 0.7, f"rank correlation of the ratio with time: {typical:+.2f}")
+
+
+def _ranks(values: Sequence[float]) -> list[int]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0] * len(values)
+    for rank, index in enumerate(order):
+        ranks[index] = rank
+    return ranks
 
 
 def device_beats_wall(samples: Sequence[Sample]) -> Watch:

@@ -13,10 +13,16 @@ from optexp.workloads.mlp import Mlp
 class Watched(nn.Module):
     """The check that one adds while hunting a NaN, and forgets."""
 
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
     def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
         if not torch.isfinite(x).all():
             raise FloatingPointError("an activation is not finite")
-        return x
+        output: Tensor = self.second(x)
+        return output
 
 
 @dataclass
@@ -26,4 +32,4 @@ class GraphBreak(Mlp):
     def model(self) -> nn.Module:
         modules = list(super().model().children())
         half = len(modules) // 2
-        return nn.Sequential(*modules[:half], Watched(), *modules[half:])
+        return Watched(nn.Sequential(*modules[:half]), nn.Sequential(*modules[half:]))

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from optexp.config import ConfigError, suggest, typed
-from optexp.own import Own, Parts, kind, maker
+from optexp.own import Own, Parts
+from optexp.usercode import maker
 
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
@@ -90,7 +91,8 @@ class Module(Own):
         for index, described in enumerate(self.described()):
             unknown = [size for size in described.shape if not isinstance(size, int) and size not in sizes]
             if unknown:
-                raise ValueError(f"inputs[{index}].shape has {unknown[0]!r}: give it a size, as in shapes=[{{{unknown[0]}: 32}}]")
+                example = f"shapes=[{{{unknown[0]}: 32}}]"
+                raise ValueError(f"inputs[{index}].shape has {unknown[0]!r}: give it a size, as in {example}")
 
     @property
     def name(self) -> str:
@@ -100,7 +102,7 @@ class Module(Own):
         """The inputs that the YAML describes."""
         for index, value in enumerate(self.inputs):
             if not isinstance(value, dict):
-                raise ValueError(f"inputs[{index}]={value} is not a description: write {{shape: [32, 128], dtype: float32}}")
+                raise ValueError(f"inputs[{index}]={value} is no description: write {{shape: [32, 128]}}")
         return [typed(Input, value, f"workload.inputs[{index}]") for index, value in enumerate(self.inputs)]
 
     def load(self) -> Parts:
@@ -111,10 +113,8 @@ class Module(Own):
         found = {key: getattr(file, name, None) for key, name in vars(self.names).items()}
         model = found["model"]
         if model is None:
-            defined = [n for n, v in vars(file).items() if _defined_here(v, file)]
-            raise ConfigError(
-                f"{self.path} has no {self.names.model}: set workload.names.model={suggest(self.names.model, defined)}"
-            )
+            near = suggest(self.names.model, models_in(file))
+            raise ConfigError(f"{self.path} has no {self.names.model}: set workload.names.model={near}")
         if drawn is None and found["inputs"] is not None:
             drawn = partial(_call_inputs, found["inputs"], file)
         if drawn is None and found["loader"] is None:
@@ -160,7 +160,7 @@ def _call_inputs(function: Callable[..., Any], file: ModuleType, sizes: Mapping[
     arguments = {name: size for name, size in sizes.items() if name in inspect.signature(function).parameters}
     for name in sizes.keys() - arguments.keys():
         if not isinstance(getattr(file, name, None), int):
-            raise ConfigError(f"workload.shapes: {name} is no argument of {function.__name__}() and no size in its file")
+            raise ConfigError(f"shapes: {name} is no argument of {function.__name__}() and no size in its file")
         setattr(file, name, sizes[name])
     return function(**arguments)
 
@@ -182,8 +182,7 @@ def _by_path(target: str) -> Any:
         ) from None
     for part in name.split("."):
         if not hasattr(found, part):
-            defined = [n for n, v in vars(found).items() if _defined_here(v, found)]
-            raise ConfigError(f"workload.target={target}: {module} has no {part!r}{suggest(part, defined)}")
+            raise ConfigError(f"workload.target={target}: {module} has no {part!r}{suggest(part, models_in(found))}")
         found = getattr(found, part)
     return found
 
@@ -205,6 +204,11 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _defined_here(value: Any, module: ModuleType) -> bool:
-    is_model = isinstance(value, nn.Module) or (isinstance(value, type) and issubclass(value, nn.Module))
-    return is_model and (isinstance(value, nn.Module) or value.__module__ == module.__name__)
+def models_in(place: Any) -> list[str]:
+    """Models, and their classes, that a module defines."""
+    return [
+        name
+        for name, value in vars(place).items()
+        if isinstance(value, nn.Module)
+        or (isinstance(value, type) and issubclass(value, nn.Module) and value.__module__.startswith(place.__name__))
+    ]

@@ -1,4 +1,4 @@
-"""Any model that torchvision can build by name, with random weights: convolutional networks and vision transformers."""
+"""Any model of images that torchvision can build by name, with random weights: what classifies them or their pixels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Vision(Workload):
 
     def resolve(self, device: str) -> Self:
         if find_spec("torchvision") is not None:
-            names = extra("torchvision.models", self.name).list_models()
+            models: Any = extra("torchvision", self.name).models
+            names = [name for family in (models, models.segmentation) for name in models.list_models(family)]
             if self.architecture not in names:
                 given = f"workload.architecture={self.architecture}"
                 raise ConfigError(f"{given} is not allowed{suggest(self.architecture, names)}")

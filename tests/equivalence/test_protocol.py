@@ -89,6 +89,13 @@ def on_device(program: Program) -> Program:
     return program
 
 
+def fused(program: Program) -> Program:
+    """torch's fused optimizer: its kernel holds rate and betas in float32."""
+    for group in program.optimizer.param_groups:
+        group["fused"] = True
+    return program
+
+
 HONEST = {
     "eager": lambda program: program,
     "split_k": with_linear(split_k),
@@ -107,7 +114,7 @@ def test_honest_candidates_pass_on_every_seed(check, net, name, mode):
 
 
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
-@pytest.mark.parametrize("change", [with_linear(split_k), by_loops], ids=["split_k", "foreach"])
+@pytest.mark.parametrize("change", [with_linear(split_k), by_loops, fused], ids=["split_k", "foreach", "fused"])
 def test_honest_training_passes_on_every_seed(check, optim, change):
     verification = check(mlp("train", optim=optim, activation="relu"), change, seeds=20)
     assert verification.ok, verification.headline

@@ -46,7 +46,8 @@ def fcn_resnet50(*, weights: None = None, num_classes: int = 21, weights_backbon
 @pytest.fixture
 def torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     models = ModuleType("torchvision.models")
-    models.list_models = lambda: ["resnet50", "fcn_resnet50"]
+    models.segmentation = ModuleType("torchvision.models.segmentation")
+    models.list_models = {models: ["resnet50"], models.segmentation: ["fcn_resnet50"]}.__getitem__
     models.get_model_builder = {"resnet50": resnet50, "fcn_resnet50": fcn_resnet50}.__getitem__
     package = ModuleType("torchvision")
     package.models, package.__path__, package.__spec__ = models, [], ModuleSpec("torchvision", None)

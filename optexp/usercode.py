@@ -1,0 +1,223 @@
+"""What a user's code may be: models in several forms, losses, batches; and what to say where it is something else."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import cloudpickle
+import numpy
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import IterableDataset
+
+from optexp.config import ConfigError
+from optexp.program import Batch, flatten, tensors_of
+
+LOSSES = {name: loss for name, loss in vars(F).items() if name.endswith(("_loss", "entropy", "_logits", "kl_div"))}
+LOSSES |= {name: loss for name, loss in vars(nn).items() if name.endswith("Loss")}
+OPTIMIZERS = {
+    name: value
+    for name, value in vars(torch.optim).items()
+    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
+}
+
+
+# --- models ------------------------------------------------------------------------------------------------------
+
+
+def maker(given: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, key: str = "model") -> Any:
+    """How to get a new model from what the user named: a class, a factory, a function to time, or an instance."""
+    kwargs = kwargs or {}
+    if isinstance(given, nn.Module):
+        return Copies(given)
+    if isinstance(given, type) and issubclass(given, nn.Module):
+        return partial(given, *args, **kwargs)
+    if not callable(given):
+        raise ConfigError(f"{key} is {kind(given)}: it must be an nn.Module, its class, a factory or a function")
+    return partial(_make, given, tuple(args), dict(kwargs), key)
+
+
+class Copies:
+    """A new copy of one model each time; a copy that is pickled also reaches another process."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.packed = travelling("model", model)
+
+    def __call__(self) -> nn.Module:
+        model = cloudpickle.loads(self.packed)
+        assert isinstance(model, nn.Module)
+        return model
+
+
+class Function(nn.Module):
+    """A function where a model is expected."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def _make(given: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], key: str) -> nn.Module:
+    try:
+        inspect.signature(given).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # it wants more: that is what the inputs are for; or it is no Python function
+        return Function(partial(given, *args, **kwargs) if args or kwargs else given)
+    made = given(*args, **kwargs)
+    if not callable(made):
+        raise ConfigError(f"{key}, called without inputs, returned {kind(made)}: a factory must return an nn.Module")
+    return made if isinstance(made, nn.Module) else Function(made)
+
+
+def travelling(what: str, value: Any) -> bytes:
+    """Pickled, classes of a notebook included; or what to do where that is impossible."""
+    try:
+        packed: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        raise ConfigError(
+            f"{what} cannot be copied to another process ({type(error).__name__}: {reason}):"
+            " give a function that makes it instead"
+        ) from error
+    return packed
+
+
+def accepted(model: nn.Module) -> tuple[float, set[str] | None]:
+    """How many positional arguments `forward` takes, and the names of its arguments (None: any)."""
+    try:
+        function = model.function if isinstance(model, Function) else model.forward
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return float("inf"), None
+    kinds = [p.kind for p in parameters]
+    positional = sum(k in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for k in kinds)
+    unlimited = inspect.Parameter.VAR_POSITIONAL in kinds
+    any_name = inspect.Parameter.VAR_KEYWORD in kinds
+    return float("inf") if unlimited else positional, None if any_name else {p.name for p in parameters}
+
+
+def fits(name: str, positions: float, keywords: set[str] | None) -> bool:
+    """Whether a model takes an entry of a batch, by what `accepted` said."""
+    return int(name) < positions if name.isdigit() else keywords is None or name in keywords
+
+
+# --- losses ------------------------------------------------------------------------------------------------------
+
+
+def bound(loss: Any, options: Mapping[str, Any]) -> Callable[..., Tensor]:
+    """A loss with its options: a function's, or those that a class is made with."""
+    made: Callable[..., Tensor] = loss(**options) if isinstance(loss, type) else partial(loss, **options)
+    return made if options or isinstance(loss, type) else loss
+
+
+def by_label(loss: Callable[..., Any]) -> bool:
+    """Whether a loss is torch's own, which takes (output, target) where a user's takes (outputs, batch)."""
+    return isinstance(loss, nn.modules.loss._Loss) or loss in LOSSES.values()
+
+
+def against(loss: Callable[..., Tensor], labels: int) -> Callable[[Any, Batch], Tensor]:
+    """loss(output, *labels) as loss(output, batch); of several outputs the first counts."""
+
+    def compared(output: Any, batch: Batch) -> Tensor:
+        predicted = output if isinstance(output, Tensor) else next(iter(flatten(output).values()))
+        return loss(predicted, *list(tensors_of(batch).values())[-labels:])
+
+    return compared
+
+
+def own_loss(output: Any, batch: Batch) -> Tensor:
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(own, Tensor):
+        return own
+    means = [t.float().square().mean() for t in flatten(output).values() if t.is_floating_point()]
+    return torch.stack(means).sum()
+
+
+# --- batches -----------------------------------------------------------------------------------------------------
+
+
+def divide(given: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a user's code gives as a batch: tensors, and all else, by name or position."""
+    if not isinstance(given, (Mapping, list, tuple)):
+        given = (given,)
+    every = dict(given) if isinstance(given, Mapping) else {str(i): entry for i, entry in enumerate(given)}
+    arrays = {name: torch.as_tensor(e) for name, e in every.items() if isinstance(e, (Tensor, numpy.ndarray))}
+    others = {name: entry for name, entry in every.items() if name not in arrays}
+    for name, other in others.items():
+        if any(isinstance(leaf, (Tensor, numpy.ndarray)) for leaf in tree_leaves(other)):
+            raise ConfigError(
+                f"{entries([name])} of a batch is {kind(other)} with tensors in it: make them entries of their own"
+            )
+    return arrays, others
+
+
+def leading_size(tensors: Mapping[str, Tensor]) -> int:
+    """The batch size, as far as one can tell."""
+    first = next(iter(tensors.values()))
+    return len(first) if first.ndim else 1
+
+
+class Then:
+    """One function after another, in any process."""
+
+    def __init__(self, first: Callable[[Any], Any], second: Callable[[Any], Any]) -> None:
+        self.first, self.second = first, second
+
+    def __call__(self, value: Any) -> Any:
+        return self.second(self.first(value))
+
+
+class Iterated(IterableDataset[Any]):
+    """Batches of anything that can be iterated again and again."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def endless(loader: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            raise ConfigError("the loader gives no batch: is the data set smaller than one?")
+
+
+def seed_all(seed: int) -> None:
+    """Everything that a user's code may draw from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+
+
+# --- words -------------------------------------------------------------------------------------------------------
+
+
+def kind(value: Any) -> str:
+    """What something is: "a dict with a, b", "a list of Tensor, str", "a Foo"."""
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with {', '.join(map(str, value)) or 'nothing'}"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of {', '.join(type(entry).__name__ for entry in value) or 'nothing'}"
+    return f"a {type(value).__name__}"
+
+
+def entries(names: Iterable[str]) -> str:
+    """Entries of a batch as people count and name them."""
+    return ", ".join(f"entry {name}" if name.isdigit() else name for name in names)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

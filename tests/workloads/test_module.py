@@ -1,0 +1,316 @@
+"""The user's own model, in every form that it may be given in, and what is said where something is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from optexp.config import ConfigError, build
+from optexp.feeds import LoaderFeed
+from optexp.program import Program, tensors_of
+from optexp.trainstep import TrainStep
+from optexp.workloads.module import Module
+
+CPU = torch.device("cpu")
+LINEAR = {"target": "torch.nn:Linear", "args": [8, 4], "inputs": [{"shape": [16, 8]}]}
+LABELLED = LINEAR | {"inputs": [{"shape": [16, 8]}, {"shape": [16], "dtype": "int64", "high": 4}]}
+
+
+def ready(workload: Module, count: int = 2, dtype: torch.dtype = torch.float32) -> Program:
+    """Its program, with batches in the feed."""
+    program = workload.build(CPU, dtype, seed=0)
+    program.feed.reset(workload.batches(torch.Generator().manual_seed(1), count))
+    return program
+
+
+def written(folder: Path, text: str, **settings: Any) -> Module:
+    path = folder / "mine.py"
+    path.write_text("import torch\nfrom torch import nn\n" + text)
+    return Module(path=str(path), **settings)
+
+
+# --- by import path ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "shape"),
+    [
+        ("torch.nn:Linear", {"args": [8, 4]}, (16, 4)),
+        ("torch.nn:Linear", {"kwargs": {"in_features": 8, "out_features": 3}}, (16, 3)),
+        ("torch.nn.Tanh", {}, (16, 8)),
+        ("torch.nn.functional:gelu", {}, (16, 8)),
+        ("torch.nn.functional:softmax", {"kwargs": {"dim": 0}}, (16, 8)),
+        ("tests.workloads.test_module:factory", {}, (16, 2)),
+        ("tests.workloads.test_module:factory", {"args": [5]}, (16, 5)),
+        ("tests.workloads.test_module:INSTANCE", {}, (16, 7)),
+    ],
+)
+def test_a_class_a_factory_a_function_or_an_instance(target: str, settings: Any, shape: tuple[int, ...]) -> None:
+    workload = Module(target=target, inputs=[{"shape": [16, 8]}], **settings)
+    assert ready(workload).run()["output"].shape == shape
+    assert workload.samples == 16
+
+
+def factory(width: int = 2) -> nn.Module:
+    return nn.Linear(8, width)
+
+
+INSTANCE = nn.Linear(8, 7)
+
+
+def test_an_instance_is_never_shared() -> None:
+    workload = Module(target="tests.workloads.test_module:INSTANCE", inputs=[{"shape": [16, 8]}])
+    first, second = (workload.build(CPU, torch.float64, 0).model for _ in range(2))
+    assert first is not second
+    assert INSTANCE.weight.dtype is torch.float32
+    assert torch.equal(next(first.parameters()), INSTANCE.weight.double())
+
+
+def test_equal_seeds_give_equal_models_and_batches() -> None:
+    one, other = ready(Module(**LABELLED)), ready(Module(**LABELLED))
+    assert all(map(torch.equal, one.state().values(), other.state().values()))
+    assert all(map(torch.equal, tensors_of(one.feed.next()).values(), tensors_of(other.feed.next()).values()))
+
+
+def test_inputs_as_described() -> None:
+    described = [
+        {"shape": [64], "low": 2.0, "high": 3.0},
+        {"shape": [64], "dtype": "int32", "low": -1, "high": 2},
+        {"shape": [64], "dtype": "bool", "name": "mask"},
+    ]
+    workload = Module(target="tests.workloads.test_module:mixed", inputs=described)
+    batch = ready(workload).feed.next()
+    assert isinstance(batch, dict)
+    assert list(batch) == ["0", "1", "mask"]
+    assert batch["0"].min() >= 2
+    assert batch["0"].max() <= 3
+    assert batch["1"].unique().tolist() == [-1, 0, 1]
+    assert batch["mask"].dtype is torch.bool
+
+
+def mixed(x: torch.Tensor, index: torch.Tensor, *, mask: torch.Tensor) -> torch.Tensor:
+    return (x + index) * mask
+
+
+def test_named_sizes_take_turns() -> None:
+    workload = Module(target="torch.nn:Tanh", inputs=[{"shape": ["B", 4]}], shapes=[{"B": 2}, {"B": 6}])
+    program = ready(workload, count=4)
+    assert workload.variety == 2
+    assert [program.run()["output"].shape[0] for _ in range(4)] == [2, 6, 2, 6]
+    assert workload.samples == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "workload.target="),
+        ({"target": "torch.nn:Tanh"}, r"workload.inputs=\["),
+        (LINEAR | {"inputs": [{"shape": ["B", 8]}]}, r"shapes=\[\{B: 32\}\]"),
+        (LINEAR | {"inputs": [{"shape": [8], "dtype": "int64"}]}, "needs high"),
+        (LINEAR | {"inputs": [{"shape": [8], "dtype": "float16"}]}, "allowed: float32, int64"),
+        (LINEAR | {"inputs": [{"shap": [8]}]}, "did you mean shape"),
+        (LINEAR | {"loss": "crossentropy"}, "did you mean cross_entropy"),
+        (LINEAR | {"optimizer": "adamv"}, "did you mean Adam"),
+    ],
+)
+def test_a_mistake_is_one_sentence(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build({"_target_": "optexp.workloads.module.Module", **settings}, "workload")
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("no_such_package.net:Net", "there is no module 'no_such_package'"),
+        ("torch.nn:Lineer", "did you mean Linear"),
+        ("torch:float32", "a dtype: it must be an nn.Module"),
+    ],
+)
+def test_what_is_not_there_is_named(target: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ready(Module(target=target, inputs=[{"shape": [2]}]))
+
+
+# --- learning ----------------------------------------------------------------------------------------------------
+
+
+def test_trains_with_a_loss_and_an_optimizer_by_name() -> None:
+    program = ready(
+        Module(**LABELLED, mode="train", loss="cross_entropy", loss_args={"label_smoothing": 0.1}, optimizer="sgd", lr=0.5)
+    )
+    before = program.model.weight.clone()  # type: ignore[operator]
+    images, labels = tensors_of(program.feed.next()).values()
+    program.feed.reset([(images, labels)])
+    expected = nn.functional.cross_entropy(program.model(images), labels, label_smoothing=0.1)
+    assert torch.allclose(program.run()["loss"], expected)
+    assert torch.allclose(program.model.weight, before - 0.5 * program.model.weight.grad)  # type: ignore[arg-type, operator]
+
+
+def test_what_was_taken_by_default_is_reported() -> None:
+    workload = Module(**LABELLED, mode="train", labels=1)
+    ready(workload)
+    assert workload.notes() == [
+        "loss: cross_entropy, because none was given",
+        "optimizer: AdamW with lr=0.001, because none was given",
+    ]
+    workload = Module(**LINEAR, mode="forward_backward")
+    loss = ready(workload).run()["loss"]
+    assert loss > 0
+    assert workload.notes() == ["loss: the output's own, else the mean of its squares, because none was given"]
+
+
+def test_entries_that_the_model_does_not_take_are_labels() -> None:
+    workload = Module(**LABELLED)
+    assert ready(workload).targets == 1
+    assert workload.notes() == ["labels: entry 1 of a batch, which the model does not see"]
+
+
+@pytest.mark.parametrize("mode", ["forward_backward", "train"])
+def test_without_parameters_nothing_learns(mode: str) -> None:
+    with pytest.raises(ConfigError, match="no parameters"):
+        ready(Module(target="torch.nn:Tanh", inputs=[{"shape": [2]}], mode=mode))
+
+
+def test_a_loss_needs_something_to_compare_with() -> None:
+    with pytest.raises(ConfigError, match="a batch has none"):
+        ready(Module(**LINEAR, mode="train", loss="mse_loss"))
+
+
+# --- a file ------------------------------------------------------------------------------------------------------
+
+PROBLEM = """
+batch_size = 4
+class Model(nn.Module):
+    def __init__(self, width, scale=1.0):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(3, width), scale
+    def forward(self, x, factor):
+        return self.linear(x) * factor * self.scale
+def get_inputs():
+    return [torch.randn(batch_size, 3), 2.5]
+"""
+
+
+@pytest.mark.parametrize("made", ["[5]", "{'width': 5}", "[[5], {'scale': 2.0}]"])
+def test_a_problem_file_of_a_kernel_benchmark_runs_as_it_is(made: str, tmp_path: Path) -> None:
+    workload = written(tmp_path, f"{PROBLEM}\ndef get_init_inputs():\n    return {made}\n")
+    program = ready(workload)
+    assert program.constants == {"1": 2.5}  # a number is an argument, and no tensor
+    batch = program.feed.next()
+    x = tensors_of(batch)["0"]
+    scale = 2.0 if "scale" in made else 1.0
+    assert torch.equal(program.predict(batch), program.model.linear(x) * 2.5 * scale)  # type: ignore[operator]
+
+
+def test_other_names_and_sizes(tmp_path: Path) -> None:
+    text = PROBLEM.replace("class Model", "class Net").replace("get_inputs", "examples")
+    workload = written(
+        tmp_path,
+        text,
+        names=build_names(model="Net", inputs="examples"),
+        args=[5],
+        shapes=[{"batch_size": 2}, {"batch_size": 6}],
+    )
+    program = ready(workload)
+    assert [program.run()["output"].shape for _ in range(2)] == [(2, 5), (6, 5)]
+
+
+def build_names(**names: str) -> Any:
+    from optexp.workloads.module import Names
+
+    return Names(**names)
+
+
+LOADED = """
+from torch.utils.data import DataLoader
+class Model(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+def get_loader():
+    data = [{"x": torch.randn(3), "y": index % 2, "name": "a"} for index in range(8)]
+    return DataLoader(data, batch_size=4, num_workers=1)
+def loss(outputs, batch):
+    return nn.functional.cross_entropy(outputs, batch["y"])
+def get_optimizer(params):
+    return torch.optim.SGD(params, lr=0.1)
+"""
+
+
+def test_a_loader_is_part_of_the_work(tmp_path: Path) -> None:
+    text = LOADED.replace("def forward", "").replace("super().__init__(3, 2)", "super().__init__(3, 2)\n"
+        "    def forward(self, x):\n        return super().forward(x)")  # fmt: skip
+    workload = written(tmp_path, text, mode="train")
+    program = ready(workload, dtype=torch.float64)
+    assert isinstance(program.feed, LoaderFeed)
+    assert program.feed.workers == 1
+    batch = program.feed.next()
+    assert isinstance(batch, dict)
+    assert list(batch) == ["x", "y"]
+    assert batch["x"].dtype is torch.float64
+    assert isinstance(program.optimizer, torch.optim.SGD)
+    assert program.run()["loss"] > 0
+    assert workload.samples == 4
+    assert workload.notes() == [
+        "left out of the batches, because it is no tensor: name",
+        "labels: y of a batch, which the model does not see",
+    ]
+    program.feed.pause()
+
+
+def test_batches_of_anything_that_can_be_iterated(tmp_path: Path) -> None:
+    text = "Model = nn.Linear(3, 2)\ndef get_loader():\n    return [(torch.randn(4, 3), torch.randint(2, (4,)))]\n"
+    program = ready(written(tmp_path, text, mode="train", loss="CrossEntropyLoss"))
+    assert program.targets == 1
+    assert program.run()["loss"] > 0
+    assert program.run()["loss"] > 0
+
+
+def test_a_training_step_of_ones_own(tmp_path: Path) -> None:
+    text = PROBLEM + (
+        "def train_step(model, batch, optimizer):\n"
+        "    x, factor = batch\n"
+        "    assert factor == 2.5\n"
+        "    loss = model(x, factor).square().mean()\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n"
+        "    return {'loss': loss}\n"
+    )
+    workload = written(tmp_path, text, args=[5], mode="train")
+    program = ready(workload)
+    assert isinstance(program.step, TrainStep)
+    assert program.trains
+    assert set(program.run()) == {"loss.loss"}
+    forward = written(tmp_path, text, args=[5])
+    ready(forward)
+    assert forward.notes() == ["train_step is not used, because mode is not train"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("class Net(nn.Module): pass\ndef get_inputs(): return 1", r"workload.names.model= \(allowed: Net\)"),
+        ("Model = nn.Tanh", r"neither get_inputs\(\) nor get_loader\(\)"),
+        ("Model = nn.Tanh\ndef get_inputs(): return ['a']", "a list of str: there is no tensor"),
+        ("Model = nn.Tanh\ndef get_inputs(): return [torch.ones(1), [torch.ones(1)]]", "entry 1 of a batch is a list"),
+        ("Model = nn.Tanh\ndef get_loader(): return [(torch.ones(1), 'a')]", "collate_fn"),
+        ("Model = nn.Tanh\ndef get_loader(): return []", "no batch"),
+        ("Model = nn.Tanh\ndef get_loader(): return 3", "the loader is an? int"),
+    ],
+)
+def test_what_a_file_lacks_is_named(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ready(written(tmp_path, text))
+
+
+def test_a_precision_that_is_overridden_is_reported(tmp_path: Path) -> None:
+    text = "Model = nn.Linear(2, 2).bfloat16()\ndef get_inputs(): return torch.ones(1, 2, dtype=torch.bfloat16)"
+    workload = written(tmp_path, text)
+    ready(workload)
+    assert workload.notes() == ["parameters in bfloat16 became float32 (dtype=)", "inputs in bfloat16 became float32 (dtype=)"]
+    narrow = written(tmp_path, text)
+    ready(narrow, dtype=torch.bfloat16)
+    assert narrow.notes() == []
