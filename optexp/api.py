@@ -25,7 +25,7 @@ from optexp import commandline, discovery, launching, runner, terminal
 from optexp.config import ConfigError
 from optexp.own import Own, Parts
 from optexp.result import Result
-from optexp.usercode import kind, maker, travelling
+from optexp.usercode import maker, travelling
 
 Stack = str | Mapping[str, Mapping[str, Any]] | Sequence[str | Mapping[str, Mapping[str, Any]]]
 MEMBER = re.compile(r"([\w/-]+)(?:\[([^\]]*)\])?")
@@ -181,7 +181,7 @@ def _described(inputs: Any) -> str:
         return ", ".join(f"{key}: {_described(value)}" for key, value in inputs.items())
     if isinstance(inputs, (list, tuple)):
         return ", ".join(_described(value) for value in inputs)
-    return str(getattr(inputs, "__name__", kind(inputs).removeprefix("a ")))
+    return str(getattr(inputs, "__name__", type(inputs).__name__))
 
 
 # --- the configuration -------------------------------------------------------------------------------------------

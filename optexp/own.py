@@ -108,6 +108,11 @@ class Own(Workload):
     def parts(self) -> Parts:
         return self.load()
 
+    @property
+    def own_step(self) -> Callable[..., Any] | None:
+        """The user's training step, where one is asked for."""
+        return self.parts.train_step if self.mode == "train" else None
+
     # --- a workload ---------------------------------------------------------------------------------------------
 
     def resolve(self, device: str) -> Self:
@@ -156,10 +161,10 @@ class Own(Workload):
         model = model.to(device=device, dtype=dtype)
         model.train(trains)
         if trains and not any(p.requires_grad for p in model.parameters()):
-            raise ConfigError(f"workload.mode={self.mode}: the model has no parameters to train; what is left is mode=forward")
+            raise ConfigError(f"mode={self.mode}: the model has no parameters to train; what is left is mode=forward")
         self.layout = self.learn_layout(model, device, dtype)
-        own_step = parts.train_step if learns else None
-        if parts.train_step is not None and not learns:
+        own_step = self.own_step
+        if parts.train_step is not None and not own_step:
             self.remarks.append("train_step is not used, because mode is not train")
         program = Program(
             model=model,
@@ -196,7 +201,7 @@ class Own(Workload):
         if isinstance(given, DataLoader):
             return given
         if not isinstance(given, Iterable):
-            raise ConfigError(f"the loader is a {type(given).__name__}: it must give batches, as a DataLoader does")
+            raise ConfigError(f"the loader is {kind(given)}: it must give batches, as a DataLoader does")
         return DataLoader(Iterated(given), batch_size=None)
 
     @cached_property
@@ -231,7 +236,7 @@ class Own(Workload):
         learns = self.loss is not None or (names[-1].isdigit() and (self.parts.loss or self.parts.loader))
         if not found and learns and len(names) > 1:
             found = names[-1:]
-        if found:
+        if found and not self.own_step:
             self.remarks.append(f"labels: {entries(found)} of a batch, which the model does not see")
         return found
 

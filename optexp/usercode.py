@@ -206,12 +206,14 @@ def seed_all(seed: int) -> None:
 
 
 def kind(value: Any) -> str:
-    """What something is: "a dict with a, b", "a list of Tensor, str", "a Foo"."""
+    """What something is: "a dict with a, b", "a list of Tensor, str", "an int"."""
+    name = type(value).__name__
+    name = f"an {name}" if name[0] in "aeiouAEIO" else f"a {name}"
     if isinstance(value, Mapping):
-        return f"a {type(value).__name__} with {', '.join(map(str, value)) or 'nothing'}"
+        return f"{name} with {', '.join(map(str, value)) or 'nothing'}"
     if isinstance(value, (list, tuple)):
-        return f"a {type(value).__name__} of {', '.join(type(entry).__name__ for entry in value) or 'nothing'}"
-    return f"a {type(value).__name__}"
+        return f"{name} of {', '.join(type(entry).__name__ for entry in value) or 'nothing'}"
+    return name
 
 
 def entries(names: Iterable[str]) -> str:

@@ -139,9 +139,8 @@ def test_what_is_not_there_is_named(target: str, words: str) -> None:
 
 
 def test_trains_with_a_loss_and_an_optimizer_by_name() -> None:
-    program = ready(
-        Module(**LABELLED, mode="train", loss="cross_entropy", loss_args={"label_smoothing": 0.1}, optimizer="sgd", lr=0.5)
-    )
+    smooth = {"loss": "cross_entropy", "loss_args": {"label_smoothing": 0.1}}
+    program = ready(Module(**LABELLED, **smooth, mode="train", optimizer="sgd", lr=0.5))
     before = program.model.weight.clone()  # type: ignore[operator]
     images, labels = tensors_of(program.feed.next()).values()
     program.feed.reset([(images, labels)])
@@ -230,6 +229,8 @@ from torch.utils.data import DataLoader
 class Model(nn.Linear):
     def __init__(self):
         super().__init__(3, 2)
+    def forward(self, x):
+        return super().forward(x)
 def get_loader():
     data = [{"x": torch.randn(3), "y": index % 2, "name": "a"} for index in range(8)]
     return DataLoader(data, batch_size=4, num_workers=1)
@@ -241,9 +242,7 @@ def get_optimizer(params):
 
 
 def test_a_loader_is_part_of_the_work(tmp_path: Path) -> None:
-    text = LOADED.replace("def forward", "").replace("super().__init__(3, 2)", "super().__init__(3, 2)\n"
-        "    def forward(self, x):\n        return super().forward(x)")  # fmt: skip
-    workload = written(tmp_path, text, mode="train")
+    workload = written(tmp_path, LOADED, mode="train")
     program = ready(workload, dtype=torch.float64)
     assert isinstance(program.feed, LoaderFeed)
     assert program.feed.workers == 1
@@ -310,7 +309,7 @@ def test_a_precision_that_is_overridden_is_reported(tmp_path: Path) -> None:
     text = "Model = nn.Linear(2, 2).bfloat16()\ndef get_inputs(): return torch.ones(1, 2, dtype=torch.bfloat16)"
     workload = written(tmp_path, text)
     ready(workload)
-    assert workload.notes() == ["parameters in bfloat16 became float32 (dtype=)", "inputs in bfloat16 became float32 (dtype=)"]
+    assert workload.notes() == [f"{what} in bfloat16 became float32 (dtype=)" for what in ("parameters", "inputs")]
     narrow = written(tmp_path, text)
     ready(narrow, dtype=torch.bfloat16)
     assert narrow.notes() == []

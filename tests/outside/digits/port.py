@@ -12,7 +12,7 @@ def get_optimizer(params):
     return torch.optim.AdamW(params, lr=1e-3, weight_decay=0.01)
 
 def train_step(model, batch, optimizer):
-    for images, labels in zip(*(part.chunk(ACCUMULATE) for part in batch)):
+    for images, labels in zip(*(part.chunk(ACCUMULATE) for part in batch), strict=True):
         (smooth_and_sparse(model(images), labels) / ACCUMULATE).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()

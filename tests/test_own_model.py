@@ -1,0 +1,165 @@
+"""A user's own file, as a job runs it: a verdict for whatever it does, and tracebacks that are the user's."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from optexp import discovery, runner
+from optexp.result import Result, Verdict
+
+OUTSIDE = Path(__file__).parent / "outside"
+INPUT = "\ndef get_inputs():\n    return [torch.randn(8, 4)]\n"
+
+
+def run(folder: Path, *overrides: str) -> Result:
+    """One job in processes of its own, on the CPU, as short as a job gets."""
+    settings = ["workload=module", "device=cpu", "measurement=quick", "tracking.enabled=false"]
+    quicker = ["measurement.warmup_s=0.3", "measurement.block_ms=2", "measurement.pairs=10", "measurement.process_s=2"]
+    quicker += ["measurement.verification_seeds=1", "measurement.profile_steps=2"]
+    discovery.register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
+        config = compose("config", overrides=[*settings, *quicker, *overrides])
+    return runner.run(config, folder)
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "mine.py"
+    path.write_text(f"import os\nimport torch\nfrom torch import nn\n{text}")
+    return f"workload.path={path}"
+
+
+def model(forward: str, init: str = "self.linear = nn.Linear(4, 4)") -> str:
+    return (
+        f"class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n        {init}\n"
+        f"    def forward(self, x):\n        {forward}\n" + INPUT
+    )
+
+
+# --- errors are the user's own -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "frames"),
+    [
+        ("import not_installed", "No module named 'not_installed'", ["import not_installed"]),
+        ("class Model(nn.Module)\n    pass", "SyntaxError", ["class Model(nn.Module)"]),
+        (
+            "def width(options):\n    return options['width']\n" + model("return x", "self.width = width({})"),
+            "KeyError: 'width'",
+            ["self.width = width({})", "return options['width']"],
+        ),
+        (
+            model("return self.linear(x[:, :3])"),
+            "shapes cannot be multiplied",
+            ["return self.linear(x[:, :3])", "return F.linear(input, self.weight, self.bias)"],
+        ),
+        (
+            model("try: x.nope\n        except AttributeError as e: raise ValueError('mine') from e"),
+            "ValueError: mine",
+            ["try: x.nope", "except AttributeError as e: raise ValueError('mine') from e"],
+        ),
+    ],
+    ids=["import", "syntax", "init", "forward", "chained"],
+)
+def test_errors_show_the_users_own_traceback_and_only_that(
+    text: str, message: str, frames: list[str], tmp_path: Path
+) -> None:
+    result = run(tmp_path, written(tmp_path, text))
+    assert result.verdict is Verdict.ERROR
+    assert result.verdict.exit_status == 1
+    assert message in result.headline
+    assert result.headline.startswith("ERROR: baseline: ")  # no strategy is to blame
+    assert result.error is not None
+    told = str(result.error["traceback"])
+    assert [line.strip() for line in told.splitlines() if re.match(r"    [^ ~^]", line)] == frames
+    assert "mine.py" in told
+    assert "optexp/" not in told
+    assert "importlib" not in told
+
+
+# --- whatever a model is, there is a verdict ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "words"),
+    [
+        (model("return x + torch.rand_like(x)"), Verdict.UNVERIFIED, "random numbers"),
+        (model("return 'text'"), Verdict.UNVERIFIED, "returns no tensor"),
+        (
+            model("if x.dtype is torch.float64: raise TypeError('float32, please')\n        return x * 2"),
+            Verdict.UNVERIFIED,
+            "does not run in float64: float32, please",
+        ),
+        (
+            model("return x * self.w", "self.w = nn.Parameter(torch.tensor(float(os.getpid())))"),
+            Verdict.UNVERIFIED,
+            "not the same in every process (w differs)",
+        ),
+        (model("os._exit(7)"), Verdict.ERROR, "exit code 7"),
+        (model("raise SystemExit(3)"), Verdict.ERROR, "sys.exit(3)"),
+        ("Model = 3" + INPUT, Verdict.ERROR, "Model is an int"),
+    ],
+    ids=["random", "text", "float32", "own-seed", "exit", "sys-exit", "number"],
+)
+def test_what_cannot_be_compared_says_why(text: str, verdict: Verdict, words: str, tmp_path: Path) -> None:
+    result = run(tmp_path, written(tmp_path, text))
+    assert result.verdict is verdict
+    assert words in result.headline
+    assert result.speedup is None
+
+
+def test_nested_outputs_keyword_arguments_and_no_parameters(tmp_path: Path) -> None:
+    text = (
+        "from dataclasses import dataclass\n"
+        "@dataclass\nclass Out:\n    pair: tuple\n    named: dict\n"
+        "def Model():\n    return lambda x, *, scale, flag: Out((x * scale, x.argmax()), {'a': [x + 1], 'b': flag})\n"
+        "def get_inputs():\n    return {'x': torch.randn(8, 4), 'scale': torch.ones(4), 'flag': True}\n"
+    )
+    result = run(tmp_path, written(tmp_path, text))
+    assert result.verdict.measured, result.headline
+    assert result.equivalence["ok"]
+    assert result.baseline.throughput is not None
+
+
+def test_a_wrong_strategy_is_caught_on_every_shape(tmp_path: Path) -> None:
+    """Right on the first size, wrong on the second: verification must meet both."""
+    text = "def Model(): return lambda x: x * 2\ndef get_inputs(rows=8): return torch.randn(rows, 4)"
+    sizes = "workload.shapes=[{rows: 8}, {rows: 6}]"
+    outside = f"hydra.searchpath=[file://{OUTSIDE / 'conf'}]"
+    sys.path.append(str(OUTSIDE))
+    try:
+        result = run(tmp_path, written(tmp_path, text), sizes, outside, "strategy=wrong_sometimes")
+    finally:
+        sys.path.remove(str(OUTSIDE))
+    assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
+
+
+# --- a real training script --------------------------------------------------------------------------------------
+
+DIGITS = OUTSIDE / "digits"
+
+
+def test_a_training_script_is_ported_in_twenty_lines(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    port = DIGITS / "port.py"
+    assert len([line for line in port.read_text().splitlines() if line.strip()]) <= 20
+    result = run(tmp_path, f"workload.path={port}", "workload.mode=train", "strategy=amp")
+    assert result.verdict.measured, result.headline
+    assert result.equivalence["headline"].startswith("gradients, parameter changes and optimizer state")
+    assert result.evidence[0]["engaged"]
+    assert result.measurement["notes"] == []
+
+
+def test_the_script_that_was_ported_trains() -> None:
+    pytest.importorskip("sklearn")
+    code = "import script; script.main(epochs=2)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=DIGITS, capture_output=True, text=True, timeout=120)
+    losses = [float(text) for text in re.findall(r"loss ([\d.]+)", done.stdout)]
+    assert len(losses) == 2, done.stderr
+    assert losses[1] < losses[0] < 2.5
