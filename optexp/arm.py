@@ -20,8 +20,8 @@ from optexp.insight.calibration import calibrate
 from optexp.insight.trace import record
 from optexp.measurement import clock, placement
 from optexp.parcel import Outbox, Parcel, receive
-from optexp.program import Batch, Snapshot, map_batch
-from optexp.strategy import Contract, Strategy, Unsupported, compose
+from optexp.program import Batch, Snapshot, map_batch, tensors_of
+from optexp.strategy import REASSOCIATES, Contract, Strategy, Unsupported, compose
 from optexp.workload import Workload
 
 DISTINCT_BATCHES = 4
@@ -29,14 +29,21 @@ DISTINCT_BATCHES = 4
 
 @dataclass(frozen=True)
 class Spec:
-    """What an arm is to hold; `autocast` makes it the yardstick of a PRECISION contract."""
+    """What an arm is to hold.
+
+    cores:     what it is bound to once it is set up (none: left free)
+    folders:   where its shared memory may lie, the preferred one first
+    autocast:  plain autocast to this dtype: the yardstick of a PRECISION contract
+    """
 
     workload: Workload
     strategies: Sequence[Strategy]
     device: str
     dtype: str
     seed: int
-    contract: Contract
+    contract: Contract = REASSOCIATES  # what the reference judges by
+    cores: tuple[int, ...] = ()
+    folders: tuple[str, ...] = ()
     autocast: str | None = None
 
     def pack(self) -> bytes:
@@ -59,7 +66,6 @@ class Arm:
     """One program on one device. Every public method is a message."""
 
     def __init__(self) -> None:
-        self.outbox = Outbox()
         self.fresh: list[Batch] = []
 
     def setup(self, packed: bytes) -> dict[str, Any]:
@@ -69,10 +75,7 @@ class Arm:
         """
         start = clock.now()
         spec: Spec = cloudpickle.loads(packed)
-        self.device = spec.torch_device
-        self.seed = spec.seed
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+        self._settle(spec)
         program = spec.workload.build(self.device, spec.torch_dtype, spec.seed)
         if spec.autocast is not None:
             program = autocast(program, spec.autocast)
@@ -97,9 +100,18 @@ class Arm:
         clock.synchronize(self.device)
         setup_s = clock.now() - start
         self.program.feed.pause()
+        if spec.cores:
+            placement.bind_process(spec.cores)
         if not outputs and not self.program.trains:
             raise NoReference("the model returns no tensor: return one, or several in a tuple, a dict or a dataclass")
         return {"setup_s": setup_s, "notes": notes, **facts(spec.workload, self.initial.values)}
+
+    def _settle(self, spec: Spec) -> None:
+        self.device, self.seed, self.outbox = spec.torch_device, spec.seed, Outbox(spec.folders)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        elif spec.cores:  # before anything is compiled for a number of threads
+            torch.set_num_threads(min(torch.get_num_threads(), len(spec.cores)))
 
     def restore(self) -> None:
         """Put everything a step changes back to where it began, in place."""
@@ -125,11 +137,6 @@ class Arm:
         return repeats(self.program, self.fresh[0], self.initial, times)
 
     # --- measurement
-
-    def bind(self, cores: Sequence[int]) -> None:
-        placement.bind_process(cores)
-        if self.device.type == "cpu":
-            torch.set_num_threads(len(cores))
 
     def warm_up(self, limit_s: float) -> dict[str, float]:
         """Run until steady. Returns seconds a step, the cost of an empty timing, and batches made in the background."""
@@ -159,13 +166,16 @@ class Arm:
         }
 
     def peak_memory(self, steps: int) -> dict[str, float]:
-        """Peak device memory in MiB over steady steps.
+        """Peak memory in MiB over steady steps: of the device; on a CPU only what lives between them.
 
         What a private pool holds counts whole: a CUDA graph's memory is in use at every replay, although the
-        allocator calls it free.
+        allocator calls it free. What is here for the tool's sake, batches but one and the state to restore, does not.
         """
+        one, *others = [list(tensors_of(batch).values()) for batch in self.batches]
         if self.device.type != "cuda":
-            return {}
+            return {"resident_mib": sum(t.nbytes for t in (*self.program.state().values(), *one)) / 2**20}
+        ours = [t for tensors in others for t in tensors] + list(self.initial.values.values())
+        overhead = sum(t.nbytes for t in ours if t.device.type == "cuda")
         self.restore()
         clock.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -177,12 +187,10 @@ class Arm:
             for segment in torch.cuda.memory_snapshot()
             if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
         )
-        free, total = torch.cuda.mem_get_info(self.device)
         return {
-            "peak_mib": (torch.cuda.max_memory_allocated(self.device) + pools) / 2**20,
+            "peak_mib": (torch.cuda.max_memory_allocated(self.device) + pools - overhead) / 2**20,
             "reserved_mib": torch.cuda.max_memory_reserved(self.device) / 2**20,
             "pools_mib": pools / 2**20,
-            "device_used_mib": (total - free) / 2**20,
         }
 
     # --- profile; leftover tracing slows what follows, so nothing is timed in this process afterwards
@@ -199,23 +207,6 @@ class Arm:
         """This device's measured ceilings."""
         return calibrate(self.device).to_dict()
 
-    def describe(self) -> dict[str, Any]:
-        """What only a process that uses the device can say about it."""
-        facts: dict[str, Any] = {"threads": torch.get_num_threads()}
-        if self.device.type == "cuda":
-            properties = torch.cuda.get_device_properties(self.device)
-            facts |= {
-                "gpu": properties.name,
-                "compute_capability": f"{properties.major}.{properties.minor}",
-                "multiprocessors": properties.multi_processor_count,
-                "memory_mib": properties.total_memory // 2**20,
-            }
-        return facts
-
-    def close(self) -> None:
-        """Leave no shared memory behind."""
-        self.outbox.close()
-
 
 class Reference(Arm):
     """The fp64 arm: draws every batch and judges what the others return. Its goldens never leave it."""
@@ -223,8 +214,7 @@ class Reference(Arm):
     def setup(self, packed: bytes) -> dict[str, Any]:
         start = clock.now()
         spec: Spec = cloudpickle.loads(packed)
-        if spec.torch_device.type == "cuda":
-            torch.cuda.set_device(spec.torch_device)
+        self._settle(spec)
         self.judgement = Judge(spec.workload, spec.torch_device, spec.torch_dtype, spec.seed, spec.contract)
         return {"setup_s": clock.now() - start, **facts(spec.workload, self.judgement.initial)}
 

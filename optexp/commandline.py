@@ -7,7 +7,7 @@ import re
 from hydra.errors import CompactHydraException, InstantiationException, MissingConfigException, OverrideParseException
 
 from optexp import discovery
-from optexp.config import suggest
+from optexp.config import ConfigError, suggest
 
 OVERRIDE = re.compile(r"([\w.]+)=(.*)", re.DOTALL)
 STACK = re.compile(r"\[[^]]*\]|[\w/-]+(?:\+[\w/-]+)+")
@@ -19,6 +19,8 @@ def rewrite(arguments: list[str]) -> list[str]:
 
 
 def _rewrite(argument: str) -> str:
+    if argument.startswith("+experiments="):
+        return argument.removeprefix("+")  # a study is a choice that is there already
     match = OVERRIDE.fullmatch(argument)
     if match is None:
         return argument
@@ -38,7 +40,9 @@ def _as_list(match: re.Match[str]) -> str:
 
 
 def explain(error: BaseException) -> str | None:
-    """One sentence for a mistake that Hydra found while composing; None when the error is not of that kind."""
+    """One sentence for a mistake found while composing; None when the error is not of that kind."""
+    if isinstance(error, ConfigError):
+        return str(error)
     if isinstance(error, OverrideParseException):
         return (
             f"cannot read {error.override!r}: write key=value, a stack as strategy=[amp,fusion], "

@@ -14,12 +14,12 @@ from optexp.measurement.sampling import Sample
 from optexp.measurement.watchdogs import WATCHDOGS
 from optexp.result import ArmSummary, Result, Speedup, Verdict
 from optexp.session import Session, Stop
+from optexp.strategy import label
 from optexp.wording import headline
 
 
 def conclude(session: Session, samples: Sequence[Sample], verification: Verification) -> None:
     """The interval, the verdict it gives, and what it costs to get there."""
-
     result, protocol = session.result, session.protocol
     if len(samples) > 1:
         interval = statistics.over_processes([s.log_ratio for s in samples], protocol.confidence)
@@ -27,9 +27,11 @@ def conclude(session: Session, samples: Sequence[Sample], verification: Verifica
         interval = statistics.over_blocks([p.log_ratio for p in samples[0].pairs], protocol.confidence)
     result.speedup = Speedup(*interval.ratios(), confidence=protocol.confidence, processes=len(samples))
     result.verdict = statistics.decide(interval, protocol.min_effect)
+    first = {}
     for name in ("baseline", "candidate"):
-        blocks = [[getattr(pair, name) for pair in s.pairs] for s in samples]
-        summarize(getattr(result, name), blocks, session.samples)
+        summary: ArmSummary = getattr(result, name)
+        summarize(summary, [[getattr(pair, name) for pair in s.pairs] for s in samples], session.samples)
+        first[name], summary.setup_s = summary.setup_s, median(result.measurement["setups_s"][name])
     watches = [watchdog(samples) for watchdog in WATCHDOGS]
     result.measurement |= {
         "preset": protocol.preset,
@@ -38,11 +40,10 @@ def conclude(session: Session, samples: Sequence[Sample], verification: Verifica
         "watchdogs": [asdict(watch) for watch in watches],
         "processes": [{"log_ratio": s.log_ratio, "pairs": len(s.pairs)} for s in samples],
         "pairs": [[[p.baseline.wall_s * 1e6, p.candidate.wall_s * 1e6] for p in s.pairs] for s in samples],
-        "cost": cost(session, result),
+        "cost": cost(session, result) | {"first_setup_s": first},
     }
-    result.headline = headline(
-        result.verdict, result.speedup, session.contract, verification.weakness, result.baseline, result.candidate
-    )
+    result.headline = headline(result, session.contract, label(session.baseline), verification.weakness)
+    result.explanation = agreeing(result.verdict, result.explanation)
     for watch in watches:
         if watch.fatal and not watch.ok:
             raise Stop(Verdict.INVALID, watch.text)
@@ -59,9 +60,20 @@ def summarize(summary: ArmSummary, processes: Sequence[Sequence[Timing]], sample
     summary.throughput = samples_per_step / median(walls)
 
 
-def cost(session: Session, result: Result) -> dict[str, Any]:
-    """What set-up costs and after how many steps it has paid for itself."""
+def agreeing(verdict: Verdict, explanation: list[str]) -> list[str]:
+    """The explanation without what the measurement did not confirm: a profile is a few steps of one process."""
+    step, *changes = explanation
+    if (verdict is Verdict.FASTER and "got slower" in step) or (verdict is Verdict.SLOWER and "got faster" in step):
+        return ["The traced steps do not show this difference; what else they show:", *changes]
+    return explanation if verdict in (Verdict.FASTER, Verdict.SLOWER) else changes
 
+
+def cost(session: Session, result: Result) -> dict[str, Any]:
+    """What set-up costs and after how many steps it has paid for itself.
+
+    Set-up is the median over the processes that measured, so with warm compile caches; `first_setup_s` is the very
+    first's, which had to share the machine with the other arms' set-up.
+    """
     assert result.speedup is not None
     assert result.baseline.step_us is not None
     extra = (result.candidate.setup_s or 0.0) - (result.baseline.setup_s or 0.0)
@@ -82,6 +94,6 @@ def cost(session: Session, result: Result) -> dict[str, Any]:
         facts |= {
             "horizon_steps": horizon,
             "hours_saved": statistics.hours_saved(horizon, extra, step_s, result.speedup.estimate),
-            "hours_saved_at_low": statistics.hours_saved(horizon, extra, step_s, result.speedup.low),
+            "hours_saved_at_low": statistics.hours_saved(horizon, extra, step_s, max(result.speedup.low, 1e-9)),
         }
     return facts

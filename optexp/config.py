@@ -81,6 +81,7 @@ def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
     workload:  an object instead of the configuration's
     """
     values = plain(config)
+    values.pop("study", None)  # is about the sweep that this job is one of
     groups = {group: values.pop(group) for group in ("workload", "measurement", "strategy", "baseline")}
     checked = typed(Settings, values)
     measurement = build(groups["measurement"], "measurement")

@@ -74,8 +74,10 @@ class SearchPath(SearchPathPlugin):
 def register() -> None:
     """Tell Hydra about the search path. The working folder's modules may be named by a `_target_`."""
     if SearchPath not in Plugins.instance().discover(SearchPathPlugin):
-        Plugins.instance().register(Studies)
-        Plugins.instance().register(SearchPath)
+        from optexp.steps import Steps  # which rewrites what people type, and so needs this module
+
+        for plugin in (Studies, SearchPath, Steps):
+            Plugins.instance().register(plugin)
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # as with `python -m`
 

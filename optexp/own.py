@@ -31,6 +31,7 @@ from optexp.usercode import (
     bound,
     by_label,
     divide,
+    drawn_from,
     dtype_name,
     endless,
     entries,
@@ -148,7 +149,7 @@ class Own(Workload):
     def feed(self, device: torch.device, dtype: torch.dtype) -> Feed:
         if self.parts.loader is None:
             return ResidentFeed(device)
-        loader = copy.copy(self.loader())
+        loader = copy.copy(self.loader)
         loader.collate_fn = Then(loader.collate_fn, self.pack)
         return LoaderFeed(loader, device, dtype)
 
@@ -186,14 +187,13 @@ class Own(Workload):
         if self.parts.loader is not None:
             if self.shapes:
                 raise ConfigError("workload.shapes are sizes of inputs, and batches come from a loader: leave them out")
-            loader = copy.copy(self.loader())
-            loader.num_workers = loader.timeout = 0  # a few batches are not worth a process
-            return list(islice(endless(loader), count))
+            return list(islice(endless(drawn_from(self.loader)), count))
         if self.parts.inputs is None:
             raise ConfigError("the workload has no inputs")
         kinds: Sequence[Mapping[str, int]] = self.shapes or [{}]
         return [self.parts.inputs(kinds[index % len(kinds)], generator.device) for index in range(count)]
 
+    @cached_property
     def loader(self) -> DataLoader[Any]:
         """The user's own; what else can be iterated becomes one."""
         assert self.parts.loader is not None
@@ -202,7 +202,7 @@ class Own(Workload):
             return given
         if not isinstance(given, Iterable):
             raise ConfigError(f"the loader is {kind(given)}: it must give batches, as a DataLoader does")
-        return DataLoader(Iterated(given), batch_size=None)
+        return DataLoader(Iterated(self.parts.loader), batch_size=None)
 
     @cached_property
     def layout(self) -> Layout:

@@ -6,6 +6,7 @@ import mmap
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -39,7 +40,9 @@ class Outbox:
     """One process's outgoing shared memory. A parcel is valid until its sender's next one: memory is reused,
     because touching new pages costs more than the copy."""
 
-    def __init__(self) -> None:
+    def __init__(self, folders: Sequence[str] = ()) -> None:
+        """folders: where it may lie, the preferred one first; its owner removes them."""
+        self._folders = folders or (tempfile.gettempdir(),)
         self._path: Path | None = None
         self._map: mmap.mmap | None = None
         self._size = 0
@@ -66,7 +69,7 @@ class Outbox:
     def _reserve(self, size: int) -> mmap.mmap:
         if self._map is None or size > self._size:
             self.close()
-            descriptor, name = tempfile.mkstemp(prefix="optexp-", suffix=".parcel", dir=_folder(size))
+            descriptor, name = tempfile.mkstemp(prefix="optexp-", suffix=".parcel", dir=_roomy(self._folders, size))
             os.ftruncate(descriptor, size)
             self._path, self._map, self._size = Path(name), mmap.mmap(descriptor, size), size
             os.close(descriptor)
@@ -92,9 +95,6 @@ def _view(memory: mmap.mmap, entry: Entry) -> Tensor:
     return torch.frombuffer(memory, dtype=entry.dtype, count=count, offset=entry.offset).view(entry.shape)
 
 
-def _folder(size: int) -> str:
-    """Shared memory where there is room for it, else the ordinary temporary folder."""
-    shared = "/dev/shm"
-    if os.path.isdir(shared) and shutil.disk_usage(shared).free > 2 * size:
-        return shared
-    return tempfile.gettempdir()
+def _roomy(folders: Sequence[str], size: int) -> str:
+    """The first folder with room to spare, else the last."""
+    return next((folder for folder in folders if shutil.disk_usage(folder).free > 2 * size), folders[-1])

@@ -167,7 +167,7 @@ class Launcher:
         """A new worker that serves an instance of `role` ("package.module:Class")."""
         ours, theirs = socket.socketpair()
         request = {"do": "fork", "role": role, "log": str(log), "path": sys.path, "cwd": os.getcwd()}
-        answer = self._ask(request, theirs.fileno())
+        answer = self._ask(request, theirs.fileno(), max(timeout_s, 120))  # it may still be importing torch
         theirs.close()
         worker = Worker(self, answer["pid"], Connection(ours.detach()), name, log, timeout_s)
         self._workers.append(worker)
@@ -182,11 +182,16 @@ class Launcher:
             return f"killed by {signal.Signals(-status).name}"
         return f"exit code {status}"
 
-    def _ask(self, request: dict[str, Any], descriptor: int | None = None) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], descriptor: int | None = None, timeout_s: float = 60) -> dict[str, Any]:
         message = json.dumps(request).encode()
         try:
+            self.socket.settimeout(timeout_s)
             socket.send_fds(self.socket, [message], [] if descriptor is None else [descriptor])
             answer: dict[str, Any] = json.loads(_receive(self.socket)[0])
+        except TimeoutError:
+            self.process.kill()
+            text = f"no worker could be started within {timeout_s:g} s: does an import hang?"
+            raise Failure("Timeout", text) from None
         except (OSError, EOFError):
             raise Failure("Crash", f"the launcher ended (exit code {self.process.poll()})") from None
         return answer
@@ -227,7 +232,7 @@ def serve_launcher(descriptor: int) -> None:
         answer: dict[str, Any] = {}
         if request["do"] == "preload":
             for module in request["modules"]:
-                with suppress(Exception):  # an arm that needs it meets the same error, and tells it
+                with suppress(Exception, SystemExit):  # an arm that needs it meets the same error, and tells it
                     importlib.import_module(module)
             continue  # nobody waits for it
         if request["do"] == "fork":

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from optexp import report, terminal, tracking
 from optexp.config import ConfigError
+from optexp.processes import describe
 from optexp.result import Result, Verdict
 from optexp.session import Session
 from optexp.tracking import Run
@@ -71,20 +72,21 @@ class Recorder:
                 self.run.finish("KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
 
 
-def configuration_error(
-    error: ConfigError, config: DictConfig, output: Path, show: terminal.Show = terminal.show
-) -> Result:
-    """A job that could not be built: one sentence, and a record so that a sweep can rank it."""
+def not_built(error: Exception, config: DictConfig, output: Path, show: terminal.Show = terminal.show) -> Result:
+    """A job that could not be built: one sentence for a mistake, and a record so that a sweep can rank it."""
+    facts = {**describe(error), "worker": ""}
+    if isinstance(error, ConfigError):
+        facts |= {"message": str(error), "traceback": ""}
     plain: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
     result = Result(
         verdict=Verdict.ERROR,
-        headline=f"ERROR: {error}",
+        headline=f"ERROR: {facts['message']}",
         workload=str(plain.get("workload", {}).get("_target_", "?")).rpartition(".")[2].lower(),
         strategy=list(plain.get("strategy") or {}),
         device=str(plain.get("device")),
         seed=0,
         config=plain,
-        error={"type": "ConfigError", "message": str(error), "traceback": "", "worker": ""},
+        error=facts,
     )
     result.write(output / "result.json")
     show(result, output, None)

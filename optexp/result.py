@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,17 @@ class Result:
 
         return fragment(self)
 
+    def withhold(self) -> None:
+        """No ratio may leave with a verdict that shows none: neither the speedup, nor two times to divide."""
+        if self.verdict is not Verdict.PROFILED:
+            self.speedup = None
+            self.measurement.pop("cost", None)
+            for summary in (self.baseline, self.candidate):
+                summary.step_us = summary.device_us = summary.p95_us = summary.throughput = None
+
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=2, default=str) + "\n")
+        """JSON has no word for infinities: they become null."""
+        path.write_text(json.dumps(_finite(asdict(self)), indent=2, default=str, allow_nan=False) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Result:
@@ -124,3 +134,13 @@ class Result:
         data["baseline"] = ArmSummary(**data["baseline"])
         data["candidate"] = ArmSummary(**data["candidate"])
         return cls(**data)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

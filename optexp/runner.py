@@ -16,18 +16,14 @@ from omegaconf import DictConfig
 from optexp import discovery, record, terminal
 from optexp.conclusion import conclude
 from optexp.config import ConfigError, resolve
-from optexp.equivalence import protocol as equivalence
-from optexp.equivalence.protocol import Verification
-from optexp.insight.breakdown import breakdown
-from optexp.insight.calibration import Calibration
+from optexp.examination import Profile, examine, profile
 from optexp.insight.diagnosis import diagnose, suggestion
 from optexp.insight.explanation import explain
-from optexp.insight.trace import Trace
 from optexp.measurement import placement, statistics
 from optexp.measurement.sampling import Sample, sample
 from optexp.processes import Failure, describe
 from optexp.result import ArmSummary, Result, Verdict
-from optexp.session import Arm, Session, Stop, alongside, choose_device
+from optexp.session import Session, Stop, alongside, choose_device
 from optexp.stopwatch import Stopwatch, process_age_s
 from optexp.strategy import Unsupported, compose
 from optexp.terminal import Progress
@@ -47,21 +43,24 @@ def run(
     watch = Stopwatch(process_age_s() if _first_run and workload is None else 0.0)
     _first_run = False
     output.mkdir(parents=True, exist_ok=True)
+    (output / "result.json").unlink(missing_ok=True)  # an earlier job's, in a folder that was named anew
     with Progress() as progress:
         try:
             with watch.phase("import"):
                 experiment = resolve(config, workload)
                 session = Session(experiment, choose_device(experiment.device), output, watch, progress)
-        except ConfigError as error:
-            return record.configuration_error(error, config, output, show)
+        except Exception as error:
+            return record.not_built(error, config, output, show)
         result = session.result
         with record.Recorder(session, show) as recorder:
             try:
-                (profile if experiment.mode == "profile" else compare)(session, recorder.start)
+                (profile_only if experiment.mode == "profile" else compare)(session, recorder.start)
             except Stop as stop:
                 result.verdict, result.headline = stop.verdict, f"{stop.verdict}: {stop.reason}"
             except Unsupported as reason:
                 result.verdict, result.headline = Verdict.UNSUPPORTED, f"UNSUPPORTED: {reason}"
+            except ConfigError as mistake:
+                result.verdict, result.headline = Verdict.ERROR, f"ERROR: {mistake}"
             except Failure as failure:
                 undecided = failure.type == "NoReference"
                 result.verdict = Verdict.UNVERIFIED if undecided else Verdict.ERROR
@@ -74,7 +73,7 @@ def run(
             finally:
                 session.close()
             if not result.verdict.measured:
-                result.speedup = None
+                result.withhold()
             recorder.finish(result)
     return result
 
@@ -87,116 +86,73 @@ def compare(session: Session, meanwhile: Callable[[], None]) -> None:
     result = session.result
     for stack in (session.stack, session.baseline):
         compose(stack)  # members that cannot work together are refused before anything starts
-    with session.arms_for_evidence(meanwhile) as arms:
-        verification = verify(session, arms)
-        traces = profile_arms(session, arms)
-    engaged(session, traces)
-    result.equivalence = verification.to_dict()
-    if not verification.ok:
-        raise Stop(Verdict.NOT_EQUIVALENT, verification.headline)
+    candidate = examine(session, session.stack, "candidate", meanwhile)
+    # A stack to compare against is held to the same: a baseline that fell back or is wrong makes any ratio worthless.
+    baseline = examine(session, session.baseline, "baseline") if session.baseline else None
+    before = baseline.stacked if baseline else candidate.bare
+    result.baseline.setup_s = (baseline.setups["stacked"] if baseline else candidate.setups["bare"])
+    result.candidate.setup_s = candidate.setups["stacked"]
+    show_where_time_goes(session, {"baseline": before, "candidate": candidate.stacked})
+    result.explanation = explain(
+        before.trace, candidate.stacked.trace, before.breakdown, candidate.stacked.breakdown
+    )
+    result.evidence = candidate.evidence
+    result.equivalence = candidate.verification.to_dict()
+    for name, examined in (("", candidate), ("the baseline's ", baseline)):
+        missing = [e for e in examined.evidence if not e["engaged"]] if examined else []
+        if missing:
+            raise Stop(Verdict.NOT_ENGAGED, "; ".join(f"{name}{e['strategy']}: {e['text']}" for e in missing))
+    for name, examined in (("", candidate), ("the baseline itself: ", baseline)):
+        if examined and not examined.verification.ok:
+            raise Stop(Verdict.NOT_EQUIVALENT, name + examined.verification.headline)
     samples = measure(session)
-    conclude(session, samples, verification)
+    conclude(session, samples, candidate.verification)
 
 
-def profile(session: Session, meanwhile: Callable[[], None]) -> None:
+def profile_only(session: Session, meanwhile: Callable[[], None]) -> None:
     """mode=profile: the baseline alone, where its time goes, and what fits it."""
+    if session.stack:
+        names = ",".join(strategy.name for strategy in session.stack)
+        raise ConfigError(
+            f"mode=profile shows one program: leave strategy={names} out, or profile that stack as baseline=[{names}]"
+        )
     result = session.result
     with session.working("arms", "starting the baseline"), alongside(meanwhile):
-        arms = session.start({"baseline": session.spec(session.baseline)})
-        arm = arms["baseline"]
+        arm = session.start({"baseline": session.spec(session.baseline)})["baseline"]
         setup = arm.wait()
-        session.learn({"baseline": setup})
+    session.learn(setup, {"baseline": setup})
     with session.working("measurement", "timing it as it is"):
-        arm.call("bind", cores=session.cores)
         steady = arm.call("warm_up", limit_s=session.protocol.warmup_s)
-        result.baseline = ArmSummary(
-            step_us=steady["step_s"] * 1e6,
-            throughput=session.samples / steady["step_s"],
-            setup_s=setup["setup_s"],
-            peak_mib=arm.call("peak_memory", steps=5).get("peak_mib"),
-        )
-    profile_arms(session, arms)
+    result.baseline = ArmSummary(
+        step_us=steady["step_s"] * 1e6, throughput=session.samples / steady["step_s"], setup_s=setup["setup_s"]
+    )
+    with session.working("profile", "tracing a few steady steps"):
+        show_where_time_goes(session, {"baseline": profile(session, arm, "baseline")})
     arm.close()
     bottlenecks = result.profile["bottlenecks"]
     named = f"{bottlenecks[0]['label']} ({bottlenecks[0]['why']})" if bottlenecks else "no single bottleneck"
     result.verdict, result.headline = Verdict.PROFILED, f"PROFILED: {named}"
 
 
-def verify(session: Session, arms: Mapping[str, Arm]) -> Verification:
-    """Equivalence, judged by the reference arm on inputs drawn after both arms were set up."""
-
-    first = session.experiment.seed + 1
-    with session.working("verification", "comparing with fp64 on fresh inputs"):
-        return equivalence.verify(
-            arms["reference"],
-            arms["yardstick"],
-            arms["candidate"],
-            seeds=range(first, first + session.protocol.verification_seeds),
-            # A frozen step count shows from the second on.
-            steps=max(session.workload.variety, 3 if session.workload.mode == "train" else 1),
-            contract=session.contract,
-            on_progress=session.progress.update,
-        )
-
-
-def profile_arms(session: Session, arms: Mapping[str, Arm]) -> dict[str, Trace]:
-    """Memory and a trace of each arm. Nothing is timed in these processes afterwards."""
-
-    result, traces, parts = session.result, {}, {}
-    (session.output / "traces").mkdir(exist_ok=True)
-    with session.working("profile", "tracing a few steady steps of each arm"):
-        calibration = Calibration.from_dict(arms["baseline"].call("calibrate"))
-        for name in ("baseline", "candidate"):
-            if name not in arms:
-                continue
-            summary: ArmSummary = getattr(result, name)
-            memory = arms[name].call("peak_memory", steps=5)
-            path = session.output / "traces" / f"{name}.json.gz"
-            session.counters[name] = arms[name].call("profile", path=str(path), steps=session.protocol.profile_steps)
-            trace = traces[name] = Trace.read(path)
-            part = parts[name] = breakdown(trace, calibration=calibration)
-            metrics = part.metrics()
-            summary.peak_mib = memory.get("peak_mib", trace.peak_cpu_bytes and trace.peak_cpu_bytes / 2**20)
-            summary.kernels = metrics.get("kernels")
-            summary.gpu_busy = metrics.get("gpu_busy")
-            result.profile[name] = {
-                "metrics": metrics | {f"memory_{key}": value for key, value in memory.items()},
-                "top_kernels": trace.top_kernels(10),
-                "top_ops": trace.top_ops(10),
-            }
-    last = "candidate" if "candidate" in traces else "baseline"
-    available = discovery.options("strategy")
-    found = diagnose(traces[last], parts[last], available)
-    result.profile["calibration"] = calibration.to_dict()
-    result.profile["bottlenecks"] = [{"label": b.label, "share": b.share, "why": b.why, "try": list(b.try_)} for b in found]
-    result.profile["suggestion"] = suggestion(found, [s.name for s in session.stack], available)
-    if "candidate" in traces:
-        result.explanation = explain(traces["baseline"], traces["candidate"], parts["baseline"], parts["candidate"])
-    return traces
-
-
-def engaged(session: Session, traces: Mapping[str, Trace]) -> None:
-    """Every strategy proves that it happened; those that the baseline has too are exempt."""
-    shared = {strategy.label for strategy in session.baseline}
-    for strategy in session.stack:
-        if strategy.label in shared:
-            continue
-        evidence = strategy.evidence(
-            traces["baseline"],
-            traces["candidate"],
-            session.notes.get(strategy.name, {}),
-            session.counters["candidate"],
-        )
-        session.result.evidence.append({"strategy": strategy.name, **asdict(evidence)})
-    missing = [e for e in session.result.evidence if not e["engaged"]]
-    if missing:
-        raise Stop(Verdict.NOT_ENGAGED, "; ".join(f"{e['strategy']}: {e['text']}" for e in missing))
+def show_where_time_goes(session: Session, profiles: Mapping[str, Profile]) -> None:
+    """Profiles into the result, and what the last of them suggests."""
+    result, available = session.result, discovery.options("strategy")
+    for name, found in profiles.items():
+        result.profile[name] = found.record()
+        found.fill(getattr(result, name))
+    bottlenecks = diagnose(found.trace, found.breakdown, available)
+    result.profile["bottlenecks"] = [
+        {"label": b.label, "share": b.share, "why": b.why, "try": list(b.try_)} for b in bottlenecks
+    ]
+    stacked = [s.name for s in (session.stack or session.baseline)]
+    result.profile["suggestion"] = suggestion(bottlenecks, stacked, available)
 
 
 def measure(session: Session) -> list[Sample]:
     """Interleaved blocks in several processes of each arm, until the interval is narrow enough."""
 
     protocol, samples, order = session.protocol, list[Sample](), Random(session.experiment.seed)
+    setups: dict[str, list[float]] = {"baseline": [], "candidate": []}
     phases = session.watch.seconds
     already = sum(phases.values())
     with placement.keep_off(session.cores if session.isolated else []):
@@ -209,9 +165,8 @@ def measure(session: Session) -> list[Sample]:
                         "candidate": session.spec(session.stack, seed_offset=index),
                     }
                 )
-                for arm in arms.values():
-                    arm.wait()
-                    arm.call("bind", cores=session.cores)
+                for name, arm in arms.items():
+                    setups[name].append(arm.wait()["setup_s"])
             with session.working("measurement", f"process {index + 1}: measuring"):
                 samples.append(sample(arms["baseline"], arms["candidate"], protocol, order))
             for arm in arms.values():
@@ -224,4 +179,6 @@ def measure(session: Session) -> list[Sample]:
                 statistics.precise_enough(interval, protocol.half_width) or spent > protocol.budget_s
             ):
                 break
+    # Of processes started with warm caches and two at a time; the very first is in `cost`.
+    session.result.measurement["setups_s"] = setups
     return samples

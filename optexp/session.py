@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import os
 import platform
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
@@ -24,7 +27,7 @@ from optexp.measurement.environment import describe as describe_environment
 from optexp.processes import InProcess, Launcher, Worker
 from optexp.result import Result, Verdict
 from optexp.stopwatch import Stopwatch
-from optexp.strategy import Contract, Strategy, contract, environment
+from optexp.strategy import REASSOCIATES, Contract, Strategy, contract, environment
 from optexp.terminal import Progress
 
 RECORD_SCHEMA = 1
@@ -51,8 +54,6 @@ class Session:
     output: Path
     watch: Stopwatch
     progress: Progress
-    notes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    counters: dict[str, dict[str, float]] = field(default_factory=dict)
     own_launcher: Launcher | None = None
     samples: int = 0  # that one step processes, as soon as an arm has built the workload
 
@@ -67,22 +68,26 @@ class Session:
             verdict=Verdict.ERROR,
             headline="",
             workload=e.workload.name,
-            strategy=[strategy.label for strategy in self.stack],
+            strategy=[s.label for s in (self.baseline if e.mode == "profile" else self.stack)],
             device=self.device,
             seed=e.seed,
             environment=describe_environment(torch.device(self.device)),
             config=e.resolved | sizes | {"device": self.device},
         )
-        self.result.fingerprint = fingerprint(self.result)
-        self.result.measurement["notes"] = list(e.notes)
         self.cores = placement.choose(self.protocol.cpus, torch.device(self.device).type)
+        self.own_cores, self.own_threads = os.sched_getaffinity(0), torch.get_num_threads()
+        # Shared memory, and an ordinary folder for what does not fit into it; both go with the session.
+        places = [place for place in ("/dev/shm", tempfile.gettempdir()) if os.path.isdir(place)]
+        self.folders = tuple(tempfile.mkdtemp(prefix="optexp-", dir=place) for place in places)
+        self.result.fingerprint = fingerprint(self.result, len(self.cores))
+        self.result.measurement["notes"] = list(e.notes)
         count = f"{len(self.cores)} core{'s' if len(self.cores) > 1 else ''}"
         self.result.measurement["placement"] = {"cpus": self.cores, "text": f"both arms bound to the same {count}"}
 
     @property
     def contract(self) -> Contract:
-        """What the candidate promises: nothing that it stacks on the baseline may promise less than both keep."""
-        return contract([*self.stack, *self.baseline])
+        """What the candidate promises."""
+        return contract(self.stack)
 
     @property
     def isolated(self) -> bool:
@@ -95,38 +100,31 @@ class Session:
         with self.watch.phase(phase):
             yield
 
-    def spec(self, strategies: Sequence[Strategy], autocast: str | None = None, seed_offset: int = 0) -> Spec:
+    def spec(
+        self,
+        strategies: Sequence[Strategy],
+        autocast: str | None = None,
+        seed_offset: int = 0,
+        judges: Contract = REASSOCIATES,
+    ) -> Spec:
         e = self.experiment
-        return Spec(e.workload, list(strategies), self.device, e.dtype, e.seed + seed_offset, self.contract, autocast)
+        return Spec(
+            workload=e.workload,
+            strategies=list(strategies),
+            device=self.device,
+            dtype=e.dtype,
+            seed=e.seed + seed_offset,
+            contract=judges,
+            cores=tuple(self.cores),
+            folders=self.folders,
+            autocast=autocast,
+        )
 
-    @contextmanager
-    def arms_for_evidence(self, meanwhile: Callable[[], None]) -> Iterator[dict[str, Arm]]:
-        """Candidate, baseline, fp64 reference, and a yardstick where the baseline is not the bare model.
-
-        While they set up, this process has time for something else.
-        """
-        specs = {"candidate": self.spec(self.stack), "baseline": self.spec(self.baseline), "reference": self.spec(())}
-        if self.baseline or self.contract.dtype is not None:
-            specs["yardstick"] = self.spec((), autocast=self.contract.dtype)
-        with self.working("arms", "starting the arms"):
-            arms = self.start(specs)
-        meanwhile()
-        with self.working("arms", "setting up the arms"):
-            # What fails in the plain program too is no strategy's fault: the baseline says it first.
-            setups = {name: arms[name].wait() for name in sorted(arms, key=lambda name: name != "baseline")}
-        self.learn(setups)
-        self.notes = setups["candidate"]["notes"]
-        self.result.baseline.setup_s = setups["baseline"]["setup_s"]
-        self.result.candidate.setup_s = setups["candidate"]["setup_s"]
-        yield {"yardstick": arms["baseline"], **arms}
-        for arm in arms.values():
-            arm.close()
-
-    def learn(self, setups: Mapping[str, Mapping[str, Any]]) -> None:
+    def learn(self, bare: Mapping[str, Any], setups: Mapping[str, Mapping[str, Any]]) -> None:
         """What the arms found out about the workload by building it."""
-        self.samples = setups["baseline"]["samples"]
-        self.result.measurement["notes"] += setups["baseline"]["remarks"]
-        built = setups["baseline"]["built"]
+        self.samples, built = bare["samples"], bare["built"]
+        notes = self.result.measurement["notes"]
+        notes += [remark for remark in bare["remarks"] if remark not in notes]
         for setup in setups.values():
             if different := [name for name, value in setup["built"].items() if built.get(name, value) != value]:
                 raise Stop(
@@ -165,11 +163,18 @@ class Session:
         return chosen
 
     def close(self) -> None:
-        """End every process of this comparison."""
+        """End every process of this comparison, and leave nothing behind."""
         if self.own_launcher is not None:
             self.own_launcher.close()
         if self.isolated:
             launcher().end_workers()
+        else:
+            placement.bind_process(sorted(self.own_cores))
+            torch.set_num_threads(self.own_threads)
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
+        for folder in self.folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -192,13 +197,13 @@ def choose_device(setting: str) -> str:
     return "cuda:0" if setting == "cuda" else setting
 
 
-def fingerprint(result: Result) -> str:
+def fingerprint(result: Result, cores: int) -> str:
     """Equal fingerprints may be compared: same schema, work, stack, protocol, device and versions."""
     facts = [
         RECORD_SCHEMA,
         {key: value for key, value in result.config.items() if key not in NOT_COMPARED},
         result.environment.get("gpu") or result.environment.get("cpu"),
         [result.environment.get(key) for key in ("torch", "triton", "cuda")],
-        platform.machine(),
+        [platform.machine(), cores],
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]

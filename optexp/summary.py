@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from optexp.result import Result, Verdict
+from optexp.result import ArmSummary, Result, Verdict
 from optexp.wording import duration, ratio
 
 # What a person does next where nothing was measured, or what was measured cannot be used.
@@ -139,8 +139,16 @@ def reason(result: Result) -> str:
     return result.headline.removeprefix(result.verdict).lstrip(": ")
 
 
+def shown(result: Result) -> ArmSummary:
+    """The arm that a row about this job has room for: the candidate, or what was profiled alone."""
+    return result.baseline if result.verdict is Verdict.PROFILED else result.candidate
+
+
 def ranked(results: Iterable[Result]) -> list[Result]:
-    """The surest gain first, by the interval's lower end; then those without a speedup, failures last."""
+    """The surest gain first, by the interval's lower end; then those without a speedup, failures last.
+
+    What was only profiled is not ranked: it keeps its order.
+    """
     order = list(Verdict)
     return sorted(results, key=lambda r: (-(r.speedup.low if r.speedup else 0.0), -order.index(r.verdict)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ PARENT = "OPTEXP_PARENT_RUN"  # read by jobs, in this process or in others
 NAME_LIMIT = 120
 
 _parent: Run | None = None
+_started = 0.0
 
 
 class SweepCallback(Callback):
@@ -29,7 +31,8 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Open the parent run. A store that cannot be reached costs the record there, not the sweep."""
-        global _parent
+        global _parent, _started
+        _started = time.time()
         os.environ.pop(PARENT, None)
         if not config.tracking.enabled:
             return
@@ -64,7 +67,8 @@ def read(folder: Path) -> list[Result]:
     """What the jobs below `folder` wrote down; a job that left nothing crashed in a way that nothing could record."""
     return [
         Result.read(job / "result.json") if (job / "result.json").is_file() else _lost(job)
-        for job in sorted(path.parent for path in folder.glob("*/.hydra"))
+        for job in sorted(path.parent.parent for path in folder.rglob(".hydra/overrides.yaml"))
+        if (job / ".hydra" / "config.yaml").stat().st_mtime >= _started - 1  # a folder may hold an older sweep
     ]
 
 

@@ -147,7 +147,7 @@ def comparison(result: Result) -> Table:
 
 def locations(folder: Path, run: Run | None) -> Table:
     """Where the record is."""
-    kinds = (("report", "report.html"), ("ranking", "sweep.json"), ("record", "result.json"))
+    kinds = (("report", "report.html"), ("study", "study.md"), ("ranking", "sweep.json"), ("record", "result.json"))
     record = next(((kind, _relative(folder / name)) for kind, name in kinds if (folder / name).exists()), ("", ""))
     return _lines([record, ("MLflow", run.where if run else "")])
 
@@ -224,22 +224,36 @@ def _bars(metrics: dict[str, float]) -> Table:
 
 def sweep_table(results: Sequence[Result]) -> Table:
     """One line for each result, in the order given (`summary.ranked`); those without a speedup say why."""
-    table = _table("verdict", "at least>", "estimate>", "time/step>", "peak memory>", "workload", "strategy", "reason")
-    for column in table.columns[-3:-1]:
-        column.no_wrap = True  # a narrow screen takes its toll on the reasons
+    names = ["verdict", "at least>", "estimate>", "time/step>", "peak memory>", "workload", "strategy", "reason"]
+    profiled = all(result.verdict is Verdict.PROFILED for result in results)
+    left_out = {"at least>", "estimate>", "strategy"} if profiled else set()
+    table = _table(*(name for name in names if name not in left_out))
+    for column in table.columns:
+        if column.header in ("workload", "strategy"):
+            column.no_wrap = True  # a narrow screen takes its toll on the reasons
     for result, title in zip(results, summary.titles(results), strict=True):
-        speedup, after = result.speedup, result.candidate
-        table.add_row(
+        speedup, arm = result.speedup, summary.shown(result)
+        measured = speedup is not None or result.verdict is Verdict.PROFILED
+        cells = [
             Text(result.verdict, style=colour(result.verdict)),
             ratio(speedup.low) if speedup else "",
             ratio(speedup.estimate) if speedup else "",
-            summary.microseconds(after.step_us) if speedup and after.step_us else "",
-            summary.mebibytes(after.peak_mib) if speedup and after.peak_mib else "",
+            summary.microseconds(arm.step_us) if measured and arm.step_us else "",
+            summary.mebibytes(arm.peak_mib) if measured and arm.peak_mib else "",
             Text(title),
             Text(result.label),  # brackets are no markup
             Text(summary.reason(result), style="dim"),
-        )
+        ]
+        table.add_row(*(cell for name, cell in zip(names, cells, strict=True) if name not in left_out))
     return table
+
+
+def study_table(question: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
+    """What was asked, and the table that answers it."""
+    table = _table(*headings)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return Group(Text(question, style="bold"), Text(), table)
 
 
 def colour(verdict: Verdict) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from optexp.config import ConfigError
 from optexp.program import Batch, flatten, tensors_of
@@ -176,13 +177,24 @@ class Then:
 
 
 class Iterated(IterableDataset[Any]):
-    """Batches of anything that can be iterated again and again."""
+    """Batches of anything that can be iterated, made anew for every epoch."""
 
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self.batches = batches
+    def __init__(self, make: Callable[[], Iterable[Any]]) -> None:
+        self.make = make
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.batches)
+        return iter(self.make())
+
+
+def drawn_from(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """The loader without its processes, and in random order even where it has none: other seeds, other batches."""
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:  # the order is the data set's affair
+        loader = copy.copy(loader)
+        loader.num_workers = loader.timeout = 0
+        return loader
+    return DataLoader(
+        loader.dataset, loader.batch_size, shuffle=True, collate_fn=loader.collate_fn, drop_last=loader.drop_last
+    )
 
 
 def endless(loader: Iterable[Any]) -> Iterator[Any]:

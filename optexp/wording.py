@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-from optexp.result import ArmSummary, Speedup, Verdict
+from optexp.result import Result, Verdict
 from optexp.strategy import Contract
 
 
-def ratio(value: float) -> str:
-    """1.31×, 12.4×, 104×: three digits are all that a measurement carries."""
-    return f"{value:.2f}×" if value < 10 else f"{value:.1f}×" if value < 100 else f"{value:.0f}×"
+def ratio(value: float, floor: bool = False) -> str:
+    """1.31×, 12.4×, 104×: three digits are all that a measurement carries. floor: for what is "at least"."""
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    if floor:
+        value = int(value * 10**digits) / 10**digits
+    return f"{value:.{digits}f}×"
 
 
-def headline(verdict: Verdict, speedup: Speedup, contract: Contract, weak: str | None,
-             baseline: ArmSummary, candidate: ArmSummary) -> str:
+def headline(result: Result, contract: Contract, against: str, weakness: str | None) -> str:
     """What was measured, the guaranteed end of the interval first."""
+    verdict, speedup, baseline, candidate = result.verdict, result.speedup, result.baseline, result.candidate
+    assert speedup is not None
+    than = "" if against == "baseline" else f" than {against}"
     interval = f"{speedup.confidence:.0%} interval {speedup.low:.3g} to {speedup.high:.3g}"
     basis = f"{interval}, {'one process' if speedup.processes == 1 else f'{speedup.processes} processes'}"
     estimate = f"best estimate {ratio(speedup.estimate)}"
     match verdict:
         case Verdict.FASTER:
-            text = f"FASTER, at least {ratio(speedup.low)} ({estimate}, {basis})"
+            text = f"FASTER{than}, at least {ratio(speedup.low, floor=True)} ({estimate}, {basis})"
         case Verdict.SLOWER:
-            text = f"SLOWER, at least {ratio(1 / speedup.high)} slower ({estimate}, {basis})"
+            text = f"SLOWER{than}, at least {ratio(1 / speedup.high, floor=True)} slower ({estimate}, {basis})"
         case Verdict.SAME:
-            text = f"SAME speed ({estimate}, {basis})"
+            text = f"SAME speed{than.replace('than', 'as')} ({estimate}, {basis})"
             if baseline.peak_mib and candidate.peak_mib and candidate.peak_mib <= 0.95 * baseline.peak_mib:
                 text += f", with {1 - candidate.peak_mib / baseline.peak_mib:.0%} less peak memory"
         case _:
             text = f"INCONCLUSIVE ({estimate}, {basis}): more processes may decide it"
     if contract.dtype and verdict in (Verdict.FASTER, Verdict.SAME, Verdict.SLOWER):
         text += f", at {contract.dtype} precision"
-    if weak:
-        text += f"; equivalent, but weaker: {weak}"
+    if weakness:
+        text += f"; equivalent, but weaker: {weakness}"
     return text
 
 

@@ -33,6 +33,12 @@ class CudaGraph(Strategy):
                 f"CUDA Graphs need a CUDA device, and this run is on the {device.type.upper()}:"
                 " use device=cuda on a machine with an NVIDIA GPU, or try strategy=fusion"
             )
+        batches = [tensors_of(batch).values() for batch in getattr(program.feed, "batches", ())]
+        if len({tuple((tensor.shape, tensor.dtype) for tensor in batch) for batch in batches}) > 1:
+            return (
+                "a graph is recorded for one set of shapes, and here they change from batch to batch:"
+                " pad batches to one size, or try strategy=fusion"
+            )
         if program.optimizer is None:
             return None
         name = type(program.optimizer).__name__

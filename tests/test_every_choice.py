@@ -1,6 +1,7 @@
 """Every workload and every strategy of `conf/` reaches a verdict that says something true. A new file is tested too."""
 
 from itertools import product
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ TINY = {
     "vision": ["workload.architecture=resnet18", "workload.image=32", "workload.classes=10"],
 }
 COMPILED = {"elementwise", "gelu", "mlp", "softmax"}  # the others' compilation takes too long for every day
+OUTSIDE = Path(__file__).parent / "outside"
+SHARED = Path("/dev/shm")
 WRONG = {Verdict.ERROR, Verdict.NOT_EQUIVALENT, Verdict.UNVERIFIED, Verdict.INVALID}
 
 STRATEGIES = sorted(path.stem for path in (discovery.CONF / "strategy").glob("*.yaml"))
@@ -99,4 +102,35 @@ def test_profile_names_where_the_time_goes(tmp_path: Path) -> None:
 def test_a_stack_as_baseline(tmp_path: Path) -> None:
     result = run(tmp_path, "workload=mlp", "baseline=[amp]", "strategy=amp", *TINY["mlp"])
     assert result.verdict.measured, result.headline
-    assert result.evidence == []  # what both arms have proves nothing about the difference
+    assert "bfloat16" in result.equivalence["contract"]
+
+
+def test_a_baseline_that_did_not_happen_is_no_baseline(tmp_path: Path) -> None:
+    """Backward needs what could be overwritten, so that `inplace` changes nothing here."""
+    result = run(tmp_path, "workload=mlp", "baseline=[inplace]", "strategy=baseline", *TINY["mlp"])
+    assert result.verdict is Verdict.NOT_ENGAGED
+    assert "the baseline's inplace" in result.headline
+
+
+def test_a_low_precision_baseline_does_not_excuse_the_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(OUTSIDE))
+    overrides = ["workload=mlp", "baseline=[amp]", "strategy=inexact", f"hydra.searchpath=[file://{OUTSIDE / 'conf'}]"]
+    result = run(tmp_path, *overrides, *TINY["mlp"])
+    assert result.verdict is Verdict.NOT_EQUIVALENT
+    assert result.speedup is None
+    assert result.candidate.step_us is None
+
+
+def test_profiling_a_stack_that_is_not_the_baseline_is_a_mistake(tmp_path: Path) -> None:
+    result = run(tmp_path, "workload=mlp", "mode=profile", "strategy=inplace", *TINY["mlp"])
+    assert result.verdict is Verdict.ERROR
+    assert "baseline=[inplace]" in result.headline
+
+
+def test_nothing_stays_in_shared_memory_and_the_process_is_as_it_was(tmp_path: Path) -> None:
+    before, cores = set(SHARED.glob("optexp-*")), os.sched_getaffinity(0)
+    run(tmp_path, "workload=mlp", "measurement.cpus='0'", *TINY["mlp"])
+    assert set(SHARED.glob("optexp-*")) <= before
+    assert os.sched_getaffinity(0) == cores

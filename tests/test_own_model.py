@@ -140,6 +140,21 @@ def test_a_wrong_strategy_is_caught_on_every_shape(tmp_path: Path) -> None:
     assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
 
 
+def test_a_loader_that_is_too_slow_is_found(tmp_path: Path) -> None:
+    text = (
+        "import time\nfrom torch.utils.data import DataLoader\n"
+        "class Slow(torch.utils.data.Dataset):\n    def __len__(self): return 64\n"
+        "    def __getitem__(self, index):\n        time.sleep(0.002)\n        return torch.randn(4), index % 4\n"
+        "def Model(): return nn.Linear(4, 4)\ndef get_loader(): return DataLoader(Slow(), batch_size=8)\n"
+    )
+    result = run(tmp_path, written(tmp_path, text), "workload.mode=train", "mode=profile")
+    assert result.verdict is Verdict.PROFILED, result.headline
+    worst = result.profile["bottlenecks"][0]
+    assert worst["label"] == "data_loading"
+    assert worst["share"] > 0.5
+    assert "loss: cross_entropy, because none was given" in result.measurement["notes"]
+
+
 # --- a real training script --------------------------------------------------------------------------------------
 
 DIGITS = OUTSIDE / "digits"

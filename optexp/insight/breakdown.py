@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from optexp.insight.calibration import Calibration
 from optexp.insight.intervals import Union
-from optexp.insight.roofline import CLASSES, kernel_classes
+from optexp.insight.roofline import CLASSES, kernel_classes, matrix_flop
 from optexp.insight.trace import GRAPH_LAUNCH, LAUNCH, Copy, Kernel, Op, Trace
 
 HOST_LATE = ("data_loading", "synchronisation", "allocation", "dispatch")  # gaps in which the GPU waits for the host
@@ -51,6 +51,7 @@ class Breakdown:
     wall_us: float
     terms: Mapping[str, float]
     ops: float
+    matrix_flop: float = 0.0
     stretched: float | None = None  # profiled step over timed step; host terms are scaled back above 1.2
     busy: float | None = None
     kernels: float | None = None
@@ -91,6 +92,7 @@ class Breakdown:
         if self.busy is not None:
             summary |= {"host_wait": self.host_late, "gaps": self.gaps, "memcpy": self.terms["exposed_copies"]}
         summary |= {"step_us": self.wall_us, "ops": self.ops, "stretched": self.stretched}
+        summary |= {"matrix_flop": self.matrix_flop or None}
         return {key: value for key, value in summary.items() if value is not None} | {
             f"share_{name}": share for name, share in self.terms.items()
         }
@@ -98,7 +100,8 @@ class Breakdown:
 
 def breakdown(trace: Trace, calibration: Calibration | None = None) -> Breakdown:
     """Split the trace's steps into terms; kernels are classed by the device's measured ceilings where there are any."""
-    return _gpu(trace, calibration) if trace.has_gpu else _cpu(trace)
+    found = _gpu(trace, calibration) if trace.has_gpu else _cpu(trace)
+    return replace(found, matrix_flop=matrix_flop(trace))
 
 
 def _gpu(trace: Trace, calibration: Calibration | None) -> Breakdown:
@@ -146,7 +149,7 @@ def _gap_terms(trace: Trace, busy: Union) -> dict[str, float]:
     """Why the GPU did nothing: the host was late with the next launch (and what it did instead), or the GPU was."""
     gpu_work: list[Kernel | Copy] = [*trace.kernels, *trace.copies]
     next_work = {work.start: work for work in gpu_work}
-    loading = Union(s.interval for s in trace.annotations if s.name.startswith("enumerate(DataLoader"))
+    loading = _loading(trace)
     allocating = loading | Union(c.interval for c in trace.api if _ALLOCATE.match(c.name))
     waiting = Union(c.interval for c in trace.api if _SYNCHRONISE.match(c.name))
     late = allocating | waiting
@@ -177,20 +180,28 @@ def _scale_host(us: dict[str, float], timed: float) -> None:
 
 def _cpu(trace: Trace) -> Breakdown:
     steps, (start, end) = len(trace.steps), trace.window
-    inside = Union(op.interval for op in trace.ops).within(start, end)
+    operators = Union(op.interval for op in trace.ops)
+    inside = operators.within(start, end)
+    waiting = (operators | _loading(trace)).within(start, end) - inside
     own: dict[str, float] = defaultdict(float)
     for op in trace.ops:
         own[category(op)] += op.self_us
     together = sum(own.values())  # more than `inside` where threads ran operators side by side
     whole = end - start
     terms = {name: inside / whole * value / together for name, value in own.items()} if together else {}
+    loading = {"data_loading": waiting / whole} if waiting else {}
     return Breakdown(
         steps=steps,
         wall_us=whole / steps,
-        terms=terms | {OUTSIDE: 1 - inside / whole},
+        terms=terms | loading | {OUTSIDE: 1 - (inside + waiting) / whole},
         ops=len(trace.ops) / steps,
         stretched=whole / steps / trace.timed_us if trace.timed_us else None,
     )
+
+
+def _loading(trace: Trace) -> Union:
+    """When a step asked a DataLoader for its next batch, and waited for it or made it."""
+    return Union(s.interval for s in trace.annotations if s.name.startswith("enumerate(DataLoader"))
 
 
 def category(op: Op) -> str:

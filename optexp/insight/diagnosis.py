@@ -13,6 +13,7 @@ from optexp.wording import duration
 _STRATEGY = "strategy="
 _SMALL_KERNEL_US, _MANY_KERNELS = 10.0, 20
 _SMALL_OP_US, _MANY_OPS = 20.0, 50
+_LOADER_ADVICE = "more DataLoader workers, and prefetching"
 _LOW_PRECISION = {"bfloat16", "float16"}
 
 
@@ -77,7 +78,7 @@ def _on_gpu(trace: Trace, b: Breakdown, busy: float) -> list[Bottleneck]:
     if b.host_late >= 0.2 and (loading >= 0.05 or waiting >= 0.05 or outpaced):
         shares = {"for data": loading, "after a synchronisation": waiting, "for Python to dispatch": dispatching}
         reasons = [f"{percent(share)} {what}" for what, share in shares.items() if share >= 0.05]
-        advice = ["more DataLoader workers, and prefetching"] if loading >= 0.05 else []
+        advice = [_LOADER_ADVICE] if loading >= 0.05 else []
         advice += ["remove what waits for the GPU (.item(), .cpu(), printing a loss)"] if waiting >= 0.05 else []
         found.append(
             Bottleneck(
@@ -144,14 +145,15 @@ def _on_cpu(trace: Trace, b: Breakdown) -> list[Bottleneck]:
     found = []
     matrix = b.terms.get("matrix", 0.0)
     passes = sum(b.terms.get(name, 0.0) for name in ("elementwise", "activation", "normalization", "reduction"))
-    inside = 1 - b.terms[OUTSIDE]
+    loading = b.terms.get("data_loading", 0.0)
+    inside = 1 - b.terms[OUTSIDE] - loading
     mean_us = inside * b.wall_us / b.ops if b.ops else 0.0
     small = b.ops >= _MANY_OPS and mean_us < _SMALL_OP_US
     if small:
         found.append(
             Bottleneck(
                 "many_small_ops",
-                1 - matrix,
+                1 - matrix - loading,
                 f"{b.ops:.0f} operator calls a step, {duration(mean_us / 1e6)} each: much of that is the calling",
                 ("strategy=fusion",),
             )
@@ -172,6 +174,15 @@ def _on_cpu(trace: Trace, b: Breakdown) -> list[Bottleneck]:
                 passes,
                 f"element-wise operators and reductions, each a pass over memory, take {percent(passes)} of the step",
                 ("strategy=fusion", "strategy=inplace"),
+            )
+        )
+    if loading >= 0.2:
+        found.append(
+            Bottleneck(
+                "data_loading",
+                loading,
+                f"the step waits for its next batch {percent(loading)} of the time",
+                (_LOADER_ADVICE,),
             )
         )
     if b.terms[OUTSIDE] >= 0.5:

@@ -48,6 +48,8 @@ def explain(before_trace: Trace, after_trace: Trace, before: Breakdown, after: B
     stretched = max(before.stretched or 0.0, after.stretched or 0.0)
     if on_gpu and stretched > SLOWED:
         sentences.append(f"tracing made a step up to {stretched:.1f} times slower; the host's terms are scaled back")
+    elif stretched > 2 * SLOWED:
+        sentences.append(f"tracing made a step up to {stretched:.1f} times slower, so that its shares may mislead")
     return [sentence[0].upper() + sentence[1:] for sentence in sentences]
 
 

@@ -117,6 +117,12 @@ def work_of(op: Op) -> tuple[float, float] | None:
     return read + prod(shape) * max(_itemsize(dtype) for dtype, _ in inputs), 0.0
 
 
+def matrix_flop(trace: Trace) -> float:
+    """Floating-point operations in the matrix products of a step; what runs in a graph or a fused kernel is not seen."""
+    works = (work_of(op) for op in trace.ops if op.name in _MATRIX)
+    return sum(work[1] for work in works if work is not None) / len(trace.steps)
+
+
 def _itemsize(dtype: str) -> int:
     return _BYTES.get(dtype, 1)
 

@@ -22,6 +22,8 @@ TIMED = "optexp_step_us"  # metadata of the trace: µs a step took before tracin
 LAUNCH = re.compile(r"cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
 GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch")
 
+_WRAPPERS = ("cutlass::Kernel", "cutlass::Kernel2")  # the name is of what they hold
+
 MATRIX_OPS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution")
 
 _DTYPES = {
@@ -270,6 +272,8 @@ def short_name(name: str) -> str:
     if not arguments:
         return head.partition("(")[0] if "Memcpy" not in head and "Memset" not in head else head
     base = head.rpartition("::")[2]
+    if head in _WRAPPERS and (held := re.match(r"\w+", arguments)):
+        return held[0]
     functor = re.search(r"(\w*(?:[Ff]unctor\w*|KernelImpl|_kernel_cuda|_kernel_impl|Ops?))\b", arguments)
     return f"{base}<{functor[1]}>" if functor and functor[1] != base else base
 

@@ -31,7 +31,8 @@ def describe(device: torch.device) -> dict[str, Any]:
         "command": " ".join(sys.argv),
     }
     if device.type == "cuda":
-        facts |= _nvml(device.index or 0)
+        # Not the same number where CUDA_VISIBLE_DEVICES leaves some out.
+        facts |= _nvml(torch.cuda._get_nvml_device_index(device))
     return facts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from optexp.config import ConfigError
@@ -32,7 +32,8 @@ def choose(setting: str, device_type: str) -> list[int]:
 def bind_process(cores: Sequence[int]) -> None:
     """Bind every thread of this process; threads made later inherit it."""
     for task in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(task.name), cores)
+        with suppress(ProcessLookupError):  # it ended meanwhile
+            os.sched_setaffinity(int(task.name), cores)
 
 
 @contextmanager

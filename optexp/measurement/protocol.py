@@ -37,3 +37,13 @@ class Protocol:
     cpus: str = "auto"
     verification_seeds: int = 5
     profile_steps: int = 5
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.processes_min <= self.processes_max:
+            raise ValueError(f"processes_min={self.processes_min} must be at least 1 and at most processes_max")
+        if not 0.5 < self.confidence < 1:
+            raise ValueError(f"confidence={self.confidence} must lie between 0.5 and 1, as in 0.99")
+        if 2 * 0.5 ** min(self.pairs, 10) > 1 - self.confidence and self.processes_max == 1:
+            raise ValueError(f"pairs={self.pairs} are too few for a {self.confidence:.3%} interval from one process")
+        if self.pairs < 2:
+            raise ValueError(f"pairs={self.pairs} must be at least 2")

@@ -30,6 +30,6 @@ class GraphBreak(Mlp):
     """The MLP with a check of its activations between its halves."""
 
     def model(self) -> nn.Module:
-        modules = list(super().model().children())
+        modules = self.chain()
         half = len(modules) // 2
         return Watched(nn.Sequential(*modules[:half]), nn.Sequential(*modules[half:]))

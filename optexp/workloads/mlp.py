@@ -64,12 +64,15 @@ class Mlp(Learner):
         last = self.dim if self.out_features is None else self.out_features
         return [first, *[self.dim] * (self.layers - 1), last]
 
-    def model(self) -> nn.Module:
+    def chain(self) -> list[nn.Module]:
+        """The layers of all passes, in the order in which they are called."""
         layer = ProductAndBias if self.style == "products" else nn.Linear
         activation = ACTIVATIONS[self.activation]
-        modules = [m for pair in pairwise(self.widths) for m in (layer(*pair), activation())]
-        once = nn.Sequential(*(modules if self.style == "stack" else modules[:-1]))
-        return once if self.num_steps == 1 else nn.Sequential(*[once] * self.num_steps)
+        once = [module for sizes in pairwise(self.widths) for module in (layer(*sizes), activation())]
+        return (once if self.style == "stack" else once[:-1]) * self.num_steps
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(*self.chain())
 
     def batch(self, generator: torch.Generator) -> Batch:
         features = (self.widths[0], self.widths[-1])[: 1 + self.targets]

@@ -161,6 +161,11 @@ def test_top_kernels(feeding):
             "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize64x64x8",
             "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize64x64x8",
         ),
+        (
+            "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>"
+            "(cutlass_80_simt_sgemm_256x128_8x4_nn_align1::Params)",
+            "cutlass_80_simt_sgemm_256x128_8x4_nn_align1",
+        ),
         ("void (anonymous namespace)::softmax_warp_forward<float, float, 5>(float*)", "softmax_warp_forward"),
     ],
 )

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from optexp.strategies.cuda_graph import CudaGraph
 from optexp.workloads.changing_shapes import ChangingShapes
 
 
@@ -29,6 +30,16 @@ def test_every_length_runs(mode: str):
     program.feed.reset([workload.batch(generator) for _ in range(4)])
     for _ in range(4):
         assert all(value.isfinite().all() for value in program.run().values())
+
+
+@pytest.mark.parametrize(("shortest", "refused"), [(2, True), (9, False)])
+def test_a_graph_for_one_shape_is_refused_where_shapes_change(shortest: int, refused: bool):
+    workload = ChangingShapes(mode="forward", dim=2, batch_size=1, shortest=shortest, longest=9)
+    program = workload.build(torch.device("cpu"), torch.float32, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    program.feed.reset([workload.batch(generator) for _ in range(4)])
+    reason = CudaGraph().unsupported(program, torch.device("cuda"))
+    assert ("from batch to batch" in (reason or "")) is refused
 
 
 def test_bounds_in_the_wrong_order_are_refused():

@@ -9,8 +9,9 @@ from optexp.workloads.mlp import Mlp
 CPU = torch.device("cpu")
 
 
-def test_computes_what_the_mlp_computes():
-    sizes = {"mode": "forward", "dim": 8, "layers": 4, "batch_size": 3}
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_computes_what_the_mlp_computes(num_steps: int):
+    sizes = {"mode": "forward", "dim": 8, "layers": 4, "batch_size": 3, "num_steps": num_steps}
     plain, watched = (cls(**sizes).build(CPU, torch.float32, seed=0) for cls in (Mlp, GraphBreak))
     batch = Mlp(**sizes).batch(torch.Generator().manual_seed(1))
     assert torch.equal(plain.step(plain, batch)["output"], watched.step(watched, batch)["output"])

@@ -261,11 +261,24 @@ def test_a_loader_is_part_of_the_work(tmp_path: Path) -> None:
 
 
 def test_batches_of_anything_that_can_be_iterated(tmp_path: Path) -> None:
-    text = "Model = nn.Linear(3, 2)\ndef get_loader():\n    return [(torch.randn(4, 3), torch.randint(2, (4,)))]\n"
+    text = "Model = nn.Linear(3, 2)\ndef get_loader():\n    yield torch.randn(4, 3), torch.randint(2, (4,))\n"
     program = ready(written(tmp_path, text, mode="train", loss="CrossEntropyLoss"))
     assert program.targets == 1
     assert program.run()["loss"] > 0
     assert program.run()["loss"] > 0
+
+
+def test_batches_to_verify_on_differ_from_seed_to_seed(tmp_path: Path) -> None:
+    text = (
+        "from torch.utils.data import DataLoader\ndef Model(): return torch.square\n"
+        "def get_loader(): return DataLoader([(torch.tensor([float(i)]), i) for i in range(64)], batch_size=4)\n"
+    )
+    workload = written(tmp_path, text)
+    ready(workload)
+    first, again, other = (workload.batch(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert isinstance(first, tuple)
+    assert torch.equal(first[0], again[0])  # type: ignore[index]
+    assert not torch.equal(first[0], other[0])  # type: ignore[index]
 
 
 def test_a_training_step_of_ones_own(tmp_path: Path) -> None:

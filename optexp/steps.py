@@ -1,0 +1,50 @@
+"""Which jobs a sweep has: every combination of what is swept, for a study's steps one after the other."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+
+from optexp import commandline
+from optexp.study import STEP, Study
+
+
+class Steps(BasicSweeper):
+    """Hydra's own sweeper, and two things more.
+
+    What is given on the command line replaces what a study sweeps, whether it is written as key, +key or ++key. Each
+    step of a study is a sweep of its own; a job that two steps have in common runs once.
+    """
+
+    __module__ = "hydra_plugins.optexp"  # Hydra takes plugins from no other package
+
+    def split_arguments(  # type: ignore[override]  # a static method there, which cannot know the study
+        self, overrides: list[Override], max_batch_size: int | None
+    ) -> list[list[list[str]]]:
+        own, given = overrides[: len(self.params)], overrides[len(self.params) :]
+        jobs: dict[tuple[str, ...], list[str]] = {}
+        for name, step in self._steps().items():
+            latest = {o.get_key_element().lstrip("+"): o for o in (*own, *step, *given)}
+            for job in super().split_arguments(list(latest.values()), None)[0]:
+                jobs.setdefault(tuple(sorted(job)), [*job, *([f"++{STEP}={_quoted(name)}"] if name else [])])
+        return [list(chunk) for chunk in self.split_overrides_to_chunks(list(jobs.values()), max_batch_size)]
+
+    def _steps(self) -> dict[str, list[Override]]:
+        """The overrides of each step by its name; a sweep without steps is one without a name."""
+        study = Study.of(self.config)
+        if study is None or not study.steps:
+            return {"": []}
+        assert self.hydra_context is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        return {
+            name: parser.parse_overrides(commandline.rewrite(shlex.split(text))) for name, text in study.steps.items()
+        }
+
+
+def _quoted(name: Any) -> str:
+    """Any text as Hydra's grammar reads it back."""
+    return "'" + str(name).replace("\\", "\\\\").replace("'", "\\'") + "'"
