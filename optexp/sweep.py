@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -15,12 +16,16 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.result import Result, Verdict
+from optexp.study import STEP, Study
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from optexp.tracking import Run
 
 PARENT = "OPTEXP_PARENT_RUN"  # read by jobs, in this process or in others
 NAME_LIMIT = 120
+_PARTS = re.compile(r"(\d+)")
 
 _parent: Run | None = None
 _started = 0.0
@@ -46,16 +51,21 @@ class SweepCallback(Callback):
             print(f"optexp: the sweep is not in MLflow: {error}", file=sys.stderr)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Rank what the jobs wrote down, print it, and close the parent run."""
+        """Rank what the jobs wrote down, print it with the answer of a study, and close the parent run."""
         from optexp import summary, terminal
 
-        folder = Path(config.hydra.sweep.dir)
-        results = summary.ranked(read(folder))
-        if results:
-            record(results, folder)
-            console = terminal.output()
-            console.print("", terminal.sweep_table(results), "", terminal.locations(folder, _parent), sep="\n")
-        _finish("FINISHED", folder)
+        folder, note = Path(config.hydra.sweep.dir), ""
+        try:
+            results = summary.ranked(read(folder))
+            if results:
+                record(results, folder)
+                console = terminal.output()
+                console.print("", terminal.sweep_table(results), "", sep="\n")
+                if study := Study.of(config):
+                    note = answer(study, _name(config), folder, console)
+                console.print(terminal.locations(folder, _parent))
+        finally:
+            _finish("FINISHED", folder, note)
 
 
 def abort(status: str = "KILLED") -> None:
@@ -66,10 +76,16 @@ def abort(status: str = "KILLED") -> None:
 def read(folder: Path) -> list[Result]:
     """What the jobs below `folder` wrote down; a job that left nothing crashed in a way that nothing could record."""
     return [
-        Result.read(job / "result.json") if (job / "result.json").is_file() else _lost(job)
-        for job in sorted(path.parent.parent for path in folder.rglob(".hydra/overrides.yaml"))
-        if (job / ".hydra" / "config.yaml").stat().st_mtime >= _started - 1  # a folder may hold an older sweep
+        Result.read(job / "result.json") if (job / "result.json").is_file() else _lost(job) for job in jobs(folder)
     ]
+
+
+def jobs(folder: Path) -> list[Path]:
+    """The folders of the jobs below `folder`, job 2 before job 10."""
+    found = [path.parent.parent for path in folder.rglob(".hydra/config.yaml")]
+    # A folder may hold an older sweep.
+    recent = [job for job in found if (job / ".hydra" / "config.yaml").stat().st_mtime >= _started - 1]
+    return sorted(recent, key=lambda job: [int(part) if part.isdecimal() else part for part in _PARTS.split(str(job))])
 
 
 def record(results: Sequence[Result], folder: Path) -> None:
@@ -91,6 +107,23 @@ def record(results: Sequence[Result], folder: Path) -> None:
     ]
     (folder / "sweep.json").write_text(json.dumps(table, indent=2) + "\n")
     _plot([row for row in table if row["speedup"]], folder / "plots" / "speedup.png")
+
+
+def answer(study: Study, name: str, folder: Path, console: Console) -> str:
+    """Print what a study found and write it down: a page, and a picture. Returns the page without the picture."""
+    from optexp import terminal
+    from optexp.study import markdown, points, table, unknown
+    from optexp.studyplot import draw
+
+    steps = [str(OmegaConf.select(OmegaConf.load(job / ".hydra" / "config.yaml"), STEP) or "") for job in jobs(folder)]
+    found = points(study, zip(read(folder), steps, strict=True))
+    console.print(terminal.study_table(study.question, *table(study, found)), "", sep="\n")
+    if mistake := unknown(study, found):
+        print(f"optexp: {mistake}", file=sys.stderr)
+    picture = Path("plots") / f"{name}.png"
+    drawn = draw(study, found, folder / picture)
+    (folder / "study.md").write_text(markdown(name, study, found, str(picture) if drawn else None))
+    return markdown(name, study, found)
 
 
 def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -120,7 +153,7 @@ def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
-def _finish(status: str, folder: Path | None = None) -> None:
+def _finish(status: str, folder: Path | None = None, note: str = "") -> None:
     global _parent
     run, _parent = _parent, None
     os.environ.pop(PARENT, None)
@@ -131,6 +164,8 @@ def _finish(status: str, folder: Path | None = None) -> None:
     try:
         if folder is not None:
             run.log_files(folder)
+        if note:
+            run.log_batch(tags={"mlflow.note.content": note[: tracking.TAG_LIMIT]})
     except tracking.TrackingError as error:
         print(f"optexp: the ranking is not in MLflow: {error}", file=sys.stderr)
     finally:

@@ -1,0 +1,53 @@
+"""What a GPU must show, through the command: the gains that everything else is built on, and an arm out of memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from optexp.result import Result, Verdict
+
+pytestmark = pytest.mark.gpu
+
+
+def optexp(folder: Path, *arguments: str) -> Result:
+    command = [sys.executable, "-m", "optexp", *arguments, "measurement=quick", f"hydra.run.dir={folder / 'job'}"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+    assert (folder / "job" / "result.json").exists(), done.stdout + done.stderr
+    return Result.read(folder / "job" / "result.json")
+
+
+def test_the_main_job(tmp_path: Path) -> None:
+    result = optexp(tmp_path, "workload=mlp", "strategy=cuda_graph")
+    assert result.verdict is Verdict.FASTER, result.headline
+    assert result.speedup is not None
+    assert result.speedup.low > 2
+    assert result.equivalence["ok"]
+    assert result.evidence[0]["engaged"]
+    assert result.measurement["seconds"]["total"] < 30  # 20 with warm caches, which a test cannot count on
+
+
+def test_a_fused_gelu_moves_a_ninth_of_the_bytes(tmp_path: Path) -> None:
+    result = optexp(tmp_path, "workload=gelu", "strategy=fusion")
+    assert result.verdict is Verdict.FASTER, result.headline
+    assert result.speedup is not None
+    assert result.speedup.low >= 9
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [["strategy=cuda_graph"], ["strategy=amp+cuda_graph", "strategy.amp.dtype=float16"]],
+    ids=["float32", "float16"],
+)
+def test_a_whole_training_step_in_one_graph(tmp_path: Path, strategy: list[str]) -> None:
+    result = optexp(tmp_path, "workload=mlp", "workload.mode=train", *strategy)
+    assert result.verdict is Verdict.FASTER, result.headline
+
+
+def test_an_arm_out_of_memory_is_a_verdict(tmp_path: Path) -> None:
+    result = optexp(tmp_path, "workload=gelu", "workload.size=200000", "strategy=fusion")  # 160 GB a tensor
+    assert result.verdict is Verdict.ERROR
+    assert "memory" in result.headline
