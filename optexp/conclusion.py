@@ -27,6 +27,8 @@ def conclude(session: Session, samples: Sequence[Sample], verification: Verifica
         interval = statistics.over_blocks([p.log_ratio for p in samples[0].pairs], protocol.confidence)
     result.speedup = Speedup(*interval.ratios(), confidence=protocol.confidence, processes=len(samples))
     result.verdict = statistics.decide(interval, protocol.min_effect)
+    if len(samples) == 1 and statistics.too_noisy(interval):
+        result.verdict = Verdict.INCONCLUSIVE
     first = {}
     for name in ("baseline", "candidate"):
         summary: ArmSummary = getattr(result, name)

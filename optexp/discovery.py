@@ -74,10 +74,11 @@ class SearchPath(SearchPathPlugin):
 def register() -> None:
     """Tell Hydra about the search path. The working folder's modules may be named by a `_target_`."""
     if SearchPath not in Plugins.instance().discover(SearchPathPlugin):
-        from optexp.steps import Steps  # which rewrites what people type, and so needs this module
+        from optexp.steps import PLUGIN, Steps  # which rewrites what people type, and so needs this module
 
-        for plugin in (Studies, SearchPath, Steps):
-            Plugins.instance().register(plugin)
+        Plugins.instance().register(Studies)
+        Plugins.instance().register(SearchPath)
+        Plugins.instance().class_name_to_class[PLUGIN] = Steps
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # as with `python -m`
 

@@ -12,6 +12,8 @@ from hydra.core.override_parser.types import Override
 from optexp import commandline
 from optexp.study import STEP, Study
 
+PLUGIN = "hydra_plugins.optexp.Steps"  # Hydra knows it by this name, because it takes sweepers from no other package
+
 
 class Steps(BasicSweeper):
     """Hydra's own sweeper, and two things more.
@@ -19,8 +21,6 @@ class Steps(BasicSweeper):
     What is given on the command line replaces what a study sweeps, whether it is written as key, +key or ++key. Each
     step of a study is a sweep of its own; a job that two steps have in common runs once.
     """
-
-    __module__ = "hydra_plugins.optexp"  # Hydra takes plugins from no other package
 
     def split_arguments(  # type: ignore[override]  # a static method there, which cannot know the study
         self, overrides: list[Override], max_batch_size: int | None
@@ -35,10 +35,11 @@ class Steps(BasicSweeper):
 
     def _steps(self) -> dict[str, list[Override]]:
         """The overrides of each step by its name; a sweep without steps is one without a name."""
+        assert self.config is not None
+        assert self.hydra_context is not None
         study = Study.of(self.config)
         if study is None or not study.steps:
             return {"": []}
-        assert self.hydra_context is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         return {
             name: parser.parse_overrides(commandline.rewrite(shlex.split(text))) for name, text in study.steps.items()

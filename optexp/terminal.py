@@ -234,7 +234,7 @@ def sweep_table(results: Sequence[Result]) -> Table:
     for result, title in zip(results, summary.titles(results), strict=True):
         speedup, arm = result.speedup, summary.shown(result)
         measured = speedup is not None or result.verdict is Verdict.PROFILED
-        cells = [
+        cells: list[Text | str] = [
             Text(result.verdict, style=colour(result.verdict)),
             ratio(speedup.low) if speedup else "",
             ratio(speedup.estimate) if speedup else "",

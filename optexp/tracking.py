@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 VALUE_LIMIT = 6000  # characters of a param that MLflow keeps
 TAG_LIMIT = 8000
 ARTIFACTS = (
-    "result.json", "report.html", "config.yaml", "environment.json", "samples.parquet", "repro.py", "sweep.json", "study.md",
-    "traces/*.json.gz", "plots/*.png", "compile/**/*",
+    "result.json", "report.html", "config.yaml", "environment.json", "samples.parquet", "repro.py",
+    "sweep.json", "study.md", "traces/*.json.gz", "plots/*.png", "compile/**/*",
 )  # fmt: skip
 DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",

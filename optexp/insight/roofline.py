@@ -118,7 +118,7 @@ def work_of(op: Op) -> tuple[float, float] | None:
 
 
 def matrix_flop(trace: Trace) -> float:
-    """Floating-point operations in the matrix products of a step; what runs in a graph or a fused kernel is not seen."""
+    """Floating-point operations in the matrix products of a step; those in graphs and fused kernels are not seen."""
     works = (work_of(op) for op in trace.ops if op.name in _MATRIX)
     return sum(work[1] for work in works if work is not None) / len(trace.steps)
 

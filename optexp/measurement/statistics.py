@@ -57,6 +57,14 @@ def precise_enough(interval: Interval, half_width: float) -> bool:
     return interval.half_width <= max(half_width, 0.05 * abs(interval.estimate))
 
 
+def too_noisy(interval: Interval) -> bool:
+    """Whether one process's blocks scatter so much that something else was at work.
+
+    Blocks that other programs disturb are not independent, and their interval is then too narrow for what it claims.
+    """
+    return interval.high - interval.low > max(0.2, 0.25 * abs(interval.estimate))
+
+
 def decide(interval: Interval, min_effect: float) -> Verdict:
     """FASTER or SLOWER by more than δ, SAME within it, INCONCLUSIVE otherwise."""
     _, low, high = interval.ratios()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -81,12 +81,15 @@ class Module(Own):
     kwargs: dict[str, Any] = field(default_factory=dict)
     inputs: list[Any] = field(default_factory=list)
 
+    def resolve(self, device: str) -> Self:
+        if (self.target is None) == (self.path is None):
+            raise ConfigError("workload=module: give workload.target=my_package.module:MyModel, or workload.path=my.py")
+        if self.target is not None and not self.inputs:
+            raise ConfigError("workload=module: give the inputs of target, as in workload.inputs=[{shape:[32,128]}]")
+        return self
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.target is None) == (self.path is None):
-            raise ValueError("give workload.target=my_package.module:MyModel, or workload.path=my_file.py")
-        if self.target is not None and not self.inputs:
-            raise ValueError("give the shapes of its inputs, as in workload.inputs=[{shape:[32,128]}]")
         sizes = {name for shape in self.shapes for name in shape}
         for index, described in enumerate(self.described()):
             unknown = [size for size in described.shape if not isinstance(size, int) and size not in sizes]

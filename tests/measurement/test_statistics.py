@@ -13,6 +13,7 @@ from optexp.measurement.statistics import (
     over_blocks,
     over_processes,
     precise_enough,
+    too_noisy,
 )
 from optexp.result import Verdict
 
@@ -63,6 +64,13 @@ def test_false_alarms_of_the_whole_rule_on_equal_arms() -> None:
         verdict = decide(over_processes([random.gauss(0.0, 0.004) for _ in range(5)], 0.99), 0.01)
         wrong += verdict in (Verdict.FASTER, Verdict.SLOWER)
     assert wrong <= 10
+
+
+def test_one_process_that_was_disturbed_decides_nothing() -> None:
+    disturbed = over_blocks([0.05 + 0.04 * i for i in range(30)], 0.99)
+    assert decide(disturbed, 0.01) is Verdict.FASTER
+    assert too_noisy(disturbed)
+    assert not too_noisy(over_blocks([2.0 + 0.01 * i for i in range(30)], 0.99))
 
 
 def test_stops_on_precision_and_never_on_significance() -> None:

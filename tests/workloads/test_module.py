@@ -108,6 +108,7 @@ def test_named_sizes_take_turns() -> None:
     ("settings", "words"),
     [
         ({}, "workload.target="),
+        ({"target": "torch.nn:Tanh", "path": "net.py"}, "or workload.path="),
         ({"target": "torch.nn:Tanh"}, r"workload.inputs=\["),
         (LINEAR | {"inputs": [{"shape": ["B", 8]}]}, r"shapes=\[\{B: 32\}\]"),
         (LINEAR | {"inputs": [{"shape": [8], "dtype": "int64"}]}, "needs high"),
@@ -119,7 +120,7 @@ def test_named_sizes_take_turns() -> None:
 )
 def test_a_mistake_is_one_sentence(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        build({"_target_": "optexp.workloads.module.Module", **settings}, "workload")
+        build({"_target_": "optexp.workloads.module.Module", **settings}, "workload").resolve("cpu")
 
 
 @pytest.mark.parametrize(
