@@ -16,6 +16,7 @@ from optexp.wording import duration, ratio
 STEP = "study.step"  # the key that tells a job which step it belongs to
 LISTS = ("x", "y", "show")  # a single name does as well
 SHOWN_TERMS = 3
+OVER = 1.1  # of a ceiling: what a smaller or larger product than the calibration's may reach
 
 
 @dataclass
@@ -44,11 +45,12 @@ class Study:
     @classmethod
     def of(cls, config: DictConfig) -> Study | None:
         """The study that a sweep belongs to; `ConfigError` where it is not one."""
-        values = plain(OmegaConf.select(config, "study"))
-        if values is None:
+        node = OmegaConf.select(config, "study")
+        if node is None:
             return None
-        if not isinstance(values, dict):
-            raise ConfigError(f"study={values} is not a study: experiments= names one")
+        if not isinstance(node, DictConfig):
+            raise ConfigError(f"study={node} is not a study: experiments= names one")
+        values = plain(node)
         lists = {key: [values[key]] for key in LISTS if isinstance(values.get(key), str)}
         return typed(cls, values | lists, "study")
 
@@ -98,7 +100,8 @@ class Point:
         """The same as text."""
         value = self.value(name)
         if name in FIGURES:
-            return "" if value is None else FIGURES[name].show(value)
+            figure = FIGURES[name]
+            return "" if value is None else figure.write(self) if figure.write else figure.show(value)
         if isinstance(value, float):
             return f"{value:.3g}"
         return "null" if value is None and name in self.result.config else "" if value is None else str(value)
@@ -132,13 +135,24 @@ def points(study: Study, jobs: Iterable[tuple[Result, str]]) -> list[Point]:
     return [replace(point, first=found[0]) for point in found]
 
 
-def unknown(study: Study, found: Sequence[Point]) -> str | None:
-    """A sentence about the first name that no point has, or None."""
+def remarks(study: Study, found: Sequence[Point]) -> list[str]:
+    """What a reader of the table must know: names that no job has, and ceilings that cannot be right."""
     settings = dict.fromkeys(key for point in found for key in point.result.config)
-    for name in study.columns:
-        if name not in FIGURES and name not in settings and not any(name in point.metrics for point in found):
-            return f"study: no job has {name!r}{suggest(name, [*FIGURES, *settings])}"
-    return None
+    sentences = [
+        f"study: no job has {name!r}{suggest(name, [*FIGURES, *settings])}"
+        for name in study.columns
+        if name not in FIGURES and name not in settings and not any(name in point.metrics for point in found)
+    ]
+    highest = max((_of_ceiling(point) or 0.0 for point in found), default=0.0)
+    if "of_ceiling" in study.columns and highest > OVER:
+        sentences.append(
+            f"The measured ceiling is too low, since a product reached {summary.share(highest)} of it: shares of it say"
+            " nothing here. Ceilings are measured once and cached, perhaps while something else ran: remove"
+            " calibration-*.json from ~/.cache/optexp and run again on a quiet machine."
+        )
+    if "gain" in study.columns:
+        sentences.append(f"{heading('gain')}: of jobs that ran one after the other, so it has no interval.")
+    return sentences
 
 
 # --- figures ---------------------------------------------------------------------------------------------------
@@ -146,16 +160,23 @@ def unknown(study: Study, found: Sequence[Point]) -> str | None:
 
 @dataclass(frozen=True)
 class Figure:
-    """What can be read from a point beside its settings, and how it is written."""
+    """What can be read from a point beside its settings, how a value is shown, and how a table writes it."""
 
     heading: str
     read: Callable[[Point], Any]
     show: Callable[[Any], str] = str
+    write: Callable[[Point], str] | None = None
 
 
 def _speedup(point: Point) -> float | None:
     speedup = point.result.speedup
     return speedup.estimate if speedup and point.arm == "candidate" else None
+
+
+def _interval(point: Point) -> str:
+    """Never the estimate alone: without its ends it would be read as a finding."""
+    found = point.result.speedup
+    return f"{ratio(found.estimate)} ({found.low:.3g} to {found.high:.3g})" if found else ""
 
 
 def _gain(point: Point) -> float | None:
@@ -203,6 +224,10 @@ def _largest(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {summary.share(share)}" for name, share in ranked)
 
 
+def _per_second(rate: float) -> str:
+    return f"{rate / 1e12:.3g} TFLOP/s" if rate >= 1e11 else f"{rate / 1e9:.3g} GFLOP/s"
+
+
 def _steps(count: Any) -> str:
     return f"{count:,}" if isinstance(count, int) else str(count)
 
@@ -219,9 +244,9 @@ FIGURES: Mapping[str, Figure] = {
     "kernels": Figure("kernels/step", lambda p: p.summary.kernels, summary.count),
     "gpu_busy": Figure("GPU busy", lambda p: p.summary.gpu_busy, summary.share),
     "setup_s": Figure("set-up", lambda p: p.summary.setup_s, duration),
-    "speedup": Figure("speedup", _speedup, ratio),
+    "speedup": Figure("speedup", _speedup, ratio, _interval),
     "gain": Figure("× first row", _gain, ratio),
-    "flops": Figure("products", _rate, lambda rate: f"{rate / 1e12:.3g} TFLOP/s"),
+    "flops": Figure("products", _rate, _per_second),
     "of_ceiling": Figure("of the measured ceiling", _of_ceiling, summary.share),
     "kernel": Figure("longest kernel", _kernel),
     "paid_back": Figure("paid back after steps", _paid_back, _steps),
@@ -250,12 +275,17 @@ def table(study: Study, found: Sequence[Point]) -> tuple[list[str], list[list[st
 def markdown(name: str, study: Study, found: Sequence[Point], picture: str | None = None) -> str:
     """The study as a page: question, table, picture, and where it was measured."""
     names, rows = table(study, found)
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (names, *rows)]
+    lines = ["| " + " | ".join(map(_escaped, row)) + " |" for row in (names, *rows)]
     lines.insert(1, "|" + "---|" * len(names))
     parts = [f"## {name}", study.question, "\n".join(lines)]
     if picture:
         parts.append(f"![{name}]({picture})")
-    return "\n\n".join([*parts, _where(found)]) + "\n"
+    return "\n\n".join([*parts, *remarks(study, found), _where(found)]) + "\n"
+
+
+def _escaped(cell: str) -> str:
+    """On one line, in one cell."""
+    return " ".join(cell.replace("|", "\\|").split())
 
 
 def _where(found: Sequence[Point]) -> str:

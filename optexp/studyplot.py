@@ -14,22 +14,24 @@ from optexp.study import FIGURES, Point, Study, heading
 
 WIDTH, HEIGHT = 5.5, 3.6  # of a panel, in inches
 BARS = 0.8  # of the room that a category has
+LETTERS = 11  # of the question that fit an inch
 TURNED = 30  # characters of all categories together, above which their names are turned
 
 
 def draw(study: Study, found: Sequence[Point], path: Path) -> bool:
     """Write the picture; False where nothing was measured that it could show."""
-    if not any(point.value(name) is not None for point in found for name in study.y):
+    figures = [name for name in study.y if any(point.value(name) is not None for point in found)]
+    if not figures:
         return False
-    rows, columns = len(study.y), len(study.x)
+    rows, columns = len(figures), len(study.x)
     size = (max(WIDTH * columns, 7), HEIGHT * rows + 0.6)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharey="row")
-    for row, y in zip(grid, study.y, strict=True):
+    for row, y in zip(grid, figures, strict=True):
         for axes, x in zip(row, study.x, strict=True):
             _panel(axes, study, _varying(study, found, x), x, y)
         row[0].set_ylabel(heading(y))
-    figure.suptitle(fill(study.question, round(14 * size[0])), fontsize=10)
+    figure.suptitle(fill(study.question, round(LETTERS * size[0])), fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return True

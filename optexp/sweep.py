@@ -112,14 +112,14 @@ def record(results: Sequence[Result], folder: Path) -> None:
 def answer(study: Study, name: str, folder: Path, console: Console) -> str:
     """Print what a study found and write it down: a page, and a picture. Returns the page without the picture."""
     from optexp import terminal
-    from optexp.study import markdown, points, table, unknown
+    from optexp.study import markdown, points, remarks, table
     from optexp.studyplot import draw
 
     steps = [str(OmegaConf.select(OmegaConf.load(job / ".hydra" / "config.yaml"), STEP) or "") for job in jobs(folder)]
     found = points(study, zip(read(folder), steps, strict=True))
     console.print(terminal.study_table(study.question, *table(study, found)), "", sep="\n")
-    if mistake := unknown(study, found):
-        print(f"optexp: {mistake}", file=sys.stderr)
+    for remark in remarks(study, found):
+        console.print(remark, "", sep="\n", soft_wrap=True)
     picture = Path("plots") / f"{name}.png"
     drawn = draw(study, found, folder / picture)
     (folder / "study.md").write_text(markdown(name, study, found, str(picture) if drawn else None))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from math import floor, log10
+
 from optexp.result import Result, Verdict
 from optexp.strategy import Contract
 
 
-def ratio(value: float, floor: bool = False) -> str:
-    """1.31×, 12.4×, 104×: three digits are all that a measurement carries. floor: for what is "at least"."""
-    digits = 2 if value < 10 else 1 if value < 100 else 0
-    if floor:
-        value = int(value * 10**digits) / 10**digits
-    return f"{value:.{digits}f}×"
+def ratio(value: float) -> str:
+    """1.31×, 12.4×, 104×: three digits are all that a measurement carries."""
+    return f"{value:.2f}×" if value < 10 else f"{value:.1f}×" if value < 100 else f"{value:.0f}×"
+
+
+def at_least(value: float) -> str:
+    """The same three digits, never rounded up: what is promised must hold."""
+    digits = max(0, 2 - floor(log10(value))) if value > 0 else 0
+    return f"{floor(value * 10**digits) / 10**digits:.{digits}f}"
 
 
 def headline(result: Result, contract: Contract, against: str, weakness: str | None) -> str:
@@ -19,14 +24,14 @@ def headline(result: Result, contract: Contract, against: str, weakness: str | N
     verdict, speedup, baseline, candidate = result.verdict, result.speedup, result.baseline, result.candidate
     assert speedup is not None
     than = "" if against == "baseline" else f" than {against}"
-    interval = f"{speedup.confidence:.0%} interval {speedup.low:.3g} to {speedup.high:.3g}"
+    interval = f"{speedup.confidence:.0%} interval {at_least(speedup.low)} to {speedup.high:.3g}"
     basis = f"{interval}, {'one process' if speedup.processes == 1 else f'{speedup.processes} processes'}"
     estimate = f"best estimate {ratio(speedup.estimate)}"
     match verdict:
         case Verdict.FASTER:
-            text = f"FASTER{than}, at least {ratio(speedup.low, floor=True)} ({estimate}, {basis})"
+            text = f"FASTER{than}, at least {at_least(speedup.low)}× ({estimate}, {basis})"
         case Verdict.SLOWER:
-            text = f"SLOWER{than}, at least {ratio(1 / speedup.high, floor=True)} slower ({estimate}, {basis})"
+            text = f"SLOWER{than}, at least {at_least(1 / speedup.high)}× slower ({estimate}, {basis})"
         case Verdict.SAME:
             text = f"SAME speed{than.replace('than', 'as')} ({estimate}, {basis})"
             if baseline.peak_mib and candidate.peak_mib and candidate.peak_mib <= 0.95 * baseline.peak_mib:

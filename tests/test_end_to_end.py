@@ -35,7 +35,8 @@ def optexp(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def results(folder: Path) -> list[Result]:
     """What the jobs wrote, MLflow's copies aside."""
-    return [Result.read(path) for kind in ("outputs", "multirun") for path in sorted((folder / kind).rglob("result.json"))]
+    paths = [path for kind in ("outputs", "multirun") for path in sorted((folder / kind).rglob("result.json"))]
+    return [Result.read(path) for path in paths]
 
 
 def test_one_comparison_leaves_its_whole_record(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Every workload and every strategy of `conf/` reaches a verdict that says something true. A new file is tested too."""
 
-from itertools import product
 import os
+from itertools import product
 from pathlib import Path
 from typing import Any
 

@@ -58,11 +58,11 @@ def precise_enough(interval: Interval, half_width: float) -> bool:
 
 
 def too_noisy(interval: Interval) -> bool:
-    """Whether one process's blocks scatter so much that something else was at work.
+    """Whether one process's blocks scatter by more than the difference that they show.
 
     Blocks that other programs disturb are not independent, and their interval is then too narrow for what it claims.
     """
-    return interval.high - interval.low > max(0.2, 0.25 * abs(interval.estimate))
+    return interval.high - interval.low > max(0.2, min(abs(interval.low), abs(interval.high)))
 
 
 def decide(interval: Interval, min_effect: float) -> Verdict:
