@@ -151,8 +151,18 @@ def remarks(study: Study, found: Sequence[Point]) -> list[str]:
             " calibration-*.json from ~/.cache/optexp and run again on a quiet machine."
         )
     if "gain" in study.columns:
-        sentences.append(f"{heading('gain')}: of jobs that ran one after the other, so it has no interval.")
+        sentences.append(
+            f"{heading('gain')}: of jobs that ran one after the other, so it has no interval.{_noise(found)}"
+        )
     return sentences
+
+
+def _noise(found: Sequence[Point]) -> str:
+    """What rows may differ by for no reason, where the first one is a program compared with itself."""
+    result = found[0].result
+    if result.speedup is None or result.strategy:
+        return ""
+    return f" The first row against itself gave {_interval(found[0])}: smaller differences between rows are noise."
 
 
 # --- figures ---------------------------------------------------------------------------------------------------

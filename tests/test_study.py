@@ -25,6 +25,7 @@ from optexp.studyplot import draw
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = sorted(path.stem for path in (ROOT / "experiments").glob("*.yaml"))
+SETTINGS = ["tracking.enabled=false", "isolation=none"]
 Jobs = list[dict[str, Any]]
 IN_PLACE = "workload.variant=relu_bias_scale strategy=inplace"  # and nothing that compiles
 
@@ -47,8 +48,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
     def call(*arguments: str) -> Jobs:
         jobs.clear()
-        settings = ["tracking.enabled=false", "isolation=none"]
-        monkeypatch.setattr(sys, "argv", ["optexp", *arguments, *settings])
+        monkeypatch.setattr(sys, "argv", ["optexp", *arguments, *SETTINGS])
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code == 0
@@ -123,9 +123,42 @@ def test_a_job_that_steps_have_in_common_runs_once(plan: Callable[..., Jobs]) ->
     assert [job["step"] for job in jobs] == ["passes"] * 4 + ["layers"] + ["batch"] * 3
 
 
+@pytest.mark.parametrize("named", ["plain,amp", "plain, amp", "'plain','amp'"])
+def test_some_steps_of_a_study(named: str, plan: Callable[..., Jobs]) -> None:
+    assert [job["step"] for job in plan("experiments=training_loop", f"study.step={named}")] == ["plain", "amp"]
+
+
+def test_a_job_of_a_step_is_repeated_by_what_it_was_given(plan: Callable[..., Jobs], tmp_path: Path) -> None:
+    jobs = list(plan("experiments=training_loop"))
+    for job in (0, 3):
+        (overrides,) = tmp_path.glob(f"multirun/*/*/{job}/.hydra/overrides.yaml")
+        given = [str(text) for text in OmegaConf.load(overrides)]  # type: ignore[union-attr]
+        folder = f"hydra.sweep.dir={tmp_path}/again{job}"
+        assert plan(*given, folder) == [jobs[job]]
+
+
+def test_a_study_of_ones_own_needs_no_plus(plan: Callable[..., Jobs], tmp_path: Path) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "mine.yaml").write_text(
+        "# @package _global_\n"
+        "defaults: [override /measurement: quick]\n"
+        "study: {question: 'Wide?', x: workload.dim, y: step_us}\n"
+        "hydra: {mode: MULTIRUN, sweeper: {params: {workload.dim: '8,16'}}}\n"
+    )
+    assert [job["workload.dim"] for job in plan("experiments=mine")] == [8, 16]
+    assert [job["workload.dim"] for job in plan("experiments=mine", "workload.dim=4,5,6")] == [4, 5, 6]
+
+
 def test_a_plain_sweep_has_no_step(plan: Callable[..., Jobs]) -> None:
     jobs = plan("-m", "workload=mlp", "workload.dim=8,16")
     assert [(job["workload.dim"], job["step"]) for job in jobs] == [(8, None), (16, None)]
+
+
+def test_a_step_that_there_is_not(plan: Callable[..., Jobs], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AssertionError):
+        plan("experiments=training_loop", "study.step=fusoin")
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("optexp: study.step=fusoin is not a step of this study (did you mean fusion?")
 
 
 @pytest.mark.parametrize(
@@ -181,6 +214,16 @@ def test_a_baseline_stands_beside_what_was_compared_with_it_once() -> None:
     assert [rows[0][3], rows[0][5]] == ["", ""]  # a baseline is no finding
 
 
+def test_rows_of_different_jobs_come_with_what_noise_is() -> None:
+    asked = study(show="gain")
+    itself = replace(compared(8, "", 100, 95, Verdict.INCONCLUSIVE), strategy=[])
+    (remark,) = remarks(asked, points(asked, [(itself, ""), (compared(8, "amp", 100, 50), "")]))
+    assert "no interval" in remark
+    assert "1.05× (0.947 to 1.16)" in remark
+    (remark,) = remarks(asked, points(asked, [(compared(8, "amp", 100, 50), "")]))
+    assert "itself" not in remark
+
+
 def test_no_figure_stands_where_none_may_be_shown() -> None:
     asked = study(show=["speedup"])
     wrong = compared(8, "amp", 100, 50, Verdict.NOT_EQUIVALENT)
@@ -192,7 +235,7 @@ def test_no_figure_stands_where_none_may_be_shown() -> None:
 def test_rates_of_products_against_the_ceiling() -> None:
     asked = study(y=["flops", "of_ceiling"], show="shares")
     found = points(asked, [(profiled(8, 10.0, 2e6, 4e11), "")])  # 2e6 in 10 µs: 0.2 TFLOP/s
-    _, ((_, rate, ceiling, shares, _),) = table(asked, found)
+    _, ((_, rate, ceiling, shares),) = table(asked, found)
     assert (rate, ceiling, shares) == ("0.2 TFLOP/s", "50%", "matrix 75%, other 25%")
     assert remarks(asked, found) == []
 
