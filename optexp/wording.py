@@ -24,20 +24,24 @@ def headline(result: Result, contract: Contract, against: str, weakness: str | N
     verdict, speedup, baseline, candidate = result.verdict, result.speedup, result.baseline, result.candidate
     assert speedup is not None
     than = "" if against == "baseline" else f" than {against}"
-    interval = f"{speedup.confidence:.0%} interval {at_least(speedup.low)} to {speedup.high:.3g}"
-    basis = f"{interval}, {'one process' if speedup.processes == 1 else f'{speedup.processes} processes'}"
-    estimate = f"best estimate {ratio(speedup.estimate)}"
+    estimate, low, high = speedup.estimate, speedup.low, speedup.high
+    if verdict is Verdict.SLOWER:  # how many times slower, in every figure of the line
+        estimate, low, high = 1 / estimate, 1 / high, 1 / low
+    processes = "one process" if speedup.processes == 1 else f"{speedup.processes} processes"
+    interval = f"{speedup.confidence:.0%} interval {at_least(low)} to {high:.3g}"
+    basis = f"best estimate {ratio(estimate)}, {interval}, {processes}"
     match verdict:
         case Verdict.FASTER:
-            text = f"FASTER{than}, at least {at_least(speedup.low)}× ({estimate}, {basis})"
+            text = f"FASTER{than}, at least {at_least(low)}× ({basis})"
         case Verdict.SLOWER:
-            text = f"SLOWER{than}, at least {at_least(1 / speedup.high)}× slower ({estimate}, {basis})"
+            text = f"SLOWER{than}, at least {at_least(low)}× slower ({basis})"
         case Verdict.SAME:
-            text = f"SAME speed{than.replace('than', 'as')} ({estimate}, {basis})"
+            text = f"SAME speed{than.replace('than', 'as')} ({basis})"
             if baseline.peak_mib and candidate.peak_mib and candidate.peak_mib <= 0.95 * baseline.peak_mib:
                 text += f", with {1 - candidate.peak_mib / baseline.peak_mib:.0%} less peak memory"
         case _:
-            text = f"INCONCLUSIVE ({estimate}, {basis}): more processes may decide it"
+            more = ": measurement=default looks closer" if speedup.processes == 1 else ": more processes may decide it"
+            text = f"INCONCLUSIVE ({basis}){more}"
     if contract.dtype and verdict in (Verdict.FASTER, Verdict.SAME, Verdict.SLOWER):
         text += f", at {contract.dtype} precision"
     if weakness:

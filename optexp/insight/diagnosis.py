@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from optexp.insight.breakdown import OUTSIDE, Breakdown
-from optexp.insight.explanation import percent
+from optexp.insight.explanation import DISTORTED, percent
 from optexp.insight.trace import MATRIX_OPS, Trace
 from optexp.wording import duration
 
@@ -29,6 +29,8 @@ class Bottleneck:
 
 def diagnose(trace: Trace, breakdown: Breakdown, available: Sequence[str] | None = None) -> list[Bottleneck]:
     """All causes that the profile shows, largest share first. `available`: the strategies that may be named."""
+    if breakdown.busy is None and (breakdown.stretched or 0.0) > DISTORTED:
+        return []
     found = _on_cpu(trace, breakdown) if breakdown.busy is None else _on_gpu(trace, breakdown, breakdown.busy)
     done = {"amp"} if _LOW_PRECISION & trace.op_dtypes(MATRIX_OPS).keys() else set()
     if breakdown.graph_launches:

@@ -9,6 +9,8 @@ from optexp.insight.breakdown import SLOWED, Breakdown
 from optexp.insight.trace import MATRIX_OPS, Trace
 from optexp.wording import duration
 
+DISTORTED = 5.0  # a CPU step that tracing stretches by more than this shows the tracing
+
 _WORDS = {
     "memory_bound": "memory-bound kernels",
     "compute_bound": "compute-bound kernels",
@@ -32,8 +34,11 @@ _WORDS = {
 
 def explain(before_trace: Trace, after_trace: Trace, before: Breakdown, after: Breakdown) -> list[str]:
     """What changed from baseline to candidate, the step's own difference first; for slower as for faster."""
-    sentences = [_step(before, after)]
     on_gpu = before.busy is not None and after.busy is not None
+    stretched = max(before.stretched or 0.0, after.stretched or 0.0)
+    if not on_gpu and stretched > DISTORTED:
+        return [f"No explanation: tracing made a step {stretched:.0f} times slower, as on a machine busy otherwise"]
+    sentences = [_step(before, after)]
     if on_gpu:
         sentences += _launches(before, after)
         sentences += _share("GPU busy", before.busy or 0.0, after.busy or 0.0)
@@ -45,11 +50,8 @@ def explain(before_trace: Trace, after_trace: Trace, before: Breakdown, after: B
             sentences.append(f"{before.ops:.0f} operator calls a step became {after.ops:.0f}")
         sentences += _work("operators", before_trace.top_ops(_ALL), after_trace.top_ops(_ALL), after.wall_us)
     sentences += _precision(before_trace, after_trace)
-    stretched = max(before.stretched or 0.0, after.stretched or 0.0)
     if on_gpu and stretched > SLOWED:
         sentences.append(f"tracing made a step up to {stretched:.1f} times slower; the host's terms are scaled back")
-    elif stretched > 2 * SLOWED:
-        sentences.append(f"tracing made a step up to {stretched:.1f} times slower, so that its shares may mislead")
     return [sentence[0].upper() + sentence[1:] for sentence in sentences]
 
 

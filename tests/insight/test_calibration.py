@@ -7,45 +7,43 @@ import pytest
 import torch
 
 from optexp.insight import calibration
-from optexp.insight.calibration import Calibration, calibrate
+from optexp.insight.calibration import Calibration, cached, calibrate
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "optexp"
+CARD = Calibration("card", 1e12, {"float32": 1e13}, 2.5, 1e10, 5e9)
 
 
-def test_measured_once_then_read(cache, monkeypatch):
-    first = calibrate(CPU)
-    assert 1e8 < first.bandwidth < 1e13
-    assert 1e8 < first.matrix["float32"] < 1e14
-    assert first.pinned is first.launch_us is None
-    monkeypatch.setattr(calibration, "_measure_cpu", lambda: pytest.fail("measured again"))
-    assert calibrate(CPU) == first
-    assert len(list(cache.iterdir())) == 1
+def test_a_cpu_is_measured():
+    measured = calibrate(CPU)
+    assert 1e8 < measured.bandwidth < 1e13
+    assert 1e8 < measured.matrix["float32"] < 1e14
+    assert measured.pinned is measured.launch_us is None
+
+
+def test_measured_once_then_read(tmp_path):
+    path = tmp_path / "optexp" / "card.json"
+    assert cached(path, lambda: CARD) == CARD
+    assert cached(path, lambda: pytest.fail("measured again")) == CARD
+    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"device": "cpu", "bandwidth": 1, "unknown": 2}', "[1]"])
-def test_a_damaged_cache_is_measured_anew(cache, content):
-    calibrate(CPU)
-    (file,) = cache.iterdir()
-    file.write_text(content)
-    assert calibrate(CPU).bandwidth > 1e8
-    assert json.loads(file.read_text())["bandwidth"] > 1e8
+def test_a_damaged_cache_is_measured_anew(tmp_path, content):
+    path = tmp_path / "card.json"
+    path.write_text(content)
+    assert cached(path, lambda: CARD) == CARD
+    assert json.loads(path.read_text())["bandwidth"] == CARD.bandwidth
 
 
-def test_a_home_that_cannot_be_written_to(tmp_path, monkeypatch):
+def test_a_home_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert calibrate(CPU).bandwidth > 0
+    assert cached(tmp_path / "file" / "card.json", lambda: CARD) == CARD
 
 
 def test_travels_as_plain_values():
-    measured = Calibration("card", 1e12, {"float32": 1e13}, 2.5, 1e10, 5e9)
-    assert Calibration.from_dict(json.loads(json.dumps(measured.to_dict()))) == measured
+    assert Calibration.from_dict(json.loads(json.dumps(CARD.to_dict()))) == CARD
 
 
 @pytest.mark.parametrize("before", ["none", "tf32", "ieee"])

@@ -2,8 +2,8 @@
 
 import time
 from pathlib import Path
+from statistics import median
 
-import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
@@ -23,7 +23,7 @@ def test_a_step_waits_and_returns_its_batch():
 
 
 def test_fifty_milliseconds_are_measured_as_fifty(tmp_path: Path):
-    """Against the system's own timer, which wakes a sleeper a little late and never early."""
+    """Within 1 %, and what this machine's own timer is late by, which on a busy one can be more."""
     discovery.register()
     settings = ["device=cpu", "isolation=none", "measurement=quick", "measurement.pairs=10", "tracking.enabled=false"]
     settings += ["measurement.warmup_s=0.5", "measurement.profile_steps=1"]
@@ -31,5 +31,13 @@ def test_fifty_milliseconds_are_measured_as_fifty(tmp_path: Path):
         config = compose("config", overrides=["workload=sleep", *settings])
     result = runner.run(config, tmp_path)
     assert result.verdict.measured, result.headline
-    assert result.baseline.step_us == pytest.approx(50_000, rel=0.01)
-    assert result.candidate.step_us == pytest.approx(50_000, rel=0.01)
+    late = median(_sleep_s(0.05) for _ in range(20)) - 0.05
+    for arm in (result.baseline, result.candidate):
+        assert arm.step_us is not None
+        assert 50_000 <= arm.step_us <= 50_000 * 1.01 + 2e6 * late
+
+
+def _sleep_s(seconds: float) -> float:
+    start = time.monotonic()
+    time.sleep(seconds)
+    return time.monotonic() - start
