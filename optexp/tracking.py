@@ -9,7 +9,6 @@ import fcntl
 import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -127,13 +126,6 @@ def start(config: Node, name: str, parent_run_id: str | None = None, tags: Mappi
         return Run(client, uri, experiment, run.info.run_id)
 
 
-def preload() -> threading.Thread:
-    """Import mlflow (1 to 2 s) in the background. Join the thread before anything is timed."""
-    thread = threading.Thread(target=_import_mlflow, name="import mlflow", daemon=True)
-    thread.start()
-    return thread
-
-
 def store_uri(configured: str | None) -> str:
     """The configured store, else MLFLOW_TRACKING_URI, else an SQLite file in the working folder."""
     return configured or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
@@ -187,11 +179,6 @@ def _failures_named(uri: str) -> Iterator[None]:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         shown = _without_password(uri)
         raise TrackingError(f"MLflow store {shown}: {first.replace(uri, shown) if uri else first}") from error
-
-
-def _import_mlflow() -> None:
-    with _failures_named(""):
-        import mlflow.tracking  # noqa: F401
 
 
 def _quieten() -> None:
