@@ -79,7 +79,8 @@ def examine(
         )
     with session.working("profile", f"tracing a few steady steps of the {name}"):
         calibration = Calibration.from_dict(arms["reference"].call("calibrate"))
-        profiles = {arm: profile(session, arms[arm], arm, calibration) for arm in (bare, name)}
+        profiles = {bare: profile(session, arms[bare], bare, calibration)}
+        profiles[name] = profile(session, arms[name], name, calibration, beside=profiles[bare].trace)
     for arm in arms.values():
         arm.close()
     notes = setups[name]["notes"]
@@ -98,7 +99,9 @@ def examine(
     return Examination(verification, evidence, profiles[bare], profiles[name], seconds)
 
 
-def profile(session: Session, arm: Arm, name: str, calibration: Calibration | None = None) -> Profile:
+def profile(
+    session: Session, arm: Arm, name: str, calibration: Calibration | None = None, beside: Trace | None = None
+) -> Profile:
     """Memory, then a trace. Nothing is timed in that process afterwards: leftover tracing slows what follows."""
     folder = session.output / "traces"
     folder.mkdir(exist_ok=True)
@@ -109,4 +112,4 @@ def profile(session: Session, arm: Arm, name: str, calibration: Calibration | No
     session.result.profile["calibration"] = calibration.to_dict()
     counters = arm.call("profile", path=str(path), steps=session.protocol.profile_steps)
     trace = Trace.read(path)
-    return Profile(trace, breakdown(trace, calibration=calibration), memory, counters)
+    return Profile(trace, breakdown(trace, calibration, beside), memory, counters)

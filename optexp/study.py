@@ -222,7 +222,8 @@ def _paid_back(point: Point) -> Any:
 def _why(point: Point) -> str:
     if point.result.verdict is Verdict.PROFILED:
         return summary.reason(point.result)
-    return next(iter(point.result.explanation), "") if point.arm == "candidate" else ""
+    reasons = [line for line in point.result.explanation if not line.endswith(":")]
+    return next(iter(reasons), "") if point.arm == "candidate" else ""
 
 
 def _shares(point: Point) -> dict[str, float] | None:

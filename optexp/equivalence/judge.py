@@ -8,7 +8,7 @@ baseline's would reject honest candidates, and would hide a learning rate that i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ from optexp.equivalence.gates import (
     rms,
     structure,
 )
+from optexp.equivalence.hyperparameters import bias_correction_error, in_float32
 from optexp.equivalence.noise import RUNS
 from optexp.equivalence.observation import Observation
 from optexp.program import Batch, clear_gradients, gradients, map_batch
@@ -147,15 +148,24 @@ class Judge:
             raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")
 
     def _rounded_hyperparameters(self, step: int, seen: Observation) -> None:
-        """Fused and capturable optimizers hold rate and betas in float32, which moves an update by more than the plain
-        one errs: 1 − 0.999 is off by 1.3e-5. That much is allowed to any candidate."""
+        """What float32 hyperparameters move is allowed to any candidate (see `optexp.equivalence.hyperparameters`)."""
         own = {name.removeprefix("before/"): t for name, t in seen.items() if name.startswith("before/")}
         skips = _skipped(seen)
         exact = {q.name: q for q in self._updates(seen, own, skips)}
+        assert self.program.optimizer is not None
+        corrections = bias_correction_error(self.program.optimizer)
         for rounded in self._updates(seen, own, skips, rounded=True):
-            quantity, key = exact[rounded.name], (step, rounded.name)
+            quantity = exact[rounded.name]
             moved = error(rounded.reference, quantity.reference, quantity.scale)
-            self.allowed[key] = self.allowed.get(key, Yardstick()) | Yardstick(moved.rms, moved.peak)
+            self._allow(step, rounded.name, moved.rms, moved.peak)
+        for name, parameter in self.program.model.named_parameters():
+            change, moved_by = exact.get(f"change/{name}"), corrections.get(parameter, 0.0)
+            if change is not None:
+                self._allow(step, change.name, moved_by * change.scale, moved_by)
+
+    def _allow(self, step: int, quantity: str, rms: float, peak: float) -> None:
+        key = (step, quantity)
+        self.allowed[key] = self.allowed.get(key, Yardstick()) | Yardstick(rms, peak)
 
     def _require_power(self, quantity: Quantity, spread: float) -> None:
         enough = quantity.reference.numel() >= SMALL and quantity.name.startswith("out/")
@@ -384,25 +394,6 @@ def _source(quantity: str) -> str:
 
 def _title(name: str) -> str:
     return name.removeprefix("out/")
-
-
-@contextmanager
-def in_float32(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """The optimizer with its real hyperparameters rounded to float32."""
-
-    def rounded(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(rounded, value))
-        return torch.tensor(value, dtype=torch.float32).item() if isinstance(value, float) else value
-
-    exact = [dict(group) for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group.update({key: rounded(value) for key, value in group.items() if key != "params"})
-    try:
-        yield
-    finally:
-        for group, values in zip(optimizer.param_groups, exact, strict=True):
-            group.update(values)
 
 
 def _optional(name: str) -> bool:

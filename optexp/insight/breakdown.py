@@ -98,18 +98,21 @@ class Breakdown:
         }
 
 
-def breakdown(trace: Trace, calibration: Calibration | None = None) -> Breakdown:
-    """Split the trace's steps into terms; kernels are classed by the device's measured ceilings where there are any."""
-    found = _gpu(trace, calibration) if trace.has_gpu else _cpu(trace)
+def breakdown(trace: Trace, calibration: Calibration | None = None, beside: Trace | None = None) -> Breakdown:
+    """Split the trace's steps into terms; kernels are classed by the device's measured ceilings where there are any.
+
+    beside: the same work launched kernel by kernel, which says what those inside a graph are
+    """
+    found = _gpu(trace, calibration, beside) if trace.has_gpu else _cpu(trace)
     return replace(found, matrix_flop=matrix_flop(trace))
 
 
-def _gpu(trace: Trace, calibration: Calibration | None) -> Breakdown:
+def _gpu(trace: Trace, calibration: Calibration | None, beside: Trace | None) -> Breakdown:
     steps, (start, end) = len(trace.steps), trace.window
     kernels = Union(k.interval for k in trace.kernels)
     copies = Union(c.interval for c in trace.copies)
     busy = kernels | copies
-    us: dict[str, float] = _kernel_terms(trace, calibration, kernels.total)
+    us: dict[str, float] = _kernel_terms(kernel_classes(trace, calibration, beside), kernels.total)
     us["exposed_copies"] = busy.total - kernels.total
     us |= _gap_terms(trace, busy)
     profiled = end - start
@@ -138,9 +141,8 @@ def _gpu(trace: Trace, calibration: Calibration | None) -> Breakdown:
     )
 
 
-def _kernel_terms(trace: Trace, calibration: Calibration | None, on_gpu: float) -> dict[str, float]:
+def _kernel_terms(classes: Mapping[str, float], on_gpu: float) -> dict[str, float]:
     """Time with a kernel running, by class; kernels that run side by side share it."""
-    classes = kernel_classes(trace, calibration)
     together = sum(classes.values())
     return {name: on_gpu * value / together if together else 0.0 for name, value in classes.items()}
 

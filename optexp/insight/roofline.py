@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from math import prod
 
 from optexp.insight.calibration import Calibration
@@ -30,13 +31,23 @@ _SHAPE_KEEPING = re.compile(
 _REDUCING = re.compile(r"sum|mean|amax|amin|max|min|std|var|prod|any|all|norm|linalg_vector_norm|mse_loss")
 
 
-def kernel_classes(trace: Trace, calibration: Calibration | None) -> dict[str, float]:
-    """GPU time of all kernels by class, in µs over all steps."""
-    by_op: dict[int, list[Kernel]] = defaultdict(list)
+def kernel_classes(trace: Trace, calibration: Calibration | None, beside: Trace | None = None) -> dict[str, float]:
+    """GPU time of all kernels by class, in µs over all steps.
+
+    Inside a graph no operator is known: there a kernel has the class that the same launch has in the trace `beside`.
+    """
+    seen = {} if beside is None else {_launch(kernel): found for kernel, found in _classed(beside, calibration)}
     classes = dict.fromkeys(CLASSES, 0.0)
+    for kernel, found in _classed(trace, calibration):
+        classes[seen.get(_launch(kernel), found) if kernel.in_graph else found] += kernel.duration
+    return classes
+
+
+def _classed(trace: Trace, calibration: Calibration | None) -> Iterator[tuple[Kernel, str]]:
+    by_op: dict[int, list[Kernel]] = defaultdict(list)
     for kernel in trace.kernels:
         if kernel.op is None or kernel.op.id is None or kernel.in_graph or calibration is None:
-            classes[_by_launch(kernel, trace.multiprocessors)] += kernel.duration
+            yield kernel, _by_launch(kernel, trace.multiprocessors)
         else:
             by_op[kernel.op.id].append(kernel)
     for kernels in by_op.values():  # several kernels of one operator share its work
@@ -45,8 +56,11 @@ def kernel_classes(trace: Trace, calibration: Calibration | None) -> dict[str, f
         assert calibration is not None
         found = _by_work(op, kernels, calibration)
         for kernel in kernels:
-            classes[found or _by_launch(kernel, trace.multiprocessors)] += kernel.duration
-    return classes
+            yield kernel, found or _by_launch(kernel, trace.multiprocessors)
+
+
+def _launch(kernel: Kernel) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    return kernel.name, kernel.grid, kernel.block
 
 
 def _by_launch(kernel: Kernel, multiprocessors: int | None) -> str:

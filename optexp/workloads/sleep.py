@@ -12,6 +12,8 @@ from optexp.config import one_of
 from optexp.program import Batch, Feed, ResidentFeed
 from optexp.workload import Workload
 
+SPUN_S = 0.002  # the end of a wait is spun: sleeping comes back late by 0.1 to 0.5 ms
+
 
 class SlowFeed(ResidentFeed):
     """Keeps the step waiting for its batch; a wait in the model could be traced away."""
@@ -21,7 +23,10 @@ class SlowFeed(ResidentFeed):
         self.seconds = seconds
 
     def next(self) -> Batch:
-        time.sleep(self.seconds)
+        end = time.monotonic() + self.seconds
+        time.sleep(max(self.seconds - SPUN_S, 0.0))
+        while time.monotonic() < end:
+            pass
         return super().next()
 
 

@@ -50,15 +50,18 @@ class ChromeTrace:
         self.event("kernel", kernel, self.gpu, gpu_us, **{"External id": self.id}, **shape)
         self.gpu += gpu_us
 
-    def graph(self, kernels: int, kernel_us: float, host_us: float = 8.0) -> None:
+    def graph(
+        self, kernels: int, kernel_us: float, host_us: float = 8.0, kernel: str = "void gemm", grid: int = 16
+    ) -> None:
         """One launch of a graph of kernels."""
         self.id += 1
         correlation = 10_000 + self.id
         self.gpu = max(self.gpu, self.host + 6.0)
         self.spend("cuda_runtime", "cudaGraphLaunch", host_us, correlation=correlation)
         for node in range(kernels):
-            args = {"stream": 7, "grid": [16, 1, 1], "correlation": correlation, "graph node id": node + 1}
-            self.event("kernel", "void gemm", self.gpu, kernel_us, **args)
+            args = {"stream": 7, "correlation": correlation, "graph node id": node + 1}
+            args |= {"grid": [grid, 1, 1], "block": [128, 1, 1]}
+            self.event("kernel", kernel, self.gpu, kernel_us, **args)
             self.gpu += kernel_us + 0.5
 
     def copy(self, name: str, gpu_us: float, size: int) -> None:

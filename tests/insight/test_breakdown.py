@@ -95,6 +95,16 @@ def test_a_few_blocks_for_a_short_time_are_latency(captured):
     assert breakdown(captured).terms["latency_bound"] > 0.7
 
 
+def test_kernels_of_a_graph_are_what_they_were_outside(chrome, passes, card):
+    build = chrome()
+    trace = build.steps(lambda: build.graph(1, 3 * 2**28 / 3.6e6, kernel="void add<4>", grid=1024))
+    assert breakdown(trace, card).terms["unclassified"] > 0.9
+    assert breakdown(trace, card, beside=passes).terms["memory_bound"] > 0.9
+    other = chrome()
+    trace = other.steps(lambda: other.graph(1, 3 * 2**28 / 3.6e6, kernel="void add<4>", grid=512))
+    assert breakdown(trace, card, beside=passes).terms["unclassified"] > 0.9  # another launch is other work
+
+
 @pytest.mark.parametrize(
     ("op", "expected"),
     [
