@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.optexp-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-gpu benchmark clean
+.PHONY: help env demo test test-gpu doctor benchmark benchmark-kernels clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -30,8 +30,14 @@ test: env  ## lint, types, and all quick tests that need no GPU
 test-gpu: env  ## the tests that need a GPU
 	$(PY) -m pytest -m gpu
 
+doctor: env  ## is this machine fit to measure on?
+	$(PY) -m optexp.doctor
+
 benchmark: env  ## time to verdict of the main job, and where it goes
 	$(PY) tests/benchmarks/time_to_verdict.py
+
+benchmark-kernels: env  ## our kernels beside what they must beat, on this GPU
+	$(PY) -m optexp.benchmark --plots
 
 clean:  ## remove results, caches and the environment made here; the MLflow store stays
 	rm -rf .venv build dist outputs multirun .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -23,9 +23,11 @@ from torch.utils.data import DataLoader
 
 from optexp import commandline, discovery, launching, runner, terminal
 from optexp.config import ConfigError
+from optexp.inlining import NotCovered
 from optexp.own import Own, Parts
+from optexp.ownlisting import Spelled
 from optexp.result import Result
-from optexp.usercode import maker, travelling
+from optexp.usercode import Copies, maker, travelling
 
 Stack = str | Mapping[str, Mapping[str, Any]] | Sequence[str | Mapping[str, Mapping[str, Any]]]
 MEMBER = re.compile(r"([\w/-]+)(?:\[([^\]]*)\])?")
@@ -116,10 +118,47 @@ class Given(Own):
         parts = {part: cloudpickle.loads(packed) for part, packed in cloudpickle.loads(self.packed).items()}
         return Parts(**parts)
 
+    def spelled(self) -> Spelled:
+        parts, inputs = self.parts, self.parts.inputs
+        given = {"loss": parts.loss, "optimizer": parts.optimizer, "train_step": parts.train_step}
+        given["model"] = parts.model() if isinstance(parts.model, Copies) else parts.model.given
+        if isinstance(parts.loader, partial):
+            given["loader"] = parts.loader.args[0]
+        if isinstance(inputs, (Shuffled, partial)):
+            given["inputs"] = inputs.examples if isinstance(inputs, Shuffled) else inputs.args[0]
+        packed = cloudpickle.dumps({name: value for name, value in given.items() if value is not None})
+        if len(packed) > LARGEST:
+            raise NotCovered(f"the objects that it was given take {len(packed) / 2**20:.0f} MiB")
+        called = "" if isinstance(inputs, Shuffled) else "(**sizes)"
+        return Spelled(
+            GIVEN.format(folder=Path.cwd()),
+            "user.model",
+            make=f"def make(**sizes):\n    return user.inputs{called}",
+            loader="(lambda: user.loader)",
+            loss="user.loss",
+            optimizer="user.optimizer",
+            train_step="user.train_step",
+            files={"repro.pkl": packed},
+        )
+
     def notes(self) -> list[str]:
         shuffled = isinstance(self.parts.inputs, Shuffled)
         note = "inputs: the values given, in another order for every batch (a function can make others)"
         return [*super().notes(), *([note] if shuffled else [])]
+
+
+LARGEST = 64 * 2**20  # bytes that are kept beside a result
+
+GIVEN = """\
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import cloudpickle
+
+sys.path.insert(0, "{folder}")
+user = SimpleNamespace(**cloudpickle.loads(Path(__file__).with_name("repro.pkl").read_bytes()))
+"""
 
 
 def pack(model: Any, inputs: Any, loss: Any, optimizer: Any, train_step: Any) -> bytes:

@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from math import log
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import cloudpickle
 import torch
 from torch import Tensor
 
+from optexp.equivalence import dice, families, state, trajectory
 from optexp.equivalence.autocast import autocast
-from optexp.equivalence.judge import Judge, NoReference
-from optexp.equivalence.observation import observe, repeats
+from optexp.equivalence.dropout import NoDropout, silence
+from optexp.equivalence.golden import NoReference
+from optexp.equivalence.judge import Judge
+from optexp.equivalence.observation import observed, overwritten, repeats
+from optexp.equivalence.trajectory import RATES, Rates
 from optexp.insight.calibration import calibrate
 from optexp.insight.trace import record
 from optexp.measurement import clock, placement
-from optexp.parcel import Outbox, Parcel, receive
-from optexp.program import Batch, Snapshot, map_batch, tensors_of
-from optexp.strategy import REASSOCIATES, Contract, Strategy, Unsupported, compose
+from optexp.parcel import Inbox, Outbox, Parcel
+from optexp.program import Batch, Outputs, Program, Snapshot, map_batch, tensors_of
+from optexp.repro import Script
+from optexp.strategy import REASSOCIATES, Contract, Notes, Strategy, Unsupported, compose
 from optexp.workload import Workload
 
 DISTINCT_BATCHES = 4
+MOST_OVERFLOWS = 40  # steps in which a loss scale may fall
+NOVEL = 7  # sets of batches that an arm has not met
+COLD_STEPS = 100  # of a block with emptied caches, which take longer to empty than most steps
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,7 @@ class Spec:
     cores:     what it is bound to once it is set up (none: left free)
     folders:   where its shared memory may lie, the preferred one first
     autocast:  plain autocast to this dtype: the yardstick of a PRECISION contract
+    dropout:   False: every dropout has rate 0, so that what it does can be compared with fp64
     """
 
     workload: Workload
@@ -45,6 +58,7 @@ class Spec:
     cores: tuple[int, ...] = ()
     folders: tuple[str, ...] = ()
     autocast: str | None = None
+    dropout: bool = True
 
     def pack(self) -> bytes:
         """By value, so that classes of a notebook or of a script travel."""
@@ -67,16 +81,28 @@ class Arm:
 
     def __init__(self) -> None:
         self.fresh: list[Batch] = []
+        self.brought: Batch | None = None
+        self.blocks, self.dice = 0, Random()  # not seeded: nobody can tell which block is kept
+        self.kept: tuple[int, Outputs] | None = None
 
     def setup(self, packed: bytes) -> dict[str, Any]:
         """Build the program, fold the stack over it, run it for the first time.
 
-        Returns seconds to the first result, each strategy's notes, and what there is to know about the workload.
+        Returns seconds to the first result, each strategy's notes, whether a step draws random numbers, and what there
+        is to know about the workload.
         """
-        start = clock.now()
+        start, before = clock.now(), state.settings()
         spec: Spec = cloudpickle.loads(packed)
         self._settle(spec)
+        with self.quiet():
+            told = self._setup(spec, start)
+        self.settings_then = before, state.settings()
+        return told
+
+    def _setup(self, spec: Spec, start: float) -> dict[str, Any]:
         program = spec.workload.build(self.device, spec.torch_dtype, spec.seed)
+        if not spec.dropout:
+            silence(program.model)
         if spec.autocast is not None:
             program = autocast(program, spec.autocast)
         self.initial = Snapshot(program)
@@ -93,21 +119,42 @@ class Arm:
             if program.feed is not feed:
                 feed.pause()
                 program.feed.reset(self.batches)
-        self.program = program
+        self.program, self.rates = program, Rates(program)
         self.restore()
+        random = False
         for _ in range(variety):
-            outputs = self.program.run()
+            batch, before = self.program.feed.next(), dice.state(self.device)
+            outputs = self.program.step(self.program, batch)
+            random |= dice.drawn(before, self.device)
         clock.synchronize(self.device)
         setup_s = clock.now() - start
         self.program.feed.pause()
-        if spec.cores:
-            placement.bind_process(spec.cores)
+        placement.settle()
+        self._settle_scale()
         if not outputs and not self.program.trains:
             raise NoReference("the model returns no tensor: return one, or several in a tuple, a dict or a dataclass")
-        return {"setup_s": setup_s, "notes": notes, **facts(spec.workload, self.initial.values)}
+        return {"setup_s": setup_s, "notes": notes, "random": random, **facts(spec.workload, self.initial.values)}
+
+    def _settle_scale(self) -> None:
+        """Let the loss scale fall until no step overflows; it starts from there. A check would find skipped steps."""
+        if self.program.scaler is None or self.program.optimizer is None:
+            return
+        clean = 0
+        for _ in range(MOST_OVERFLOWS):
+            before = self.program.scaler.get_scale()
+            self.program.run()
+            clean = clean + 1 if self.program.scaler.get_scale() >= before else 0
+            if clean == len(self.batches):
+                break
+        self.initial.values["scaler/scale"] = self.program.state()["scaler/scale"].clone()
+        self.restore()
+        self.program.feed.pause()
 
     def _settle(self, spec: Spec) -> None:
-        self.device, self.seed, self.outbox = spec.torch_device, spec.seed, Outbox(spec.folders)
+        placement.grant(spec.cores)
+        self.device, self.seed = spec.torch_device, spec.seed
+        self.outbox, self.inbox = Outbox(spec.folders), Inbox()
+        self.dropout, self.workload, self.dtype = spec.dropout, spec.workload, spec.dtype
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         elif spec.cores:  # before anything is compiled for a number of threads
@@ -116,60 +163,194 @@ class Arm:
     def restore(self) -> None:
         """Put everything a step changes back to where it began, in place."""
         self.initial.restore(self.program)
+        self.rates.set(1.0)
         torch.manual_seed(self.seed)
         self.program.feed.reset(self.batches)
 
+    def repro(self, packed: bytes, notes: Mapping[str, Notes]) -> dict[str, bytes]:
+        """`repro.py`, and what must lie beside it, of this arm's plain program and the packed specification's stack."""
+        stack = cloudpickle.loads(packed).strategies
+        script = Script(self.workload, self.program, self.batches[0], self.dtype, self.seed, stack, notes)
+        return script.files()
+
+    def quiet(self) -> AbstractContextManager[Any]:
+        """Around whatever calls the program, where dropout is to drop nothing."""
+        return nullcontext() if self.dropout else NoDropout()
+
     # --- equivalence
 
-    def load(self, parcel: Parcel) -> None:
-        """Batches drawn by the reference arm: valid until it draws again. The feed brings copies of them."""
-        self.fresh = receive(parcel)
+    def load(self, parcel: Parcel, index: int, family: str) -> None:
+        """One batch of a set that the reference arm has drawn; the feed brings copies of it."""
+        if index == 0:
+            self.fresh, self.family, self.brought = [], family, None
+        batch: Batch = self.inbox.receive(parcel)
+        self.fresh.append(map_batch(lambda tensor: tensor.to(self.device, copy=True), batch))
+
+    def bring(self, step: int) -> Batch:
+        """A fresh batch, as the feed brings it: in new memory or, where inputs are exchanged, in the memory of the one
+        before, as a caller would who reuses his buffers."""
+        given = self.program.feed.bring(self.fresh[step % len(self.fresh)])
+        if self.family == families.NONCONTIGUOUS:
+            given = map_batch(families.with_gaps, given)
+        if self.family == families.ONE_BY_ONE:
+            self.brought = families.refilled(self.brought, given)
+            return self.brought
+        return given
 
     def observe(self, step: int, restore: bool, noise: int | None = None) -> Parcel:
         """One step on a fresh batch, and all that can be compared of it."""
         if restore:
             self.restore()
-        return self.outbox.send(observe(self.program, self.fresh[step], noise=noise))
+        self.rates.set(RATES[step % len(RATES)])
+        with self.quiet():
+            return self.outbox.send(observed(self.program, self.bring(step), noise=noise))
+
+    def timed_steps(self) -> int:
+        """How many steps led to the timed outputs that were kept, from the restored state on."""
+        return self.kept[0] if self.kept else 0
+
+    def replay(self, steps: int) -> Parcel:
+        """The last of so many steps from the restored state, observed as `observe` does.
+
+        Beside it batch/<name>: what it was given, flag/drawn: 1 where that is one of the core's own batches, and
+        timed/<name>: the outputs kept from the timed block that these steps repeat.
+        """
+        self.restore()
+        with self.quiet():
+            for _ in range(steps - 1):
+                self.program.run()
+            batch = map_batch(torch.clone, self.program.feed.next())
+            seen = observed(self.program, map_batch(torch.clone, batch))
+        self.program.feed.pause()
+        given = tensors_of(batch)
+        drawn = any(_same(given, tensors_of(own)) for own in self.batches)
+        seen |= {"flag/drawn": torch.tensor(drawn, dtype=torch.uint8)}
+        seen |= {f"batch/{name}": tensor for name, tensor in given.items()}
+        seen |= {f"timed/{name}": tensor for name, tensor in self.kept[1].items()} if self.kept else {}
+        return self.outbox.send(seen)
+
+    def overwritten(self) -> list[str]:
+        """Outputs that do not outlive the next step."""
+        self.restore()
+        with self.quiet():
+            return overwritten(self.program, self.fresh[0], self.fresh[1])
+
+    def losses(self, unit: float, seed: int) -> list[float]:
+        """Of many steps, from a state that may be moved by one rounding."""
+        self.restore()
+        with self.quiet():
+            return trajectory.losses(self.program, self.fresh, self.rates, unit, seed)
 
     def repeats(self, times: int) -> bool:
         """Whether the program gives the same bits every time."""
         self.restore()
-        return repeats(self.program, self.fresh[0], self.initial, times)
+        with self.quiet():
+            return repeats(self.program, self.fresh[0], self.initial, times)
+
+    def throw(self) -> dice.Throws:
+        """One step with many seeds, where it draws random numbers."""
+        return dice.throw(self.program, self.fresh[0], self.initial)
+
+    def settings(self) -> state.History:
+        """Global settings of this process, before it was set up, after that, and now."""
+        return state.History(*self.settings_then, state.settings())
+
+    def tampered(self) -> list[str]:
+        """What this process measures time with and somebody has replaced."""
+        return clock.tampered()
 
     # --- measurement
 
-    def warm_up(self, limit_s: float) -> dict[str, float]:
-        """Run until steady. Returns seconds a step, the cost of an empty timing, and batches made in the background."""
+    def warm_up(self, limit_s: float) -> dict[str, Any]:
+        """Run until steady. Returns seconds of single steps, the cost of an empty timing, batches made in the
+        background, and inputs that are one value over and over."""
         self.restore()
-        step_s = clock.warm_up(self.program.run, self.device, limit_s)
+        alone = clock.warm_up(self.program.run, self.device, limit_s)
         self.program.feed.pause()
-        return {"step_s": step_s, "timer_s": clock.empty_timer_s(self.device), "queue": self.program.feed.queue}
+        timer_s, queue = clock.empty_timer_s(self.device), self.program.feed.queue
+        return {"alone_s": alone, "timer_s": timer_s, "queue": queue, "constant": constant(self.batches)}
 
-    def block(self, steps: int, lead_in: int) -> clock.Timing:
-        """Time `steps` steps from the restored state, after `lead_in` unmeasured ones."""
+    def block(self, steps: int, lead_in: int, cold: bool = False) -> clock.Timing:
+        """Time `steps` steps from the restored state, after `lead_in` unmeasured ones.
+
+        cold:  each step finds the L2 cache filled with something else
+        """
         self.restore()
         for _ in range(lead_in):
             self.program.run()
-        timing = clock.time_block(self.program.run, steps, self.device)
+        count = steps_of_scale(self.program)
+        if cold:
+            timing = clock.time_cold_block(self.program.run, min(steps, COLD_STEPS), self.device, self.flush)
+        else:
+            timing = clock.time_block(self.program.run, steps, self.device, keep=partial(self._keep, lead_in + steps))
         self.program.feed.pause()
-        return timing
+        done = steps_of_scale(self.program)
+        skipped = count is not None and done is not None and abs(done - count - timing.steps) > 0.5
+        return replace(timing, skipped=skipped)
+
+    def _keep(self, steps: int, outputs: Outputs) -> None:
+        """What the last step of a block returned, of one block picked at random."""
+        self.blocks += 1
+        if self.dice.random() < 1 / self.blocks:
+            self.kept = steps, {name: tensor.detach().clone() for name, tensor in outputs.items()}
+
+    def novelty(self, seed: int) -> float | None:
+        """How many times longer a step takes on batches that it meets for the first time than on the same ones again.
+
+        None where batches are not the core's to choose.
+        """
+        self.restore()
+        first = tensors_of(self.program.feed.next())
+        self.program.feed.pause()
+        if not _same(first, tensors_of(self.batches[0])):
+            return None
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for turn in range(NOVEL):
+            fresh = draw(self.workload, self.device, getattr(torch, self.dtype), seed + turn, len(self.batches))
+            for taken in seconds:
+                self.restore()
+                self.program.run()
+                self.program.feed.reset(fresh)
+                taken.append(clock.time_block(self.program.run, len(fresh), self.device).wall_s)
+        self.program.feed.pause()
+        return min(seconds[0]) / min(seconds[1])
+
+    def moved(self) -> tuple[int, int]:
+        """Bytes of a step's inputs, outputs and parameters, each counted once, and those that the L2 cache holds."""
+        self.restore()
+        batch = self.program.feed.next()
+        outputs = self.program.step(self.program, batch)
+        tensors = (*tensors_of(batch).values(), *outputs.values(), *self.program.model.parameters())
+        sizes = {t.untyped_storage().data_ptr(): min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors}
+        on_gpu = self.device.type == "cuda"
+        return sum(sizes.values()), torch.cuda.get_device_properties(self.device).L2_cache_size if on_gpu else 0
+
+    def work(self, steps: int) -> None:
+        """Steps that nobody times, while somebody reads the card."""
+        self.restore()
+        for _ in range(steps):
+            self.program.run()
+        clock.synchronize(self.device)
+        self.program.feed.pause()
+
+    @cached_property
+    def flush(self) -> Callable[[], object]:
+        """Writes twice the L2 cache: nothing that a step reads is left in it."""
+        size = 2 * torch.cuda.get_device_properties(self.device).L2_cache_size
+        return torch.empty(size, dtype=torch.uint8, device=self.device).zero_
 
     def counters(self) -> dict[str, float]:
-        """What torch's compiler counted so far (graphs, breaks, recompiles), flattened."""
+        """What torch's compiler counted so far (graphs, breaks, recompiles), flattened; and this process's cores."""
         utilities = sys.modules.get("torch._dynamo.utils")
-        if utilities is None:
-            return {}
-        return {
-            f"{group}/{name}": float(value)
-            for group, values in utilities.counters.items()
-            for name, value in values.items()
-        }
+        compiler = utilities.counters if utilities is not None else {}
+        counted = {f"{group}/{name}": float(n) for group, values in compiler.items() for name, n in values.items()}
+        return counted | {"process/cores": float(len(os.sched_getaffinity(0)))}
 
     def peak_memory(self, steps: int) -> dict[str, float]:
         """Peak memory in MiB over steady steps: of the device; on a CPU only what lives between them.
 
-        What a private pool holds counts whole: a CUDA graph's memory is in use at every replay, although the
-        allocator calls it free. What is here for the tool's sake, batches but one and the state to restore, does not.
+        What graphs hold counts whole (see `held_by_graphs`). What is here for the tool's sake, batches but one and the
+        state to restore, does not. Empty where torch's allocator is switched off, and counts nothing.
         """
         one, *others = [list(tensors_of(batch).values()) for batch in self.batches]
         if self.device.type != "cuda":
@@ -182,15 +363,14 @@ class Arm:
         for _ in range(steps):
             self.program.run()
         clock.synchronize(self.device)
-        pools = sum(
-            segment["total_size"] - segment["allocated_size"]
-            for segment in torch.cuda.memory_snapshot()
-            if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
-        )
+        if not torch.cuda.max_memory_allocated(self.device) and ours:
+            return {}
+        pools = held_by_graphs(self.program.pool)
         return {
             "peak_mib": (torch.cuda.max_memory_allocated(self.device) + pools - overhead) / 2**20,
             "reserved_mib": torch.cuda.max_memory_reserved(self.device) / 2**20,
             "pools_mib": pools / 2**20,
+            "pinned_mib": torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0) / 2**20,
         }
 
     # --- profile; leftover tracing slows what follows, so nothing is timed in this process afterwards
@@ -216,19 +396,43 @@ class Reference(Arm):
         spec: Spec = cloudpickle.loads(packed)
         self._settle(spec)
         self.judgement = Judge(spec.workload, spec.torch_device, spec.torch_dtype, spec.seed, spec.contract)
-        return {"setup_s": clock.now() - start, **facts(spec.workload, self.judgement.initial)}
+        return {"setup_s": clock.now() - start, **facts(spec.workload, self.judgement.fp64.initial)}
 
-    def draw(self, seed: int, count: int) -> Parcel:
-        return self.outbox.send(self.judgement.draw(seed, count))
+    def recall(self, parcel: Parcel) -> None:
+        """The batch of a replayed step takes the place of drawn ones."""
+        self.judgement.recall(self.inbox.receive(parcel))
+
+    def judge_timed(self, step: int, parcel: Parcel) -> list[Mapping[str, Any]]:
+        return [finding.to_dict() for finding in self.judgement.judge_timed(step, self.inbox.receive(parcel))]
+
+    def rest(self) -> None:
+        """Give back what is not needed until it is set up again."""
+        self.judgement.rest()
+
+    def draw(self, seed: int, count: int, family: str) -> None:
+        self.judgement.draw(seed, count, family)
+
+    def batch(self, index: int) -> Parcel:
+        """One of those drawn: valid until the next one is asked for."""
+        return self.outbox.send(self.judgement.batches[index])
 
     def yardstick(self, step: int, parcel: Parcel) -> None:
-        self.judgement.yardstick(step, receive(parcel))
+        self.judgement.yardstick(step, self.inbox.receive(parcel))
 
     def judge(self, step: int, parcel: Parcel) -> list[Mapping[str, Any]]:
-        return [finding.to_dict() for finding in self.judgement.judge(step, receive(parcel))]
+        return [finding.to_dict() for finding in self.judgement.judge(step, self.inbox.receive(parcel))]
 
     def reference_info(self) -> dict[str, Any]:
         return self.judgement.info()
+
+    def dead(self) -> list[str]:
+        return self.judgement.dead()
+
+    def power(self) -> list[dict[str, Any]]:
+        return self.judgement.power()
+
+    def distribution(self, tensor: str) -> dict[str, Any]:
+        return self.judgement.distribution(tensor)
 
 
 def draw(workload: Workload, device: torch.device, dtype: torch.dtype, seed: int, count: int) -> list[Batch]:
@@ -239,6 +443,46 @@ def draw(workload: Workload, device: torch.device, dtype: torch.dtype, seed: int
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     return [map_batch(cast, batch) for batch in workload.batches(generator, count)]
+
+
+def held_by_graphs(pool: Any) -> int:
+    """Bytes of private pools that the allocator calls free, although graphs use them at every replay.
+
+    pool:  the program's own, whose memory is counted like any other unless a graph was captured into it
+    """
+    if torch.cuda.get_allocator_backend() != "native":  # the driver's allocator keeps no list of its segments
+        return 0
+    plain = {(0, 0)} | ({tuple(pool.id)} if pool is not None and pool.use_count() == 1 else set())
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if tuple(segment.get("segment_pool_id", (0, 0))) not in plain
+    )
+
+
+def constant(batches: Sequence[Batch]) -> list[str]:
+    """Names of real inputs that hold one value: a device computes with such data faster than with any other."""
+
+    def one_value(tensor: Tensor) -> bool:
+        low, high = tensor.aminmax()
+        return bool(low == high)
+
+    every = [tensors_of(batch) for batch in batches]
+    real = [name for name, first in every[0].items() if first.is_floating_point() and first.numel() > 1]
+    return [name for name in real if all(one_value(tensors[name]) for tensors in every)]
+
+
+def steps_of_scale(program: Program) -> float | None:
+    """How many clean steps a loss scale tells of: those since it was changed last, and those it takes to grow."""
+    if program.scaler is None or program.optimizer is None:
+        return None
+    grown = log(program.scaler.get_scale(), program.scaler.get_growth_factor())
+    return grown * program.scaler.get_growth_interval() + program.scaler._get_growth_tracker()
+
+
+def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """The same values, wherever they lie."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name].to(a[name])) for name in a)
 
 
 def facts(workload: Workload, state: Mapping[str, Tensor]) -> dict[str, Any]:

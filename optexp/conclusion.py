@@ -2,64 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from statistics import median, quantiles
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from statistics import median
 from typing import Any
 
 from optexp.equivalence.protocol import Verification
-from optexp.measurement import statistics
-from optexp.measurement.clock import Timing
-from optexp.measurement.sampling import Sample
-from optexp.measurement.watchdogs import WATCHDOGS
+from optexp.measurement import statistics, table
+from optexp.measurement.protocol import Protocol
+from optexp.measurement.sampling import COLD, MAIN, Sample
+from optexp.measurement.watchdogs import FOREIGN, WATCHDOGS
 from optexp.result import ArmSummary, Result, Speedup, Verdict
 from optexp.session import Session, Stop
 from optexp.strategy import label
-from optexp.wording import headline
+from optexp.wording import headline, ratio
 
 
 def conclude(session: Session, samples: Sequence[Sample], verification: Verification) -> None:
     """The interval, the verdict it gives, and what it costs to get there."""
     result, protocol = session.result, session.protocol
-    if len(samples) > 1:
-        interval = statistics.over_processes([s.log_ratio for s in samples], protocol.confidence)
-    else:
-        interval = statistics.over_blocks([p.log_ratio for p in samples[0].pairs], protocol.confidence)
+    table.write(samples, session.output / table.FILE)
+    ratios = [[p.log_ratio for p in s.kept] for s in samples]
+    result.verdict, interval = statistics.verdict(ratios, protocol.confidence, protocol.min_effect)
     result.speedup = Speedup(*interval.ratios(), confidence=protocol.confidence, processes=len(samples))
-    result.verdict = statistics.decide(interval, protocol.min_effect)
-    if len(samples) == 1 and statistics.too_noisy(interval):
-        result.verdict = Verdict.INCONCLUSIVE
     first = {}
     for name in ("baseline", "candidate"):
         summary: ArmSummary = getattr(result, name)
-        summarize(summary, [[getattr(pair, name) for pair in s.pairs] for s in samples], session.samples)
+        summarize(summary, name, samples, session.samples)
         first[name], summary.setup_s = summary.setup_s, median(result.measurement["setups_s"][name])
     watches = [watchdog(samples) for watchdog in WATCHDOGS]
+    if session.experiment.environment.allow_foreign:
+        watches = [replace(w, fatal=w.fatal and w.name != FOREIGN) for w in watches]
     result.measurement |= {
         "preset": protocol.preset,
         "min_effect": protocol.min_effect,
-        "controls": {},
         "watchdogs": [asdict(watch) for watch in watches],
-        "processes": [{"log_ratio": s.log_ratio, "pairs": len(s.pairs)} for s in samples],
-        "pairs": [[[p.baseline.wall_s * 1e6, p.candidate.wall_s * 1e6] for p in s.pairs] for s in samples],
-        "cost": cost(session, result) | {"first_setup_s": first},
+        "p_value": statistics.p_value(ratios, protocol.min_effect),
+        "l2": l2(samples, protocol),
+        "processes": [{"log_ratio": s.log_ratio, "pairs": len(s.kept)} for s in samples],
+        "pairs": [[[p.baseline.step_s * 1e6, p.candidate.step_s * 1e6] for p in s.kept] for s in samples],
+        "series": series(samples),
+        "cost": cost(session, result, first) | {"first_setup_s": first},
     }
     result.headline = headline(result, session.contract, label(session.baseline), verification.weakness)
     result.explanation = agreeing(result.verdict, result.explanation)
-    for watch in watches:
-        if watch.fatal and not watch.ok:
-            raise Stop(Verdict.INVALID, watch.text)
+    wrong = [watch.text for watch in watches if watch.fatal and not watch.ok]
+    wrong += [f"{name}: {c['text']}" for name, c in result.measurement["controls"].items() if not c["ok"]]
+    if wrong:
+        raise Stop(Verdict.INVALID, "; ".join(wrong))
 
 
-def summarize(summary: ArmSummary, processes: Sequence[Sequence[Timing]], samples_per_step: int) -> None:
-    """Median over processes of each process's median block; p95 over all blocks."""
-    walls = [median(t.wall_s for t in blocks) for blocks in processes]
-    every = [t.wall_s * 1e6 for blocks in processes for t in blocks]
-    device = [median(t.device_s or 0.0 for t in blocks) for blocks in processes if blocks[0].device_s is not None]
-    summary.step_us = median(walls) * 1e6
-    summary.p95_us = quantiles(every, n=20)[-1]
-    summary.device_us = median(device) * 1e6 if device else None
-    summary.throughput = samples_per_step / median(walls)
+def series(samples: Sequence[Sample]) -> list[dict[str, list[float | None]]]:
+    """By process: when each pair began, and what the card said after it."""
+    begin = min(pair.start_s for s in samples for pair in s.kept)
+    found = []
+    for sample in samples:
+        columns: dict[str, list[float | None]] = {"at_s": [round(p.start_s - begin, 3) for p in sample.kept]}
+        for name in ("sm_mhz", "power_w", "temperature_c"):
+            columns[name] = [getattr(p.readings[-1], name) if p.readings else None for p in sample.kept]
+        found.append({name: values for name, values in columns.items() if any(v is not None for v in values)})
+    return found
+
+
+def l2(samples: Sequence[Sample], protocol: Protocol) -> dict[str, Any]:
+    """What steps of the headline found in the GPU's cache, and the ratio with emptied caches if measured."""
+    facts: dict[str, Any] = {"headline": "cold" if protocol.l2 == COLD else "warm"}
+    if cold := [ratios for s in samples if (ratios := [p.log_ratio for p in s.of(COLD)])]:
+        estimate, low, high = statistics.interval(cold, protocol.confidence).ratios()
+        text = f"device time {ratio(estimate)}, {protocol.confidence:.0%} interval {low:.3g} to {high:.3g}"
+        facts["cold"] = {"estimate": estimate, "low": low, "high": high, "text": text}
+    return facts
+
+
+def summarize(summary: ArmSummary, arm: str, samples: Sequence[Sample], samples_per_step: int) -> None:
+    """Figures for people: medians over processes of each process's median block, percentiles of all single steps."""
+
+    def typical(kind: str, figure: str) -> float | None:
+        processes = [s.kept if kind == MAIN else s.of(kind) for s in samples]
+        blocks = [[getattr(getattr(pair, arm), figure) for pair in pairs] for pairs in processes]
+        return median(map(median, blocks)) if all(blocks) and None not in blocks[0] else None
+
+    step_s, device_s, cold_s = typical(MAIN, "step_s"), typical(MAIN, "device_s"), typical(COLD, "device_s")
+    assert step_s is not None
+    summary.step_us, summary.throughput = step_s * 1e6, samples_per_step / step_s
+    summary.device_us = None if device_s is None else device_s * 1e6
+    summary.cold_us = None if cold_s is None else cold_s * 1e6
+    alone = sorted(seconds * 1e6 for s in samples for seconds in s.alone.get(arm, []))
+    for name, share in (("p5_us", 0.05), ("alone_us", 0.5), ("p95_us", 0.95), ("p99_us", 0.99)):
+        setattr(summary, name, statistics.percentile(alone, share))
+    for load in (s.load[arm] for s in samples if arm in s.load):
+        summary.power_w, summary.utilisation = load.power_w, load.utilisation
+        summary.energy_j = None if load.power_w is None else load.power_w * step_s
 
 
 def agreeing(verdict: Verdict, explanation: list[str]) -> list[str]:
@@ -70,7 +103,7 @@ def agreeing(verdict: Verdict, explanation: list[str]) -> list[str]:
     return explanation if verdict in (Verdict.FASTER, Verdict.SLOWER) else changes
 
 
-def cost(session: Session, result: Result) -> dict[str, Any]:
+def cost(session: Session, result: Result, first: Mapping[str, float | None]) -> dict[str, Any]:
     """What set-up costs and after how many steps it has paid for itself.
 
     Set-up is the median over the processes that measured, so with warm compile caches; `first_setup_s` is the very
@@ -92,6 +125,8 @@ def cost(session: Session, result: Result) -> dict[str, Any]:
         "break_even_steps": break_even(result.speedup.estimate),
         "break_even_steps_at_low": break_even(result.speedup.low),
     }
+    if session.caches:
+        facts["cold_setup_s"] = first["candidate"]
     if horizon := session.experiment.horizon_steps:
         facts |= {
             "horizon_steps": horizon,

@@ -46,6 +46,16 @@ class Tracking:
 
 
 @dataclass
+class Environment:
+    """What is accepted of the machine.
+
+    allow_foreign:  other programs may use the GPU meanwhile; the result says so
+    """
+
+    allow_foreign: bool = False
+
+
+@dataclass
 class Settings:
     """The top-level keys that are neither a workload, a stack nor a measurement."""
 
@@ -54,8 +64,10 @@ class Settings:
     dtype: str = one_of("float32", "float64", "bfloat16", "float16")
     seed: int = 0
     isolation: str = one_of("process", "none")
+    verify: str = one_of("first", "only")
     horizon_steps: int | None = None
     timeout_s: float = 600.0
+    environment: Environment = field(default_factory=Environment)
     tracking: Tracking = field(default_factory=Tracking)
 
 
@@ -100,7 +112,8 @@ def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
         "measurement": measurement.preset,
         **_flat("measurement", measurement),
         # Where a run is recorded does not change what was measured, and an address may hold a password.
-        **{f.name: getattr(checked, f.name) for f in fields(checked) if f.name != "tracking"},
+        **{f.name: getattr(checked, f.name) for f in fields(checked) if f.name not in ("tracking", "environment")},
+        **_flat("environment", checked.environment),
     }
     return Experiment(
         **{f.name: getattr(checked, f.name) for f in fields(checked)},

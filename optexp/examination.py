@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from optexp.equivalence.protocol import Verification, verify
+from optexp.equivalence.protocol import Verification
 from optexp.insight.breakdown import Breakdown, breakdown
 from optexp.insight.calibration import Calibration
 from optexp.insight.trace import Trace
 from optexp.result import ArmSummary
 from optexp.session import Arm, Session, alongside
-from optexp.strategy import Strategy, contract
+from optexp.strategy import Strategy
+from optexp.verification import Referee
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Profile:
         """The figures that come from here. On a CPU the peak is what lives between steps and what a step allocates."""
         metrics = self.breakdown.metrics()
         summary.kernels, summary.gpu_busy = metrics.get("kernels"), metrics.get("gpu_busy")
+        if summary.gpu_busy is not None:
+            summary.busy_us = summary.gpu_busy * metrics["step_us"]
         summary.peak_mib = self.memory.get("peak_mib")
         if summary.peak_mib is None and self.trace.peak_cpu_bytes is not None:
             summary.peak_mib = self.memory["resident_mib"] + self.trace.peak_cpu_bytes / 2**20
@@ -49,40 +52,38 @@ class Examination:
     bare: Profile
     stacked: Profile
     setups: dict[str, float]  # seconds to the first result, by arm: "bare" and "stacked"
+    referee: Referee
+    distrust: str | None  # why nothing that its process says about time can be believed
 
 
 def examine(
     session: Session, stack: Sequence[Strategy], name: str, meanwhile: Callable[[], None] = lambda: None
 ) -> Examination:
     """Verify, profile and question a stack, in arms of its own. While they set up, `meanwhile` is done here."""
-    promise = contract(stack)
-    bare = "bare" if session.baseline else "baseline"
-    specs = {bare: session.spec(()), name: session.spec(stack), "reference": session.spec((), judges=promise)}
-    if promise.dtype is not None:
-        specs["yardstick"] = session.spec((), autocast=promise.dtype)
+    referee, bare = Referee(session, stack, name), "bare" if session.baseline else "baseline"
+    specs = {bare: session.spec(()), **referee.specs()}
+    plain = referee.promise.dtype is None
+    if plain:
+        del specs["yardstick"]  # which the bare program is itself
     with session.working("arms", f"starting the arms of the {name}"), alongside(meanwhile):
         arms = session.start(specs)
         # What fails in the plain program too is no strategy's fault: that arm says it first.
         setups = {arm: arms[arm].wait() for arm in specs}
     session.learn(setups[bare], setups)
-    first = session.experiment.seed + 1
-    with session.working("verification", "comparing with fp64 on fresh inputs"):
-        verification = verify(
-            arms["reference"],
-            arms.get("yardstick", arms[bare]),
-            arms[name],
-            seeds=range(first, first + session.protocol.verification_seeds),
-            # A frozen step count shows from the second on.
-            steps=max(session.workload.variety, 3 if session.workload.mode == "train" else 1),
-            contract=promise,
-            on_progress=session.progress.update,
-        )
+    if name == "candidate":
+        files = arms[bare].call("repro", packed=specs[name].pack(), notes=setups[name]["notes"])
+        for file, content in files.items():
+            (session.output / file).write_bytes(content)
+    referee.random = setups[bare]["random"]
+    verification = referee.verify({"yardstick": arms[bare], **arms} if plain else arms, arms[bare])
+    if setups[name]["random"] and not referee.random:
+        verification.notes.append(f"the {name} draws random numbers; the bare program draws none")
     with session.working("profile", f"tracing a few steady steps of the {name}"):
         calibration = Calibration.from_dict(arms["reference"].call("calibrate"))
         profiles = {bare: profile(session, arms[bare], bare, calibration)}
         profiles[name] = profile(session, arms[name], name, calibration, beside=profiles[bare].trace)
-    for arm in arms.values():
-        arm.close()
+    distrust = referee.distrust(arms[name])
+    referee.stay(arms, bare)
     notes = setups[name]["notes"]
     evidence = [
         {
@@ -96,7 +97,7 @@ def examine(
         for strategy in stack
     ]
     seconds = {"bare": setups[bare]["setup_s"], "stacked": setups[name]["setup_s"]}
-    return Examination(verification, evidence, profiles[bare], profiles[name], seconds)
+    return Examination(verification, evidence, profiles[bare], profiles[name], seconds, referee, distrust)
 
 
 def profile(
@@ -107,6 +108,9 @@ def profile(
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json.gz"
     memory = arm.call("peak_memory", steps=session.protocol.profile_steps)
+    used = session.gpu.processes().get(getattr(arm, "pid", 0)) if session.gpu else None
+    if used is not None:  # the driver's own figure, context included; unknown where it counts processes otherwise
+        memory["process_mib"] = used / 2**20
     if calibration is None:
         calibration = Calibration.from_dict(arm.call("calibrate"))
     session.result.profile["calibration"] = calibration.to_dict()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -48,8 +48,7 @@ class HostFeed(Feed):
         return self._deliver(map_batch(self._on_host, batch))
 
     def _on_host(self, tensor: Tensor) -> Tensor:
-        copy = tensor.to("cpu", copy=True)
-        return copy.pin_memory() if self.pin_memory and self.device.type == "cuda" else copy
+        return on_host(tensor, self.device, self.pin_memory)
 
     def _deliver(self, batch: Batch) -> Batch:
         if not self.delivers:
@@ -70,6 +69,7 @@ class LoaderFeed(Feed):
     prefetch:      batches that each worker makes ahead
     pin_memory:    a thread copies each batch to page-locked memory
     non_blocking:  do not wait for the copy to the device
+    dice:          the state that the loader's own generator starts from
     """
 
     loader: DataLoader[Any]
@@ -80,12 +80,14 @@ class LoaderFeed(Feed):
     pin_memory: bool | None = None
     non_blocking: bool = False
     cores: set[int] = field(default_factory=lambda: os.sched_getaffinity(0))  # before the arm is bound to some
+    dice: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.workers = self.loader.num_workers if self.workers is None else self.workers
         self.prefetch = self.loader.prefetch_factor or 2 if self.prefetch is None else self.prefetch
         self.pin_memory = self.loader.pin_memory if self.pin_memory is None else self.pin_memory
-        self._start_of_dice = None if self.loader.generator is None else self.loader.generator.get_state()
+        if self.loader.generator is not None and self.dice is None:
+            self.dice = self.loader.generator.get_state()
         self._endless: _Endless | None = None
         self._running: DataLoader[Any] | None = None
         self._bound_to: set[int] = set()
@@ -109,11 +111,12 @@ class LoaderFeed(Feed):
 
     def reset(self, source: Source) -> None:
         self.pause()
-        if self.loader.generator is not None and self._start_of_dice is not None:
-            self.loader.generator.set_state(self._start_of_dice)
+        if self.loader.generator is not None and self.dice is not None:
+            self.loader.generator.set_state(self.dice)
 
     def bring(self, batch: Batch) -> Batch:
-        return map_batch(lambda tensor: self._to_device(tensor.clone()), batch)
+        pinned = bool(self.pin_memory)
+        return map_batch(lambda tensor: self._to_device(on_host(tensor, self.device, pinned)), batch)
 
     def pause(self) -> None:
         """Take what the workers still make and throw it away; they then wait, and start quickly."""
@@ -162,6 +165,20 @@ class LoaderFeed(Feed):
     def _to_device(self, tensor: Tensor) -> Tensor:
         moved = tensor.to(self.device, non_blocking=self.non_blocking)
         return moved.to(self.dtype) if self.dtype is not None and moved.is_floating_point() else moved
+
+
+def settings(part: object) -> dict[str, Any]:
+    """A feed, or a step, that copies batches to the device is a dataclass: its fields `pin_memory` and `non_blocking`
+    say how, and `dataclasses.replace` changes it. What has neither copies nothing."""
+    if not is_dataclass(part):
+        return {}
+    return {f.name: getattr(part, f.name) for f in fields(part)}
+
+
+def on_host(tensor: Tensor, device: torch.device, pinned: bool) -> Tensor:
+    """A copy in host memory; pinned: in page-locked memory, where there is a GPU to read it."""
+    copy = tensor.to("cpu", copy=True)
+    return copy.pin_memory() if pinned and device.type == "cuda" else copy
 
 
 class _Endless(Sampler[Any]):

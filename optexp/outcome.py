@@ -23,7 +23,8 @@ class ExitStatus(Callback):
         _finished.append((Result.read(path).verdict if path.is_file() else Verdict.ERROR).exit_status)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        _finished.append(worst_status(result.verdict for result in sweep.read(Path(config.hydra.sweep.dir))))
+        results = sweep.read(Path(config.hydra.sweep.dir)).values()
+        _finished.append(worst_status(result.verdict for result in results))
 
 
 def status() -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from optexp.usercode import (
     LOSSES,
     OPTIMIZERS,
     Iterated,
+    Maker,
     Then,
     accepted,
     against,
@@ -43,6 +44,11 @@ from optexp.usercode import (
 )
 from optexp.workload import Workload
 
+if TYPE_CHECKING:
+    from optexp.inlining import Inliner
+    from optexp.ownlisting import Spelled
+    from optexp.repro import Source
+
 
 @dataclass
 class Parts:
@@ -56,7 +62,7 @@ class Parts:
     train_step(model, batch, optimizer):  one optimizer step; instead of loss, backward and step
     """
 
-    model: Callable[[], nn.Module]
+    model: Maker
     inputs: Callable[[Mapping[str, int], torch.device], Any] | None = None
     loader: Callable[[], Any] | None = None
     loss: Callable[[Any, Any], Tensor] | None = None
@@ -72,11 +78,17 @@ class Layout:
     labels: list[str]
     constants: dict[str, Any]
     integer_labels: bool
+    single: bool = False  # one tensor, given as it is
+
+    @property
+    def numbered(self) -> bool:
+        """Whether it is given as a sequence."""
+        return all(name.isdigit() for name in (*self.names, *self.constants))
 
     @property
     def plain(self) -> bool:
         """Whether a tuple says it all."""
-        return not self.constants and all(name.isdigit() for name in self.names)
+        return not self.constants and self.numbered
 
 
 @dataclass
@@ -175,6 +187,7 @@ class Own(Workload):
             targets=self.targets,
             constants=self.layout.constants,
             optimizer=self.new_optimizer(model) if learns else None,
+            made_with=(parts.model.args, parts.model.kwargs),
         )
         prime(program)
         return program
@@ -226,7 +239,8 @@ class Own(Workload):
         labels = self.find_labels(list(tensors), model)
         inputs = [name for name in tensors if name not in labels]
         integer = bool(labels) and not tensors[labels[-1]].is_floating_point()
-        return Layout([*inputs, *labels], labels, constants, integer)
+        single = not isinstance(given, (Mapping, list, tuple))
+        return Layout([*inputs, *labels], labels, constants, integer, single)
 
     def find_labels(self, names: list[str], model: nn.Module) -> list[str]:
         if self.labels is not None:
@@ -254,9 +268,20 @@ class Own(Workload):
         if isinstance(batch, tuple):
             return batch
         given = {**batch, **self.layout.constants}
-        if all(name.isdigit() for name in given):
+        if self.layout.numbered:
             return tuple(given[name] for name in sorted(given, key=int))
         return given
+
+    # --- as source ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def spelled(self) -> Spelled:
+        """How the user's things are named in a file of their own."""
+
+    def listing(self, program: Program, batch: Batch, inliner: Inliner) -> Source:
+        from optexp.ownlisting import listing
+
+        return listing(self, program, self.spelled())
 
     # --- learning -----------------------------------------------------------------------------------------------
 

@@ -62,6 +62,18 @@ class ResidentFeed(Feed):
 
 
 @dataclass(frozen=True)
+class Alias:
+    """What the baseline calls a tensor of another model, which may hold its transpose."""
+
+    name: str
+    transposed: bool = False
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """A view with the baseline's shape."""
+        return tensor.t() if self.transposed else tensor
+
+
+@dataclass(frozen=True)
 class Program:
     """All that a strategy may change. `dataclasses.replace` makes the next one.
 
@@ -72,7 +84,10 @@ class Program:
     constants: arguments of the model that are no tensors, by name or, as "0" or "1", by position.
     step:      one unit of work; keeps no state that is not a field here.
     pullback:  gradients start from the output itself and not from a loss (see the step of that name).
-    pool:      a CUDA memory pool that later stages use.
+    pool:      a torch.cuda.MemPool that later stages use.
+    aliases:   of parameters and buffers, where the model is another one than the baseline's (what has none is its own
+               affair); None: they are called what the baseline calls them.
+    made_with: positional and keyword arguments of the model's class, where it was given some.
     """
 
     model: nn.Module
@@ -86,6 +101,8 @@ class Program:
     optimizer: torch.optim.Optimizer | None = None
     scaler: torch.amp.GradScaler | None = None
     pool: Any = field(default=None, compare=False)
+    aliases: Mapping[str, Alias] | None = None
+    made_with: tuple[Sequence[Any], Mapping[str, Any]] = ((), {})
 
     @property
     def device(self) -> torch.device:
@@ -122,16 +139,31 @@ class Program:
         """One step on the next batch of the feed: the unit that is timed."""
         return self.step(self, self.feed.next())
 
+    def parameters(self) -> Iterator[tuple[Alias, nn.Parameter]]:
+        """Those of the model, with what the baseline calls them."""
+        for name, parameter in self.model.named_parameters():
+            if alias := self._alias(name):
+                yield alias, parameter
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Those of the model, as the baseline calls and shapes them."""
+        named = ((self._alias(name), buffer) for name, buffer in self.model.named_buffers())
+        return {alias.name: alias(buffer) for alias, buffer in named if alias}
+
+    def _alias(self, name: str) -> Alias | None:
+        return Alias(name) if self.aliases is None else self.aliases.get(name)
+
     def state(self) -> dict[str, Tensor]:
         """Every tensor that a step may change, by stable name; restored in place (see `Snapshot`)."""
-        tensors = {f"param/{name}": p.data for name, p in self.model.named_parameters()}
-        tensors |= {f"buffer/{name}": b for name, b in self.model.named_buffers()}
+        tensors = {f"param/{alias.name}": alias(p.data) for alias, p in self.parameters()}
+        tensors |= {f"buffer/{name}": buffer for name, buffer in self.buffers().items()}
         if self.optimizer is not None:
-            names: dict[Tensor, str] = {p: name for name, p in self.model.named_parameters()}
+            aliases: dict[Tensor, Alias] = {p: alias for alias, p in self.parameters()}
             for parameter, values in self.optimizer.state.items():
+                alias = aliases[parameter]
                 for key, value in values.items():
                     if isinstance(value, Tensor):
-                        tensors[f"optimizer/{names[parameter]}/{key}"] = value
+                        tensors[f"optimizer/{alias.name}/{key}"] = alias(value)
             for index, group in enumerate(self.optimizer.param_groups):
                 if isinstance(group["lr"], Tensor):
                     tensors[f"optimizer/group{index}/lr"] = group["lr"]
@@ -255,8 +287,8 @@ def gradients(program: Program) -> dict[str, Tensor]:
     scaled = program.scaler is not None and program.optimizer is None
     scale = program.scaler.get_scale() if scaled and program.scaler is not None else 1.0
     return {
-        f"grad/{name}": p.grad.detach() / scale if scale != 1.0 else p.grad.detach()
-        for name, p in program.model.named_parameters()
+        f"grad/{alias.name}": alias(p.grad.detach() / scale if scale != 1.0 else p.grad.detach())
+        for alias, p in program.parameters()
         if p.grad is not None
     }
 

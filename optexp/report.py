@@ -11,12 +11,18 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from omegaconf import OmegaConf
 
-from optexp import summary
+from optexp import summary, timeline
+from optexp.equivalence.gates import SPREAD
 from optexp.result import Result
 from optexp.wording import duration
 
 WIDTH, MARGIN, ROW = 720, 24, 22  # of the strip plot, in pixels
-SHOWN_APART = {"gates", "worst", "headline", "ok", "failures"}  # of a verification's facts
+ERRORS = 180  # height of the plot of errors, in pixels
+# Of a verification's facts.
+SHOWN_APART = {
+    "gates", "worst", "weakest", "headline", "ok", "failures", "tensors", "mutants", "visible", "distribution",
+    "trajectory",
+}  # fmt: skip
 
 
 def write(result: Result, path: Path) -> None:
@@ -40,6 +46,9 @@ def render(result: Result, command: str = "") -> str:
         terms=terms,
         checks={key: value for key, value in result.equivalence.items() if key not in SHOWN_APART},
         strip=strip(result) if result.verdict.measured else None,
+        histograms=timeline.histograms(result) if result.verdict.measured else [],
+        panels=timeline.panels(result) if result.verdict.measured else [],
+        errors=errors(result),
         seconds=seconds,
         total=max((result.measurement.get("seconds") or {}).get("total", 0.0), sum(seconds.values())),
         config=OmegaConf.to_yaml(OmegaConf.create(result.config)) if result.config else "",
@@ -49,8 +58,10 @@ def render(result: Result, command: str = "") -> str:
 
 def fragment(result: Result) -> str:
     """A part of a page, for notebooks: what the terminal shows."""
-    return templates().get_template("result.html.j2").render(
-        result=result, summary=summary, what_now=summary.WHAT_NOW.get(result.verdict, "")
+    return (
+        templates()
+        .get_template("result.html.j2")
+        .render(result=result, summary=summary, what_now=summary.WHAT_NOW.get(result.verdict, ""))
     )
 
 
@@ -68,6 +79,7 @@ def templates() -> Environment:
         "share": summary.share,
         "count": summary.count,
         "cell": cell,
+        "precise": precise,
         "words": lambda name: str(name).replace("_", " "),
     }
     return environment
@@ -94,6 +106,48 @@ def cell(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(cell(item) for item in value)
     return str(value)
+
+
+def precise(value: Any) -> str:
+    """A value beside others that are almost the same."""
+    return f"{value:.9g}" if isinstance(value, (int, float)) else "–"
+
+
+# --- the distribution of errors --------------------------------------------------------------------------------
+
+
+def errors(result: Result) -> dict[str, Any] | None:
+    """The histograms of a tensor's errors in both arms (see `optexp.equivalence.gates.histogram`), as lines."""
+    found = result.equivalence.get("distribution")
+    if not found:
+        return None
+    low, high, parts = SPREAD
+    arms = {name: found[name] for name in ("baseline", "candidate")}
+    used = [index for index in range(parts) if any(shares[1 + index] for shares in arms.values())]
+    if not used:
+        return None
+    first, last = max(used[0] - 1, 0), min(used[-1] + 1, parts - 1)
+    tallest = max(max(shares[1:]) for shares in arms.values())
+    bottom = ERRORS - 26
+
+    def x(index: float) -> float:
+        return round(MARGIN + (index - first) / max(last - first, 1) * (WIDTH - 2 * MARGIN), 1)
+
+    lines = {
+        name: " ".join(f"{x(i)},{bottom - shares[1 + i] / tallest * (bottom - 10):.1f}" for i in range(first, last + 1))
+        for name, shares in arms.items()
+    }
+    per_decade = parts / (high - low)
+    decades = [d for d in range(int(low), int(high) + 1) if first <= (d - low) * per_decade <= last]
+    return {
+        "tensor": found["tensor"],
+        "width": WIDTH,
+        "height": ERRORS,
+        "bottom": bottom,
+        "lines": lines,
+        "exact": {name: summary.share(shares[0]) for name, shares in arms.items() if shares[0]},
+        "ticks": [(x((decade - low) * per_decade), f"1e{decade}") for decade in decades],
+    }
 
 
 # --- the distribution of ratios --------------------------------------------------------------------------------

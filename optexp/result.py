@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from math import isfinite
@@ -25,6 +26,7 @@ class Verdict(StrEnum):
     SAME = "SAME"
     INCONCLUSIVE = "INCONCLUSIVE"
     PROFILED = "PROFILED"  # mode=profile: there is nothing to compare
+    VERIFIED = "VERIFIED"  # verify=only: nothing was timed
 
     @property
     def exit_status(self) -> int:
@@ -65,16 +67,38 @@ class Speedup:
 
 @dataclass
 class ArmSummary:
-    """Absolute figures of one arm: times in µs a step, memory in MiB, throughput in samples/s."""
+    """Absolute figures of one arm: times in µs a step, memory in MiB, throughput in samples/s.
+
+    step_us:     one step of many, host's wall time
+    device_us:   the same between events on the device
+    busy_us:     the same with a kernel or a copy running, from the profile
+    alone_us:    one step that is waited for, median; p5_us, p95_us and p99_us of the same
+    energy_j:    a step's, by the card's meter; power_w and utilisation (a share) of the same pass
+    cold_us:     device time of a step that finds nothing in the cache
+    """
 
     step_us: float | None = None
     device_us: float | None = None
+    busy_us: float | None = None
+    alone_us: float | None = None
+    p5_us: float | None = None
     p95_us: float | None = None
+    p99_us: float | None = None
+    cold_us: float | None = None
+    energy_j: float | None = None
+    power_w: float | None = None
+    utilisation: float | None = None
     throughput: float | None = None
     peak_mib: float | None = None
     setup_s: float | None = None
     kernels: float | None = None
     gpu_busy: float | None = None
+
+
+TIMES = (
+    "step_us", "device_us", "busy_us", "alone_us", "p5_us", "p95_us", "p99_us", "cold_us",
+    "throughput", "energy_j", "power_w", "utilisation",
+)  # fmt: skip
 
 
 @dataclass
@@ -120,20 +144,29 @@ class Result:
             self.speedup = None
             self.measurement.pop("cost", None)
             for summary in (self.baseline, self.candidate):
-                summary.step_us = summary.device_us = summary.p95_us = summary.throughput = None
+                for name in TIMES:
+                    setattr(summary, name, None)
 
     def write(self, path: Path) -> None:
-        """JSON has no word for infinities: they become null."""
-        path.write_text(json.dumps(_finite(asdict(self)), indent=2, default=str, allow_nan=False) + "\n")
+        """JSON has no word for infinities: they become null. The digest is over all the rest."""
+        record = json.loads(json.dumps(_finite(asdict(self)), default=str, allow_nan=False))
+        path.write_text(json.dumps({**record, "digest": digest(record)}, indent=2) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Result:
         data = json.loads(path.read_text())
+        data.pop("digest", None)
         data["verdict"] = Verdict(data["verdict"])
         data["speedup"] = Speedup(**data["speedup"]) if data["speedup"] else None
         data["baseline"] = ArmSummary(**data["baseline"])
         data["candidate"] = ArmSummary(**data["candidate"])
         return cls(**data)
+
+
+def digest(record: Mapping[str, Any]) -> str:
+    """Of a record as it stands in `result.json`, its own digest aside."""
+    rest = {key: value for key, value in record.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _finite(value: Any) -> Any:

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from random import Random
+from statistics import median
 
 from omegaconf import DictConfig
 
@@ -19,8 +19,8 @@ from optexp.config import ConfigError, resolve
 from optexp.examination import Profile, examine, profile
 from optexp.insight.diagnosis import diagnose, suggestion
 from optexp.insight.explanation import explain
-from optexp.measurement import placement, statistics
-from optexp.measurement.sampling import Sample, sample
+from optexp.measurement import textbook
+from optexp.measurement.rounds import measure, refuse_company
 from optexp.processes import Failure, describe
 from optexp.result import ArmSummary, Result, Verdict
 from optexp.session import Session, Stop, alongside, choose_device
@@ -72,6 +72,8 @@ def run(
                 result.error = facts
             finally:
                 session.close()
+            if result.verdict.measured and not result.equivalence.get("ok"):
+                result.verdict, result.headline = Verdict.UNVERIFIED, "UNVERIFIED: there is no record of a verification"
             if not result.verdict.measured:
                 result.withhold()
             recorder.finish(result)
@@ -86,6 +88,7 @@ def compare(session: Session, meanwhile: Callable[[], None]) -> None:
     result = session.result
     for stack in (session.stack, session.baseline):
         compose(stack)  # members that cannot work together are refused before anything starts
+    refuse_company(session)
     candidate = examine(session, session.stack, "candidate", meanwhile)
     # A stack to compare against is held to the same: a baseline that fell back or is wrong makes any ratio worthless.
     baseline = examine(session, session.baseline, "baseline") if session.baseline else None
@@ -105,7 +108,20 @@ def compare(session: Session, meanwhile: Callable[[], None]) -> None:
     for name, examined in (("", candidate), ("the baseline itself: ", baseline)):
         if examined and not examined.verification.ok:
             raise Stop(Verdict.NOT_EQUIVALENT, name + examined.verification.headline)
-    samples = measure(session)
+    for examined in (candidate, baseline):
+        if examined and examined.distrust:
+            raise Stop(Verdict.INVALID, examined.distrust)
+    if session.experiment.verify == "only":
+        result.verdict, result.headline = Verdict.VERIFIED, "VERIFIED: the results are the same; nothing was timed"
+        return
+    if baseline:
+        baseline.referee.leave()
+    if session.protocol.trials:
+        textbook.measure(session)
+        result.explanation = []
+        return
+    samples = measure(session, candidate.referee.again)
+    candidate.referee.leave()
     conclude(session, samples, candidate.verification)
 
 
@@ -122,9 +138,9 @@ def profile_only(session: Session, meanwhile: Callable[[], None]) -> None:
         setup = arm.wait()
     session.learn(setup, {"baseline": setup})
     with session.working("measurement", "timing it as it is"):
-        steady = arm.call("warm_up", limit_s=session.protocol.warmup_s)
+        step_s = median(arm.call("warm_up", limit_s=session.protocol.warmup_s)["alone_s"])
     result.baseline = ArmSummary(
-        step_us=steady["step_s"] * 1e6, throughput=session.samples / steady["step_s"], setup_s=setup["setup_s"]
+        step_us=step_s * 1e6, throughput=session.samples / step_s, setup_s=setup["setup_s"]
     )
     with session.working("profile", "tracing a few steady steps"):
         show_where_time_goes(session, {"baseline": profile(session, arm, "baseline")})
@@ -146,39 +162,3 @@ def show_where_time_goes(session: Session, profiles: Mapping[str, Profile]) -> N
     ]
     stacked = [s.name for s in (session.stack or session.baseline)]
     result.profile["suggestion"] = suggestion(bottlenecks, stacked, available)
-
-
-def measure(session: Session) -> list[Sample]:
-    """Interleaved blocks in several processes of each arm, until the interval is narrow enough."""
-
-    protocol, samples, order = session.protocol, list[Sample](), Random(session.experiment.seed)
-    setups: dict[str, list[float]] = {"baseline": [], "candidate": []}
-    phases = session.watch.seconds
-    already = sum(phases.values())
-    with placement.keep_off(session.cores if session.isolated else []):
-        while len(samples) < protocol.processes_max:
-            index = len(samples)
-            with session.working("arms", f"process {index + 1}: starting both arms"):
-                arms = session.start(
-                    {
-                        "baseline": session.spec(session.baseline, seed_offset=index),
-                        "candidate": session.spec(session.stack, seed_offset=index),
-                    }
-                )
-                for name, arm in arms.items():
-                    setups[name].append(arm.wait()["setup_s"])
-            with session.working("measurement", f"process {index + 1}: measuring"):
-                samples.append(sample(arms["baseline"], arms["candidate"], protocol, order))
-            for arm in arms.values():
-                arm.close()
-            spent = sum(phases.values()) - already
-            interval = statistics.over_processes([s.log_ratio for s in samples], protocol.confidence)
-            remaining = max(protocol.processes_min - len(samples), 0) * spent / len(samples)
-            session.progress.update(f"{len(samples)} processes measured", remaining_s=remaining)
-            if len(samples) >= protocol.processes_min and (
-                statistics.precise_enough(interval, protocol.half_width) or spent > protocol.budget_s
-            ):
-                break
-    # Of processes started with warm caches and two at a time; the very first is in `cost`.
-    session.result.measurement["setups_s"] = setups
-    return samples

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
@@ -24,6 +24,7 @@ from optexp.config import ConfigError, Experiment
 from optexp.launching import launcher
 from optexp.measurement import placement
 from optexp.measurement.environment import describe as describe_environment
+from optexp.measurement.gpu import Gpu
 from optexp.processes import InProcess, Launcher, Worker
 from optexp.result import Result, Verdict
 from optexp.stopwatch import Stopwatch
@@ -31,7 +32,8 @@ from optexp.strategy import REASSOCIATES, Contract, Strategy, contract, environm
 from optexp.terminal import Progress
 
 RECORD_SCHEMA = 1
-NOT_COMPARED = {"device", "isolation", "horizon_steps", "timeout_s"}  # they change what is run with, not what is run
+# They change what is run with, not what is run.
+NOT_COMPARED = {"device", "isolation", "verify", "horizon_steps", "timeout_s"}
 
 ARM, REFERENCE = "optexp.arm:Arm", "optexp.arm:Reference"
 Arm = Worker | InProcess
@@ -54,7 +56,7 @@ class Session:
     output: Path
     watch: Stopwatch
     progress: Progress
-    own_launcher: Launcher | None = None
+    launchers: dict[frozenset[tuple[str, str]], Launcher] = field(default_factory=dict)  # by environment variables
     samples: int = 0  # that one step processes, as soon as an arm has built the workload
 
     def __post_init__(self) -> None:
@@ -74,6 +76,10 @@ class Session:
             environment=describe_environment(torch.device(self.device)),
             config=e.resolved | sizes | {"device": self.device},
         )
+        self.gpu = Gpu.open(torch.device(self.device))
+        if self.protocol.l2 != "warm" and not (self.device.startswith("cuda") and self.workload.operation):
+            e.notes.append(f"measurement.l2={self.protocol.l2}: only a single operation on a GPU is measured that way")
+            self.protocol = replace(self.protocol, l2="warm")
         self.cores = placement.choose(self.protocol.cpus, torch.device(self.device).type)
         self.own_cores, self.own_threads = os.sched_getaffinity(0), torch.get_num_threads()
         # Shared memory, and an ordinary folder for what does not fit into it; both go with the session.
@@ -136,36 +142,58 @@ class Session:
     def start(self, specs: Mapping[str, Spec]) -> dict[str, Arm]:
         """Begin to set up several arms side by side; `wait` of each tells how it went."""
         arms: dict[str, Arm] = {}
+        if self.isolated:
+            for spec in specs.values():
+                self.launcher(spec.strategies)  # those that are not there yet begin to start, side by side
         for name, spec in specs.items():
-            arms[name] = self.arm(REFERENCE if name == "reference" else ARM, name)
+            arms[name] = self.arm(REFERENCE if name.startswith("reference") else ARM, name, spec.strategies)
             arms[name].start("setup", packed=spec.pack())
         return arms
 
-    def arm(self, role: str, name: str) -> Arm:
+    def arm(self, role: str, name: str, stack: Sequence[Strategy]) -> Arm:
         """One worker process, or its object in this one."""
         if not self.isolated:
-            if variables := environment([*self.stack, *self.baseline]):
+            if variables := environment(stack):
                 raise ConfigError(f"isolation=none cannot set {', '.join(variables)}: use isolation=process")
             module, _, cls = role.partition(":")
             return InProcess(getattr(importlib.import_module(module), cls)(), name)
         logs = self.output / "arms"
         logs.mkdir(exist_ok=True)
-        return self.launcher().fork(role, name, (logs / f"{name}.log").resolve(), self.experiment.timeout_s)
+        return self.launcher(stack).fork(role, name, (logs / f"{name}.log").resolve(), self.experiment.timeout_s)
 
-    def launcher(self) -> Launcher:
-        """The shared one, or one of this comparison's own where a strategy needs environment variables."""
-        if self.own_launcher is None and (variables := environment([*self.stack, *self.baseline])):
-            self.own_launcher = Launcher(variables)
-        chosen = self.own_launcher or launcher()
+    def launcher(self, stack: Sequence[Strategy]) -> Launcher:
+        """The shared one, or one of this comparison's own where a stack needs environment variables.
+
+        An arm has the variables of its own stack and no other: those are what is compared.
+        """
+        variables = {**self.caches, **environment(stack)}
+        key = frozenset(variables.items())
+        if variables and key not in self.launchers:
+            self.launchers[key] = Launcher(variables)
+        chosen = self.launchers[key] if variables else launcher()
         slow = {module for s in (*self.stack, *self.baseline) for module in s.preload}
         slow |= {module for module in self.workload.preload if find_spec(module.partition(".")[0])}
         chosen.preload(sorted(slow))
         return chosen
 
+    @property
+    def caches(self) -> dict[str, str]:
+        """Variables that make compilers begin with nothing, where that is asked for; empty where it is not."""
+        if not (self.protocol.cold_caches and self.isolated):
+            return {}
+        names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
+        return {name: str(Path(self.folders[-1]) / name.lower()) for name in names}
+
+    def processes(self) -> list[int]:
+        """Those that arms descend from."""
+        if not self.isolated:
+            return [os.getpid()]
+        return [launcher().process.pid, *(own.process.pid for own in self.launchers.values())]
+
     def close(self) -> None:
         """End every process of this comparison, and leave nothing behind."""
-        if self.own_launcher is not None:
-            self.own_launcher.close()
+        for own in self.launchers.values():
+            own.close()
         if self.isolated:
             launcher().end_workers()
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
 from functools import total_ordering
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,14 +22,16 @@ Counters = Mapping[str, float]  # what the arm counted while it ran: dynamo's co
 class Stage(IntEnum):
     """The order in which a stack is folded, however it was listed; ties by name."""
 
-    REWRITE = 0
-    PRECISION = 1
-    OPTIMIZER = 2
-    COMPILE = 3
-    STREAMS = 4
-    FEED = 5
-    MEMORY = 6
-    CAPTURE = 7
+    MODEL = 0  # another implementation takes the model's place, for all others to work on
+    REWRITE = 1
+    LAYOUT = 2  # how tensors lie in memory
+    PRECISION = 3
+    OPTIMIZER = 4
+    COMPILE = 5
+    STREAMS = 6
+    FEED = 7
+    MEMORY = 8
+    CAPTURE = 9
 
 
 @total_ordering
@@ -99,8 +101,18 @@ class Strategy(ABC):
     def excludes(self) -> frozenset[str]:
         return frozenset()
 
+    @property
+    def overwrites(self) -> bool:
+        """Whether outputs of a step lie where the next one writes its own: who keeps them has to copy them."""
+        return False
+
+    @property
+    def changes(self) -> frozenset[str]:
+        """Global settings that stay changed (see `optexp.equivalence.state`); others are reported."""
+        return frozenset()
+
     def environment(self) -> Mapping[str, str]:
-        """Variables that every arm of the comparison starts with (torch reads some when it loads)."""
+        """Variables that an arm with this strategy starts with (torch reads some when it loads)."""
         return {}
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
@@ -115,16 +127,35 @@ class Strategy(ABC):
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
         """Whether the optimization happened, judged from profiles, `apply`'s notes and counters."""
 
-    def recipe(self) -> str:
-        """The same optimization in plain PyTorch, to take home."""
+    def recipe(self, notes: Notes) -> str:
+        """The same optimization in plain PyTorch: lines of `repro.py`, which runs the program without optexp.
+
+        That file first makes the plain program out of names of its module; then come the recipes of the stack, in the
+        order of their stages, as lines of the same module that assign some of the names anew (`notes` are `apply`'s):
+
+            device, model       as in `Program`
+            forward             begins as `model`; `predict(batch)` calls it: forward = torch.compile(forward)
+            loss_fn             loss_fn(output, batch), or None
+            optimizer, scaler   or None; the plain step scales the loss where there is a scaler
+            step                step(batch) -> output or loss; looks `predict`, `loss_fn`, `optimizer`, `scaler` up when
+                                it is called. Wrap it by `def step(batch, plain=step): ...`
+            batches             iterator without end over batches on the device, each a tuple of tensors
+            loader, bring       where bringing batches is part of the work: DataLoader(**loader_options), or a list of
+                                batches in host memory; and bring(batch), their way to the device. `batches` looks both
+                                up when the first batch is asked for
+            pool                a memory pool, or None
+
+        `torch`, `nn` and `F` are imported; other imports belong to the recipe. It may use functions and classes of its
+        strategy's file, and those that they use: their source is copied in front. Variables of `environment()` are set
+        at the top by themselves. Where nothing can be said, "": the file then says that this part is missing.
+        """
         return ""
 
     @property
     def label(self) -> str:
         """Name and the fields that differ from their default: `fusion[mode=max-autotune]`."""
-        changed = [
-            f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default
-        ]
+        plain = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(self)}
+        changed = [f"{name}={getattr(self, name)}" for name, value in plain.items() if getattr(self, name) != value]
         return f"{self.name}[{','.join(changed)}]" if changed else self.name
 
 
@@ -146,8 +177,9 @@ def compose(strategies: Stack) -> list[Strategy]:
         provided = frozenset().union(*(traits(s) | {s.name} for s in others))
         if missing := strategy.requires - provided:
             raise Unsupported(f"{strategy.name} needs {' and '.join(sorted(missing))} in the stack: add it")
-        if clash := strategy.excludes & provided:
-            raise Unsupported(f"{strategy.name} does not work with {' and '.join(sorted(clash))}: leave one out")
+        if clash := [s.name for s in others if strategy.excludes & (traits(s) | {s.name})]:
+            raise Unsupported(f"{strategy.label} does not work with {' and '.join(clash)}: leave one out")
+    environment(stack)  # refuses members that disagree
     return stack
 
 
@@ -168,9 +200,12 @@ def label(stack: Stack) -> str:
 
 def environment(stack: Stack) -> dict[str, str]:
     """The variables of all members; two that disagree cannot be stacked."""
-    merged: dict[str, str] = {}
+    merged: dict[str, tuple[str, Strategy]] = {}
     for strategy in stack:
         for name, value in strategy.environment().items():
-            if merged.setdefault(name, value) != value:
-                raise Unsupported(f"{strategy.name} sets {name}={value}, another sets {merged[name]}: leave one out")
-    return merged
+            other, by = merged.setdefault(name, (value, strategy))
+            if other != value:
+                raise Unsupported(
+                    f"{strategy.name} needs {name}={value} and {by.name} needs {name}={other}: leave one out"
+                )
+    return {name: value for name, (value, _) in merged.items()}

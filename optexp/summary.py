@@ -17,7 +17,7 @@ WHAT_NOW = {
     Verdict.INVALID: "The measurement is not shown: run it again when the machine is quiet.",
 }
 PART = "share_"  # how the names of a breakdown's terms begin
-SPEED = ("time/step", "time/step, 95th percentile", "device time/step", "throughput")  # rows that a verdict is about
+SPEED = ("time/step", "device time/step", "one step alone", "throughput", "energy")  # rows that a verdict is about
 SHORT = ("time/step", "throughput", "peak memory", "kernels/step")
 
 Unit = Callable[[float], str]
@@ -40,9 +40,17 @@ def rows(result: Result, details: bool = False) -> list[Row]:
     time_change = 1 / result.speedup.estimate if result.speedup else None
     found = [
         _row("time/step", before.step_us, after.step_us, microseconds, "slower", "faster", time_change),
-        _row("time/step, 95th percentile", before.p95_us, after.p95_us, microseconds, "slower", "faster"),
         _row("device time/step", before.device_us, after.device_us, microseconds, "slower", "faster"),
+        _row("device busy/step", before.busy_us, after.busy_us, microseconds, "longer", "shorter"),
+        _row("device time/step, cold L2", before.cold_us, after.cold_us, microseconds, "slower", "faster"),
+        _row("one step alone, 5th percentile", before.p5_us, after.p5_us, microseconds, "slower", "faster"),
+        _row("one step alone, median", before.alone_us, after.alone_us, microseconds, "slower", "faster"),
+        _row("one step alone, 95th percentile", before.p95_us, after.p95_us, microseconds, "slower", "faster"),
+        _row("one step alone, 99th percentile", before.p99_us, after.p99_us, microseconds, "slower", "faster"),
         _row("throughput", before.throughput, after.throughput, rate, "more", "less"),
+        _row("energy/step", before.energy_j, after.energy_j, joules, "more", "less"),
+        _row("power", before.power_w, after.power_w, watts, "more", "less"),
+        _row("GPU utilisation (NVML)", before.utilisation, after.utilisation, share, "more", "less"),
         _row("peak memory", before.peak_mib, after.peak_mib, mebibytes, "more", "less"),
         _row("kernels/step", before.kernels, after.kernels, count, "more", "fewer"),
         _row("GPU busy", before.gpu_busy, after.gpu_busy, share, "more", "less"),
@@ -50,7 +58,7 @@ def rows(result: Result, details: bool = False) -> list[Row]:
     ]
     shown = [row for row in found if row and (details or row.name in SHORT)]
     if result.verdict is Verdict.INCONCLUSIVE:  # a ratio in a column of its own would be read as a finding
-        shown = [replace(row, change="undecided") if row.name in SPEED else row for row in shown]
+        shown = [replace(row, change="undecided") if row.name.startswith(SPEED) else row for row in shown]
     return shown
 
 
@@ -97,7 +105,15 @@ def measured(result: Result) -> str:
     """How: the preset and where the arms ran."""
     placement = (result.measurement.get("placement") or {}).get("text")
     preset = result.measurement.get("preset")
-    return ", ".join(text for text in (f"{preset} preset" if preset else "", placement or "") if text)
+    passed = [name for name, c in controls(result).items() if c["ok"] and c["found"] and c["estimate"]]
+    parts = [f"{preset} preset" if preset else "", placement or ""]
+    parts += [f"controls passed ({', '.join(passed)})"] if passed else []
+    return ", ".join(text for text in parts if text)
+
+
+def controls(result: Result) -> dict[str, Any]:
+    """What is known to be so, and whether the measurement saw it, by name."""
+    return dict(result.measurement.get("controls") or {})
 
 
 def cost(result: Result) -> str:
@@ -108,6 +124,8 @@ def cost(result: Result) -> str:
     text = f"set-up {duration(facts['setup_s'])}"
     if facts.get("baseline_setup_s") is not None:
         text += f" (baseline {duration(facts['baseline_setup_s'])})"
+    if facts.get("cold_setup_s") is not None:
+        text += f", {duration(facts['cold_setup_s'])} with empty compile caches"
     if result.verdict is Verdict.INCONCLUSIVE:
         return text
     steps, hours = facts.get("break_even_steps"), facts.get("hours_saved")
@@ -124,7 +142,11 @@ def cost(result: Result) -> str:
 def remarks(result: Result) -> list[str]:
     """Watchdogs that saw something, and notes on what was ignored or left out."""
     watches = result.measurement.get("watchdogs") or []
-    return [f"{w['name']}: {w['text']}" for w in watches if not w["ok"]] + list(result.measurement.get("notes") or [])
+    seen = [f"{w['name']}: {w['text']}" for w in watches if not w["ok"]]
+    seen += [f"{name}: {c['text']}" for name, c in controls(result).items() if not (c["ok"] and c["found"])]
+    if cold := (result.measurement.get("l2") or {}).get("cold"):
+        seen.append(f"with emptied caches: {cold['text']}")
+    return seen + list(result.measurement.get("notes") or [])
 
 
 def suggestion(result: Result) -> str:
@@ -203,6 +225,18 @@ def microseconds(value: float) -> str:
 def mebibytes(value: float) -> str:
     """412 MiB, 1.5 GiB."""
     return f"{value / 1024:.3g} GiB" if value >= 1024 else f"{digits(value)} MiB"
+
+
+def joules(value: float) -> str:
+    """1.3 J, 45 mJ, 820 µJ."""
+    for unit, size in (("J", 1.0), ("mJ", 1e-3)):
+        if value >= size:
+            return f"{digits(value / size)} {unit}"
+    return f"{digits(value * 1e6)} µJ"
+
+
+def watts(value: float) -> str:
+    return f"{value:.0f} W"
 
 
 def rate(value: float) -> str:

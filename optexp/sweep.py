@@ -52,17 +52,19 @@ class SweepCallback(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Rank what the jobs wrote down, print it with the answer of a study, and close the parent run."""
-        from optexp import summary, terminal
+        from optexp import search, summary, terminal
 
         folder, note = Path(config.hydra.sweep.dir), ""
         try:
-            results = summary.ranked(read(folder))
-            if results:
+            jobs_done = read(folder)
+            if jobs_done:
+                found = search.confirm(jobs_done, folder, _again)
+                results = summary.ranked(search.corrected(list(found.values())))
                 record(results, folder)
                 console = terminal.output()
                 console.print("", terminal.sweep_table(results), "", sep="\n")
                 if study := Study.of(config):
-                    note = answer(study, _name(config), folder, console)
+                    note = answer(study, _name(config), folder, console, list(found.values()))
                 console.print(terminal.locations(folder, _parent))
         finally:
             _finish("FINISHED", folder, note)
@@ -73,11 +75,17 @@ def abort(status: str = "KILLED") -> None:
     _finish(status)
 
 
-def read(folder: Path) -> list[Result]:
+def read(folder: Path) -> dict[Path, Result]:
     """What the jobs below `folder` wrote down; a job that left nothing crashed in a way that nothing could record."""
-    return [
-        Result.read(job / "result.json") if (job / "result.json").is_file() else _lost(job) for job in jobs(folder)
-    ]
+    return {
+        job: Result.read(job / "result.json") if (job / "result.json").is_file() else _lost(job) for job in jobs(folder)
+    }
+
+
+def _again(config: DictConfig, output: Path) -> Result:
+    from optexp import runner
+
+    return runner.run(config, output)
 
 
 def jobs(folder: Path) -> list[Path]:
@@ -109,14 +117,14 @@ def record(results: Sequence[Result], folder: Path) -> None:
     _plot([row for row in table if row["speedup"]], folder / "plots" / "speedup.png")
 
 
-def answer(study: Study, name: str, folder: Path, console: Console) -> str:
+def answer(study: Study, name: str, folder: Path, console: Console, results: Sequence[Result]) -> str:
     """Print what a study found and write it down: a page, and a picture. Returns the page without the picture."""
     from optexp import terminal
     from optexp.study import markdown, points, remarks, table
     from optexp.studyplot import draw
 
     steps = [str(OmegaConf.select(OmegaConf.load(job / ".hydra" / "config.yaml"), STEP) or "") for job in jobs(folder)]
-    found = points(study, zip(read(folder), steps, strict=True))
+    found = points(study, zip(results, steps, strict=True))
     console.print(terminal.study_table(study.question, *table(study, found)), "", sep="\n")
     for remark in remarks(study, found):
         console.print(remark, "", sep="\n", soft_wrap=True)

@@ -28,6 +28,7 @@ COLOURS = {
     Verdict.SAME: "bold cyan",
     Verdict.INCONCLUSIVE: "bold yellow",
     Verdict.PROFILED: "bold cyan",
+    Verdict.VERIFIED: "bold green",
     Verdict.UNSUPPORTED: "bold yellow",
     Verdict.NOT_ENGAGED: "bold yellow",
 }

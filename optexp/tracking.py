@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 VALUE_LIMIT = 6000  # characters of a param that MLflow keeps
 TAG_LIMIT = 8000
 ARTIFACTS = (
-    "result.json", "report.html", "config.yaml", "environment.json", "samples.parquet", "repro.py",
+    "result.json", "report.html", "config.yaml", "environment.json", "samples.parquet", "repro.py", "repro.pkl",
     "sweep.json", "study.md", "traces/*.json.gz", "plots/*.png", "compile/**/*",
 )  # fmt: skip
 DEFAULTS = {
@@ -221,6 +221,8 @@ def metrics(result: Result) -> dict[str, float]:
         found |= {
             f"time/{arm}_us": figures.step_us,
             f"time/{arm}_device_us": figures.device_us,
+            f"time/{arm}_p99_us": figures.p99_us,
+            f"energy/{arm}_j": figures.energy_j,
             f"throughput/{arm}": figures.throughput,
             f"memory/{arm}_peak_mib": figures.peak_mib,
         }

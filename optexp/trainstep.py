@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from optexp.equivalence.judge import NoReference
+from optexp.equivalence.golden import NoReference
 from optexp.program import Batch, Outputs, Program, clear_gradients, flatten
 from optexp.strategy import Unsupported
 

@@ -6,6 +6,7 @@ import copy
 import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,22 +33,53 @@ OPTIMIZERS = {
 # --- models ------------------------------------------------------------------------------------------------------
 
 
-def maker(given: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, key: str = "model") -> Any:
+def maker(
+    given: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, key: str = "model"
+) -> Maker:
     """How to get a new model from what the user named: a class, a factory, a function to time, or an instance."""
-    kwargs = kwargs or {}
     if isinstance(given, nn.Module):
         return Copies(given)
-    if isinstance(given, type) and issubclass(given, nn.Module):
-        return partial(given, *args, **kwargs)
     if not callable(given):
         raise ConfigError(f"{key} is {kind(given)}: it must be an nn.Module, its class, a factory or a function")
-    return partial(_make, given, tuple(args), dict(kwargs), key)
+    return Maker(given, tuple(args), dict(kwargs or {}), key)
 
 
-class Copies:
+@dataclass
+class Maker:
+    """A new model each time it is called: `given(*args, **kwargs)`, or `given` itself as a function to time."""
+
+    given: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    key: str
+
+    @property
+    def makes(self) -> bool:
+        """Whether `given` makes a model, and is none itself."""
+        if isinstance(self.given, type):
+            return True
+        try:
+            inspect.signature(self.given).bind(*self.args, **self.kwargs)
+        except (TypeError, ValueError):  # it wants more: that is what inputs are for; or it is no Python function
+            return False
+        return True
+
+    def __call__(self) -> nn.Module:
+        if not self.makes:
+            return Function(partial(self.given, *self.args, **self.kwargs) if self.args or self.kwargs else self.given)
+        made = self.given(*self.args, **self.kwargs)
+        if not callable(made):
+            raise ConfigError(
+                f"{self.key}, called without inputs, returned {kind(made)}: a factory must return an nn.Module"
+            )
+        return made if isinstance(made, nn.Module) else Function(made)
+
+
+class Copies(Maker):
     """A new copy of one model each time; a copy that is pickled also reaches another process."""
 
     def __init__(self, model: nn.Module) -> None:
+        self.args, self.kwargs = (), {}
         self.packed = travelling("model", model)
 
     def __call__(self) -> nn.Module:
@@ -65,17 +97,6 @@ class Function(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
-
-
-def _make(given: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], key: str) -> nn.Module:
-    try:
-        inspect.signature(given).bind(*args, **kwargs)
-    except (TypeError, ValueError):  # it wants more: that is what the inputs are for; or it is no Python function
-        return Function(partial(given, *args, **kwargs) if args or kwargs else given)
-    made = given(*args, **kwargs)
-    if not callable(made):
-        raise ConfigError(f"{key}, called without inputs, returned {kind(made)}: a factory must return an nn.Module")
-    return made if isinstance(made, nn.Module) else Function(made)
 
 
 def travelling(what: str, value: Any) -> bytes:

@@ -30,6 +30,8 @@ def headline(result: Result, contract: Contract, against: str, weakness: str | N
     processes = "one process" if speedup.processes == 1 else f"{speedup.processes} processes"
     interval = f"{speedup.confidence:.0%} interval {at_least(low)} to {high:.3g}"
     basis = f"best estimate {ratio(estimate)}, {interval}, {processes}"
+    if result.measurement["l2"]["headline"] == "cold":
+        basis += ", device time with emptied caches"
     match verdict:
         case Verdict.FASTER:
             text = f"FASTER{than}, at least {at_least(low)}× ({basis})"
@@ -52,6 +54,6 @@ def headline(result: Result, contract: Contract, against: str, weakness: str | N
 def duration(seconds: float) -> str:
     """A time as people say it: 112 µs, 4.2 ms, 3.1 s, 2.4 h."""
     for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
-        if abs(seconds) >= size * (2 if unit == "min" else 1):
+        if abs(seconds) >= size * (2 if unit == "min" else 0.9995):  # what would be rounded to 1000 of the next
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e6:.3g} µs"

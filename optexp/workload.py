@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,10 @@ from torch import Tensor, nn
 from optexp.config import one_of
 from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, Step, prime
 from optexp.strategy import Unsupported
+
+if TYPE_CHECKING:
+    from optexp.inlining import Inliner
+    from optexp.repro import Source
 
 
 @dataclass
@@ -24,8 +28,9 @@ class Workload(ABC):
     A workload says what its model, batches, loss and optimizer are; `build` makes a `Program` of them.
     """
 
-    families: ClassVar[tuple[str, ...]] = ("normal",)
+    families: ClassVar[tuple[str, ...]] = ("normal",)  # of inputs that mean something to it (optexp.equivalence)
     sizes: ClassVar[Mapping[str, Mapping[str, int]]] = {}  # of fields left open (None), by kind of device
+    operation: ClassVar[bool] = False  # a single one: whether its inputs lie in the cache is then half of its time
     preload: ClassVar[tuple[str, ...]] = ()  # slow imports, made once before arms are forked, where installed
 
     mode: str = one_of("forward", "forward_backward", "train")
@@ -39,6 +44,10 @@ class Workload(ABC):
         """This workload with sizes that were left open filled in for the kind of device ("cuda" or "cpu")."""
         left_open: dict[str, Any] = {k: v for k, v in self.sizes.get(device, {}).items() if getattr(self, k) is None}
         return replace(self, **left_open)
+
+    def tails(self) -> list[Self]:
+        """The same on small, odd sizes, whose last tiles are partial; families of inputs are then tried there."""
+        return []
 
     @property
     @abstractmethod
@@ -61,6 +70,11 @@ class Workload(ABC):
     def batches(self, generator: torch.Generator, count: int) -> list[Batch]:
         """`count` batches one after the other, the first kind first."""
         return [self.batch(generator) for _ in range(count)]
+
+    @property
+    def flops(self) -> float | None:
+        """Multiplications and additions of a step that no other way to compute it can save, where that is known."""
+        return None
 
     def notes(self) -> list[str]:
         """What the user should know about how the program came to be; asked after `build`."""
@@ -86,6 +100,12 @@ class Workload(ABC):
     def step(self) -> Step:
         """One unit of work, by `mode`."""
         return STEPS[self.mode]
+
+    def listing(self, program: Program, batch: Batch, inliner: Inliner) -> Source:
+        """What this workload's program is made of, as source that runs without optexp."""
+        from optexp.repro import of_class
+
+        return of_class(self, program, batch, inliner)
 
     def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Program:
         """The program of this workload: equal seeds give equal parameters, on every device and in every process."""

@@ -67,15 +67,11 @@ class Amp(Strategy):
         scaling = ", loss scaled" if notes["loss_scaling"] else ""
         return Evidence(True, f"in {self.dtype}: {operations}{scaling}")
 
-    def recipe(self) -> str:
-        context = f"with torch.autocast(device.type, torch.{self.dtype}):\n    loss = loss_fn(model(x), y)\n"
-        if self.dtype == "bfloat16":
-            return context + "loss.backward()\noptimizer.step()\n"
-        return (
-            "scaler = torch.amp.GradScaler(device.type)  # once\n"
-            + context
-            + "scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()\n"
-        )
+    def recipe(self, notes: Notes) -> str:
+        lines = [f"forward = under_autocast(forward, device, torch.{self.dtype})"]
+        lines += [f"loss_fn = loss_fn and under_autocast(loss_fn, device, torch.{self.dtype})"]
+        lines += ["scaler = grad_scaler(device)"] if notes["loss_scaling"] else []
+        return "\n".join(lines)
 
 
 def under_autocast(call: Callable[..., Any], device: torch.device, dtype: torch.dtype) -> Callable[..., Any]:

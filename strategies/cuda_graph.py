@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from optexp.program import Batch, Outputs, Program, clear_gradients, map_batch, preserved, tensors_of
+from optexp.capture import CapturedStep, Uncapturable, capture, graph_model
+from optexp.config import one_of
+from optexp.feeds import settings
+from optexp.program import Batch, Outputs, Program, tensors_of
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
 
+SMALLER = {  # where a step cannot be captured
+    "step": "take it out of the step, leave it outside (strategy.cuda_graph.scope=forward_backward, or model)",
+    "forward_backward": "take it out of the step, or leave it outside (strategy.cuda_graph.scope=model)",
+    "model": "take it out of the model",
+}
+
 
 @dataclass
 class CudaGraph(Strategy):
-    """Captures `program.step`, optimizer included. Outputs and gradients of a step are overwritten by the next."""
+    """Outputs and gradients of a step are overwritten by the next.
+
+    scope:   step: all of `program.step`, optimizer included; forward_backward: optimizer and gradient scaler stay
+             outside, whatever they are; model: only forward and backward of the model, each a graph of its own
+    warmup:  steps before the capture: lazy initialisation, autotuning and compilation happen there
+    """
 
     stage = Stage.CAPTURE
 
-    warmup: int = 3  # steps before the capture: lazy initialisation, autotuning and compilation happen there
+    scope: str = one_of("step", "forward_backward", "model")
+    warmup: int = 3
+
+    @property
+    def overwrites(self) -> bool:
+        return True
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if device.type != "cuda":
@@ -39,128 +55,82 @@ class CudaGraph(Strategy):
                 "a graph is recorded for one set of shapes, and here they change from batch to batch:"
                 " pad batches to one size, or try strategy=fusion"
             )
+        if not settings(program.feed).get("delivers", True):
+            return (
+                "the step takes its batch from host memory, piece by piece, and waits for the results, which a graph"
+                " cannot: leave cuda_graph out, or try streams"
+            )
+        return self._why_not_the_optimizer(program) if self.scope == "step" else None
+
+    def _why_not_the_optimizer(self, program: Program) -> str | None:
         if program.optimizer is None:
             return None
-        name = type(program.optimizer).__name__
-        keys = program.optimizer.defaults
+        name, keys = type(program.optimizer).__name__, program.optimizer.defaults
+        outside = "or leave the optimizer outside with strategy.cuda_graph.scope=forward_backward"
         if program.scaler is not None and "fused" not in keys:
-            return f"a captured GradScaler needs a fused optimizer, which {name} has not: use Adam, AdamW or SGD"
+            needs = f"a captured GradScaler needs a fused optimizer, which {name} has not"
+            return f"{needs}: use Adam, AdamW or SGD, {outside}"
         if "capturable" not in keys and "fused" not in keys:
-            return f"{name} keeps its step on the CPU, where a graph cannot follow: use Adam, AdamW or SGD"
+            return f"{name} keeps its step on the CPU, where a graph cannot follow: use Adam, AdamW or SGD, {outside}"
         if any(p.dtype is torch.float64 for p in program.model.parameters()):
-            return "captured optimizers hold learning rate and step count in float32: use dtype=float32"
+            return f"captured optimizers hold learning rate and step count in float32: use dtype=float32, {outside}"
         return None
 
     def apply(self, program: Program) -> tuple[Program, Notes]:
-        step = capture(program, self.warmup)
-        return replace(program, step=step), {"static_input_bytes": sum(tensor.nbytes for tensor in step.inputs)}
+        try:
+            optimized, inputs = self._captured(program)
+        except Uncapturable as reason:
+            raise Unsupported(f"{reason}: {SMALLER[self.scope]}, or try strategy=fusion") from reason.__cause__
+        return optimized, {
+            "grads": [tensor.requires_grad for tensor in inputs],
+            "static_input_bytes": sum(tensor.nbytes for tensor in inputs),
+            "update_outside": isinstance(optimized.step, UpdatedOutside),
+        }
+
+    def _captured(self, program: Program) -> tuple[Program, Sequence[Tensor]]:
+        rest = program if program.optimizer is None else outside(program)
+        if self.scope == "model":
+            model = graph_model(rest, self.warmup)
+            return replace(program, forward=model), model.inputs
+        if self.scope == "step" or rest is program:
+            step = capture(program, self.warmup, prepare_optimizer(program))
+            return replace(program, step=step), step.inputs
+        step = capture(rest, self.warmup)
+        return replace(program, step=UpdatedOutside(step)), step.inputs
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
         launches = after.calls("cudaGraphLaunch")
         if not launches:
             return Evidence(False, "no graph was launched in the profiled steps")
-        kernels = sum(kernel.in_graph for kernel in after.kernels) / len(after.steps)
-        return Evidence(True, f"{launches:g} graph launches a step, with {kernels:g} kernels inside")
+        inside = sum(kernel.in_graph for kernel in after.kernels) / len(after.steps)
+        outside = len(after.kernels) / len(after.steps) - inside
+        text = f"{launches:g} graph launches a step, with {inside:g} kernels inside"
+        return Evidence(True, f"{text} and {outside:g} outside" if self.scope != "step" else text)
 
-    def recipe(self) -> str:
-        return RECIPE
-
-
-RECIPE = """\
-static = [t.clone() for t in batch]           # the graph reads these addresses for ever
-stream = torch.cuda.Stream()
-stream.wait_stream(torch.cuda.current_stream())
-with torch.cuda.stream(stream):
-    for _ in range(3):
-        step(*static)                         # zero_grad(set_to_none=True), forward, backward, optimizer
-torch.cuda.current_stream().wait_stream(stream)
-optimizer.zero_grad(set_to_none=True)
-graph = torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph):                 # Adam: capturable=True; SGD or GradScaler: fused=True
-    loss = step(*static)
-# then, for every batch:
-for buffer, tensor in zip(static, batch):
-    buffer.copy_(tensor, non_blocking=True)
-graph.replay()                                # `loss` and every p.grad now hold this batch's values
-"""
+    def recipe(self, notes: Notes) -> str:
+        if self.scope == "model":
+            return GRAPHED_MODEL.format(warmup=self.warmup, inputs=len(notes["grads"]), grads=notes["grads"])
+        capture = CAPTURE.format(warmup=self.warmup)
+        if notes["update_outside"]:
+            return OUTSIDE + capture + REPLAY + UPDATE + RETURN + RESTORE
+        return PREPARE + capture + REPLAY + RETURN
 
 
-@dataclass
-class CapturedStep:
-    """Replays one step on whatever batch it is given.
-
-    Addresses are fixed at capture: a batch is copied to `inputs`; `outputs` and `gradients` are where they were.
-    """
-
-    graph: torch.cuda.CUDAGraph
-    inputs: list[Tensor]
-    outputs: Outputs
-    gradients: Sequence[tuple[Tensor, Tensor]]
-    rates: list[Tensor]
-
-    def __call__(self, program: Program, batch: Batch) -> Outputs:
-        self._load(list(tensors_of(batch).values()))
-        if program.optimizer is not None:
-            self._follow_rates(program.optimizer)
-        self.graph.replay()
-        if self.gradients and self.gradients[0][0].grad is not self.gradients[0][1]:
-            for parameter, gradient in self.gradients:  # someone cleared them since
-                parameter.grad = gradient
-        return dict(self.outputs)
-
-    def _load(self, tensors: list[Tensor]) -> None:
-        for captured, tensor in zip(self.inputs, tensors, strict=True):
-            if captured.shape != tensor.shape or captured.dtype != tensor.dtype:  # copy_ would broadcast or convert
-                raise ValueError(
-                    f"captured for {tuple(captured.shape)} {captured.dtype}, got {tuple(tensor.shape)} {tensor.dtype}"
-                )
-            captured.copy_(tensor, non_blocking=True)  # not foreach: its kernel costs more than a few plain copies
-
-    def _follow_rates(self, optimizer: Optimizer) -> None:
-        """A rate that was assigned anew is written where the graph reads it."""
-        for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
-            if group["lr"] is not rate:
-                rate.fill_(group["lr"])
-                group["lr"] = rate
-
-
-def capture(program: Program, warmup: int) -> CapturedStep:
-    """Record the program's step on copies of its next batch; the program's state stays what it was."""
-    rates = prepare_optimizer(program)
-    batch = map_batch(torch.clone, program.feed.next())
-    # On a side stream, so that nothing made lazily here belongs to the default one, which cannot be captured.
-    current, side = torch.cuda.current_stream(program.device), torch.cuda.Stream(program.device)
-    side.wait_stream(current)
-    with torch.cuda.stream(side), preserved(program):
-        for _ in range(warmup):
-            program.step(program, batch)
-    current.wait_stream(side)
-    clear_gradients(program.model)  # so that backward makes new ones, inside the graph's memory
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph, pool=program.pool):
-            outputs = program.step(program, batch)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise Unsupported(
-            f"the step cannot be captured: {culprit(error)}; a graph cannot hold what waits for the GPU"
-            " (.item(), .cpu(), a branch on a tensor): take it out of the step, or try strategy=fusion"
-        ) from error
-    gradients = [(p, p.grad) for p in program.model.parameters() if p.grad is not None]
-    return CapturedStep(graph, list(tensors_of(batch).values()), outputs, gradients, rates)
+# --- an optimizer inside a graph, or outside ---------------------------------------------------------------------
 
 
 def prepare_optimizer(program: Program) -> list[Tensor]:
     """Move to the GPU what the optimizer keeps on the CPU, in place. Returns the learning rate of each group.
 
     Numbers would freeze in the graph. Fused kernels are used only where nothing else can be captured: SGD's other
-    forms read the rate on the CPU, and so does a GradScaler that must decide whether to skip.
+    forms read the rate on the CPU (unless they are compiled, which fused ones never are), and so does a GradScaler that
+    must decide whether to skip.
     """
     optimizer, device = program.optimizer, program.device
     if optimizer is None:
         return []
-    fused = program.scaler is not None or "capturable" not in optimizer.defaults
+    compiled = hasattr(optimizer.step, "_torchdynamo_orig_callable")
+    fused = program.scaler is not None or not (compiled or "capturable" in optimizer.defaults)
     for group in optimizer.param_groups:
         if "capturable" in group:
             group["capturable"] = True
@@ -175,11 +145,117 @@ def prepare_optimizer(program: Program) -> list[Tensor]:
     return [group["lr"] for group in optimizer.param_groups]
 
 
-def culprit(error: BaseException) -> str:
-    """The line of the step at which a capture first failed, and the error's first line."""
-    while isinstance(error.__context__, RuntimeError):  # ending the broken capture raises once more
-        error = error.__context__
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(str(Path(torch.__file__).parent))]
-    frame = own[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno}: {frame.line} ({str(error).splitlines()[0]})"
+@dataclass
+class Later:
+    """Stands in for an optimizer, or for a gradient scaler, while the step around it is captured: it does not step."""
+
+    real: Any
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        return
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        return
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+def outside(program: Program) -> Program:
+    """The program without the optimizer's part of its step."""
+    scaler: Any = None if program.scaler is None else Later(program.scaler)
+    optimizer: Any = Later(program.optimizer)
+    return replace(program, optimizer=optimizer, scaler=scaler)
+
+
+@dataclass
+class UpdatedOutside:
+    """A captured forward and backward, then the optimizer's step, which finds gradients where they were captured."""
+
+    captured: CapturedStep
+
+    def __call__(self, program: Program, batch: Batch) -> Outputs:
+        assert program.optimizer is not None
+        outputs = self.captured(program, batch)
+        if program.scaler is None:
+            program.optimizer.step()
+        else:
+            program.scaler.step(program.optimizer)
+            program.scaler.update()
+        return outputs
+
+
+# --- in plain PyTorch --------------------------------------------------------------------------------------------
+
+PREPARE = """\
+from types import SimpleNamespace
+
+if optimizer is not None:
+    prepare_optimizer(SimpleNamespace(optimizer=optimizer, scaler=scaler, device=device))
+"""
+
+OUTSIDE = """\
+real_optimizer, real_scaler = optimizer, scaler
+optimizer, scaler = Later(optimizer), scaler and Later(scaler)  # for as long as the step is captured
+"""
+
+CAPTURE = """\
+static = tuple(tensor.clone() for tensor in next(batches))  # the graph reads these addresses for ever
+side = torch.cuda.Stream()
+side.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(side):  # what is made lazily is made here: a training step changes the model all the same
+    for _ in range({warmup}):
+        step(static)
+torch.cuda.current_stream().wait_stream(side)
+for parameter in model.parameters():
+    parameter.grad = None  # so that backward makes new ones, inside the graph's memory
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # a loader may pin memory meanwhile
+    result = step(static)
+"""
+
+REPLAY = """
+
+def step(batch):
+    for buffer, tensor in zip(static, batch, strict=True):
+        buffer.copy_(tensor, non_blocking=True)
+    graph.replay()  # every p.grad is overwritten in place: do not set them to None
+"""
+
+UPDATE = """\
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+RETURN = """\
+    return result  # the next replay overwrites it
+"""
+
+RESTORE = """
+
+optimizer, scaler = real_optimizer, real_scaler
+"""
+
+GRAPHED_MODEL = """\
+class Held(nn.Module):  # so that the graph of the backward pass knows the parameters of what is called
+    def __init__(self, model, function):
+        super().__init__()
+        self.model, self.function = model, function
+
+    def forward(self, *inputs):
+        with torch.set_grad_enabled(model.training):
+            return self.function(inputs)
+
+
+sample = tuple(tensor.clone().requires_grad_(grad) for tensor, grad in zip(next(batches), {grads}))
+graphed = torch.cuda.make_graphed_callables(
+    Held(model, predict), sample, num_warmup_iters={warmup}, allow_unused_input=True, pool=pool
+)
+
+
+def predict(batch):
+    return graphed(*batch[:{inputs}])
+"""

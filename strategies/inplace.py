@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.shape_prop import ShapeProp
 
+from optexp.inlining import code_of
 from optexp.program import Program, to_device
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy, Unsupported
 
@@ -67,6 +68,7 @@ class Inplace(Strategy):
         infer_shapes(model, *program.arguments(batch))
         rewritten, kept = Rewriter(model, program.trains).run()
         notes = {"rewritten": len(rewritten), "operations": dict(Counter(rewritten)), "kept": dict(Counter(kept))}
+        notes["code"] = code_of(model)
         return replace(program, model=model), notes
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
@@ -77,8 +79,10 @@ class Inplace(Strategy):
         operations = ", ".join(f"{times} {name}" for name, times in notes["operations"].items())
         return Evidence(True, f"{count} operations in place ({operations})" + (f"; {kept}" if kept else ""))
 
-    def recipe(self) -> str:
-        return "x = x.mul_(2)          # instead of x = x * 2, where nobody reads the old x again\nx = F.relu_(x)\n"
+    def recipe(self, notes: Notes) -> str:
+        if notes["code"] is None:
+            return ""
+        return f"from types import MethodType\n{notes['code']}\n\nmodel.forward = MethodType(rewritten, model)"
 
 
 def trace(model: nn.Module) -> fx.GraphModule:
@@ -151,9 +155,12 @@ class Rewriter:
         return None
 
     def replace(self, node: fx.Node, name: str, operands: list[Any]) -> None:
-        function = in_place(name, has_tensors(operands[1:]))
+        function, arguments = in_place(name, has_tensors(operands[1:])), tuple(operands)
+        if function is unless_autocast:
+            arguments = (name, *arguments)
         with self.model.graph.inserting_before(node):
-            new = self.model.graph.call_function(function, tuple(operands), options(node, self.model))
+            named = options(node, self.model)
+            new = self.model.graph.create_node("call_function", function, arguments, named, name=f"{name}_")
         new.meta = node.meta
         node.replace_all_uses_with(new)
         self.model.graph.erase_node(node)
@@ -176,25 +183,24 @@ def pointwise_name(node: fx.Node, model: fx.GraphModule) -> str | None:
 
 
 def in_place(name: str, tensors: bool) -> Callable[..., Tensor]:
-    """The in-place form of an operation.
-
-    Autocast picks the dtype of some operations by what it finds, and would be held to the operand's: those go
-    back to memory of their own while it is on.
-    """
+    """The in-place form of an operation; `unless_autocast` takes its name first."""
     if name in ("gelu", "silu"):
         overloads: Callable[..., Tensor] = getattr(torch.ops.aten, f"{name}_")
         return overloads
+    if tensors or name in ("pow", "exp"):
+        return unless_autocast
     inplace: Callable[..., Tensor] = getattr(Tensor, f"{name}_")
-    if not tensors and name not in ("pow", "exp"):
-        return inplace
-    plain: Callable[..., Tensor] = getattr(Tensor, name)
+    return inplace
 
-    def guarded(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if torch.is_autocast_enabled(tensor.device.type):
-            return plain(tensor, *args, **kwargs)
-        return inplace(tensor, *args, **kwargs)
 
-    return guarded
+def unless_autocast(name: str, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """In place, but for autocast, which picks the dtype by what it finds and would be held to the operand's."""
+    if isinstance(tensor, fx.Proxy):  # a later strategy traces the model: it is to be decided at every call still
+        node: Any = tensor.tracer.create_proxy("call_function", unless_autocast, (name, tensor, *args), kwargs)
+        return node
+    own_memory = torch.is_autocast_enabled(tensor.device.type)
+    result: Tensor = getattr(tensor, name if own_memory else f"{name}_")(*args, **kwargs)
+    return result
 
 
 def producer(node: fx.Node, model: fx.GraphModule) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,6 +13,9 @@ from hydra.core.hydra_config import HydraConfig
 
 from optexp import commandline, discovery
 from optexp.config import Experiment, resolve
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported: kernels then run in Python
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

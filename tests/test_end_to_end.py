@@ -28,9 +28,7 @@ def variables() -> dict[str, str]:
 
 
 def optexp(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), cwd=folder, env=variables(), capture_output=True, text=True, timeout=280
-    )
+    return subprocess.run(command(*arguments), cwd=folder, env=variables(), capture_output=True, text=True, timeout=280)
 
 
 def results(folder: Path) -> list[Result]:
@@ -48,7 +46,7 @@ def test_one_comparison_leaves_its_whole_record(tmp_path: Path) -> None:
     assert result.speedup.low <= result.speedup.estimate <= result.speedup.high
     assert result.verdict in done.stdout
     folder = next((tmp_path / "outputs").rglob("result.json")).parent
-    for artifact in ("report.html", "config.yaml", "environment.json", "traces/baseline.json.gz"):
+    for artifact in ("report.html", "config.yaml", "environment.json", "samples.parquet", "traces/baseline.json.gz"):
         assert (folder / artifact).stat().st_size > 0
     assert "\x1b" not in done.stdout + done.stderr  # not a terminal: plain lines
 

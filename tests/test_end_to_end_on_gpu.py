@@ -51,3 +51,19 @@ def test_an_arm_out_of_memory_is_a_verdict(tmp_path: Path) -> None:
     result = optexp(tmp_path, "workload=gelu", "workload.size=200000", "strategy=fusion")  # 160 GB a tensor
     assert result.verdict is Verdict.ERROR
     assert "memory" in result.headline
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["workload=elementwise", "workload.variant=relu_bias_dropout", "strategy=fusion"],
+        ["workload=bert", "workload.dropout=0.1", "workload.mode=train", "workload.layers=2", "strategy=cuda_graph"],
+        ["workload=bert", "workload.dropout=0.1", "workload.mode=train", "workload.layers=2", "strategy=amp+fusion"],
+    ],
+    ids=["fused", "captured", "compiled"],
+)
+def test_dropout_is_verified_at_0_and_at_its_rate(tmp_path: Path, overrides: list[str]) -> None:
+    result = optexp(tmp_path, *overrides)
+    assert result.verdict.measured, result.headline
+    assert result.equivalence["gates"]["DICE"]["passed"]
+    assert "with every dropout at p = 0" in result.equivalence["headline"]

@@ -1,5 +1,6 @@
 """Every workload and every strategy of `conf/` reaches a verdict that says something true. A new file is tested too."""
 
+import json
 import os
 from itertools import product
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from optexp import discovery, runner
+from optexp.audit import problems
 from optexp.result import Result, Verdict
 
 SMALL_MLP = ["workload.dim=16", "workload.layers=2", "workload.batch_size=8"]
@@ -60,7 +62,7 @@ def run(folder: Path, *overrides: str) -> Result:
 
 
 def combination(workload: str, strategy: str) -> Any:
-    slow = strategy == "fusion" and workload not in COMPILED
+    slow = strategy in ("fusion", "compiled_optimizer") and workload not in COMPILED
     return pytest.param(workload, strategy, marks=pytest.mark.slow if slow else ())
 
 
@@ -70,6 +72,7 @@ def test_reaches_a_verdict(workload: str, strategy: str, tmp_path: Path) -> None
     result = run(tmp_path, f"workload={workload}", f"strategy={strategy}", *sizes)
     assert result.verdict not in WRONG, result.headline
     assert Result.read(tmp_path / "result.json").verdict is result.verdict
+    assert problems(json.loads((tmp_path / "result.json").read_text())) == []
     if result.verdict.measured:
         assert result.equivalence["ok"]
         assert all(evidence["engaged"] for evidence in result.evidence)
@@ -90,6 +93,23 @@ def test_every_mode_of_the_mlp_against_itself(mode: str, tmp_path: Path) -> None
     result = run(tmp_path, "workload=mlp", f"workload.mode={mode}", *TINY["mlp"])
     assert result.verdict.measured, result.headline
     assert result.equivalence["bitwise"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["workload=elementwise", "workload.variant=relu_bias_dropout", "strategy=inplace", *TINY["elementwise"]],
+        ["workload=bert", "workload.mode=train", "workload.dropout=0.1", "strategy=amp", *TINY["bert"]],
+    ],
+    ids=["elementwise", "bert"],
+)
+def test_dropout_is_verified_at_0_and_at_its_rate(overrides: list[str], tmp_path: Path) -> None:
+    result = run(tmp_path, *overrides)
+    assert result.verdict.measured, result.headline
+    assert "with every dropout at p = 0" in result.equivalence["headline"]
+    assert "64 seeds" in result.equivalence["headline"]
+    assert result.equivalence["gates"]["DICE"]["passed"]
+    assert result.equivalence["randomness"]["tests"] >= 6
 
 
 def test_profile_names_where_the_time_goes(tmp_path: Path) -> None:

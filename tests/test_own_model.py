@@ -178,3 +178,12 @@ def test_the_script_that_was_ported_trains() -> None:
     losses = [float(text) for text in re.findall(r"loss ([\d.]+)", done.stdout)]
     assert len(losses) == 2, done.stderr
     assert losses[1] < losses[0] < 2.5
+
+
+def test_dropout_while_training_is_compared_twice(tmp_path: Path) -> None:
+    init = "self.linear, self.rate = nn.Linear(4, 4), 0.5"
+    text = model("return nn.functional.dropout(self.linear(x), self.rate, self.training)", init)
+    result = run(tmp_path, written(tmp_path, text), "workload.mode=train", "strategy=amp")
+    assert result.verdict.measured, result.headline
+    assert result.equivalence["gates"]["DICE"]["passed"]
+    assert "with every dropout at p = 0" in result.equivalence["headline"]

@@ -86,7 +86,7 @@ def test_a_traceback_shows_the_code_under_test_only(worker: Worker) -> None:
     with pytest.raises(Failure) as caught:
         worker.call("fail")
     assert "test_processes.py" in caught.value.traceback
-    assert "processes.py\", line" not in caught.value.traceback.replace("test_processes.py", "")
+    assert 'processes.py", line' not in caught.value.traceback.replace("test_processes.py", "")
 
 
 def test_a_refusal_is_no_failure(worker: Worker) -> None:

@@ -115,3 +115,33 @@ def test_the_command_is_the_jobs_own_overrides(tmp_path: Path) -> None:
     report.write(RESULTS[Verdict.FASTER], tmp_path / "report.html")
     text = Outline((tmp_path / "report.html").read_text()).text
     assert "python -m optexp workload=mlp 'strategy=[amp,fusion]'" in text
+
+
+def test_what_verification_found_is_shown_by_tensor() -> None:
+    result = RESULTS[Verdict.FASTER]
+    row = {
+        "tensor": "output", "gate": "G2", "ok": True, "error_ratio": 1.25, "used": 0.5, "family": "offset", "seed": 3,
+        "step": 0, "element": {"index": [3, 4], "candidate": 1.2345678, "baseline": 1.2345679, "reference": 1.23456785},
+    }  # fmt: skip
+    shares = [0.5] + [0.0] * 40 + [0.3, 0.2] + [0.0] * 38
+    equivalence = {
+        **result.equivalence,
+        "tensors": {"output": row, "loss": {**row, "used": None, "ok": False, "element": None}},
+        "mutants": {"stale": {"tried": 3, "caught": 2, "passed": ["output"]}},
+        "visible": {"output": [1e-6, 3e-6]},
+        "distribution": {"tensor": "output", "baseline": shares, "candidate": shares},
+        "trajectory": {"steps": 32, "step": 7, "share": 0.25},
+    }
+    page = report.render(replace(result, equivalence=equivalence))
+    text = re.sub(r"\s+", " ", Outline(page).text)
+    for part in (
+        "[3, 4]", "1.2345678", "1.2345679", "1.23456785", "offset, seed 3, step 0", "50%", "∞",
+        "2 of 3", "visible from 1e-06", "baseline: 50% exactly", "1e-8", "25% of what one rounding",
+    ):  # fmt: skip
+        assert part in text, part
+    assert page.count("<polyline") == 2
+    errors = report.errors(replace(result, equivalence=equivalence))
+    assert errors is not None
+    xs = [float(point.split(",")[0]) for point in errors["lines"]["baseline"].split()]
+    assert xs == sorted(xs)
+    assert report.errors(result) is None

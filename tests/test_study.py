@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STUDIES = sorted(path.stem for path in (ROOT / "experiments").glob("*.yaml"))
 SETTINGS = ["tracking.enabled=false", "isolation=none"]
 Jobs = list[dict[str, Any]]
-IN_PLACE = "workload.variant=relu_bias_scale strategy=inplace"  # and nothing that compiles
+IN_PLACE = "workload.variant=relu_bias_{} strategy=inplace"  # and nothing that compiles
 
 
 @pytest.fixture
@@ -111,9 +111,9 @@ def test_the_command_line_replaces_what_a_study_sweeps(key: str, plan: Callable[
 
 def test_steps_run_one_after_the_other_and_build_on_each_other(plan: Callable[..., Jobs]) -> None:
     jobs = plan("experiments=training_loop", "workload.batch_size=8")
-    assert [job["step"] for job in jobs] == ["plain", "workers", "pinned", "amp", "fusion", "graph"]
-    assert [job["workload.workers"] for job in jobs] == [0, 8, 8, 8, 8, 8]
-    assert [job["strategy"] for job in jobs][-3:] == ["amp", "amp+fusion", "amp+fusion+cuda_graph"]
+    assert [job["step"] for job in jobs] == ["plain", "workers", "pinned", "prefetch", "amp", "optimizer", "graph"]
+    assert [job["workload.workers"] for job in jobs] == [0, *[8] * 6]
+    assert [job["strategy"] for job in jobs][:3] == ["baseline", "baseline", "pinned_memory"]
     assert {job["workload.batch_size"] for job in jobs} == {8}
 
 
@@ -156,9 +156,9 @@ def test_a_plain_sweep_has_no_step(plan: Callable[..., Jobs]) -> None:
 
 def test_a_step_that_there_is_not(plan: Callable[..., Jobs], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AssertionError):
-        plan("experiments=training_loop", "study.step=fusoin")
+        plan("experiments=training_loop", "study.step=optimiser")
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("optexp: study.step=fusoin is not a step of this study (did you mean fusion?")
+    assert said.startswith("optexp: study.step=optimiser is not a step of this study (did you mean optimizer?")
 
 
 @pytest.mark.parametrize(
@@ -319,8 +319,12 @@ def test_job_2_comes_before_job_10(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("matmul_scaling", ["workload.size=32,64", "dtype=float32"], ["| 32 | float32 |", "| 64 | float32 |"]),
         (
             "elementwise",
-            ["workload.rows=64", "workload.columns=64", f"study.steps.scale='{IN_PLACE}'"],
-            ["| relu_bias_scale | baseline |", "| relu_bias_scale | inplace |", "| relu_bias_dropout | baseline |"],
+            [
+                "workload.rows=64",
+                "workload.columns=64",
+                *(f"study.steps.{name}='{IN_PLACE.format(name)}'" for name in ("scale", "dropout")),
+            ],
+            [f"| relu_bias_{name} | {arm} |" for name in ("scale", "dropout") for arm in ("baseline", "inplace")],
         ),
     ],
 )

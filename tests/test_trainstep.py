@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.equivalence.judge import NoReference
+from optexp.equivalence.golden import NoReference
 from optexp.program import Program, ResidentFeed, gradients
 from optexp.strategy import Unsupported
 from optexp.trainstep import TrainStep

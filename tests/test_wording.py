@@ -2,7 +2,7 @@
 
 import pytest
 
-from optexp.wording import at_least, ratio
+from optexp.wording import at_least, duration, ratio
 
 
 @pytest.mark.parametrize(
@@ -16,3 +16,10 @@ def test_at_least_holds(value: float, text: str) -> None:
 
 def test_ratios_carry_three_digits() -> None:
     assert [ratio(value) for value in (0.5612, 1.309, 12.41, 103.6)] == ["0.56×", "1.31×", "12.4×", "104×"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(112e-6, "112 µs"), (0.99951e-3, "1 ms"), (0.9994e-3, "999 µs"), (3.1, "3.1 s"), (90, "90 s")]
+)
+def test_durations_have_no_power_of_ten(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

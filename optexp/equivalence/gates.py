@@ -7,14 +7,18 @@ measured in fp64, at most `CHUNK` elements at a time, so that a 16384² tensor n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import inf, sqrt
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 2**24
+BLOCK = 4096  # elements that G3 looks at together
+BLOCK_FACTOR = 4.0  # its m
+SPREAD = (-18.0, 2.0, 80)  # powers of ten from … to, and how many parts
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Error:
     peak: maxᵢ |cᵢ−gᵢ| · s/(|gᵢ|+s): the quantity of G2 times s, so that it also means something beside another g
           and where fp64 gives (almost) zero, as for a bias before a BatchNorm
     index, candidate, reference: that element (None when the tensor is empty)
+    blocks: RMS(c−g) of every `BLOCK` elements, where there are more
     """
 
     rms: float = 0.0
@@ -68,17 +73,26 @@ class Error:
     index: tuple[int, ...] | None = None
     candidate: float = 0.0
     reference: float = 0.0
+    blocks: Tensor | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class Yardstick:
-    """What the baseline itself does to a quantity: the largest RMS and peak of its errors."""
+    """What the baseline itself does to a quantity: the largest RMS and peak of its errors, and RMS of each block."""
 
     rms: float = 0.0
     peak: float = 0.0
+    blocks: Tensor | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, error: Error) -> Yardstick:
+        return cls(error.rms, error.peak, error.blocks)
 
     def __or__(self, other: Yardstick) -> Yardstick:
-        return Yardstick(max(self.rms, other.rms), max(self.peak, other.peak))
+        ours, theirs = self.blocks, other.blocks
+        both = ours is not None and theirs is not None
+        blocks = torch.maximum(ours, theirs) if both else theirs if ours is None else ours  # type: ignore[arg-type]
+        return Yardstick(max(self.rms, other.rms), max(self.peak, other.peak), blocks)
 
 
 @dataclass(frozen=True)
@@ -90,8 +104,10 @@ class Finding:
     weak:          passed, with an error above the row's warning
     bitwise:       equal to the baseline's, bit for bit
     error_rms:     RMS(c−g);  baseline_rms: RMS(b−g), not below one rounding;  yardstick_rms: the E of G1
-    error_ratio:   error_rms / baseline_rms;  max_ratio: the same for the worst element, against the E∞ of G2
+    error_ratio:   error_rms / baseline_rms;  max_ratio: the same for the worst element, against the E∞ of G2;
+                   block_ratio: for the worst block, against its E of G3
     used:          the largest error as a share of its limit: above 1 has failed
+    visible:       the smallest RMS error, and the smallest of one element, that would have failed, relative to s
     element:       the worst one: index, candidate, baseline, reference
     """
 
@@ -106,7 +122,9 @@ class Finding:
     yardstick_rms: float | None = None
     error_ratio: float | None = None
     max_ratio: float | None = None
+    block_ratio: float | None = None
     used: float = 0.0
+    visible: tuple[float, float] | None = None
     element: dict[str, Any] | None = None
     message: str = ""
 
@@ -121,32 +139,48 @@ def broken(tensor: str, message: str) -> Finding:
 
 def rms(tensor: Tensor) -> float:
     """Root mean square of the finite elements, 0 where there are none."""
-    total, count = 0.0, 0
+    sums = []
     for _, (part,) in _chunks(tensor):
         wide = part.to(torch.float64)
         finite = wide.isfinite()
-        total += float(torch.where(finite, wide, 0.0).square().sum())
-        count += int(finite.sum())
+        sums.append(torch.stack([torch.where(finite, wide, 0.0).square_().sum(), finite.sum()]))
+    total, count = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0.0)
     return sqrt(total / count) if count else 0.0
 
 
 def error(candidate: Tensor, reference: Tensor, scale: float) -> Error:
     """The error of the elements that are finite in both; `structure` has compared the others."""
-    total, count, best = 0.0, 0, Error(peak=-1.0)
+    facts, squares = [], []  # of each chunk; they stay on the device until all are there
     for start, (c, g) in _chunks(candidate, reference):
         c, g = c.to(torch.float64), g.to(torch.float64)
-        finite = c.isfinite() & g.isfinite()
-        difference = torch.where(finite, (c - g).abs(), 0.0)
+        difference = (c - g).abs_()
+        finite = difference.isfinite()
         weighted = difference * (scale / (g.abs() + scale)) if scale else difference
-        peak, position = weighted.max(0)
-        total += float(difference.square().sum())
-        count += int(finite.sum())
-        if float(peak) > best.peak:
-            at = int(position)
-            best = Error(0.0, float(peak), _index(start + at, candidate), float(c[at]), float(g[at]))
-    if best.index is None:
+        peak, at = torch.where(finite, weighted, 0.0).max(0)
+        square = torch.where(finite, difference, 0.0).square_()
+        facts.append(torch.stack([square.sum(), finite.sum(), peak, start + at, c[at], g[at]]))
+        squares.append(F.pad(square, (0, -len(c) % BLOCK)).view(-1, BLOCK).sum(1))
+    if not facts:
         return Error()
-    return Error(sqrt(total / max(count, 1)), best.peak, best.index, best.candidate, best.reference)
+    chunks = torch.stack(facts).tolist()
+    _, _, peak, index, c, g = max(chunks, key=lambda chunk: chunk[2])
+    total, count = (sum(column) for column in list(zip(*chunks, strict=True))[:2])
+    blocks = torch.cat(squares).div_(BLOCK).sqrt_() if candidate.numel() > BLOCK else None
+    return Error(sqrt(total / max(count, 1.0)), peak, _index(int(index), candidate), c, g, blocks)
+
+
+def histogram(candidate: Tensor, reference: Tensor, scale: float) -> list[float]:
+    """The distribution of |c−g|/s: the share of elements without error, then of those in each part of `SPREAD`."""
+    low, high, parts = SPREAD
+    counts, total = torch.zeros(parts + 1, dtype=torch.float64), 0
+    for _, (c, g) in _chunks(candidate, reference):
+        off = (c.to(torch.float64) - g.to(torch.float64)).abs_().div_(scale or 1.0)
+        off = off[off.isfinite()]
+        decades = off[off > 0].log10_().clamp_(low, high)
+        counts[0] += float((off == 0).sum())
+        counts[1:] += torch.histc(decades, parts, low, high).cpu()
+        total += len(off)
+    return (counts / max(total, 1)).tolist()
 
 
 def structure(candidate: Tensor, baseline: Tensor, *, any_dtype: bool = False) -> str | None:
@@ -199,7 +233,7 @@ class Limits:
 def measure(
     name: str, found: Error, scale: float, yardstick: Yardstick, baseline: Yardstick, limits: Limits
 ) -> Finding:
-    """G1 and G2 (and PRECISION's cap): the candidate's error beside what the baseline itself does."""
+    """G1 to G3 (and PRECISION's cap): the candidate's error beside what the baseline itself does."""
     row, (resolution, coarsest) = limits.row, limits.resolution
     warn, fail = (GRADIENT_FACTOR,) * 2 if limits.gradient else (row.warn, row.fail)
     peak_fail = GRADIENT_FACTOR if limits.gradient else row.peak_fail
@@ -208,6 +242,11 @@ def measure(
     allowed = {"G1": (found.rms, fail * yardstick.rms + floor), "G2": (found.peak, peak_limit)}
     if limits.cap is not None:
         allowed["CAP"] = (found.rms, limits.cap * row.unit * scale)
+    block, block_ratio = 0, None
+    if found.blocks is not None:
+        block, error_there, expected = _worst_block(found.blocks, yardstick, floor)
+        allowed["G3"] = (error_there, BLOCK_FACTOR * expected + floor)
+        block_ratio = _share(error_there, max(expected, row.unit * scale))
     used = {gate: _share(value, limit) for gate, (value, limit) in allowed.items()}
     failed = tuple(gate for gate in used if used[gate] > 1.0)
     gate = failed[0] if failed else max(used, key=lambda name: used[name])
@@ -223,16 +262,29 @@ def measure(
         yardstick_rms=yardstick.rms,
         error_ratio=_share(found.rms, max(baseline.rms, one_rounding)),
         max_ratio=_share(found.peak, max(yardstick.peak, one_rounding)),
+        block_ratio=block_ratio,
         used=max(used.values()),
+        visible=(allowed["G1"][1] / scale, peak_limit / scale) if scale else None,
         element={"index": list(found.index or ()), "candidate": found.candidate, "reference": found.reference},
     )
     if failed:
         value, limit = allowed[gate]
         times = f"{value / limit:.3g} times" if limit else "above"
         what = "the error of the worst element" if gate == "G2" else "the RMS error"
+        if gate == "G3":
+            what += f" of elements {block * BLOCK} to {(block + 1) * BLOCK - 1}"
         where = f"element {list(found.index or ())} is {found.candidate:.9g} where fp64 gives {found.reference:.9g}"
         finding = replace(finding, message=f"{what} is {times} the limit of {limit:.3g}; {where}")
     return finding
+
+
+def _worst_block(errors: Tensor, yardstick: Yardstick, floor: float) -> tuple[int, float, float]:
+    """The block nearest to its limit, its error, and its E: what the baseline does there, or to the whole tensor."""
+    own = errors.new_zeros(()) if yardstick.blocks is None else yardstick.blocks
+    expected = own.clamp(min=yardstick.rms).expand_as(errors)
+    at = (errors / (BLOCK_FACTOR * expected + floor)).nan_to_num(0.0, inf).argmax()
+    where, value, there = torch.stack([at.to(errors), errors[at], expected[at]]).tolist()
+    return int(where), value, there
 
 
 def _share(value: float, limit: float) -> float:

@@ -1,4 +1,4 @@
-"""The reference arm's part: it draws the batches, computes every step in fp64, and judges what other arms did.
+"""The reference arm's part: it judges what other arms did by what fp64 gets.
 
 Each observation is compared with an fp64 step from that arm's *own* prior state, and each update with an fp64 optimizer
 step on that arm's *own* gradients: near zero Adam takes the gradient's sign, so that comparing updates with the
@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import hypot, inf
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from optexp.equivalence.float64 import InFloat64
+from optexp.equivalence import mutants
+from optexp.equivalence.conduct import conduct, optional, title
+from optexp.equivalence.families import NORMAL, integers
 from optexp.equivalence.gates import (
     PRECISION_CAP,
     TOLERANCES,
@@ -27,93 +30,100 @@ from optexp.equivalence.gates import (
     broken,
     error,
     exact,
+    histogram,
     identical,
     measure,
     name_of,
     rms,
     structure,
 )
+from optexp.equivalence.golden import Golden, NoReference, before
 from optexp.equivalence.hyperparameters import bias_correction_error, in_float32
 from optexp.equivalence.noise import RUNS
 from optexp.equivalence.observation import Observation
-from optexp.program import Batch, clear_gradients, gradients, map_batch
+from optexp.equivalence.trajectory import RATES
+from optexp.program import Batch, clear_gradients
 from optexp.strategy import Contract
 from optexp.workload import Workload
 
+SUBJECTS = 4  # tensors of a kind that mutants are made of, the largest ones
 SMALL = 16  # elements; fewer say too little about an error's size, and one run may be right by luck
 POWERLESS = 0.1  # a baseline this far from fp64 (in units of s) leaves the gates nothing to see
 
 T = TypeVar("T")
 
 
-class NoReference(Exception):
-    """Equivalence cannot be decided; the message says why. The comparison ends UNVERIFIED."""
-
-
 @dataclass(frozen=True)
 class Quantity:
-    """One tensor to judge: what an arm got, what fp64 gets, and how much they may differ."""
+    """One tensor to judge: what an arm got, what fp64 gets, and how much they may differ.
+
+    spread: variance of what the reference is a mean of: a mean that cancels is known no better than its terms
+    """
 
     name: str
     value: Tensor
     reference: Tensor
     limits: Limits
+    spread: Tensor | None = None
 
     @cached_property
     def scale(self) -> float:
-        return rms(self.reference)
+        size = rms(self.reference)
+        return size if self.spread is None else hypot(size, rms(self.spread.sqrt()))
 
 
 class Judge:
-    """Holds one workload in fp64. Yardsticks of a step come first, then the candidate's observation of it.
+    """Yardsticks of a step come first, then the candidate's observation of it.
 
-    device: of the arms; fp64 moves to the CPU where it does not fit there, and `reference` says so
+    device: of the arms; fp64 moves to the CPU where it does not fit there, and `info` says so
     dtype:  of the arms' parameters and batches
     """
 
     def __init__(
         self, workload: Workload, device: torch.device, dtype: torch.dtype, seed: int, contract: Contract
     ) -> None:
-        self.workload, self.dtype, self.seed, self.contract = workload, dtype, seed, contract
-        self.drawn_on = device
+        self.fp64 = Golden(workload, device, dtype, seed)
         self.precise = contract.name != "PRECISION"
         self.row = TOLERANCES[contract.dtype or name_of(dtype)]
-        start = workload.build(device, dtype, seed)
-        self.trains = start.trains
-        self.initial = {name: tensor.clone() for name, tensor in start.state().items()}
-        self.batches: list[Batch] = []
+        self.rough = dtype is torch.float64  # the reference is no more exact than the arms
         self.step = -1  # the one whose yardstick is known
         self.skipped: set[int] = set()
         self.baseline: Observation = {}
-        self.goldens: dict[int, Observation] = {}
+        self.candidate: Observation = {}
+        self.earlier: Observation = {}  # outputs and gradients of the baseline's step before
         self.measured: dict[tuple[int | None, str], Yardstick] = {}  # plain runs, by step and quantity
         self.noise: dict[tuple[int | None, str], Yardstick] = {}
         self.allowed: dict[tuple[int | None, str], Yardstick] = {}  # what rounded hyperparameters move
-        try:
-            self._settle(device)
-        except torch.OutOfMemoryError:
-            self._settle(torch.device("cpu"))
 
     # --- what the arm answers -----------------------------------------------------------------------------------
 
-    def draw(self, seed: int, count: int) -> list[Batch]:
-        """`count` new batches, in the arms' dtype where real; what was known of earlier ones is forgotten."""
-        generator = torch.Generator(self.drawn_on).manual_seed(seed)
-        real = self.dtype
-        self.batches = [
-            map_batch(lambda t: t.to(real) if t.is_floating_point() else t, batch)
-            for batch in self.workload.batches(generator, count)
-        ]
+    def draw(self, seed: int, count: int, family: str = NORMAL) -> None:
+        """New batches; what was known of others is forgotten."""
+        self.fp64.draw(seed, count, family)
         self._forget()
-        return self.batches
+
+    def recall(self, observation: Mapping[str, Tensor]) -> None:
+        """The batch of a replayed step, instead."""
+        self.fp64.recall(observation)
+        self._forget()
+
+    @property
+    def batches(self) -> list[Batch]:
+        return self.fp64.batches
 
     def info(self) -> dict[str, Any]:
-        """After a draw: where fp64 runs, and how many noisy steps of the baseline the gates need."""
-        golden = self._guarded(self._golden, 0, self.initial)
+        """After a draw: where fp64 runs, how many steps there are, how many noisy ones of the baseline the gates need,
+        and u."""
+        golden = self._guarded(self._golden, 0, {})
         small = any(t.numel() < SMALL for name, t in golden.items() if name.startswith("out/"))
         jumps = any(name.startswith("grad/") for name in golden)
-        noisy = jumps or small or self.dtype is torch.float64
-        return {"reference": f"fp64 on {self.device.type}", "noisy_steps": RUNS if noisy else 0}
+        noisy = jumps or small or self.rough
+        return {
+            "reference": f"fp64 on {self.fp64.device.type}",
+            "steps": len(self.batches),
+            "noisy_steps": RUNS if noisy else 0,
+            "unit": self.row.unit,
+        }
 
     def yardstick(self, step: int, observation: Mapping[str, Tensor]) -> None:
         """A run of the baseline (of plain autocast, for a PRECISION contract): what it errs by is the measure."""
@@ -123,42 +133,72 @@ class Judge:
         """What the gates say about the candidate's run of a step whose yardstick is known."""
         return self._guarded(self._judge, step, observation)
 
+    def judge_timed(self, step: int, observation: Mapping[str, Tensor]) -> list[Finding]:
+        """What the gates say of the outputs of a timed block, beside the state that its replay found before them."""
+        timed = {name.removeprefix("timed/"): t for name, t in observation.items() if name.startswith("timed/")}
+        seen = dict(observation) | {f"out/{name}": tensor for name, tensor in timed.items()}
+        return [finding for finding in self.judge(step, seen) if finding.tensor in timed or not finding.ok]
+
+    def rest(self) -> None:
+        """Keep nothing of what was judged."""
+        self._forget()
+        self.earlier = {}
+        if self.fp64.drawn_on.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def dead(self) -> list[str]:
+        """After a draw of ONE_BY_ONE: inputs that fp64's results do not depend on."""
+        return self._guarded(self.fp64.dead)
+
+    def power(self) -> list[dict[str, Any]]:
+        """Which mutants of the baseline's last step the gates see."""
+        return self._guarded(self._power)
+
+    def distribution(self, tensor: str) -> dict[str, Any]:
+        """How the errors of one output of the step judged last are distributed, in both arms (see `histogram`)."""
+        golden = self._guarded(self._golden, self.step, self.candidate)[f"out/{tensor}"]
+        scale = rms(golden)
+        arms = {"baseline": self.baseline, "candidate": self.candidate}
+        return {name: histogram(seen[f"out/{tensor}"], golden, scale) for name, seen in arms.items()}
+
     # --- yardsticks ---------------------------------------------------------------------------------------------
 
     def _yardstick(self, step: int, observation: Mapping[str, Tensor]) -> None:
         seen = self._here(observation)
         if seen["flag/random"]:
-            raise NoReference("a step draws random numbers (dropout?), so no two implementations need agree on it")
+            raise NoReference(
+                "a step draws random numbers even with every dropout at p = 0, so no two implementations need agree"
+            )
         noisy = bool(seen["flag/noisy"])
         if not noisy:
+            self.earlier = {n: t for n, t in self.baseline.items() if n.startswith(("out/", "grad/"))} or self.earlier
             self.step, self.baseline = step, seen
         unjudged = {name for name in seen if name.startswith(("out/", "grad/", "buffer/", "after/"))}
-        unjudged = {name for name in unjudged if not name.startswith("after/scaler/") and not _optional(name)}
+        unjudged = {name for name in unjudged if not name.startswith("after/scaler/") and not optional(name)}
         kept, at = (self.noise, None) if noisy else (self.measured, step)  # noisy runs of all steps count for each
         for quantity in self._quantities(step, seen):
             found = error(quantity.value, quantity.reference, quantity.scale)
             key = (at, quantity.name)
-            kept[key] = kept.get(key, Yardstick()) | Yardstick(found.rms, found.peak)
+            kept[key] = kept.get(key, Yardstick()) | Yardstick.of(found)
             unjudged.discard(_source(quantity.name))
             if not noisy:
                 self._require_power(quantity, found.rms)
-        if not noisy and self.program.optimizer is not None:
+        if not noisy and self.fp64.program.optimizer is not None:
             self._rounded_hyperparameters(step, seen)
         if unjudged and not _skipped(seen):
             raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")
 
     def _rounded_hyperparameters(self, step: int, seen: Observation) -> None:
         """What float32 hyperparameters move is allowed to any candidate (see `optexp.equivalence.hyperparameters`)."""
-        own = {name.removeprefix("before/"): t for name, t in seen.items() if name.startswith("before/")}
-        skips = _skipped(seen)
-        exact = {q.name: q for q in self._updates(seen, own, skips)}
-        assert self.program.optimizer is not None
-        corrections = bias_correction_error(self.program.optimizer)
-        for rounded in self._updates(seen, own, skips, rounded=True):
+        exact = {q.name: q for q in self._updates(seen)}
+        program = self.fp64.program
+        assert program.optimizer is not None
+        corrections = bias_correction_error(program.optimizer)
+        for rounded in self._updates(seen, rounded=True):
             quantity = exact[rounded.name]
             moved = error(rounded.reference, quantity.reference, quantity.scale)
             self._allow(step, rounded.name, moved.rms, moved.peak)
-        for name, parameter in self.program.model.named_parameters():
+        for name, parameter in program.model.named_parameters():
             change, moved_by = exact.get(f"change/{name}"), corrections.get(parameter, 0.0)
             if change is not None:
                 self._allow(step, change.name, moved_by * change.scale, moved_by)
@@ -178,7 +218,7 @@ class Judge:
     def _of(self, quantity: Quantity) -> Yardstick:
         """E: the plain runs, and the noisy ones too where a single run says little."""
         plain = self._plain(quantity)
-        few = quantity.reference.numel() < SMALL or self.dtype is torch.float64
+        few = quantity.reference.numel() < SMALL or self.rough
         plain |= self.allowed.get((self.step, quantity.name), plain)
         return plain | self.noise.get((None, quantity.name), plain) if few or quantity.limits.gradient else plain
 
@@ -189,23 +229,27 @@ class Judge:
 
     def _judge(self, step: int, observation: Mapping[str, Tensor]) -> list[Finding]:
         assert step == self.step, "the yardstick of this step comes first"
-        seen = self._here(observation)
+        seen = self.candidate = self._here(observation)
         skips, expected = _skipped(seen), _skipped(self.baseline)
         if skips != expected:
             who, other = ("candidate", "plain autocast") if skips else ("plain autocast", "candidate")
             return [broken("scaler", f"{who} skips this step because its gradients overflow, {other} does not")]
-        if failures := [*self._flags(seen), *self._structure(step, seen, skips)]:
+        initial = self.fp64.initial if step == 0 else None
+        if failures := list(conduct(seen, self.baseline, initial, not self.precise, skips)):
             return failures
         findings = []
         if skips:
             self.skipped.add(step)
-            if len(self.skipped) == len(self.batches):
+            if len(self.skipped) == len(self.fp64.batches):
                 raise NoReference("gradients overflow in every step, so that no update can be compared")
             findings.append(Finding("scaler", "SKIPPED", message="a step was skipped in both: its gradients overflow"))
         for quantity in self._quantities(step, seen):
             source = _source(quantity.name)
             same = identical(seen[source], self.baseline[source]) if source in self.baseline else False
-            findings.append(replace(self._compare(quantity), bitwise=same))
+            finding = replace(self._compare(quantity), bitwise=same)
+            if finding.element is not None and finding.element["index"]:
+                finding.element["baseline"] = self._baseline_at(quantity.name, finding.element["index"])
+            findings.append(finding)
         for name in seen:
             if name.startswith("after/scaler/"):
                 findings.append(exact(name.removeprefix("after/"), seen[name], self.baseline[name], None))
@@ -218,78 +262,57 @@ class Judge:
         found = error(quantity.value, quantity.reference, quantity.scale)
         yardstick, plain = self._of(quantity), self._plain(quantity)
         finding = measure(name, found, quantity.scale, yardstick, plain, quantity.limits)
+        exactly = self.fp64.family == integers.__name__ and quantity.reference.numel() >= SMALL
+        if exactly and not plain.peak and found.peak:
+            text = f"sums of small integers are exact in the baseline, and off by up to {found.peak:.3g} here"
+            finding = replace(finding, gate="EXACT", ok=False, failed=("EXACT",), used=inf, message=text)
         kept = self.baseline.get(_source(quantity.name))
-        if kept is not None and not self.precise and kept.dtype != quantity.value.dtype:
+        as_returned = quantity.name.startswith(("out/", "grad/"))
+        if kept is not None and as_returned and not self.precise and kept.dtype != quantity.value.dtype:
             note = f"dtype {name_of(quantity.value.dtype)} where plain autocast has {name_of(kept.dtype)}"
             finding = replace(finding, message="; ".join(filter(None, (finding.message, note))))
         return finding
 
-    def _flags(self, seen: Observation) -> Iterator[Finding]:
-        """What a step did besides computing."""
-        if not seen["flag/inputs_intact"] and self.baseline["flag/inputs_intact"]:
-            yield broken("inputs", "the step changes the caller's batch; the baseline leaves it as it is")
-        if not seen["flag/plain"]:
-            yield broken("outputs", "an output is not a plain torch.Tensor")
-        ours, theirs = seen["flag/device"].tolist(), self.baseline["flag/device"].tolist()
-        if len(ours) == len(theirs) and ours != theirs:  # where lengths differ names do, which `_structure` says
-            yield broken("outputs", "an output is not on the device where the baseline leaves it")
-        ours, theirs = seen["flag/aliases"].tolist(), self.baseline["flag/aliases"].tolist()
-        if len(ours) == len(theirs):
-            for position, (shared, expected) in enumerate(zip(ours, theirs, strict=True)):
-                if shared not in (position, expected):
-                    other = "an input" if shared < 0 else f"output {shared}"
-                    yield broken("outputs", f"output {position} shares memory with {other}; the baseline's does not")
-
-    def _structure(self, step: int, seen: Observation, skips: bool) -> Iterator[Finding]:
-        """G0 over all tensors, and the state that training starts from."""
-        names = {name for name in seen if not _optional(name)}
-        expected = {name for name in self.baseline if not _optional(name)}
-        for name in sorted(expected - names):
-            yield broken(_title(name), "missing")
-        for name in sorted(names - expected):
-            yield broken(_title(name), "the baseline has no such tensor")
-        for name in sorted(names & expected):
-            if name.startswith("flag/") or (skips and name.startswith("grad/")):
-                continue
-            by_value = not self.precise or "/optimizer/" in name
-            if difference := structure(seen[name], self.baseline[name], any_dtype=by_value):
-                yield broken(_title(name), difference)
-            elif step == 0 and name.startswith("before/") and not self._starts_right(name, seen[name]):
-                yield broken(_title(name), "training does not start from the baseline's state")
-
-    def _starts_right(self, name: str, before: Tensor) -> bool:
-        start = self.initial.get(name.removeprefix("before/"), self.baseline[name])
-        return identical(before, start.to(before.device, before.dtype))
+    def _baseline_at(self, quantity: str, index: list[int]) -> float | None:
+        """What the baseline has where a candidate errs most."""
+        after, start = self.baseline.get(_source(quantity)), self.baseline.get(_source(quantity, "before"))
+        if after is None or after.is_complex():
+            return None
+        change = quantity.startswith("change/") and start is not None
+        return float(after[tuple(index)]) - (float(start[tuple(index)]) if change else 0.0)  # type: ignore[index]
 
     # --- what fp64 gets -----------------------------------------------------------------------------------------
 
     def _quantities(self, step: int, seen: Observation) -> Iterator[Quantity]:
         """Everything in an observation that fp64 has an opinion on."""
-        own = {name.removeprefix("before/"): t for name, t in seen.items() if name.startswith("before/")}
-        golden = self._golden(step, self.initial if step == 0 or not own else self.initial | own)
-        skips = _skipped(seen)
+        golden, skips = self._golden(step, seen), _skipped(seen)
         for name, reference in golden.items():
             gradient, forward = name.startswith("grad/"), name.startswith("out/")
             if name in seen and not (gradient and skips):
                 small = reference.numel() < SMALL
                 cap = PRECISION_CAP if forward and not self.precise and not small else None
                 stored = _resolution(seen[name]) if small else (0.0, 0.0)
-                yield Quantity(name, seen[name], reference, Limits(self._row(seen[name]), gradient, stored, cap))
+                limits = Limits(self._row(seen[name]), gradient, stored, cap)
+                spread = golden.get(name.replace("running_mean", "running_var")) if "running_mean" in name else None
+                yield Quantity(name, seen[name], reference, limits, spread)
         if any(name.startswith("after/") for name in seen):
-            yield from self._updates(seen, own, skips)
+            yield from self._updates(seen)
 
-    def _updates(
-        self, seen: Observation, own: Observation, skips: bool, rounded: bool = False
-    ) -> Iterator[Quantity]:
+    def _golden(self, step: int, seen: Observation) -> Observation:
+        return self.fp64.step(step, self.fp64.start_of(step, seen))
+
+    def _updates(self, seen: Observation, rounded: bool = False) -> Iterator[Quantity]:
         """Parameter changes and optimizer state after an fp64 step on the arm's own gradients and prior state."""
-        program, optimizer = self.program, self.program.optimizer
+        fp64, own = self.fp64, before(seen)
+        program, optimizer = fp64.program, fp64.program.optimizer
         assert optimizer is not None
-        self._load(self.initial | own)
-        if not skips:
+        fp64.load(fp64.initial | own)
+        if not _skipped(seen):
             clear_gradients(program.model)
             for name, parameter in program.model.named_parameters():
                 if (gradient := seen.get(f"grad/{name}")) is not None:
                     parameter.grad = gradient.to(parameter)
+            fp64.rates.set(RATES[self.step % len(RATES)])
             with in_float32(optimizer) if rounded else nullcontext():
                 optimizer.step()
         for name, reference in program.state().items():
@@ -298,16 +321,16 @@ class Judge:
             # In fp64 by value: a capturable `step` may be float32 where the baseline's is an integer.
             row = TOLERANCES.get(name_of(after.dtype), self.row)
             wide = after.to(torch.float64)
-            reference = reference.detach().to(self.device, torch.float64)  # plain optimizers keep `step` on the CPU
+            reference = reference.detach().to(fp64.device, torch.float64)  # plain optimizers keep `step` on the CPU
             limits = Limits(row, resolution=_resolution(after))  # however small the change is beside what is stored
             if name.startswith("param/"):
-                before = own[name].to(torch.float64)
-                yield Quantity(name.replace("param/", "change/", 1), wide - before, reference - before, limits)
+                start = own[name].to(torch.float64)
+                yield Quantity(name.replace("param/", "change/", 1), wide - start, reference - start, limits)
             else:
                 yield Quantity(name, wide, reference.clone(), limits)
         for index, group in enumerate(optimizer.param_groups):
             if (rate := seen.get(f"after/optimizer/group{index}/lr")) is not None:
-                reference = torch.as_tensor(group["lr"], dtype=torch.float64, device=self.device)
+                reference = torch.as_tensor(group["lr"], dtype=torch.float64, device=fp64.device)
                 limits = Limits(TOLERANCES[name_of(rate.dtype)])
                 yield Quantity(f"optimizer/group{index}/lr", rate.to(torch.float64), reference, limits)
 
@@ -316,64 +339,69 @@ class Judge:
         own = TOLERANCES.get(name_of(tensor.dtype), self.row)
         return max(self.row, own, key=lambda row: row.unit)
 
-    def _golden(self, step: int, state: Mapping[str, Tensor]) -> Observation:
-        """out/, grad/ and buffer/ of an fp64 step from `state`; kept for the initial one, which all arms share."""
-        shared = state is self.initial
-        if shared and step in self.goldens:
-            return self.goldens[step]
-        self._load(state)
-        batch = map_batch(
-            lambda t: t.to(self.device, torch.float64 if t.is_floating_point() else t.dtype, copy=True),
-            self.batches[step],
-        )
-        try:
-            with InFloat64():
-                outputs = self.program.step(self.program, batch)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as problem:
-            raise NoReference(f"the model does not run in float64: {problem}") from problem
-        golden = {f"out/{name}": t.detach().to(self.device, copy=True) for name, t in outputs.items()}
-        for name, tensor in golden.items():
-            if tensor.is_floating_point() and tensor.dtype is not torch.float64:
-                raise NoReference(f"the model computes {name[4:]} in {name_of(tensor.dtype)} even in float64")
-        if self.trains:
-            golden |= {name: tensor.clone() for name, tensor in gradients(self.program).items()}
-        golden |= {f"buffer/{name}": b.detach().clone() for name, b in self.program.model.named_buffers()}
-        if shared:
-            self.goldens[step] = golden
-        return golden
+    # --- power --------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def _load(self, state: Mapping[str, Tensor]) -> None:
-        for name, tensor in self.program.state().items():
-            tensor.copy_(state[name])
+    def _power(self) -> list[dict[str, Any]]:
+        trials = []
+        moved = self.fp64.without_eps(self.step, self.fp64.start_of(self.step, self.baseline))
+        for quantity in self._subjects():
+            earlier, by_eps = self.earlier.get(quantity.name), moved.get(quantity.name)
+            same = earlier is not None and earlier.shape == quantity.value.shape
+            subject = mutants.Subject(
+                quantity.name.partition("/")[0],
+                quantity.value.to(torch.float64).contiguous(),
+                quantity.scale,
+                self._of(quantity),
+                quantity.limits.row,
+                earlier.to(torch.float64) if same else None,  # type: ignore[union-attr]
+                by_eps,
+            )
+            for name, value in mutants.of(subject):
+                trials.append(self._try(quantity, subject, name, value))
+        return trials
+
+    def _try(self, quantity: Quantity, subject: mutants.Subject, mutant: str, value: Tensor) -> dict[str, Any]:
+        finding = self._compare(replace(quantity, value=value))
+        shows = structure(value, subject.value)
+        off = rms(value - subject.value)
+        if finding.ok and not shows and off > mutants.LARGE * subject.smallest:
+            raise NoReference(f"the gates have no power: {title(quantity.name)} passes them with the mutant '{mutant}'")
+        return {
+            "tensor": title(quantity.name),
+            "mutant": mutant,
+            "caught": bool(shows) or not finding.ok,
+            "gate": "G0" if shows else finding.gate,
+            "off": off / quantity.scale if quantity.scale else None,
+            "visible": finding.visible,
+        }
+
+    def _subjects(self) -> Iterator[Quantity]:
+        """Of every kind of real tensor the largest ones."""
+        real = [q for q in self._quantities(self.step, self.baseline) if q.value.is_floating_point()]
+        for kind in mutants.MUTANTS:
+            of_kind = [q for q in real if q.name.startswith(f"{kind}/")]
+            yield from sorted(of_kind, key=lambda q: -q.value.numel())[:SUBJECTS]
 
     # --- where it runs ------------------------------------------------------------------------------------------
-
-    def _settle(self, device: torch.device) -> None:
-        self.device = device
-        self.goldens.clear()
-        self.program = self.workload.build(device, torch.float64, self.seed)
-        self.baseline = self._here(self.baseline)
 
     def _guarded(self, work: Callable[..., T], *args: Any) -> T:
         """Once more with fp64 on the CPU, where it does not fit beside the arms."""
         try:
             return work(*args)
         except torch.OutOfMemoryError as problem:
-            if self.device.type == "cpu":
+            if self.fp64.device.type == "cpu":
                 raise NoReference(f"fp64 does not fit: {problem}") from problem
-        self._settle(torch.device("cpu"))  # after the handler, whose traceback keeps tensors alive
+        self.fp64.settle(torch.device("cpu"))  # after the handler, whose traceback keeps tensors alive
+        self.baseline, self.earlier = self._here(self.baseline), self._here(self.earlier)
         return work(*args)
 
     def _here(self, observation: Mapping[str, Tensor]) -> Observation:
         """A copy: what an arm sent lies in shared memory that its next message overwrites."""
-        return {name: tensor.detach().to(self.device, copy=True) for name, tensor in observation.items()}
+        return {name: tensor.detach().to(self.fp64.device, copy=True) for name, tensor in observation.items()}
 
     def _forget(self) -> None:
         self.step = -1
-        for memory in (self.skipped, self.baseline, self.goldens, self.measured, self.noise, self.allowed):
+        for memory in (self.skipped, self.baseline, self.candidate, self.measured, self.noise, self.allowed):
             memory.clear()
 
 
@@ -385,20 +413,11 @@ def _resolution(stored: Tensor) -> tuple[float, float]:
     return 2 * row.unit * rms(stored), 2 * row.unit * float(stored.abs().nan_to_num(0, 0, 0).max())
 
 
-def _source(quantity: str) -> str:
+def _source(quantity: str, when: str = "after") -> str:
     """The observation's name of a quantity."""
     if quantity.startswith("change/"):
-        return quantity.replace("change/", "after/param/", 1)
-    return f"after/{quantity}" if quantity.startswith("optimizer/") else quantity
-
-
-def _title(name: str) -> str:
-    return name.removeprefix("out/")
-
-
-def _optional(name: str) -> bool:
-    """A learning rate is state only where it is a tensor, which is the container's business."""
-    return "/optimizer/group" in name and name.endswith("/lr")
+        return quantity.replace("change/", f"{when}/param/", 1)
+    return f"{when}/{quantity}" if quantity.startswith("optimizer/") else quantity
 
 
 def _skipped(observation: Mapping[str, Tensor]) -> bool:

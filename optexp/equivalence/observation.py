@@ -7,53 +7,82 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from optexp.equivalence import dice
 from optexp.equivalence.gates import identical
 from optexp.equivalence.noise import noisy
+from optexp.equivalence.poison import poison, scribble
 from optexp.program import Batch, Outputs, Program, Snapshot, gradients, map_batch, tensors_of
 
 Observation = dict[str, Tensor]
 
 
 def observe(program: Program, batch: Batch, noise: int | None = None) -> Observation:
-    """One step on a copy of `batch`, brought as the feed brings its own (the caller's stays what it was).
+    """One step on a copy of `batch`, brought as the feed brings its own (the caller's stays what it was)."""
+    return observed(program, program.feed.bring(batch), noise)
+
+
+def observed(program: Program, given: Batch, noise: int | None = None) -> Observation:
+    """One step on a batch that is the program's to use. What it returns is overwritten afterwards.
 
     out/<name>             what the step returned
     grad/<parameter>       unscaled, where the program trains
     buffer/<name>          after the step
     before/, after/<name>  of `Program.state()`, where there is an optimizer (buffers only before)
+    changed/<name>         of `Program.state()`, where there is none: only what the step changed
     flag/inputs_intact     1 where the step left its batch as it was
     flag/plain             1 where outputs are plain tensors
     flag/device            for each output, by name: 1 where it lies on the program's device
     flag/aliases           for each output, by name: the first one it shares memory with, −1 for an input
+    flag/finished          1 where outputs no longer change after the step's own stream has computed them
     flag/random            1 where the step drew random numbers
     flag/noisy             1 with noise, whose value is the seed; a noisy run leaves out after/
     """
-    given = program.feed.bring(batch)
     kept, used = tensors_of(map_batch(torch.clone, given)), tensors_of(given)
     states = program.optimizer is not None
-    seen = {f"before/{name}": _copy(tensor) for name, tensor in program.state().items()} if states else {}
-    dice = _dice(program.device)
+    before = {name: _copy(tensor) for name, tensor in program.state().items()}
+    seen = {f"before/{name}": tensor for name, tensor in before.items()} if states else {}
+    generators = dice.state(program.device)
+    poison(program.device)
     with nullcontext() if noise is None else noisy(program.model, noise):
         outputs = program.step(program, given)
-    seen |= {f"out/{name}": _copy(tensor) for name, tensor in outputs.items()}
+    returned = {f"out/{name}": _copy(tensor) for name, tensor in outputs.items()}
+    seen |= returned
     if program.trains:
         seen |= {name: _copy(tensor) for name, tensor in gradients(program).items()}
-    seen |= {f"buffer/{name}": _copy(tensor) for name, tensor in program.model.named_buffers()}
+    seen |= {f"buffer/{name}": _copy(tensor) for name, tensor in program.buffers().items()}
     if states and noise is None:
         after = {name: tensor for name, tensor in program.state().items() if not name.startswith("buffer/")}
         seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()}
+    elif not states:
+        now = program.state()
+        changed = [name for name, tensor in before.items() if not identical(_copy(now[name]), tensor)]
+        seen |= {f"changed/{name}": torch.tensor(1, dtype=torch.uint8) for name in changed}
+    if program.device.type == "cuda":
+        torch.cuda.synchronize(program.device)
     intact = all(identical(used[name], tensor) for name, tensor in kept.items())
     plain = all(type(t) is Tensor for t in outputs.values())
     here = [outputs[name].device.type == program.device.type for name in sorted(outputs)]
+    finished = all(identical(_copy(outputs[name.removeprefix("out/")]), copy) for name, copy in returned.items())
     flags = {
         "inputs_intact": torch.tensor(intact, dtype=torch.uint8),
         "plain": torch.tensor(plain, dtype=torch.uint8),
         "device": torch.tensor(here, dtype=torch.uint8),
         "aliases": torch.tensor(_aliases(outputs, used), dtype=torch.int64),
-        "random": torch.tensor(not all(map(torch.equal, dice, _dice(program.device))), dtype=torch.uint8),
+        "finished": torch.tensor(finished, dtype=torch.uint8),
+        "random": torch.tensor(dice.drawn(generators, program.device), dtype=torch.uint8),
         "noisy": torch.tensor(noise is not None, dtype=torch.uint8),
     }
+    written = [p.grad for p in program.model.parameters() if p.grad is not None]
+    scribble([*outputs.values(), *written], spared=[*used.values(), *program.state().values()])
     return seen | {f"flag/{name}": value for name, value in flags.items()}
+
+
+def overwritten(program: Program, first: Batch, second: Batch) -> list[str]:
+    """The outputs of a step that the next one writes over."""
+    outputs = program.step(program, program.feed.bring(first))
+    kept = {name: _copy(tensor) for name, tensor in outputs.items()}
+    program.step(program, program.feed.bring(second))
+    return [name for name, tensor in kept.items() if not identical(_copy(outputs[name]), tensor)]
 
 
 def repeats(program: Program, batch: Batch, snapshot: Snapshot, times: int) -> bool:
@@ -86,9 +115,3 @@ def _aliases(outputs: Outputs, inputs: dict[str, Tensor]) -> list[int]:
 def _storage(tensor: Tensor) -> int:
     # An empty tensor has no memory to share.
     return tensor.untyped_storage().data_ptr() or id(tensor)
-
-
-def _dice(device: torch.device) -> list[Tensor]:
-    """The states of the generators that a step would draw from."""
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states

@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from math import inf, isfinite, sqrt
 from typing import Any, Protocol
 
+from optexp.equivalence import dice, trajectory
+from optexp.equivalence.families import FAMILIES, NONCONTIGUOUS, NORMAL, ONE_BY_ONE
+from optexp.equivalence.gates import broken
 from optexp.strategy import BITWISE, REASSOCIATES, Contract
 
 REPEATS = 3  # how often the baseline must give the same bits again
 SPREAD_RUNS = 5  # yardstick runs of a baseline that does not
+TABULATED = 50  # tensors that have a row of their own in the record, those nearest to their limits
 
 Message = dict[str, Any]
 Progress = Callable[[str], None]
@@ -19,17 +23,56 @@ Progress = Callable[[str], None]
 class Arm(Protocol):
     """A process that holds one program, or the judge.
 
-    reference: draw(seed, count) -> parcel; reference_info() -> dict;
-               yardstick(step, parcel); judge(step, parcel) -> messages
-    others:    load(parcel); observe(step, restore, noise) -> parcel; repeats(times) -> bool
+    reference: draw(seed, count, family); batch(index) -> parcel; reference_info() -> dict; yardstick(step, parcel);
+               judge(step, parcel) -> messages; dead() -> names; power() -> trials; distribution(tensor) -> shares
+    others:    load(parcel, index, family); observe(step, restore, noise) -> parcel; repeats(times) -> bool;
+               overwritten() -> names; losses(unit, seed) -> list; throw() -> dice.Throws
     """
 
     def call(self, method: str, **arguments: Any) -> Any: ...
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is checked.
+
+    seeds:      of fresh normal inputs; the last of several exchanges one input after the other
+    steps:      consecutive steps per seed; several for training, so that a frozen step count shows
+    families:   of other inputs, one set of each
+    overwrites: the candidate says that a step overwrites what the one before returned
+    power:      the gates must show that they see mutants
+    follow:     training is followed for many steps
+    """
+
+    seeds: Sequence[int]
+    steps: int = 1
+    families: Sequence[str] = ()
+    overwrites: bool = False
+    power: bool = True
+    follow: bool = False
+
+    @property
+    def sets(self) -> list[tuple[int, str]]:
+        """Seed and family of every set of inputs, the normal ones first."""
+        *others, last = self.seeds
+        normal = [*((seed, NORMAL) for seed in others), (last, ONE_BY_ONE if others else NORMAL)]
+        return normal + [(self.seeds[0], family) for family in self.families if family != NORMAL]
+
+
 @dataclass
 class Verification:
-    """What verification found. Ratios are the candidate's error over the baseline's, both against fp64."""
+    """What verification found. Ratios are the candidate's error over the baseline's, both against fp64.
+
+    tails:        odd sizes at which it was verified too
+    tensors:      by name, what stood nearest to its limit: gate, error, worst element, family, seed, step
+    mutants:      by name, how many were tried and caught, and on which tensors they passed
+    visible:      by tensor, the smallest RMS error and the smallest of one element that would have failed, over s
+    dead:         inputs that the result does not depend on
+    distribution: shares of the errors of the worst output (see `gates.histogram`), of both arms
+    trajectory:   of many training steps: where the loss strays farthest, as a share of what it may
+    recheck:      of the last step of a timed block, and of fresh inputs after timing
+    state:        global settings that the candidate changed without saying so
+    """
 
     contract: str
     ok: bool = True
@@ -38,10 +81,20 @@ class Verification:
     repeats: bool = True
     seeds: list[int] = field(default_factory=list)
     reference: str = ""
-    families: list[str] = field(default_factory=lambda: ["normal"])
+    families: list[str] = field(default_factory=list)
+    tails: list[str] = field(default_factory=list)
     gates: dict[str, dict[str, Any]] = field(default_factory=dict)
     worst: Message = field(default_factory=dict)
     failures: list[Message] = field(default_factory=list)
+    tensors: dict[str, Message] = field(default_factory=dict)
+    mutants: dict[str, Message] = field(default_factory=dict)
+    visible: dict[str, Any] = field(default_factory=dict)
+    dead: list[str] = field(default_factory=list)
+    distribution: Message = field(default_factory=dict)
+    trajectory: Message = field(default_factory=dict)
+    randomness: Message = field(default_factory=dict)
+    recheck: Message = field(default_factory=dict)
+    state: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     error_ratio: float | None = None
     max_ratio: float | None = None
@@ -60,52 +113,175 @@ class Verification:
         return clean
 
 
+@dataclass
+class Trial:
+    """One verification under way: the three that take part, and what they have said."""
+
+    reference: Arm
+    yardstick: Arm
+    candidate: Arm
+    plan: Plan
+    contract: Contract
+    verification: Verification
+    messages: list[Message] = field(default_factory=list)
+
+    def passed(self) -> bool:
+        return all(message["ok"] for message in self.messages)
+
+    def load(self, seed: int, family: str, count: int) -> Message:
+        """Fresh inputs to both arms. Returns what the reference says about them."""
+        self.reference.call("draw", seed=seed, count=count, family=family)
+        info: Message = self.reference.call("reference_info")
+        deliver(self.reference, (self.yardstick, self.candidate), info["steps"], family)
+        return info
+
+    def measure(self, step: int, restore: bool, noise: int | None = None) -> None:
+        """One more run of the baseline for the reference to take its yardsticks from."""
+        seen = self.yardstick.call("observe", step=step, restore=restore, noise=noise)
+        self.reference.call("yardstick", step=step, parcel=seen)
+
+    def add(self, messages: Sequence[Message], seed: int, step: int, family: str) -> None:
+        self.messages += [{**message, "seed": seed, "step": step, "family": family} for message in messages]
+
+
 def verify(
     reference: Arm,
     yardstick: Arm,
     candidate: Arm,
-    seeds: Sequence[int],
-    steps: int,
+    plan: Plan,
     contract: Contract,
     on_progress: Progress = lambda text: None,
 ) -> Verification:
-    """Compare the candidate with fp64, by the measure of what the baseline does, on fresh inputs for every seed.
+    """Compare the candidate with fp64, by the measure of what the baseline does, on fresh inputs for every set.
 
     yardstick: the bare eager program; for a PRECISION contract plain autocast
-    steps:     consecutive steps per seed; several for training, so that a frozen step count shows
-    Inputs are drawn here, so after the arms compiled, warmed up and captured. Ends at the first seed that fails.
+    Inputs are drawn here, so after the arms compiled, warmed up and captured. Ends at the first set that fails.
     Where equivalence cannot be decided, the reference raises NoReference.
     """
-    verification = Verification(str(contract))
-    messages: list[Message] = []
-    for position, seed in enumerate(seeds):
-        on_progress(f"fresh input set {position + 1} of {len(seeds)}")
-        batches = reference.call("draw", seed=seed, count=steps)
-        for arm in (yardstick, candidate):
-            arm.call("load", parcel=batches)
-        info = reference.call("reference_info")
-        if position == 0:
-            verification.repeats = yardstick.call("repeats", times=REPEATS)
-        for noise in range(info["noisy_steps"]):
-            _measure(reference, yardstick, noise % steps, noise + 1)
-        for extra in range(0 if verification.repeats else (SPREAD_RUNS - 1) * steps):
-            _measure(reference, yardstick, extra % steps)
-        for step in range(steps):
-            _measure(reference, yardstick, step)
-            seen = candidate.call("observe", step=step, restore=step == 0, noise=None)
-            judged = reference.call("judge", step=step, parcel=seen)
-            messages += [{**message, "seed": seed, "step": step} for message in judged]
-        verification.seeds.append(seed)
-        verification.reference = info["reference"]
-        if not all(message["ok"] for message in messages):
+    trial = Trial(reference, yardstick, candidate, plan, contract, Verification(str(contract)))
+    sets = plan.sets
+    for position, (seed, family) in enumerate(sets):
+        on_progress(f"fresh input set {position + 1} of {len(sets)}" + (f": {family}" if family in FAMILIES else ""))
+        try:
+            one_set(trial, seed, family)
+        except Exception as error:
+            if family in (NORMAL, ONE_BY_ONE) or getattr(error, "type", type(error).__name__) != "NoReference":
+                raise
+            trial.verification.notes.append(f"inputs of family {family.replace('_', ' ')} prove nothing: {error}")
+            continue
+        if not trial.passed():
             break
-    return _conclude(verification, messages, contract)
+        if position == len(plan.seeds) - 1 and plan.power:
+            power(trial)
+    if plan.follow and trial.passed():
+        on_progress(f"following the loss for {trajectory.STEPS} steps")
+        follow(trial, plan.seeds[0])
+    return _conclude(trial.verification, trial.messages, contract)
 
 
-def _measure(reference: Arm, yardstick: Arm, step: int, noise: int | None = None) -> None:
-    """One more run of the baseline for the reference to take its yardsticks from."""
-    seen = yardstick.call("observe", step=step, restore=step == 0, noise=noise)
-    reference.call("yardstick", step=step, parcel=seen)
+def deliver(reference: Arm, arms: Sequence[Arm], count: int, family: str) -> None:
+    """What the reference has drawn, batch by batch: so much memory is shared, and no more."""
+    for index in range(count):
+        parcel = reference.call("batch", index=index)
+        for arm in arms:
+            arm.call("load", parcel=parcel, index=index, family=family)
+
+
+# --- the checks ------------------------------------------------------------------------------------------------
+
+
+def one_set(trial: Trial, seed: int, family: str) -> None:
+    """Gates on one set of inputs: yardsticks first, then every step of the candidate."""
+    verification, restart = trial.verification, family == ONE_BY_ONE
+    info = trial.load(seed, family, trial.plan.steps)
+    steps = info["steps"]
+    if not verification.seeds:
+        verification.repeats = trial.yardstick.call("repeats", times=REPEATS)
+    if restart:
+        exchange(trial, seed)
+    for noise in range(info["noisy_steps"]):
+        trial.measure(noise % steps, restart or noise % steps == 0, noise + 1)
+    for extra in range(0 if verification.repeats else (SPREAD_RUNS - 1) * steps):
+        trial.measure(extra % steps, restart or extra % steps == 0)
+    for step in range(steps):
+        trial.measure(step, restart or step == 0)
+        seen = trial.candidate.call("observe", step=step, restore=restart or step == 0, noise=None)
+        trial.add(trial.reference.call("judge", step=step, parcel=seen), seed, step, family)
+    if family in (NORMAL, ONE_BY_ONE):
+        verification.seeds.append(seed)
+    name = NORMAL if restart else family
+    verification.families += [name] if name not in verification.families else []
+    verification.reference = info["reference"]
+
+
+def exchange(trial: Trial, seed: int) -> None:
+    """Which inputs matter at all, and whether outputs outlive the next step."""
+    verification = trial.verification
+    verification.dead = trial.reference.call("dead")
+    if verification.dead:
+        names = ", ".join(verification.dead)
+        verification.notes.append(f"the result does not depend on input {names}: what is done with it is not checked")
+    if not trial.plan.overwrites:
+        lost = set(trial.candidate.call("overwritten")) - set(trial.yardstick.call("overwritten"))
+        text = "the next step writes over it, and the candidate does not say so (Strategy.overwrites)"
+        trial.add([broken(name, text).to_dict() for name in sorted(lost)], seed, 1, ONE_BY_ONE)
+
+
+def power(trial: Trial) -> None:
+    """Would the gates that just passed have seen a wrong result?"""
+    verification = trial.verification
+    for found in trial.reference.call("power"):
+        row = verification.mutants.setdefault(found["mutant"], {"tried": 0, "caught": 0, "passed": []})
+        row["tried"] += 1
+        row["caught"] += found["caught"]
+        row["passed"] += [] if found["caught"] else [found["tensor"]]
+        if found["visible"] is not None:
+            verification.visible[found["tensor"]] = found["visible"]
+    outputs = [m for m in trial.messages if "/" not in m["tensor"] and m["error_rms"] is not None]
+    if outputs:
+        tensor = max(outputs, key=lambda m: m["used"])["tensor"]
+        verification.distribution = {"tensor": tensor, **trial.reference.call("distribution", tensor=tensor)}
+
+
+def follow(trial: Trial, seed: int) -> None:
+    """The loss over many steps, beside what one rounding of the parameters makes of the baseline's."""
+    unit = trial.load(seed, NORMAL, 8)["unit"]
+    plain = trial.yardstick.call("losses", unit=0.0, seed=0)
+    moved = [trial.yardstick.call("losses", unit=unit, seed=run + 1) for run in range(trajectory.PERTURBED)]
+    step, share = trajectory.strays(trial.candidate.call("losses", unit=0.0, seed=0), plain, moved, unit)
+    trial.verification.trajectory = {"steps": trajectory.STEPS, "step": step, "share": share}
+    if share > 1:
+        text = f"after {step + 1} steps the loss is {share:.3g} times as far from the baseline's as rounding explains"
+        found = {**broken("loss", text).to_dict(), "gate": "TRAJECTORY", "failed": ("TRAJECTORY",)}
+        trial.add([found], seed, step, NORMAL)
+
+
+def verify_randomness(
+    verification: Verification, reference: Arm, yardstick: Arm, candidate: Arm, seed: int, unit: float
+) -> None:
+    """For steps that draw random numbers, whose gates passed with every dropout at p = 0: the same at the real rates.
+
+    unit: u of the arithmetic that was promised
+    """
+    reference.call("draw", seed=seed, count=1, family=NORMAL)
+    deliver(reference, (yardstick, candidate), 1, NORMAL)
+    expected, found = yardstick.call("throw"), candidate.call("throw")
+    findings, verification.randomness = dice.compare(found, expected, unit)
+    failed = [{**finding.to_dict(), "seed": seed, "step": 0, "family": NORMAL} for finding in findings]
+    verification.gates["DICE"] = {"passed": not failed, "worst_ratio": None}
+    verification.failures += failed
+    if failed:
+        verification.ok, verification.worst = False, failed[0]
+        verification.headline = failure(failed[0])
+    else:
+        facts = [text for fact, text in _DICE.items() if getattr(expected, fact)]
+        verification.headline = (
+            f"with every dropout at p = 0, {verification.headline}; at its real rate, the results of {dice.SEEDS} seeds"
+            f" of each are distributed alike" + (f", {' and '.join(facts)}" if facts else "")
+        )
+
+
+_DICE = {"repeat": "equal seeds repeat", "differ": "others differ"}
 
 
 def _conclude(verification: Verification, messages: list[Message], contract: Contract) -> Verification:
@@ -123,6 +299,8 @@ def _conclude(verification: Verification, messages: list[Message], contract: Con
     verification.notes += sorted({m["message"] for m in messages if m["ok"] and m["message"]})
     verification.worst = max(messages, key=lambda m: m["used"], default={})
     verification.gates = _gates(messages, contract)
+    nearest = {m["tensor"]: m for m in sorted(messages, key=lambda m: m["used"])}
+    verification.tensors = dict(sorted(nearest.items(), key=lambda item: -item[1]["used"])[:TABULATED])
     outputs = [m for m in messages if "/" not in m["tensor"] and m["error_rms"] is not None]
     verification.error_ratio = _pooled(outputs)
     verification.max_ratio = max((m["max_ratio"] for m in outputs), default=None)
@@ -144,6 +322,7 @@ def _gates(messages: list[Message], contract: Contract) -> dict[str, dict[str, A
         "G0": None,
         "G1": max((m["error_ratio"] for m in measured), default=None),
         "G2": max((m["max_ratio"] for m in measured), default=None),
+        "G3": max((m["block_ratio"] for m in measured if m["block_ratio"] is not None), default=None),
     }
     if contract == BITWISE:
         ratios["BITWISE"] = None
@@ -168,11 +347,11 @@ def _headline(verification: Verification, messages: list[Message], contract: Con
     """One sentence for people."""
     yardstick = f"plain {contract.dtype} autocast" if contract.name == "PRECISION" else "the baseline"
     if not verification.ok:
-        worst = verification.worst
-        first = f"{worst['tensor']} fails {worst['gate']}: {worst['message']}"
-        return f"{first} (seed {worst['seed']}, step {worst['step']})"
+        return failure(verification.worst)
     what = _listed([m["tensor"] for m in messages])
     sets = f"{len(verification.seeds)} fresh input set{'s' if len(verification.seeds) > 1 else ''}"
+    others = len(verification.families) - 1
+    sets += f" and {others} other famil{'ies' if others > 1 else 'y'} of inputs" if others else ""
     if verification.bitwise:
         return f"{what} equal those of {yardstick} bit for bit; {sets}"
     if verification.weakest:
@@ -180,6 +359,14 @@ def _headline(verification: Verification, messages: list[Message], contract: Con
     ratio = verification.error_ratio
     compared = f" (worst {ratio:.2f}× its error)" if ratio is not None and 0.01 <= ratio < inf else ""
     return f"{what} agree with fp64 as closely as {yardstick} does{compared}; {sets}"
+
+
+def failure(message: Message) -> str:
+    """One sentence about what failed, and where."""
+    where = f"seed {message['seed']}, step {message['step']}"
+    if message["family"] in FAMILIES or message["family"] == NONCONTIGUOUS:
+        where += f", {message['family'].replace('_', ' ')} inputs"
+    return f"{message['tensor']} fails {message['gate']}: {message['message']} ({where})"
 
 
 def _listed(tensors: Sequence[str]) -> str:

@@ -60,6 +60,7 @@ class Breakdown:
     graph_kernels: float | None = None
     median_kernel_us: float | None = None
     enqueue: float | None = None  # share of the profiled step in which the host worked and did not wait
+    synchronisations: float | None = None  # in which the host waited for the device
     pageable: float | None = None  # share of the step spent in copies from or to pageable memory
 
     @property
@@ -87,6 +88,7 @@ class Breakdown:
             "graph_launches": self.graph_launches,
             "median_kernel_us": self.median_kernel_us,
             "enqueue": self.enqueue,
+            "synchronisations": self.synchronisations,
             "memcpy_pageable": self.pageable,
         }
         if self.busy is not None:
@@ -137,6 +139,7 @@ def _gpu(trace: Trace, calibration: Calibration | None, beside: Trace | None) ->
         graph_kernels=in_graph / steps,
         median_kernel_us=median(k.duration for k in trace.kernels) if trace.kernels else None,
         enqueue=(on_host.total - waiting) / profiled,
+        synchronisations=sum(_SYNCHRONISE.match(call.name) is not None for call in trace.api) / steps,
         pageable=Union(c.interval for c in trace.copies if c.pageable).total / whole,
     )
 

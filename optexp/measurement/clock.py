@@ -4,36 +4,82 @@ a strategy that patches `perf_counter` or `synchronize` does not change what is 
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 
 now = perf_counter
-_cuda_synchronize = torch.cuda.synchronize
+# The function below torch.cuda.synchronize, which looks it up when it is called. A build without CUDA has none.
+_cuda_synchronize: Callable[[], None] = getattr(torch._C, "_cuda_synchronize", lambda: None)
 _Event = torch.cuda.Event
-_elapsed_ms = torch.cuda.Event.elapsed_time
+_record, _elapsed_ms = torch.cuda.Event.record, torch.cuda.Event.elapsed_time
+
+_HANDS: list[tuple[Any, str]] = [
+    *((time, name) for name in ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns")),
+    (torch.cuda, "synchronize"),
+    (torch._C, "_cuda_synchronize"),
+    (torch.cuda, "Event"),
+    *((torch.cuda.Event, name) for name in ("record", "elapsed_time", "synchronize", "query")),
+    (torch.cuda.Stream, "synchronize"),
+]
+_ORIGINAL = [getattr(owner, name, None) for owner, name in _HANDS]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One block: steps run, host wall seconds a step, device seconds a step (between events; None on a CPU)."""
+    """One block: steps run, host wall seconds a step, device seconds a step (between events; None on a CPU).
+
+    start_s:  when it began, by `now`, which all processes of a machine share
+    cold:     caches were emptied before every step, so that only the device's time is the step's own
+    skipped:  a loss scale fell, so that a step was left out
+    """
 
     steps: int
     wall_s: float
     device_s: float | None
+    start_s: float = 0.0
+    cold: bool = False
+    skipped: bool = False
+
+    @property
+    def step_s(self) -> float:
+        """What arms are compared by."""
+        return self.device_s if self.cold and self.device_s is not None else self.wall_s
+
+    def told_as(self, steps: int) -> Timing:
+        """The same block as if it had been fewer steps: each seems delayed."""
+        more = self.steps / steps
+        return replace(self, steps=steps, wall_s=self.wall_s * more, device_s=self.device_s and self.device_s * more)
 
 
 def synchronize(device: torch.device) -> None:
     """Wait for everything the device was asked to do, on all streams."""
     if device.type == "cuda":
-        _cuda_synchronize(device)
+        with torch.cuda.device(device):
+            _cuda_synchronize()
 
 
-def time_block(run: Callable[[], object], steps: int, device: torch.device) -> Timing:
-    """Wall time of `steps` calls with a device-wide synchronise at both ends; garbage collection waits outside."""
+def tampered() -> list[str]:
+    """Functions that tell or await time and are no longer what they were when this module was imported."""
+    return [
+        f"{getattr(owner, '__name__', owner)}.{name}"
+        for (owner, name), original in zip(_HANDS, _ORIGINAL, strict=True)
+        if getattr(owner, name, None) is not original
+    ]
+
+
+def time_block(
+    run: Callable[[], object], steps: int, device: torch.device, keep: Callable[[Any], object] | None = None
+) -> Timing:
+    """Wall time of `steps` calls with a device-wide synchronise at both ends; garbage collection waits outside.
+
+    keep: is given what the last call returned, as soon as the clock has stopped
+    """
     on_gpu = device.type == "cuda"
     first, last = (_Event(enable_timing=True), _Event(enable_timing=True)) if on_gpu else (None, None)
     collecting = gc.isenabled()
@@ -42,18 +88,36 @@ def time_block(run: Callable[[], object], steps: int, device: torch.device) -> T
         synchronize(device)
         start = now()
         if first is not None:
-            first.record()
-        for _ in range(steps):
+            _record(first)
+        for _ in range(steps - 1):
             run()
+        result = run()
         if last is not None:
-            last.record()
+            _record(last)
         synchronize(device)
         wall = now() - start
+        if keep is not None:
+            keep(result)
     finally:
         if collecting:
             gc.enable()
     device_s = None if first is None or last is None else _elapsed_ms(first, last) / 1e3 / steps
-    return Timing(steps, wall / steps, device_s)
+    return Timing(steps, wall / steps, device_s, start)
+
+
+def time_cold_block(run: Callable[[], object], steps: int, device: torch.device, flush: Callable[[], object]) -> Timing:
+    """Like `time_block`, with `flush` before every step; it stays outside of the events, whose median counts."""
+    events = [(_Event(enable_timing=True), _Event(enable_timing=True)) for _ in range(steps)]
+    synchronize(device)
+    start = now()
+    for first, last in events:
+        flush()
+        _record(first)
+        run()
+        _record(last)
+    synchronize(device)
+    wall = now() - start
+    return Timing(steps, wall / steps, median(_elapsed_ms(*pair) for pair in events) / 1e3, start, cold=True)
 
 
 def empty_timer_s(device: torch.device) -> float:
@@ -61,26 +125,26 @@ def empty_timer_s(device: torch.device) -> float:
     return median(time_block(lambda: None, 1, device).wall_s for _ in range(20))
 
 
-def warm_up(run: Callable[[], object], device: torch.device, limit_s: float) -> float:
+def warm_up(run: Callable[[], object], device: torch.device, limit_s: float) -> list[float]:
     """Run until the medians of two successive windows differ by at most 2 %, or `limit_s` has passed.
 
     A window is 20 steps and at least 0.25 s; a step so long that 20 do not fit counts as its own window.
-    Returns the last window's median seconds a step.
+    Returns the last window: seconds of each step, one at a time.
     """
     begin = now()
 
-    def window() -> float:
+    def window() -> list[float]:
         samples: list[float] = []
         start = now()
         while len(samples) < 20 or now() - start < 0.25:
             samples.append(time_block(run, 1, device).wall_s)
             if len(samples) >= 3 and now() - begin > limit_s:
                 break
-        return median(samples)
+        return samples
 
     current = window()
     while now() - begin < limit_s:
         previous, current = current, window()
-        if abs(current - previous) <= 0.02 * previous:
+        if abs(median(current) - median(previous)) <= 0.02 * median(previous):
             break
     return current

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from optexp.measurement.gpu import Gpu
+
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Facts that the parent can read without touching CUDA."""
@@ -26,36 +28,35 @@ def describe(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu_model(),
         "cpu_count": os.cpu_count(),
+        "affinity": len(os.sched_getaffinity(0)),
+        "allocator": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
+        "matmul_precision": torch.get_float32_matmul_precision(),
         "load": round(os.getloadavg()[0], 2),
         "git": _git(),
         "command": " ".join(sys.argv),
     }
     if device.type == "cuda":
-        # Not the same number where CUDA_VISIBLE_DEVICES leaves some out.
-        facts |= _nvml(torch.cuda._get_nvml_device_index(device))
+        gpu = Gpu.open(device)
+        facts |= _card(gpu) if gpu else {"nvml": "does not answer"}
     return facts
 
 
-def _nvml(index: int) -> dict[str, Any]:
-    import pynvml as nvml
-
-    try:
-        nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        return {
-            "gpu": _text(nvml.nvmlDeviceGetName(handle)),
-            "gpu_uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
-            "driver": _text(nvml.nvmlSystemGetDriverVersion()),
-            "power_limit_w": nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3,
-            "temperature_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-            "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-        }
-    except nvml.NVMLError as error:
-        return {"nvml": str(error)}
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def _card(gpu: Gpu) -> dict[str, Any]:
+    """What is set on the card, and what it said before anything was started; None where it does not tell."""
+    nvml, said = gpu.nvml, gpu.read()
+    limit, ecc, mig = (gpu.ask(f"nvmlDeviceGet{what}") for what in ("PowerManagementLimit", "EccMode", "MigMode"))
+    return {
+        "gpu": gpu.ask("nvmlDeviceGetName"),
+        "gpu_uuid": gpu.ask("nvmlDeviceGetUUID"),
+        "driver": nvml.nvmlSystemGetDriverVersion(),
+        "power_limit_w": None if limit is None else limit / 1e3,
+        "temperature_c": said.temperature_c,
+        "sm_clock_mhz": said.sm_mhz,
+        "memory_clock_mhz": said.memory_mhz,
+        "max_sm_clock_mhz": gpu.ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+        "ecc": None if ecc is None else bool(ecc[0]),
+        "mig": None if mig is None else bool(mig[0]),
+    }
 
 
 def _version(package: str) -> str | None:

@@ -29,6 +29,31 @@ def choose(setting: str, device_type: str) -> list[int]:
     return cores
 
 
+def grant(cores: Sequence[int]) -> None:
+    """Say which cores this process will be bound to once it is set up (none: it stays as it is)."""
+    _granted[:], _wanted[:] = cores, []
+
+
+def granted() -> list[int]:
+    """The cores that this process may use once it is set up."""
+    return list(_granted) or sorted(os.sched_getaffinity(0))
+
+
+def narrow(cores: Sequence[int]) -> None:
+    """Ask for fewer: what an optimized program does to itself."""
+    _wanted[:] = cores
+
+
+def settle() -> None:
+    """Bind this process to what was granted, or to the part of it that it asked for."""
+    if cores := _wanted or _granted:
+        bind_process(cores)
+
+
+_granted: list[int] = []
+_wanted: list[int] = []
+
+
 def bind_process(cores: Sequence[int]) -> None:
     """Bind every thread of this process; threads made later inherit it."""
     for task in Path("/proc/self/task").iterdir():

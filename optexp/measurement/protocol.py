@@ -18,12 +18,21 @@ class Protocol:
     confidence:           of the interval
     half_width:           stop when the interval of the log-ratio is this narrow (or 5 % of its mean)
     budget_s:             no new process is started after this many seconds
+    controls:             a second baseline and a known delay in the same rounds, once per device and workload
+    cold_caches:          the comparison begins with empty compile caches: the first set-up is then a cold one
+    lock_clocks:          say how an administrator would hold the GPU's clocks; they are never touched from here
+    trials:               0; or, for teaching, the usual way: the mean of so many steps after one warm-up, no verdict
+    confirm:              a sweep measures its winner again, in new processes and on other inputs
+    l2:                   what steps find in the GPU's cache: what the last one left there (warm), nothing (cold: then
+                          the device's time is compared), or warm with cold beside it (both)
+    load_s:               how long each arm works while its energy is read; 0: not at all
     cpus:                 cores the arms are bound to: auto (one on a GPU, all on a CPU), all, or a list "2,3"
     verification_seeds:   fresh input sets that equivalence is checked on
+    thorough:             other families of inputs too, and training is followed for many steps
     profile_steps:        steady steps in a profile
     """
 
-    preset: str = one_of("default", "quick", "rigorous")
+    preset: str = one_of("default", "quick", "rigorous", "textbook")
     processes_min: int = 5
     processes_max: int = 15
     pairs: int = 50
@@ -33,9 +42,17 @@ class Protocol:
     min_effect: float = 0.01
     confidence: float = 0.99
     half_width: float = 0.005
-    budget_s: float = 30.0
+    budget_s: float = 25.0
+    controls: bool = True
+    cold_caches: bool = False
+    lock_clocks: bool = False
+    trials: int = 0
+    confirm: bool = True
+    l2: str = one_of("warm", "cold", "both")
+    load_s: float = 1.0
     cpus: str = "auto"
     verification_seeds: int = 5
+    thorough: bool = True
     profile_steps: int = 5
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil, log
 from random import Random
@@ -10,7 +11,12 @@ from typing import Any
 from typing import Protocol as Interface
 
 from optexp.measurement.clock import Timing, now
+from optexp.measurement.gpu import Read, Reading
+from optexp.measurement.load import Load
 from optexp.measurement.protocol import Protocol
+
+MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # what the second arm of a pair is
+CONTROL_EVERY = 3  # pairs: enough of them to judge, and a third of the cost
 
 
 class Caller(Interface):
@@ -21,66 +27,153 @@ class Caller(Interface):
 
 @dataclass(frozen=True)
 class Pair:
-    """A block of each arm, one directly after the other."""
+    """A block of each arm, one directly after the other, and what the card said before and after them."""
 
     baseline: Timing
     candidate: Timing
     baseline_first: bool
+    kind: str = MAIN
+    readings: tuple[Reading, ...] = ()
 
     @property
     def log_ratio(self) -> float:
-        return log(self.baseline.wall_s / self.candidate.wall_s)
+        return log(self.baseline.step_s / self.candidate.step_s)
+
+    @property
+    def counts(self) -> bool:
+        return not (self.slowed or self.skipped)
+
+    @property
+    def start_s(self) -> float:
+        return min(self.baseline.start_s, self.candidate.start_s)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether a step of it was left out, because gradients overflowed: nor does that one."""
+        return self.baseline.skipped or self.candidate.skipped
+
+    @property
+    def slowed(self) -> tuple[str, ...]:
+        """Why the card ran slower than it can: such a pair does not count."""
+        return tuple(dict.fromkeys(reason for reading in self.readings for reason in reading.slowed))
 
 
 @dataclass
 class Sample:
     """What one process of each arm gave."""
 
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)  # of all kinds
     recompiled: bool = False
+    alone: dict[str, list[float]] = field(default_factory=dict)  # by arm: seconds of steps that ran one at a time
+    timer_s: dict[str, float] = field(default_factory=dict)  # by arm: what timing nothing costs each of them
+    constant: tuple[str, ...] = ()  # inputs that hold one value over and over
+    foreign: tuple[str, ...] = ()  # processes of others on the card
+    floor_s: float = 0.0  # what no program can beat, where that is known
+    load: dict[str, Load] = field(default_factory=dict)  # by arm, where it was looked at
+
+    def of(self, kind: str) -> list[Pair]:
+        return [pair for pair in self.pairs if pair.kind == kind]
+
+    @property
+    def kept(self) -> list[Pair]:
+        """The pairs that count; where none would be left, all of them: a watchdog then refuses the measurement."""
+        main = self.of(MAIN)
+        return [pair for pair in main if pair.counts] or main
 
     @property
     def log_ratio(self) -> float:
         """The statistic of a process."""
-        return median(pair.log_ratio for pair in self.pairs)
+        return median(pair.log_ratio for pair in self.kept)
 
 
-def sample(baseline: Caller, candidate: Caller, protocol: Protocol, order: Random) -> Sample:
-    """Measure two arms that have been set up; only one of them works at any time."""
-    blocks = [_block(arm, protocol) for arm in (baseline, candidate)]
-    counted = [_compilations(arm) for arm in (baseline, candidate)]
-    long = any(steps == 1 for steps, _ in blocks)
-    at_least = min(protocol.pairs, 8 if long else 10)
-    result = Sample()
-    begin = now()
-    while len(result.pairs) < protocol.pairs:
-        if len(result.pairs) >= at_least and now() - begin > protocol.process_s:
+@dataclass(frozen=True)
+class Ready:
+    """An arm after warm-up: how long its blocks are, and how many unmeasured steps come before each."""
+
+    arm: Caller
+    steps: int
+    lead_in: int
+
+    def jittered(self, order: Random) -> int:
+        return max(1, round(self.steps * order.uniform(0.9, 1.1)))  # no call number is special
+
+    def block(self, steps: int, cold: bool = False) -> Timing:
+        timing: Timing = self.arm.call("block", steps=steps, lead_in=self.lead_in, cold=cold)
+        return timing
+
+
+def sample(
+    arms: Mapping[str, Caller], protocol: Protocol, order: Random, pairs: int, read: Read = lambda: None
+) -> Sample:
+    """Measure arms that have been set up: "baseline", "candidate" and, for the controls, a second baseline "again".
+
+    Only one of them works at any time, and `read` is called while none does.
+    """
+    result, ready = Sample(), dict[str, Ready]()
+    for name, arm in arms.items():
+        ready[name] = _warmed(name, arm, protocol, result)
+    compiled = {name: _compilations(arm) for name, arm in arms.items()}
+    long = any(ready[name].steps == 1 for name in ("baseline", "candidate"))
+    at_least, begin, before = min(pairs, 8 if long else 10), now(), read()
+    for index in range(pairs):
+        if index >= at_least and now() - begin > protocol.process_s:
             break
-        baseline_first = order.random() < 0.5
-        timings: dict[bool, Timing] = {}
-        for is_baseline in (baseline_first, not baseline_first):
-            arm = baseline if is_baseline else candidate
-            steps, lead_in = blocks[0 if is_baseline else 1]
-            jittered = max(1, round(steps * order.uniform(0.9, 1.1)))  # no call number is special
-            timings[is_baseline] = arm.call("block", steps=jittered, lead_in=lead_in)
-        result.pairs.append(Pair(timings[True], timings[False], baseline_first))
-    result.recompiled = counted != [_compilations(arm) for arm in (baseline, candidate)]
+        timings, baseline_first = _in_turn(ready, order, cold=protocol.l2 == COLD)
+        after = read()
+        readings = tuple(reading for reading in (before, after) if reading)
+        result.pairs.append(Pair(*timings, baseline_first, MAIN, readings))
+        before = after
+        if "again" in ready and index % CONTROL_EVERY == 0:
+            result.pairs += _controls(ready["baseline"], ready["again"], order)
+    if protocol.l2 == "both":
+        for _ in range(at_least):
+            timings, baseline_first = _in_turn(ready, order, cold=True)
+            result.pairs.append(Pair(*timings, baseline_first, COLD))
+    result.recompiled = compiled != {name: _compilations(arm) for name, arm in arms.items()}
     return result
 
 
-def _block(arm: Caller, protocol: Protocol) -> tuple[int, int]:
-    """Steps of a block and of its unmeasured lead-in, after warm-up.
+def _in_turn(ready: Mapping[str, Ready], order: Random, cold: bool) -> tuple[tuple[Timing, Timing], bool]:
+    """A block of each arm, in an order drawn at random."""
+    baseline_first = order.random() < 0.5
+    timings: dict[str, Timing] = {}
+    for name in ("baseline", "candidate") if baseline_first else ("candidate", "baseline"):
+        timings[name] = ready[name].block(ready[name].jittered(order), cold)
+    return (timings["baseline"], timings["candidate"]), baseline_first
+
+
+def _controls(baseline: Ready, again: Ready, order: Random) -> list[Pair]:
+    """The baseline beside its own double and, where a block has 20 steps, beside itself with a delay of 5 %.
+
+    The delay is exact: 21 steps for every 20, told as the time of 20.
+    """
+    steps = baseline.jittered(order)
+    counted = max(20, steps // 20 * 20) if baseline.steps >= 20 else 0
+    kinds = [MAIN, SAME, *([DELAYED] if counted else [])]
+    at, timings = {}, {}
+    for place, kind in enumerate(order.sample(kinds, len(kinds))):
+        run = steps if kind != DELAYED else counted * 21 // 20
+        timing = (again if kind == SAME else baseline).block(run)
+        at[kind] = place
+        timings[kind] = timing.told_as(counted) if kind == DELAYED else timing
+    return [Pair(timings[MAIN], timings[kind], at[MAIN] < at[kind], kind) for kind in kinds if kind != MAIN]
+
+
+def _warmed(name: str, arm: Caller, protocol: Protocol, result: Sample) -> Ready:
+    """How long this arm's blocks are, once it is steady; what warming up tells goes into `result`.
 
     Batches that were made in the background while nothing was timed are used up first, and those that a block leaves
     behind must not matter: a queue that refilled unseen makes a loop look far too fast.
     """
     steady = arm.call("warm_up", limit_s=protocol.warmup_s)
-    queue = int(steady["queue"])
+    result.timer_s[name] = steady["timer_s"]
+    result.alone[name], result.constant = steady["alone_s"], tuple(steady["constant"])
+    queue, step_s = int(steady["queue"]), median(steady["alone_s"])
     at_least = 12 * queue  # ten lengths after jitter
-    if steady["step_s"] >= 0.1:
-        return max(1, at_least), max(1, queue)
+    if step_s >= 0.1:
+        return Ready(arm, max(1, at_least), max(1, queue))
     duration = max(protocol.block_ms / 1e3, 200 * steady["timer_s"])
-    return max(ceil(duration / steady["step_s"]), at_least), max(2, queue)
+    return Ready(arm, max(ceil(duration / step_s), at_least), max(2, queue))
 
 
 def _compilations(arm: Caller) -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, exp, sqrt
+from math import ceil, exp, log, sqrt
 from statistics import fmean, median, stdev
 
-from scipy.special import bdtr, stdtrit  # scipy.stats has the same under better names, and takes 2 s to import
+from scipy.special import bdtr, stdtr, stdtrit  # scipy.stats has the same under better names, and takes 2 s to import
 
 from optexp.result import Verdict
 
@@ -52,6 +52,19 @@ def over_blocks(log_ratios: Sequence[float], confidence: float) -> Interval:
     return Interval(median(ordered), ordered[k - 1], ordered[n - k])
 
 
+def interval(processes: Sequence[Sequence[float]], confidence: float) -> Interval:
+    """Of log-ratios by process: over the processes' medians, or over the blocks of the only one."""
+    if len(processes) == 1:
+        return over_blocks(processes[0], confidence)
+    return over_processes([median(ratios) for ratios in processes], confidence)
+
+
+def percentile(ordered: Sequence[float], share: float) -> float | None:
+    """The value below which a share of sorted values lies; None where fewer than five lie beyond it."""
+    beyond = min(share, 1 - share) * len(ordered)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if beyond >= 5 else None
+
+
 def precise_enough(interval: Interval, half_width: float) -> bool:
     """The only reason to stop early: never that a result became significant."""
     return interval.half_width <= max(half_width, 0.05 * abs(interval.estimate))
@@ -65,6 +78,18 @@ def too_noisy(interval: Interval) -> bool:
     return interval.high - interval.low > max(0.2, min(abs(interval.low), abs(interval.high)))
 
 
+def p_value(processes: Sequence[Sequence[float]], min_effect: float) -> float:
+    """Chance of log-ratios this far beyond δ where there is nothing beyond it: what `decide` compares, as a number."""
+    margin = log(1 + min_effect)
+    if len(processes) == 1:
+        count = max(sum(ratio > margin for ratio in processes[0]), sum(ratio < -margin for ratio in processes[0]))
+        return min(1.0, 2 * float(bdtr(len(processes[0]) - count, len(processes[0]), 0.5)))
+    medians = [median(ratios) for ratios in processes]
+    spread = stdev(medians) / sqrt(len(medians))
+    beyond = abs(fmean(medians)) - margin
+    return min(1.0, 2 * float(stdtr(len(medians) - 1, -beyond / spread))) if spread else float(beyond <= 0)
+
+
 def decide(interval: Interval, min_effect: float) -> Verdict:
     """FASTER or SLOWER by more than δ, SAME within it, INCONCLUSIVE otherwise."""
     _, low, high = interval.ratios()
@@ -75,6 +100,14 @@ def decide(interval: Interval, min_effect: float) -> Verdict:
     if low > 1 / (1 + min_effect) and high < 1 + min_effect:
         return Verdict.SAME
     return Verdict.INCONCLUSIVE
+
+
+def verdict(processes: Sequence[Sequence[float]], confidence: float, min_effect: float) -> tuple[Verdict, Interval]:
+    """What log-ratios by process come to. One process that was disturbed decides nothing."""
+    found = interval(processes, confidence)
+    if len(processes) == 1 and too_noisy(found):
+        return Verdict.INCONCLUSIVE, found
+    return decide(found, min_effect), found
 
 
 def break_even(extra_setup_s: float, baseline_s: float, speedup: float) -> int | None:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import sqrt
 from statistics import correlation, median
 
-from optexp.measurement.sampling import Sample
+from optexp.measurement.gpu import POWER_CAP
+from optexp.measurement.sampling import MAIN, Sample
+from optexp.wording import duration
+
+FOREIGN = "foreign processes"
+SLOW_START = 20.0  # waiting for every step costs a short one several times its own time
+DROPPED = 0.1  # share of pairs that a slowed card may cost
+VISIBLE = 0.02  # modes nearer than this, and drifts below half of it, change no verdict
+RARE = 0.15  # share of blocks below which a second mode is a few disturbed blocks
 
 
 @dataclass(frozen=True)
@@ -22,13 +33,85 @@ class Watch:
 def recompilation(samples: Sequence[Sample]) -> Watch:
     """A compiler that works while the clock runs makes the figures meaningless."""
     count = sum(sample.recompiled for sample in samples)
-    text = f"torch.compile compiled again while measuring, in {count} processes" if count else "no recompilation"
-    return Watch("recompilation", count == 0, text, fatal=True)
+    text = f"torch.compile compiled again while measuring, in {count} of {len(samples)} processes"
+    return Watch("recompilation", count == 0, text if count else "none while measuring", fatal=True)
+
+
+def slow_start(samples: Sequence[Sample]) -> Watch:
+    """Blocks are planned by what single steps take while warming up: one that is slow only then makes them short.
+
+    Their quickest counts: another program may have disturbed the others.
+    """
+    arms = ("baseline", "candidate")
+    times = {
+        arm: median(
+            (min(s.alone[arm]) - s.timer_s.get(arm, 0.0)) / median(getattr(pair, arm).wall_s for pair in s.kept)
+            for s in samples
+        )
+        for arm in arms
+        if all(s.alone.get(arm) for s in samples)
+    }
+    arm, ratio = max(times.items(), key=lambda item: item[1], default=("", 1.0))
+    text = f"single steps of the {arm} took {ratio:.3g} times as long while warming up as in a block"
+    return Watch("slow start", ratio < SLOW_START, text if times else "no warm-up to compare with", fatal=True)
+
+
+def skipped_steps(samples: Sequence[Sample]) -> Watch:
+    """A step that a GradScaler leaves out is shorter than others: such pairs are dropped."""
+    pairs = [pair for sample in samples for pair in sample.of(MAIN)]
+    skipped = sum(pair.skipped for pair in pairs)
+    text = f"{skipped} of {len(pairs)} pairs dropped, because gradients overflowed in a step"
+    return Watch("skipped steps", not skipped, text if skipped else "none", fatal=skipped > DROPPED * len(pairs))
+
+
+def throttling(samples: Sequence[Sample]) -> Watch:
+    """Too hot, or too little power delivered: those pairs are dropped, and too many of them are no measurement."""
+    pairs = [pair for sample in samples for pair in sample.of(MAIN)]
+    clocks = [r.sm_mhz for pair in pairs for r in pair.readings if r.sm_mhz]
+    if not any(pair.readings for pair in pairs):
+        return Watch("throttling", True, "no clocks to read on this device")
+    reasons = Counter(reason for pair in pairs for reason in pair.slowed)
+    dropped = sum(bool(pair.slowed) for pair in pairs)
+    text = f"SM clock {min(clocks):.0f} to {max(clocks):.0f} MHz" if clocks else "clocks unknown"
+    if dropped:
+        named = ", ".join(name for name, _ in reasons.most_common())
+        text = f"the GPU was slowed ({named}): {dropped} of {len(pairs)} pairs dropped; {text}"
+    return Watch("throttling", dropped == 0, text, fatal=dropped > DROPPED * len(pairs))
+
+
+def power_cap(samples: Sequence[Sample]) -> Watch:
+    """At its power cap a card is as fast as its supply lets it be: energy then says more than time."""
+    readings = [r for sample in samples for pair in sample.of(MAIN) for r in pair.readings]
+    readings += [r for sample in samples for load in sample.load.values() for r in load.readings]
+    capped = sum(POWER_CAP in r.reasons for r in readings)
+    if not capped:
+        return Watch("power cap", True, "not reached" if readings else "no power to read on this device")
+    share = capped / len(readings)
+    return Watch(
+        "power cap", False, f"the GPU was at its power limit in {share:.0%} of the readings: compare energy/step"
+    )
+
+
+def foreign(samples: Sequence[Sample]) -> Watch:
+    """Somebody else's work on the same card."""
+    seen = dict.fromkeys(text for sample in samples for text in sample.foreign)
+    if not seen:
+        return Watch(FOREIGN, True, "none seen on the GPU")
+    return Watch(FOREIGN, False, f"on the GPU while measuring: {', '.join(seen)}", fatal=True)
+
+
+def constant_inputs(samples: Sequence[Sample]) -> Watch:
+    """Zeros switch no transistors: a card draws less power on them, and runs faster than on any real data."""
+    names = dict.fromkeys(name for sample in samples for name in sample.constant)
+    if not names:
+        return Watch("inputs", True, "no input is one value over and over")
+    text = f"input {', '.join(names)} is one value over and over (zeros?): real data may run slower"
+    return Watch("inputs", False, text)
 
 
 def order_effect(samples: Sequence[Sample]) -> Watch:
     """Does it matter which arm of a pair runs first?"""
-    pairs = [pair for sample in samples for pair in sample.pairs]
+    pairs = [pair for sample in samples for pair in sample.kept]
     first = [p.log_ratio for p in pairs if p.baseline_first]
     second = [p.log_ratio for p in pairs if not p.baseline_first]
     if min(len(first), len(second)) < 5:
@@ -39,15 +122,16 @@ def order_effect(samples: Sequence[Sample]) -> Watch:
 
 def drift(samples: Sequence[Sample]) -> Watch:
     """Does the ratio move with time inside a process?"""
-    correlations = [
-        correlation(range(len(s.pairs)), _ranks([p.log_ratio for p in s.pairs]))
-        for s in samples
-        if len(s.pairs) >= 10 and len({p.log_ratio for p in s.pairs}) > 1
-    ]
-    if not correlations:
+    long = [ratios for s in samples if len(ratios := [p.log_ratio for p in s.kept]) >= 10 and len(set(ratios)) > 1]
+    if not long:
         return Watch("drift", True, "too few pairs to see a drift")
-    typical = median(correlations)
-    return Watch("drift", abs(typical) < 0.7, f"rank correlation of the ratio with time: {typical:+.2f}")
+    steady = median(correlation(range(len(ratios)), _ranks(ratios)) for ratios in long)
+    third = [len(ratios) // 3 for ratios in long]
+    change = median(median(r[-n:]) - median(r[:n]) for r, n in zip(long, third, strict=True))
+    if abs(steady) < 0.7 or abs(change) < VISIBLE / 2:
+        return Watch("drift", True, f"rank correlation of the ratio with time: {steady:+.2f}")
+    text = f"the ratio moves by {change:+.1%} within a process (rank correlation with time {steady:+.2f})"
+    return Watch("drift", False, f"{text}: the arms were not steady")
 
 
 def _ranks(values: Sequence[float]) -> list[int]:
@@ -58,16 +142,84 @@ def _ranks(values: Sequence[float]) -> list[int]:
     return ranks
 
 
+def two_modes(samples: Sequence[Sample]) -> Watch:
+    """An arm with two speeds has no typical one: both are reported."""
+    found = []
+    for arm in ("baseline", "candidate"):
+        modes = split([getattr(pair, arm).step_s for sample in samples for pair in sample.kept])
+        if modes:
+            (fast, share), (slow, rest) = modes
+            found.append(
+                f"the {arm} takes {duration(fast)} in {share:.0%} of its blocks, {duration(slow)} in {rest:.0%}"
+            )
+    return Watch("modes", not found, "; ".join(found) or "one mode in each arm")
+
+
+def split(times: Sequence[float]) -> tuple[tuple[float, float], tuple[float, float]] | None:
+    """Median and share of two groups of times; None where they are one.
+
+    The cut is where the squares within both groups are least (Otsu); two halves of one bell are 1.3 of their summed
+    standard deviations apart, those of a uniform distribution 1.7, two modes more than 3.
+    """
+    ordered = sorted(times)
+    n, total = len(ordered), sum(ordered)
+    if n < 10:
+        return None
+    sums, squares = list(accumulate(ordered)), list(accumulate(value * value for value in ordered))
+
+    def spread(count: int, first: float, second: float) -> float:
+        return max(0.0, second - first * first / count)
+
+    def within(cut: int) -> float:
+        left = spread(cut, sums[cut - 1], squares[cut - 1])
+        return left + spread(n - cut, total - sums[cut - 1], squares[-1] - squares[cut - 1])
+
+    smallest = max(2, round(RARE * n))
+    cut = min(range(smallest, n - smallest + 1), key=within)
+    fast, slow = ordered[:cut], ordered[cut:]
+    deviations = [sqrt(spread(len(g), sum(g), sum(v * v for v in g)) / len(g)) for g in (fast, slow)]
+    gap = sum(slow) / len(slow) - sum(fast) / len(fast)
+    if gap < VISIBLE * median(ordered) or gap < 3 * sum(deviations):
+        return None
+    return (median(fast), len(fast) / n), (median(slow), len(slow) / n)
+
+
+def impossible(samples: Sequence[Sample]) -> Watch:
+    """Faster than memory and arithmetic allow: the work was not done. A floor that the baseline breaks is wrong."""
+    floor = max(sample.floor_s for sample in samples)
+    if not floor:
+        return Watch("physical floor", True, "none is known")
+    typical = [median(getattr(p, arm).step_s for s in samples for p in s.kept) for arm in ("baseline", "candidate")]
+    below = typical[1] < floor <= typical[0]
+    text = f"no program can do this in less than {duration(floor)} here"
+    return Watch(
+        "physical floor", not below, text + (f", and the candidate takes {duration(typical[1])}" * below), below
+    )
+
+
 def device_beats_wall(samples: Sequence[Sample]) -> Watch:
     """A gain on the device that does not reach the user."""
-    pairs = [p for s in samples for p in s.pairs if p.baseline.device_s and p.candidate.device_s]
+    pairs = [p for s in samples for p in s.kept if p.baseline.device_s and not p.baseline.cold]
     if not pairs:
-        return Watch("device_vs_wall", True, "no device time on this device")
+        return Watch("device and wall", True, "no device time on this device")
     wall = median(p.baseline.wall_s / p.candidate.wall_s for p in pairs)
     device = median((p.baseline.device_s or 0) / (p.candidate.device_s or 1) for p in pairs)
     lost = device > 1.05 * wall
     text = f"device time improves {device:.2f}×, wall time {wall:.2f}×"
-    return Watch("device_vs_wall", not lost, text + (": the gain does not reach the user" if lost else ""))
+    return Watch("device and wall", not lost, text + (": the gain does not reach the user" if lost else ""))
 
 
-WATCHDOGS = (recompilation, order_effect, drift, device_beats_wall)
+WATCHDOGS = (
+    slow_start,
+    skipped_steps,
+    throttling,
+    power_cap,
+    foreign,
+    recompilation,
+    constant_inputs,
+    impossible,
+    two_modes,
+    drift,
+    order_effect,
+    device_beats_wall,
+)

@@ -16,7 +16,7 @@ from optexp.workload import Workload, extra, known, sgd_or_adamw
 
 @dataclass
 class CausalLm(Workload):
-    """GPT-2's architecture. One sample is one sequence; `dropout` is 0, so that a step has a reference."""
+    """GPT-2's architecture. One sample is one sequence; `dropout` is 0, so that every element can be compared."""
 
     sizes: ClassVar = {
         "cuda": {"batch_size": 8, "sequence": 256, "layers": 6, "hidden": 384, "heads": 6, "vocabulary": 50257},

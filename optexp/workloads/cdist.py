@@ -21,6 +21,7 @@ class Distances(nn.Module):
 class Cdist(Operation):
     """Euclidean, of two sets of `points` points in `dim` dimensions; one sample is one point of the first."""
 
+    families: ClassVar = ("normal", "small")  # distances of large or nearly equal points cancel in any arithmetic
     sizes: ClassVar = {"cuda": {"points": 8192}, "cpu": {"points": 256}}
 
     points: int | None = None

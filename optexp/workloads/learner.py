@@ -8,17 +8,23 @@ import torch
 from torch import nn
 
 from optexp.config import one_of
+from optexp.feeds import HostFeed
+from optexp.program import Feed
 from optexp.workload import Workload, sgd_or_adamw
 
 
 @dataclass
 class Learner(Workload):
-    """Forward, forward and backward, or a whole training step; the last tensor of a batch is the loss's."""
+    """Forward, forward and backward, or a whole training step; the last tensor of a batch is the loss's.
+
+    source:  where batches lie: host memory is copied to the device in every step
+    """
 
     mode: str = one_of("forward_backward", "forward", "train")
     batch_size: int = 256
     optim: str = one_of("adamw", "sgd")
     lr: float = 1e-3
+    source: str = one_of("device", "host")
 
     @property
     def samples(self) -> int:
@@ -30,3 +36,6 @@ class Learner(Workload):
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return sgd_or_adamw(self.optim, model, self.lr)
+
+    def feed(self, device: torch.device, dtype: torch.dtype) -> Feed:
+        return super().feed(device, dtype) if self.source == "device" else HostFeed(device)

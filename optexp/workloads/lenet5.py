@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ def lenet5() -> nn.Module:
 @dataclass
 class LeNet5(Learner):
     """On random images (batch_size, 1, 28, 28) and classes; cross-entropy when it trains."""
+
+    families: ClassVar = ("normal", "small", "offset")
 
     mode: str = one_of("train", "forward_backward", "forward")
 

@@ -33,6 +33,10 @@ class LinearGelu(Operation):
     def output_shape(self) -> tuple[int, ...]:
         return known(self.rows), known(self.out)
 
+    @property
+    def flops(self) -> float:
+        return self.products(known(self.rows), known(self.features), known(self.out))
+
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(known(self.features), known(self.out)), nn.GELU(approximate="tanh"))
 

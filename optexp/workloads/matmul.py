@@ -33,6 +33,10 @@ class Matmul(Operation):
     def output_shape(self) -> tuple[int, ...]:
         return known(self.size), known(self.size)
 
+    @property
+    def flops(self) -> float:
+        return self.products(known(self.size), known(self.size), known(self.size))
+
     def model(self) -> nn.Module:
         return Product()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,8 @@ class Mlp(Learner):
     in_features, out_features: `dim` where left open
     num_steps:  how often the whole is applied to its own output, one pass after the other
     """
+
+    families: ClassVar = ("normal", "integers", "large", "small", "offset", "constant_rows")
 
     dim: int = 256
     layers: int = 4

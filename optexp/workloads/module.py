@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,10 +11,12 @@ from types import ModuleType
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from optexp.config import ConfigError, suggest, typed
+from optexp.lookup import find, import_file, models_in, spelled
 from optexp.own import Own, Parts
+from optexp.ownlisting import Spelled
 from optexp.usercode import maker
 
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
@@ -41,6 +41,18 @@ class Input:
             raise ValueError(f"dtype={self.dtype} needs high: integers are drawn from low (0) to high − 1")
         if self.dtype == "float32" and (self.low is None) != (self.high is None):
             raise ValueError("low and high belong together; without both, values are normal")
+
+    def spelled(self) -> str:
+        """The same as `draw`, as source."""
+        shape = f"[{', '.join(map(str, self.shape))}]"
+        if self.dtype == "bool":
+            return f"torch.rand({shape}, device=device) < 0.5"
+        if self.high is None:
+            return f"torch.randn({shape}, device=device)"
+        low = self.low or 0
+        if self.dtype == "float32":
+            return f"{low} + {self.high - low} * torch.rand({shape}, device=device)"
+        return f"torch.randint({int(low)}, {int(self.high)}, {shape}, dtype=torch.{self.dtype}, device=device)"
 
     def draw(self, sizes: Mapping[str, int], device: torch.device) -> Tensor:
         shape = [size if isinstance(size, int) else sizes[size] for size in self.shape]
@@ -111,29 +123,71 @@ class Module(Own):
     def load(self) -> Parts:
         drawn = partial(draw, self.described()) if self.inputs else None
         if self.target is not None:
-            return Parts(maker(_by_path(self.target), self.args, self.kwargs, f"workload.target={self.target}"), drawn)
-        file = _import_file(Path(self.path or "").expanduser())
-        found = {key: getattr(file, name, None) for key, name in vars(self.names).items()}
-        model = found["model"]
+            found = find(self.target, "workload.target")
+            return Parts(maker(found, self.args, self.kwargs, f"workload.target={self.target}"), drawn)
+        file = import_file(Path(self.path or "").expanduser(), "workload.path")
+        has = {key: getattr(file, name, None) for key, name in vars(self.names).items()}
+        model = has["model"]
         if model is None:
             near = suggest(self.names.model, models_in(file))
             raise ConfigError(f"{self.path} has no {self.names.model}: set workload.names.model={near}")
-        if drawn is None and found["inputs"] is not None:
-            drawn = partial(_call_inputs, found["inputs"], file)
-        if drawn is None and found["loader"] is None:
+        if drawn is None and has["inputs"] is not None:
+            drawn = partial(_call_inputs, has["inputs"], file)
+        if drawn is None and has["loader"] is None:
             raise ConfigError(
                 f"{self.path} has neither {self.names.inputs}() nor {self.names.loader}(): define one,"
                 " or describe the inputs, as in workload.inputs=[{shape:[32,128]}]"
             )
-        args, kwargs = self._init(found["init_inputs"])
+        args, kwargs = self._init(has["init_inputs"])
         return Parts(
             maker(model, args, kwargs, self.names.model),
             drawn,
-            None if self.inputs else found["loader"],
-            found["loss"],
-            found["optimizer"],
-            found["train_step"],
+            None if self.inputs else has["loader"],
+            has["loss"],
+            has["optimizer"],
+            has["train_step"],
         )
+
+    def spelled(self) -> Spelled:
+        target = self.target or f"{self.path}:{self.names.model}"
+        lines, name = spelled(target, "user")
+        file, made = None if self.target else import_file(Path(self.path or "").expanduser(), "workload.path"), None
+        if file is not None and not (self.args or self.kwargs) and hasattr(file, self.names.init_inputs):
+            call = f"user.{self.names.init_inputs}()"
+            values = getattr(file, self.names.init_inputs)()
+            both = self._init(lambda: values)
+            made = f"**{call}" if isinstance(values, dict) else f"*{call}"
+            made = f"*{call}[0], **{call}[1]" if both[0] is not values and both[1] is not values else made
+        given = {part: f"user.{name}" for part, name in vars(self.names).items() if hasattr(file, name)}
+        return Spelled(
+            lines,
+            f"user.{name}",
+            made,
+            self._spelled_make(getattr(file, self.names.inputs, None)),
+            given.get("loader"),
+            given.get("loss"),
+            given.get("optimizer"),
+            given.get("train_step"),
+        )
+
+    def _spelled_make(self, given: Callable[..., Any] | None) -> str:
+        """`make(**sizes)`, of what the YAML describes or of the file's own function."""
+        sizes = dict.fromkeys(name for shape in self.shapes for name in shape)
+        described = self.described()
+        if not described and given is not None:
+            taken = [name for name in sizes if name in inspect.signature(given).parameters]
+            passed = ", ".join(f'{name}=sizes["{name}"]' for name in taken)
+            constants = "" if len(taken) == len(sizes) else "    vars(user).update(sizes)\n"
+            return f"def make(**sizes):\n{constants}    return user.{self.names.inputs}({passed})"
+        named, position = [], 0
+        for one in described:
+            named.append(f'"{one.name or position}": {one.spelled()}')
+            position += one.name is None
+        if position == len(named):
+            body = f"({', '.join(text.partition(': ')[2] for text in named)},)"
+        else:
+            body = f"{{{', '.join(named)}}}"
+        return f"def make({', '.join(sizes)}):\n    return {body}"
 
     def _init(self, given: Callable[[], Any] | None) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """What the model is made with: the YAML's, else the file's as [args], {kwargs}, or [[args], {kwargs}]."""
@@ -158,60 +212,9 @@ def draw(described: Sequence[Input], sizes: Mapping[str, int], device: torch.dev
 
 def _call_inputs(function: Callable[..., Any], file: ModuleType, sizes: Mapping[str, int], device: torch.device) -> Any:
     """The file's `get_inputs`. Named sizes are its arguments, or the file's own constants."""
-    import inspect
-
     arguments = {name: size for name, size in sizes.items() if name in inspect.signature(function).parameters}
     for name in sizes.keys() - arguments.keys():
         if not isinstance(getattr(file, name, None), int):
             raise ConfigError(f"shapes: {name} is no argument of {function.__name__}() and no size in its file")
         setattr(file, name, sizes[name])
     return function(**arguments)
-
-
-# --- finding it --------------------------------------------------------------------------------------------------
-
-
-def _by_path(target: str) -> Any:
-    """package.module:name, or package.module.name."""
-    module, _, name = target.partition(":") if ":" in target else target.rpartition(".")
-    try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the user's module is there, something that it imports is not
-        raise ConfigError(
-            f"workload.target={target}: there is no module {error.name!r} here; start in the folder that holds it,"
-            " or set PYTHONPATH"
-        ) from None
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"workload.target={target}: {module} has no {part!r}{suggest(part, models_in(found))}")
-        found = getattr(found, part)
-    return found
-
-
-def _import_file(path: Path) -> ModuleType:
-    """A file as a module, as if its folder had been the place to start Python in."""
-    if not path.is_file():
-        raise ConfigError(f"workload.path={path}: there is no such file below {Path.cwd()}")
-    path = path.resolve()
-    name = path.stem if path.stem not in sys.modules else f"optexp_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"workload.path={path} is not a Python file")
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where a DataLoader's workers find what was defined in it
-    spec.loader.exec_module(module)
-    return module
-
-
-def models_in(place: Any) -> list[str]:
-    """Models, and their classes, that a module defines."""
-    return [
-        name
-        for name, value in vars(place).items()
-        if isinstance(value, nn.Module)
-        or (isinstance(value, type) and issubclass(value, nn.Module) and value.__module__.startswith(place.__name__))
-    ]

@@ -8,38 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from optexp.chunked import Chunked
 from optexp.config import one_of
 from optexp.feeds import HostFeed
-from optexp.program import Batch, Feed, Outputs, Program, flatten, map_batch
+from optexp.program import Batch, Feed
 from optexp.workload import Workload, known
-
-
-@dataclass(frozen=True)
-class Chunked:
-    """One step: chunk by chunk to the device, compute, back to the host. Nothing overlaps.
-
-    chunks:        pieces of a batch, along its first dimension (equal where that can be divided so)
-    non_blocking:  do not wait for the copy to the device
-    """
-
-    chunks: int
-    non_blocking: bool = False
-
-    def __call__(self, program: Program, batch: Batch) -> Outputs:
-        with torch.no_grad():
-            results = [self._one(program, chunk) for chunk in split(batch, self.chunks)]
-        return {name: torch.cat([result[name] for result in results]) for name in results[0]}
-
-    def _one(self, program: Program, chunk: Batch) -> Outputs:
-        there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=self.non_blocking), chunk)
-        return {name: tensor.to("cpu") for name, tensor in flatten(program.predict(there)).items()}
-
-
-def split(batch: Batch, chunks: int) -> list[Batch]:
-    """A tuple batch in pieces, as views."""
-    assert isinstance(batch, tuple)
-    pieces: list[Batch] = list(zip(*(tensor.chunk(chunks) for tensor in batch), strict=True))
-    return pieces
 
 
 @dataclass

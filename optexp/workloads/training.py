@@ -85,8 +85,8 @@ class Training(Workload):
         picked = torch.randint(len(data), (known(self.batch_size),), generator=generator, device=generator.device)
         return to_device(as_batch(default_collate([data[i] for i in picked.tolist()])), generator.device)
 
-    def feed(self, device: torch.device, dtype: torch.dtype) -> Feed:
-        loader: DataLoader[Example] = DataLoader(
+    def loader(self) -> DataLoader[Example]:
+        return DataLoader(
             self.dataset(),
             batch_size=self.batch_size,
             shuffle=True,
@@ -95,7 +95,9 @@ class Training(Workload):
             prefetch_factor=self.prefetch if self.workers else None,
             pin_memory=self.pin_memory,
         )
-        return LoaderFeed(loader, device, dtype, non_blocking=self.non_blocking)
+
+    def feed(self, device: torch.device, dtype: torch.dtype) -> Feed:
+        return LoaderFeed(self.loader(), device, dtype, non_blocking=self.non_blocking)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         assert isinstance(batch, tuple)

@@ -21,10 +21,10 @@ from optexp.workload import Workload, extra, known, sgd_or_adamw
 class Vision(Workload):
     """Images (batch_size, 3, image, image) to classes: of each image, or of each pixel. One sample is one image.
 
-    `dropout` replaces every rate that the model has (0: a step that draws random numbers has no reference); null
-    leaves the author's.
+    `dropout` replaces every rate that the model has (0: every element can be compared); null leaves the author's.
     """
 
+    families: ClassVar = ("normal", "small", "offset")
     sizes: ClassVar = {"cuda": {"batch_size": 32, "image": 224}, "cpu": {"batch_size": 2, "image": 64}}
     preload: ClassVar = ("torchvision",)
 

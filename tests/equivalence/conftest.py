@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from optexp.config import one_of
+from optexp.equivalence import families
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.judge import Judge
-from optexp.equivalence.observation import Observation, observe, repeats
-from optexp.equivalence.protocol import Verification, verify
+from optexp.equivalence.observation import Observation, observed, overwritten, repeats
+from optexp.equivalence.protocol import Plan, Verification, verify
+from optexp.equivalence.trajectory import RATES, Rates, losses
 from optexp.program import Batch, Program, Snapshot, map_batch
 from optexp.strategy import REASSOCIATES, Contract
 from optexp.workload import Workload
@@ -27,7 +29,7 @@ class LocalArm:
     """One program; `calls` counts what was asked of it."""
 
     def __init__(self, program: Program) -> None:
-        self.program, self.start = program, Snapshot(program)
+        self.program, self.start, self.rates = program, Snapshot(program), Rates(program)
         self.fresh: list[Batch] = []
         self.calls: list[str] = []
 
@@ -35,16 +37,37 @@ class LocalArm:
         self.calls.append(method)
         return getattr(self, method)(**arguments)
 
-    def load(self, parcel: list[Batch]) -> None:
-        self.fresh = [map_batch(torch.clone, batch) for batch in parcel]
+    def load(self, parcel: Batch, index: int, family: str) -> None:
+        if index == 0:
+            self.fresh, self.family, self.brought = [], family, None
+        self.fresh.append(map_batch(torch.clone, parcel))
+
+    def restore(self) -> None:
+        self.start.restore(self.program)
+        self.rates.set(1.0)
 
     def observe(self, step: int, restore: bool, noise: int | None) -> Observation:
         if restore:
-            self.start.restore(self.program)
-        return observe(self.program, self.fresh[step], noise)
+            self.restore()
+        self.rates.set(RATES[step % len(RATES)])
+        given = self.program.feed.bring(self.fresh[step])
+        if self.family == families.ONE_BY_ONE:
+            given = self.brought = families.refilled(self.brought, given)
+        elif self.family == families.NONCONTIGUOUS:
+            given = map_batch(families.with_gaps, given)
+        return observed(self.program, given, noise)
 
     def repeats(self, times: int) -> bool:
+        self.restore()
         return repeats(self.program, self.fresh[0], self.start, times)
+
+    def overwritten(self) -> list[str]:
+        self.restore()
+        return overwritten(self.program, self.fresh[0], self.fresh[1])
+
+    def losses(self, unit: float, seed: int) -> list[float]:
+        self.restore()
+        return losses(self.program, self.fresh, self.rates, unit, seed)
 
 
 class LocalReference:
@@ -56,8 +79,10 @@ class LocalReference:
     def call(self, method: str, **arguments: Any) -> Any:
         if method == "reference_info":
             return self.judgement.info()
-        if method == "draw":
-            return self.judgement.draw(arguments["seed"], arguments["count"])
+        if method == "batch":
+            return self.judgement.batches[arguments["index"]]
+        if method not in ("judge", "yardstick"):
+            return getattr(self.judgement, method)(**arguments)
         answer = getattr(self.judgement, method)(arguments["step"], arguments["parcel"])
         return [finding.to_dict() for finding in answer] if method == "judge" else answer
 
@@ -113,6 +138,7 @@ def verified(
     dtype: torch.dtype = torch.float32,
     baseline: Change = lambda program: program,
     device: torch.device = CPU,
+    **options: Any,
 ) -> Verification:
     """Verify the program that `change` makes of the workload's."""
     eager = baseline(workload.build(device, dtype, seed=7))
@@ -122,7 +148,8 @@ def verified(
     reference = LocalReference(Judge(workload, device, dtype, 7, contract))
     candidate = LocalArm(change(workload.build(device, dtype, seed=7)))
     steps = 3 if workload.mode == "train" else 1
-    return verify(reference, LocalArm(eager), candidate, range(first, first + seeds), steps, contract)
+    plan = Plan(range(first, first + seeds), steps, **options)
+    return verify(reference, LocalArm(eager), candidate, plan, contract)
 
 
 @pytest.fixture

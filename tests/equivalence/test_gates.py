@@ -14,7 +14,7 @@ from optexp.equivalence.gates import TOLERANCES, Error, Limits, Yardstick, error
 def judged(candidate, baseline, reference, dtype="float32", **limits):
     scale = gates.rms(reference)
     baseline_error, found = error(baseline, reference, scale), error(candidate, reference, scale)
-    yardstick = Yardstick(baseline_error.rms, baseline_error.peak)
+    yardstick = Yardstick.of(baseline_error)
     return measure("output", found, scale, yardstick, yardstick, Limits(TOLERANCES[dtype], **limits))
 
 
@@ -51,6 +51,8 @@ def test_error_of_nothing_of_scalars_and_of_complex_numbers():
     found = error(torch.tensor([1 + 2j]), torch.tensor([1 + 1j]), 1.0)
     assert found.index == (0, 1)  # the imaginary part of the first
     assert error(torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 1.0]), 1.0).rms == 0.0
+    beside_nan = error(torch.tensor([torch.inf, 1.5, torch.nan]), torch.tensor([torch.inf, 1.0, torch.nan]), 1.0)
+    assert (beside_nan.rms, beside_nan.peak, beside_nan.index) == (0.5, 0.25, (1,))
 
 
 def test_one_element_that_the_rms_does_not_see_is_seen_by_g2(reference):
@@ -70,9 +72,29 @@ def test_a_small_error_everywhere_is_seen_by_g1(reference):
     assert judged((reference * (1 + 1e-7)).float(), reference.float(), reference).ok
 
 
+def test_a_small_error_of_one_block_is_seen_by_g3(reference):
+    """Too small for the worst element, too few elements for the RMS."""
+    noise = torch.randn(reference.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 1e-4
+    baseline = reference + noise
+    candidate = baseline.clone()
+    candidate[32:48] += 6e-4 * torch.sign(noise[32:48])
+    finding = judged(candidate, baseline, reference)
+    assert finding.failed == ("G3",)
+    assert "elements 8192 to 12287" in finding.message
+    assert finding.block_ratio == pytest.approx(6.85, rel=0.1)
+
+
+def test_a_block_in_which_the_baseline_errs_more_may_err_more(reference):
+    reference = reference.repeat(2, 2)
+    noise = torch.randn(reference.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 1e-4
+    noise[32:40] *= 20
+    assert judged(reference + noise.flip(1), reference + noise, reference).ok
+    assert "G3" in judged(reference + noise.flip(0), reference + noise, reference).failed
+
+
 def test_doubled_output_has_a_perfect_cosine_and_fails(reference):
     finding = judged(reference.float() * 2, reference.float(), reference)
-    assert finding.failed == ("G1", "G2")
+    assert finding.failed == ("G1", "G2", "G3")
 
 
 def test_between_warning_and_failure_a_result_is_weak(reference):

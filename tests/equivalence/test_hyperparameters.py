@@ -1,4 +1,4 @@
-"""Optimizers that hold their hyperparameters in float32 are no false alarm; a rate that is off by little still is one."""
+"""Optimizers that hold their hyperparameters in float32 are no false alarm; a rate that is off still is one."""
 
 from dataclasses import replace
 

@@ -26,7 +26,7 @@ def kinds(seen):
     ("mode", "expected"),
     [
         ("forward", {"out", "buffer", "flag"}),
-        ("forward_backward", {"out", "grad", "buffer", "flag"}),
+        ("forward_backward", {"out", "grad", "buffer", "flag", "changed"}),
         ("train", {"out", "grad", "buffer", "flag", "before", "after"}),
     ],
 )

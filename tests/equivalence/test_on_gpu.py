@@ -110,7 +110,7 @@ def test_random_numbers_on_the_device_are_noticed(check, net):
 
 def test_fp64_that_does_not_fit_moves_to_the_cpu(net):
     judge = Judge(net(mode="forward"), CUDA, torch.float32, 0, REASSOCIATES)
-    golden, failed = judge._golden, []
+    golden, failed = judge.fp64.step, []
 
     def once(step: int, state: object) -> object:
         if not failed:
@@ -118,6 +118,6 @@ def test_fp64_that_does_not_fit_moves_to_the_cpu(net):
             torch.empty(2**50, device=CUDA)
         return golden(step, state)
 
-    judge._golden = once
+    judge.fp64.step = once
     judge.draw(0, 1)
     assert judge.info()["reference"] == "fp64 on cpu"

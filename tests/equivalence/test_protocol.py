@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from optexp.equivalence.autocast import autocast
-from optexp.equivalence.judge import Judge, NoReference
+from optexp.equivalence.golden import Golden, NoReference
+from optexp.equivalence.judge import Judge
 from optexp.program import Program, clear_gradients
 from optexp.strategy import BITWISE, REASSOCIATES, precision
 from optexp.workloads.mlp import Mlp
@@ -478,16 +479,16 @@ def test_an_output_that_fp64_lacks_is_not_passed_over(check, net):
 
 
 def test_fp64_moves_to_the_cpu_where_it_does_not_fit(check, monkeypatch):
-    golden, failed = Judge._golden, []
+    golden, failed = Golden.step, []
 
-    def once(self, step, state):
+    def once(self, index, state):
         if not failed:
-            failed.append(step)
+            failed.append(index)
             self.device = torch.device("meta")  # anything but the CPU
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return golden(self, step, state)
+        return golden(self, index, state)
 
-    monkeypatch.setattr(Judge, "_golden", once)
+    monkeypatch.setattr(Golden, "step", once)
     verification = check(mlp("forward"))
     assert verification.ok
     assert verification.reference == "fp64 on cpu"
@@ -525,4 +526,4 @@ def test_forward_only_needs_no_noisy_steps_unless_outputs_are_few(net):
     few = Judge(mlp("forward", dim=2, batch_size=2), CPU, torch.float32, 0, REASSOCIATES)
     for judge, steps in ((many, 0), (few, 6)):
         judge.draw(0, 1)
-        assert judge.info() == {"reference": "fp64 on cpu", "noisy_steps": steps}
+        assert judge.info() == {"reference": "fp64 on cpu", "steps": 1, "noisy_steps": steps, "unit": 2**-24}

@@ -1,6 +1,7 @@
 """The clock against the operating system's sleep, and its use in blocks and warm-up."""
 
 import time
+from statistics import median
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def test_patching_the_standard_clock_changes_nothing(monkeypatch: pytest.MonkeyP
 def test_warm_up_outlasts_a_slow_start() -> None:
     calls = iter([0.02] * 10 + [0.002] * 10_000)
     steady = clock.warm_up(lambda: time.sleep(next(calls)), CPU, limit_s=3.0)
-    assert steady < 0.004
+    assert median(steady) < 0.004
 
 
 def test_warm_up_of_long_steps_ends() -> None:

@@ -1,6 +1,8 @@
 """Programs with batches in their feed, and what a few steps of them compute."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,7 +43,10 @@ def build() -> Build:
         for strategy in compose(stack):
             if reason := strategy.unsupported(program, torch.device(device)):
                 raise Unsupported(reason)
+            feed = program.feed
             program, _ = strategy.apply(program)
+            if program.feed is not feed:
+                program.feed.reset(batches)
         program.feed.reset(batches)
         return program
 
@@ -61,3 +66,62 @@ def observe() -> Callable[[Program, int], list[dict[str, Tensor]]]:
         return observed
 
     return observe
+
+
+class Event:
+    """See `streams`."""
+
+    def __init__(self, *args: object) -> None:
+        self.seen: frozenset[int] = frozenset()
+
+    def record(self, stream: "Stream") -> None:
+        self.seen = stream.seen
+
+
+class Stream:
+    """See `streams`. seen: the moments of work that is over before this stream's next work begins."""
+
+    current: "Stream"
+    clock: int
+    log: list[str]
+
+    def __init__(self, device: object = None, name: str = "side") -> None:
+        self.name, self.seen = name, frozenset[int]()
+
+    def wait_stream(self, other: "Stream") -> None:
+        Stream.log.append(f"{self.name} waits for {other.name}")
+        self.seen |= other.seen
+
+    def wait_event(self, event: Event) -> None:
+        self.seen |= event.seen
+
+    def synchronize(self) -> None:
+        Stream.log.append(f"the host waits for {self.name}")
+
+    @classmethod
+    def work(cls, what: str = "") -> SimpleNamespace:
+        """Something happens on the current stream: at which moment, on which stream, and surely after what."""
+        Stream.clock += 1
+        Stream.log.append(f"{what} on {cls.current.name}")
+        done = SimpleNamespace(at=Stream.clock, stream=cls.current, after=cls.current.seen)
+        cls.current.seen |= {Stream.clock}
+        return done
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> type[Stream]:
+    """Streams without a GPU: they do everything at once, and know what each of them has waited for."""
+
+    @contextmanager
+    def stream(entered: Stream) -> Iterator[None]:
+        before, Stream.current = Stream.current, entered
+        yield
+        Stream.current = before
+
+    Stream.current, Stream.clock, Stream.log = Stream(name="main"), 0, []
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream.current)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
+    return Stream

@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from optexp.capture import CapturedStep, GraphedModel, call_of, culprit, graph_model
 from optexp.insight.trace import Call, Kernel, Span, Trace
-from optexp.program import clear_gradients
+from optexp.program import Program, clear_gradients
 from optexp.strategies.amp import grad_scaler
-from optexp.strategies.cuda_graph import CapturedStep, CudaGraph, culprit, prepare_optimizer
+from optexp.strategies.cuda_graph import CudaGraph, UpdatedOutside, outside, prepare_optimizer
 from optexp.strategy import Unsupported
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
+from optexp.workloads.pipeline import Pipeline
 
 CUDA = torch.device("cuda")
 
@@ -73,7 +75,7 @@ def test_optimizers_that_cannot_be_captured_are_named(build, optimizer, scaled: 
 
 def test_batches_of_another_shape_are_refused_not_broadcast(captured):
     x, y = captured.feed.batches[1]
-    with pytest.raises(ValueError, match=r"captured for \(4, 8\) torch.float32, got \(1, 8\)"):
+    with pytest.raises(Unsupported, match=r"captured for \(4, 8\) torch.float32, got \(1, 8\) .*drop_last=True"):
         captured.step(captured, (x[:1], y))
     with pytest.raises(ValueError, match=r"got \(4, 8\) torch.float64"):
         captured.step(captured, (x.double(), y))
@@ -124,6 +126,96 @@ def test_prepared_adam_stays_unfused_unless_scaled(build):
         assert group["lr"].item() == pytest.approx(1e-3)
 
 
+def test_a_compiled_sgd_stays_compiled(build):
+    """A fused one is not traced: compiling it would have changed nothing."""
+    program = build(Mlp(mode="train", optim="sgd", dim=4, batch_size=2))
+    program.optimizer.step = torch.compile(program.optimizer.step, backend="eager")
+    prepare_optimizer(program)
+    assert not program.optimizer.param_groups[0]["fused"]
+
+
+def test_a_smaller_scope_takes_any_optimizer(build):
+    program = build(Mlp(mode="train", dim=4, batch_size=2))
+    program = replace(program, optimizer=torch.optim.LBFGS(program.model.parameters()))
+    assert "strategy.cuda_graph.scope=forward_backward" in CudaGraph().unsupported(program, CUDA)
+    for scope in ("forward_backward", "model"):
+        assert CudaGraph(scope).unsupported(program, CUDA) is None
+
+
+def test_a_step_that_reads_host_memory_is_refused(build):
+    reason = CudaGraph().unsupported(build(Pipeline(rows=8, dim=4)), CUDA)
+    assert "takes its batch from host memory" in reason
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("optim", ["adamw", "sgd"])
+def test_an_update_outside_computes_the_same(build, observe, optim: str, scaled: bool):
+    workload = Mlp(mode="train", optim=optim, dim=8, batch_size=4)
+    program, plain = build(workload), build(workload)
+    if scaled:
+        program, plain = (replace(p, scaler=grad_scaler(p.device)) for p in (program, plain))
+    before = program.model[0].weight.detach().clone()
+    inside = outside(program)
+    graph = EagerReplay(inside)
+    assert torch.equal(program.model[0].weight, before), "nothing steps while a step is captured"
+    assert inside.state().keys() == program.state().keys()
+    program = replace(program, step=UpdatedOutside(CapturedStep(graph, graph.inputs, graph.outputs, graph.gradients)))
+    for ours, theirs in zip(observe(program), observe(plain), strict=True):
+        for name, value in theirs.items():
+            torch.testing.assert_close(ours[name], value)
+
+
+def test_the_one_call_of_the_model_is_found_and_two_are_refused(build):
+    program = build(Mlp(mode="train", dim=8, batch_size=4))
+    before = program.model[0].weight.detach().clone()
+    (x,), options = call_of(program)
+    assert torch.equal(program.model[0].weight, before)
+    assert (tuple(x.shape), options) == ((4, 8), {})
+
+    def twice(program: Program, batch):
+        program.predict(batch)
+        return {"output": program.predict(batch)}
+
+    with pytest.raises(Unsupported, match="calls the model 2 times"):
+        call_of(replace(program, step=twice))
+
+
+def test_a_model_that_returns_more_than_tensors_is_refused(build, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda module, sample, **options: module(*sample))
+    program = build(Mlp(mode="forward", dim=8, batch_size=4))
+    graph_model(program, warmup=3)
+    with pytest.raises(Unsupported, match="the model returns NoneType, and its graph holds tensors alone"):
+        graph_model(replace(program, forward=lambda x: (program.model(x), None)), warmup=3)
+
+
+def test_a_graphed_model_takes_its_tensors_from_wherever_they_were_passed():
+    seen = []
+    model = GraphedModel(lambda *tensors: seen.extend(tensors), [torch.ones(2), torch.ones(3)])
+    model(torch.zeros(2), "constant", mask=torch.zeros(3))
+    assert [tuple(tensor.shape) for tensor in seen] == [(2,), (3,)]
+    with pytest.raises(ValueError, match=r"captured for \(3,\)"):
+        model(torch.zeros(2), mask=torch.zeros(1))
+
+
+def test_the_recipe_of_a_model_calls_it_by_name_and_lets_gradients_reach_its_inputs(monkeypatch: pytest.MonkeyPatch):
+    given = {}
+
+    def graphed(module, sample, **options):
+        given.update(options, grads=[tensor.requires_grad for tensor in sample])
+        return lambda *tensors: module(*tensors)  # like torch's, it takes no names
+
+    def model(x, *, scale):
+        return x * scale[0]
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", graphed)
+    batch = (torch.ones(2), torch.full((1,), 3.0), torch.zeros(2))
+    names = {"torch": torch, "nn": torch.nn, "pool": None, "batches": iter([batch]), "model": torch.nn.Identity()}
+    names["predict"] = lambda batch: model(batch[0], scale=batch[1])
+    exec(CudaGraph("model").recipe({"grads": [True, False]}), names)
+    assert given == {"num_warmup_iters": 3, "allow_unused_input": True, "pool": None, "grads": [True, False]}
+    assert names["predict"](batch).tolist() == [3.0, 3.0]
+
+
 def test_the_line_that_broke_the_capture_is_named():
     try:
         try:
@@ -148,6 +240,7 @@ def test_evidence_is_a_graph_launch():
     evidence = CudaGraph().evidence(plain, graph, {}, {})
     assert evidence.engaged
     assert evidence.text == "1 graph launches a step, with 3 kernels inside"
+    assert CudaGraph("model").evidence(plain, graph, {}, {}).text.endswith("3 kernels inside and 0 outside")
     assert not CudaGraph().evidence(plain, plain, {}, {}).engaged
 
 

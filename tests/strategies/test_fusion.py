@@ -1,10 +1,13 @@
 """torch.compile through the stack: right numbers, graph breaks told, and reasons where it cannot run."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.insight.trace import Call, Op, Span, Trace, record
+from optexp import kernel, toolchain
+from optexp.insight.trace import Call, Kernel, Op, Span, Trace, record
 from optexp.program import Program
 from optexp.strategies import fusion
 from optexp.strategies.amp import Amp
@@ -12,18 +15,23 @@ from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion
 from optexp.strategies.inplace import Inplace
 from optexp.strategy import Unsupported, compose
+from optexp.torchscript import Scripted
+from optexp.workloads.elementwise import Elementwise
 from optexp.workloads.gelu import Gelu
+from optexp.workloads.layernorm_linear import LayerNormLinear
 from optexp.workloads.mlp import Mlp
+from optexp.workloads.softmax import Softmax
 
 CPU = torch.device("cpu")
 
 
-def profile(regions: int = 0, launches: int = 0) -> Trace:
-    """A trace of one step that called this many compiled regions and launched this many graphs."""
+def profile(regions: int = 0, launches: int = 0, kernels: tuple[str, ...] = ()) -> Trace:
+    """A trace of one step that called this many compiled regions, launched this many graphs, and ran these kernels."""
     return Trace(
         steps=(Span("step", 0.0, 9.0),),
         ops=(Op("Torch-Compiled Region: 0/0", 0.0, 1.0),) * regions,
         api=(Call("cudaGraphLaunch", 0.0, 1.0),) * launches,
+        kernels=tuple(Kernel(name, 0.0, 1.0) for name in kernels),
     )
 
 
@@ -81,6 +89,117 @@ def test_evidence_counts_graphs_and_breaks():
     assert not strategy.evidence(profile(), profile(regions=6), {"captures": True}, counters).engaged
 
 
+@pytest.mark.parametrize(
+    ("workload", "replaced"),
+    [
+        (Gelu(size=8), "1 gelu"),
+        (Mlp(mode="train", dim=8, layers=2, batch_size=4), "2 linear_gelu"),
+        (Elementwise(rows=8, columns=8, mode="forward_backward"), "1 relu_bias_scale"),
+        (Softmax(rows=8, columns=8), "1 softmax"),
+        (LayerNormLinear(rows=8, features=8, out=8), "1 layernorm_linear"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_our_kernels_in_the_place_of_patterns(build, observe, tmp_path, workload, replaced: str):
+    torch._dynamo.utils.counters.clear()
+    strategy = Fusion(backend="kernels", fullgraph=True)
+    program, plain = build(workload, strategy), build(workload)
+    for ours, theirs in zip(observe(program), observe(plain), strict=True):
+        for name, value in theirs.items():
+            torch.testing.assert_close(ours[name], value, msg=name)
+    record(program.run, 1, tmp_path / "after.json.gz", CPU)
+    trace = Trace.read(tmp_path / "after.json.gz")
+    counters = {
+        f"{group}/{name}": n for group in ("stats", "replaced", "refused") for name, n in counted(group).items()
+    }
+    _, notes = strategy.apply(build(workload))
+    evidence = strategy.evidence(trace, trace, notes, counters)
+    assert evidence.engaged
+    assert evidence.text.startswith(f"replaced: {replaced}; ")
+
+
+def counted(group: str) -> dict[str, float]:
+    return dict(torch._dynamo.utils.counters[group])
+
+
+def test_a_model_without_our_patterns_is_not_engaged(build):
+    strategy = Fusion(backend="kernels")
+    _, notes = strategy.apply(build(Gelu(size=4)))
+    counters = {"stats/unique_graphs": 1.0, "refused/softmax: it would not pay": 1.0}
+    evidence = strategy.evidence(profile(), profile(regions=1), notes, counters)
+    assert not evidence.engaged
+    assert "our kernels implement add, bias_gelu, gelu" in evidence.text
+    assert evidence.text.endswith("left alone: softmax: it would not pay")
+
+
+def test_on_a_gpu_our_kernels_must_have_been_launched(build):
+    strategy = Fusion(backend="kernels")
+    _, notes = strategy.apply(build(Gelu(size=4)))
+    counters = {"stats/unique_graphs": 1.0, "replaced/gelu": 2.0}
+    launched = profile(regions=1, kernels=("gelu_forward", "gelu_forward", "sgemm"))
+    assert strategy.evidence(profile(), launched, notes, counters).text == (
+        "replaced: 2 gelu, 2 of our kernels a step; 1 graph compiled, 1 calls a step"
+    )
+    assert not strategy.evidence(profile(), profile(regions=1, kernels=("sgemm",)), notes, counters).engaged
+
+
+@pytest.mark.parametrize("mode", ["forward", "train"])
+@pytest.mark.parametrize("stack", [(), (Amp(),)], ids=["plain", "amp"])
+def test_scripted_steps_compute_the_same(build, observe, mode: str, stack):
+    workload = Mlp(mode=mode, dim=16, layers=2, batch_size=8)
+    scripted, plain = build(workload, *stack, Fusion(backend="torchscript")), build(workload, *stack)
+    for ours, theirs in zip(observe(scripted, 5), observe(plain, 5), strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            torch.testing.assert_close(ours[name], value, atol=1e-3, rtol=1e-3, msg=name)
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return self.layer(x).relu() * scale
+
+
+def test_scripting_by_name_and_what_it_refuses(build):
+    plain = build(Gelu(size=4))
+    feed = replace(plain, model=Named()).feed
+    feed.batches = [{"x": torch.ones(4, 4)}]
+    program, _ = Fusion(backend="torchscript").apply(replace(plain, model=Named().eval()))
+    torch.testing.assert_close(program.run()["output"], program.model(torch.ones(4, 4)))
+    assert isinstance(program.forward, Scripted)
+    assert not list(program.forward.traced.parameters())  # frozen
+    with pytest.raises(Unsupported, match=r"cannot trace this model .*backend=inductor"):
+        Fusion(backend="torchscript").apply(replace(plain, model=Named(), constants={"scale": 2.0}))
+
+
+def test_what_torchscript_shows(monkeypatch: pytest.MonkeyPatch, build):
+    strategy, one = Fusion(backend="torchscript"), {"groups": 1}
+    assert not strategy.evidence(profile(), profile(), {"groups": 0}, {}).engaged
+    assert strategy.evidence(profile(), profile(), one, {}).engaged  # on a CPU, from the graph alone
+    after = profile(kernels=("fused_relu_add_mul", "gemm"))
+    evidence = strategy.evidence(profile(kernels=("relu", "gemm")), after, one, {})
+    assert evidence.text == (
+        "TorchScript made 1 fused groups, 1 fused kernels a step (fused_relu_add_mul); it is deprecated"
+    )
+    assert not strategy.evidence(after, after, one, {}).engaged
+    assert strategy.unsupported(build(Gelu(size=4)), CPU) is None
+    monkeypatch.setattr(fusion.sys, "version_info", (3, 14))
+    assert "not supported on Python 3.14" in strategy.unsupported(build(Gelu(size=4)), CPU)
+
+
+def test_backend_cuda_puts_in_what_cuda_has():
+    names = [kernel.name for kernel in fusion.chosen("cuda")]
+    assert names == ["add", "gelu", "layernorm_linear", "relu", "relu_bias_scale"]
+    strategy, notes = Fusion(backend="cuda"), {"captures": False, **fusion.implemented("cuda")}
+    counters = {"stats/unique_graphs": 1.0, "replaced/gelu": 1.0}
+    launched = profile(regions=1, kernels=("void optexp::gelu_forward<float, 4, true>(float const*, float*, long)",))
+    assert strategy.evidence(profile(), launched, notes, counters).engaged
+    assert not strategy.evidence(profile(), profile(regions=1, kernels=("gemm",)), notes, counters).engaged
+
+
 def test_capturing_modes_capture_once():
     for mode in ("reduce-overhead", "max-autotune"):
         with pytest.raises(Unsupported, match="both capture"):
@@ -92,9 +211,15 @@ def test_reasons_say_what_to_do(build, monkeypatch: pytest.MonkeyPatch):
     program = build(Gelu(size=4))
     assert Fusion().unsupported(program, CPU) is None
     assert "strategy.fusion.mode=default" in Fusion(mode="reduce-overhead").unsupported(program, CPU)
+    assert "strategy.fusion.backend=kernels" in Fusion(backend="kernels", mode="max-autotune").unsupported(program, CPU)
+    monkeypatch.setattr(kernel, "INTERPRETED", True)
+    assert Fusion(backend="kernels").unsupported(program, CPU) is None
+    assert "CUDA C++ needs a CUDA device" in Fusion(backend="cuda").unsupported(program, CPU)
+    monkeypatch.setattr(kernel, "INTERPRETED", False)
+    assert "our kernels need a CUDA device" in Fusion(backend="kernels").unsupported(program, CPU)
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "no-such-compiler was not found" in Fusion().unsupported(program, CPU)
-    monkeypatch.setattr(fusion, "find_spec", lambda name: None)
+    monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
     assert "pip install triton" in Fusion().unsupported(program, torch.device("cuda"))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.program import Program, ResidentFeed, Snapshot, clear_gradients, forward
+from optexp.program import Program, ResidentFeed, Snapshot, clear_gradients, forward, forward_backward
 from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion
@@ -47,6 +47,70 @@ def test_captured_amp_steps_compute_what_plain_amp_does(build, observe, dtype: s
     workload = Mlp(mode=mode, dim=32, batch_size=16, optim=optim)
     captured = observe(build(workload, Amp(dtype), CudaGraph(), device="cuda"), STEPS)
     assert_same(captured, observe(build(workload, Amp(dtype), device="cuda"), STEPS), tolerance=1e-3)
+
+
+@pytest.mark.parametrize("scope", ["forward_backward", "model"])
+def test_smaller_scopes_compute_the_same(workload, build, observe, scope: str):
+    program = build(workload, CudaGraph(scope), device="cuda")
+    assert_same(observe(program, STEPS), observe(build(workload, device="cuda"), STEPS))
+
+
+@pytest.mark.parametrize("scope", ["forward_backward", "model"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("optim", ["adamw", "sgd"])
+def test_smaller_scopes_compute_what_plain_amp_does(build, observe, scope: str, dtype: str, optim: str):
+    workload = Mlp(mode="train", dim=32, batch_size=16, optim=optim)
+    captured = observe(build(workload, Amp(dtype), CudaGraph(scope), device="cuda"), STEPS)
+    assert_same(captured, observe(build(workload, Amp(dtype), device="cuda"), STEPS), tolerance=1e-3)
+
+
+@pytest.mark.parametrize("scope", ["forward_backward", "model"])
+def test_an_optimizer_that_cannot_be_captured_stays_outside(build, observe, scope: str):
+    workload, seen = Mlp(mode="train", dim=16, batch_size=8), []
+    for stack in ((), (CudaGraph(scope),)):
+        program = build(workload, device="cuda")
+        program = replace(program, optimizer=torch.optim.Adagrad(program.model.parameters(), lr=1e-2, lr_decay=0.1))
+        step = program.step
+        for strategy in stack:
+            program, _ = strategy.apply(program)
+        program.feed.reset(program.feed.batches)
+        assert (program.step is step) == (scope == "model" or not stack)
+        seen.append([values["loss"] for values in observe(program, 3)])
+    assert all(torch.allclose(ours, plain, atol=1e-5) for ours, plain in zip(*seen, strict=True))
+
+
+def test_an_overflow_outside_the_graph_skips_the_step_and_the_next_learns_again(build):
+    workload = Mlp(mode="train", dim=16, batch_size=8)
+    program = build(workload, Amp("float16"), CudaGraph("forward_backward"), device="cuda")
+    before = Snapshot(program).values
+    x, y = program.feed.batches[0]
+    program.step(program, (x, y * float("inf")))
+    state = program.state()
+    assert state["scaler/scale"].item() == before["scaler/scale"].item() / 2
+    assert torch.equal(state["param/0.weight"], before["param/0.weight"])
+    program.step(program, (x, y))
+    assert not torch.equal(program.state()["param/0.weight"], before["param/0.weight"])
+
+
+def test_a_model_whose_batch_comes_by_name_is_captured_alone(build):
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor, scale: float) -> dict[str, torch.Tensor]:
+            return {"y": self.linear(x) * mask * scale, "x": x + 1}
+
+    torch.manual_seed(0)
+    feed = ResidentFeed(torch.device("cuda"))
+    feed.reset([{"x": torch.randn(4, 8), "mask": (torch.rand(4, 8) < 0.5).float()} for _ in range(3)])
+    plain = Program(model=Named().cuda(), step=forward, feed=feed, constants={"scale": 0.5})
+    captured, _ = CudaGraph("model").apply(plain)
+    for batch in feed.batches:
+        ours, theirs = captured.step(captured, batch), plain.step(plain, batch)
+        assert ours.keys() == theirs.keys() == {"output.y", "output.x"}
+        for name in ours:
+            torch.testing.assert_close(ours[name], theirs[name])
 
 
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
@@ -108,6 +172,40 @@ def test_replays_draw_different_dropout_masks_and_seeds_reproduce_them():
     assert not torch.equal(first, second)
     torch.manual_seed(7)
     assert torch.equal(program.run()["output"], first)
+
+
+class Own(nn.Module):
+    """Noise from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dice = torch.Generator("cuda").manual_seed(3)
+        self.unused = torch.Generator("cuda")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(x.shape, device=x.device, generator=self.dice)
+
+
+def test_a_generator_of_the_models_own_draws_anew_in_every_replay():
+    feed = ResidentFeed(torch.device("cuda"))
+    feed.reset([(torch.zeros(64, 64),)])
+    program, _ = CudaGraph().apply(Program(model=Own(), step=forward, feed=feed))
+    first, second = (program.run()["output"].clone() for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("scope", ["forward_backward", "model"])
+def test_smaller_scopes_draw_different_dropout_masks_too(scope: str):
+    feed = ResidentFeed(torch.device("cuda"))
+    feed.reset([(torch.ones(64, 64),)])
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)).cuda()
+    plain = Program(model=model, step=forward_backward, feed=feed, loss=lambda output, batch: output.square().sum())
+    program, _ = CudaGraph(scope).apply(plain)
+    torch.manual_seed(7)
+    first, second = (program.run()["loss"].item() for _ in range(2))
+    assert first != second
+    torch.manual_seed(7)
+    assert program.run()["loss"].item() == pytest.approx(first)
 
 
 def test_in_place_and_captured(build, observe):

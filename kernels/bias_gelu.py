@@ -1,0 +1,138 @@
+"""gelu(x + bias) in one pass: what follows a product whose bias was left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from optexp.kernel import Case, Kernel, check_row, check_tensors, launch, operation, runs_on
+from optexp.kernels.gelu import cdf, check_form, derivative
+from optexp.tiles import over_columns, over_tiles, tile, wide
+
+
+@triton.jit
+def bias_gelu_forward(
+    x_ptr, bias_ptr, y_ptr, rows, columns, TANH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    pid, across = tl.program_id(0), tl.cdiv(columns, BLOCK)
+    start, offsets, mask, column = tile(pid // across * ROWS, pid % across, rows, columns, ROWS, BLOCK)
+    z = wide(tl.load(x_ptr + start + offsets, mask=mask)) + wide(tl.load(bias_ptr + column, mask=column < columns))
+    tl.store(y_ptr + start + offsets, (z * cdf(z, TANH)).to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def bias_gelu_backward(
+    dy_ptr, x_ptr, bias_ptr, dx_ptr, sums_ptr, rows, columns,
+    TANH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dx, and for each group of rows the sum of what arrives at the bias (None: it is in x already)."""
+    across = tl.cdiv(columns, BLOCK)
+    block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
+    dtype = sums_ptr.dtype.element_ty
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    bias = tl.zeros([BLOCK], dtype)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + column, mask=column < columns).to(dtype)
+    sums = tl.zeros([ROWS, BLOCK], dtype)
+    for first in range(group * ROWS, rows, count * ROWS):
+        start, offsets, mask, _ = tile(first, block, rows, columns, ROWS, BLOCK)
+        z = tl.load(x_ptr + start + offsets, mask=mask).to(dtype) + bias[None, :]
+        dx = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype) * derivative(z, TANH)
+        tl.store(dx_ptr + start + offsets, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        sums += tl.where(mask, dx, 0.0)
+    tl.store(sums_ptr + group * columns + column, tl.sum(sums, axis=0), mask=column < columns)
+
+
+@triton.jit
+def bias_gelu_plain(x_ptr, bias_ptr, y_ptr, size, columns, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < size
+    x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
+    z = x + tl.load(bias_ptr + offsets % columns, mask=mask).to(tl.float32)
+    u = 0.7978845608028654 * (z + 0.044715 * z * z * z)
+    tanh = 2.0 / (1.0 + tl.exp(-2.0 * u)) - 1.0
+    tl.store(y_ptr + offsets, 0.5 * z * (1.0 + tanh), mask=mask)
+
+
+def _forward(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
+    y = _fake(x, bias, approximate)
+    return over_tiles(bias_gelu_forward, y, x.contiguous(), bias.contiguous(), TANH=approximate == "tanh")
+
+
+def _fake(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype))
+
+
+def _backward(dy: Tensor, x: Tensor, bias: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
+    """The gradients of x and, in the precision of sums, of the bias."""
+    operands = (dy.contiguous(), x.contiguous(), bias.contiguous())
+    return over_columns(bias_gelu_backward, x.new_empty(x.shape), *operands, TANH=approximate == "tanh")
+
+
+def _fake_backward(dy: Tensor, x: Tensor, bias: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape[-1], dtype=torch.promote_types(dy.dtype, torch.float32))
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
+    x, bias, ctx.approximate = inputs
+    ctx.save_for_backward(x, bias)
+
+
+def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, bias = ctx.saved_tensors
+    dx, dbias = _bias_gelu_backward(dy, x, bias, ctx.approximate)
+    return dx, dbias.to(bias.dtype), None
+
+
+_bias_gelu_backward = operation("bias_gelu_backward", _backward, _fake_backward)
+_bias_gelu = operation("bias_gelu", _forward, _fake, _save, _differentiate)
+
+
+def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
+    """gelu(x + bias), with a bias for each element of the last dimension; `approximate` is "none" or "tanh"."""
+    check_tensors("bias_gelu", x, bias)
+    check_row("bias_gelu", x, "bias", bias)
+    check_form("bias_gelu", approximate)
+    return _bias_gelu(x, bias, approximate) if runs_on(x.device) else reference(x, bias, approximate)
+
+
+def reference(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
+    return F.gelu(x + bias, approximate=approximate)
+
+
+def plain(x: Tensor, bias: Tensor, approximate: str = "tanh") -> Tensor:
+    """The tanh form, of contiguous tensors."""
+    y = torch.empty_like(x)
+    launch(bias_gelu_plain, triton.cdiv(x.numel(), 1024), x, bias, y, x.numel(), x.shape[-1], BLOCK=1024)
+    return y
+
+
+KERNEL = Kernel(
+    function=bias_gelu,
+    reference=reference,
+    plain=plain,
+    cases=[
+        Case("tanh", lambda fill: (fill(11, 1711), fill(1711), "tanh")),
+        Case("exact", lambda fill: (fill(11, 1711), fill(1711), "none")),
+        Case("one row", lambda fill: (fill(1024), fill(1024), "tanh")),
+        Case("narrow", lambda fill: (fill(9, 101, 5), fill(5), "tanh")),
+        Case("two dtypes", lambda fill: (fill(5, 64), fill(64).float(), "none")),
+    ],
+    large=Case("large", lambda fill: (fill(2**21 + 1, 1025), fill(1025), "tanh")),
+    mistakes=[
+        Case("a bias of another size", lambda fill: (fill(4, 3), fill(4))),
+        Case("another form", lambda fill: (fill(4, 3), fill(3), "sigmoid")),
+        Case("integers", lambda fill: (fill(4, 3).int(), fill(3))),
+    ],
+    benchmarks=[
+        Case("16384×8192", lambda fill: (fill(16384, 8192), fill(8192), "tanh")),
+        Case("128×1024", lambda fill: (fill(128, 1024), fill(1024), "tanh")),
+    ],
+    sweep=lambda fill, size: (fill(max(size // 1024, 1), 1024), fill(1024), "tanh"),
+    patterns=[lambda x, bias, approximate: F.gelu(x + bias, approximate=approximate)],
+)

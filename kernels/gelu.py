@@ -1,0 +1,171 @@
+"""GELU in one read and one write; as a formula it makes nine passes over memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from optexp import extension
+from optexp.kernel import Case, Kernel, check_tensors, laid_out_like, launch, operation, pays
+from optexp.tiles import load, store, wide
+
+FORMS = ("none", "tanh")
+
+
+@triton.jit
+def cdf(x, TANH: tl.constexpr):
+    """Φ(x), exactly or as GELU's tanh form has it: ½(1 + tanh u) = 1/(1 + exp(−2u)), which loses nothing far left."""
+    if TANH:
+        return 1.0 / (1.0 + tl.exp(-1.5957691216057308 * x * (1.0 + 0.044715 * x * x)))
+    return 0.5 * (1.0 + tl.erf(0.7071067811865476 * x))
+
+
+@triton.jit
+def derivative(x, TANH: tl.constexpr):
+    """d(x·Φ(x))/dx."""
+    p = cdf(x, TANH)
+    if TANH:
+        return p + x * p * (1.0 - p) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
+    return p + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+
+
+@triton.jit
+def gelu_forward(x_ptr, y_ptr, size, TANH: tl.constexpr, BLOCK: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    x = wide(load(x_ptr, start, size, BLOCK))
+    store(y_ptr, start, size, x * cdf(x, TANH), BLOCK)
+
+
+@triton.jit
+def gelu_backward(dy_ptr, x_ptr, dx_ptr, size, TANH: tl.constexpr, BLOCK: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    x = wide(load(x_ptr, start, size, BLOCK))
+    dy = wide(load(dy_ptr, start, size, BLOCK))
+    store(dx_ptr, start, size, dy * derivative(x, TANH), BLOCK)
+
+
+@triton.jit
+def gelu_plain(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < size
+    x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
+    u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+    tanh = 2.0 / (1.0 + tl.exp(-2.0 * u)) - 1.0
+    tl.store(y_ptr + offsets, 0.5 * x * (1.0 + tanh), mask=mask)
+
+
+def _forward(x: Tensor, approximate: str) -> Tensor:
+    y = torch.empty_like(x)
+    x, block = laid_out_like(x, y), 4096 // x.element_size()
+    launch(gelu_forward, triton.cdiv(x.numel(), block), x, y, x.numel(), TANH=approximate == "tanh", BLOCK=block)
+    return y
+
+
+def _backward(dy: Tensor, x: Tensor, approximate: str) -> Tensor:
+    dx = torch.empty_like(x)
+    x, dy, block = laid_out_like(x, dx), laid_out_like(dy, dx), 4096 // x.element_size()
+    launch(gelu_backward, triton.cdiv(x.numel(), block), dy, x, dx, x.numel(), TANH=approximate == "tanh", BLOCK=block)
+    return dx
+
+
+def _cuda_forward(x: Tensor, approximate: str) -> Tensor:
+    y = torch.empty_like(x)
+    if x.numel():
+        extension.run("gelu", "forward", laid_out_like(x, y), y, x.numel(), approximate == "tanh", x.dtype)
+    return y
+
+
+def _cuda_backward(dy: Tensor, x: Tensor, approximate: str) -> Tensor:
+    dx = torch.empty_like(x)
+    if x.numel():
+        operands = (laid_out_like(dy, dx), laid_out_like(x, dx))
+        extension.run("gelu", "backward", *operands, dx, x.numel(), approximate == "tanh", x.dtype)
+    return dx
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
+    x, ctx.approximate = inputs
+    ctx.save_for_backward(x)
+
+
+def _operation(name: str, forward: Callable[..., Tensor], backward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    gradient = operation(f"{name}_backward", backward, lambda dy, x, approximate: torch.empty_like(x))
+
+    def differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return gradient(dy, *ctx.saved_tensors, ctx.approximate), None
+
+    return operation(name, forward, lambda x, approximate: torch.empty_like(x), _save, differentiate)
+
+
+_gelu = _operation("gelu", _forward, _backward)
+_gelu_cuda = _operation("gelu_cuda", _cuda_forward, _cuda_backward)
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """GELU of every element; `approximate` is "none" (with erf) or "tanh"."""
+    check_tensors("gelu", x)
+    check_form("gelu", approximate)
+    return _gelu(x, approximate) if pays(x) else reference(x, approximate)
+
+
+def cuda(x: Tensor, approximate: str = "none") -> Tensor:
+    """The same in CUDA C++."""
+    check_tensors("gelu", x)
+    check_form("gelu", approximate)
+    return _gelu_cuda(x, approximate) if extension.takes(x) else reference(x, approximate)
+
+
+def check_form(name: str, approximate: str) -> None:
+    """ValueError where there is no such form of GELU."""
+    if approximate not in FORMS:
+        raise ValueError(f"{name}: approximate is {approximate!r}, and must be one of {', '.join(FORMS)}")
+
+
+def reference(x: Tensor, approximate: str = "none") -> Tensor:
+    return F.gelu(x, approximate=approximate)
+
+
+def plain(x: Tensor, approximate: str = "tanh") -> Tensor:
+    """The tanh form, of a contiguous tensor."""
+    y = torch.empty_like(x)
+    launch(gelu_plain, triton.cdiv(x.numel(), 1024), x, y, x.numel(), BLOCK=1024)
+    return y
+
+
+class GELU(nn.GELU):
+    """nn.GELU by our kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return gelu(x, self.approximate)
+
+
+KERNEL = Kernel(
+    function=gelu,
+    reference=reference,
+    plain=plain,
+    cuda=cuda,
+    cases=[
+        Case("tanh", lambda fill: (fill(7, 613), "tanh")),
+        Case("exact", lambda fill: (fill(7, 613), "none")),
+        Case("one element", lambda fill: (fill(1), "tanh")),
+        Case("far out", lambda fill: (fill(2048) * 6, "tanh")),
+    ],
+    large=Case("large", lambda fill: (fill(2**31 + 5), "tanh")),
+    mistakes=[
+        Case("another form", lambda fill: (fill(4), "sigmoid")),
+        Case("integers", lambda fill: (fill(4).int(),)),
+    ],
+    benchmarks=[
+        Case("16384²", lambda fill: (fill(16384, 16384), "tanh")),
+        Case("1 K", lambda fill: (fill(1024), "tanh")),
+    ],
+    sweep=lambda fill, size: (fill(size), "tanh"),
+    patterns=[lambda x, approximate: F.gelu(x, approximate=approximate)],
+    worthwhile=lambda x, _: pays(x),
+)

@@ -1,0 +1,242 @@
+"""LayerNorm with one read of a row: mean and variance of what registers hold, and both gradients of a row at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from optexp.kernel import Case, Kernel, check_tensors, contiguous, launch, multiprocessors, operation, pays
+from optexp.rows import in_rows
+from optexp.tiles import matrix, wide
+
+LONGEST = 16384  # columns whose two gradient sums fit in registers beside the row; longer rows are torch's business
+
+
+@triton.jit
+def layernorm_forward(
+    x_ptr, weight_ptr, bias_ptr, mean_ptr, scale_ptr, y_ptr, rows, columns, eps: tl.float64,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Tiles of ROWS whole rows. The variance is that of the differences from the mean: a large mean costs nothing."""
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        start = tl.cast(first, tl.int64) * columns
+        mask = (column < columns) & (row < rows - first)
+        x = wide(tl.load(x_ptr + start + row * columns + column, mask=mask, other=0.0))
+        mean = tl.sum(x, axis=1, keep_dims=True) / columns
+        centred = tl.where(column < columns, x - mean, 0.0)
+        variance = tl.sum(centred * centred, axis=1, keep_dims=True) / columns
+        scale = 1.0 / tl.sqrt(variance + tl.cast(eps, x.dtype))
+        y = centred * scale
+        if weight_ptr is not None:
+            y *= tl.load(weight_ptr + column, mask=column < columns).to(y.dtype)
+        if bias_ptr is not None:
+            y += tl.load(bias_ptr + column, mask=column < columns).to(y.dtype)
+        tl.store(y_ptr + start + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+        if mean_ptr is not None:
+            tl.store(mean_ptr + first + row, mean, mask=row < rows - first)
+            tl.store(scale_ptr + first + row, scale, mask=row < rows - first)
+
+
+@triton.jit
+def layernorm_backward(
+    dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, sums_ptr, rows, columns,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dx, and for each program the sums over its rows that weight (dy·x̂) and bias (dy) get.
+
+    With g = dy·weight: dx = (g − mean(g) − x̂·mean(g·x̂))·scale.
+    """
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    dtype = sums_ptr.dtype.element_ty
+    to_weight = tl.zeros([ROWS, BLOCK], dtype)
+    to_bias = tl.zeros([ROWS, BLOCK], dtype)
+    for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        start = tl.cast(first, tl.int64) * columns
+        mask = (column < columns) & (row < rows - first)
+        x = tl.load(x_ptr + start + row * columns + column, mask=mask, other=0.0).to(dtype)
+        dy = tl.load(dy_ptr + start + row * columns + column, mask=mask, other=0.0).to(dtype)
+        scale = tl.load(scale_ptr + first + row, mask=row < rows - first, other=0.0)
+        normal = (x - tl.load(mean_ptr + first + row, mask=row < rows - first, other=0.0)) * scale
+        normal = tl.where(mask, normal, 0.0)
+        g = dy
+        if weight_ptr is not None:
+            g *= tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(dtype)
+        mean_g = tl.sum(g, axis=1, keep_dims=True) / columns
+        mean_gn = tl.sum(g * normal, axis=1, keep_dims=True) / columns
+        dx = (g - mean_g - normal * mean_gn) * scale
+        tl.store(dx_ptr + start + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        to_weight += dy * normal
+        to_bias += dy
+    column = tl.arange(0, BLOCK)
+    sums_ptr += tl.program_id(0) * 2 * columns
+    tl.store(sums_ptr + column, tl.sum(to_weight, axis=0), mask=column < columns)
+    tl.store(sums_ptr + columns + column, tl.sum(to_bias, axis=0), mask=column < columns)
+
+
+@triton.jit
+def layernorm_plain(x_ptr, weight_ptr, bias_ptr, y_ptr, columns, eps, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < columns
+    x = tl.load(x_ptr + tl.program_id(0) * columns + offsets, mask=mask, other=0.0).to(tl.float32)
+    mean = tl.sum(x, axis=0) / columns
+    centred = tl.where(mask, x - mean, 0.0)
+    variance = tl.sum(centred * centred, axis=0) / columns
+    y = centred / tl.sqrt(variance + eps)
+    y = y * tl.load(weight_ptr + offsets, mask=mask) + tl.load(bias_ptr + offsets, mask=mask)
+    tl.store(y_ptr + tl.program_id(0) * columns + offsets, y, mask=mask)
+
+
+def forward_of_rows(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, columns: int, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result, and mean and 1/deviation of every row."""
+    y, mean, scale = _fake(x, weight, bias, columns, eps, dtype)
+    operands = (contiguous(tensor) for tensor in (x, weight, bias))
+    in_rows(layernorm_forward, mean.numel(), columns, *operands, mean, scale, y, eps=eps)
+    return y, mean, scale
+
+
+def _fake(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, columns: int, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, statistics = x.numel() // columns, torch.promote_types(x.dtype, torch.float32)
+    mean = x.new_empty(rows, dtype=statistics)
+    return x.new_empty(x.shape, dtype=dtype), mean, torch.empty_like(mean)
+
+
+def backward_of_rows(
+    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, columns: int
+) -> tuple[Tensor, Tensor]:
+    """dx, and the gradients of weight and bias as two rows."""
+    dx, block = x.new_empty(x.shape), max(triton.next_power_of_2(columns), 16)
+    warps = min(max(block // 512, 4), 32)
+    tile = {"ROWS": max(1, 1024 // block), "BLOCK": block, "num_warps": warps}
+    programs = min(triton.cdiv(mean.numel(), tile["ROWS"]), max(1, 32 // warps) * multiprocessors(x.device))
+    sums = mean.new_empty((max(programs, 1), 2, columns))
+    operands = (contiguous(tensor) for tensor in (dy, x, weight))
+    launch(layernorm_backward, max(programs, 1), *operands, mean, scale, dx, sums, mean.numel(), columns, **tile)
+    return dx, sums.sum(0)
+
+
+def _fake_backward(
+    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, columns: int
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), mean.new_empty((2, columns))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, ctx.columns, _, _ = inputs
+    ctx.bias = None if bias is None else (bias.shape, bias.dtype)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, weight, *output[1:])
+
+
+def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    if dy is None:
+        return (None,) * 6
+    x, weight, mean, scale = ctx.saved_tensors
+    dx, sums = layernorm_gradients(dy, x, weight, mean, scale, ctx.columns)
+    dweight = None if weight is None else sums[0].view(weight.shape).to(weight.dtype)
+    dbias = None if ctx.bias is None else sums[1].view(ctx.bias[0]).to(ctx.bias[1])
+    return dx, dweight, dbias, None, None, None
+
+
+layernorm_gradients = operation("layernorm_backward", backward_of_rows, _fake_backward)
+_layernorm = operation("layernorm", forward_of_rows, _fake, _save, _differentiate)
+
+
+def layernorm(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalise over the last dimensions, whose shape is given; then times weight, plus bias, where there are some.
+
+    Under autocast on a GPU the result is float32, as torch's.
+    """
+    columns = check_norm("layernorm", x, normalized_shape, weight, bias)
+    if not pays(x) or columns > LONGEST:
+        return reference(x, normalized_shape, weight, bias, eps)
+    widened = x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64
+    y: Tensor = _layernorm(x, weight, bias, columns, eps, torch.float32 if widened else x.dtype)[0]
+    return y
+
+
+def check_norm(
+    name: str, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None
+) -> int:
+    """How many elements are normalised together; ValueError where the shapes do not fit."""
+    check_tensors(name, x, weight, bias)
+    shape = tuple(normalized_shape)
+    if not shape or math.prod(shape) == 0 or tuple(x.shape[-len(shape) :]) != shape:
+        raise ValueError(f"{name}: an input of shape {list(x.shape)} does not end in the given shape {list(shape)}")
+    for what, parameter in (("weight", weight), ("bias", bias)):
+        if parameter is not None and tuple(parameter.shape) != shape:
+            raise ValueError(f"{name}: the {what} has shape {list(parameter.shape)}, and must have {list(shape)}")
+    return math.prod(shape)
+
+
+def reference(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    return F.layer_norm(x, tuple(normalized_shape), weight, bias, eps)
+
+
+def plain(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """Of a contiguous matrix along its rows."""
+    y, (rows, columns) = torch.empty_like(x), matrix(x)
+    launch(layernorm_plain, rows, x, weight, bias, y, columns, eps, BLOCK=triton.next_power_of_2(columns))
+    return y
+
+
+class LayerNorm(nn.LayerNorm):
+    """nn.LayerNorm by our kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layernorm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+KERNEL = Kernel(
+    function=layernorm,
+    reference=reference,
+    plain=plain,
+    cases=[
+        Case("rows", lambda fill: (fill(19, 333), (333,), fill(333), fill(333))),
+        Case("no parameters", lambda fill: (fill(5, 1024), (1024,))),
+        Case("no bias", lambda fill: (fill(3, 50, 7), (7,), fill(7))),
+        Case("two dimensions", lambda fill: (fill(3, 5, 7), (5, 7), fill(5, 7), fill(5, 7))),
+        Case("one wide row", lambda fill: (fill(1, 3000), (3000,), fill(3000), fill(3000), 1e-3)),
+        Case("a large mean", lambda fill: (fill(9, 200) + 40, (200,), fill(200), fill(200))),
+    ],
+    large=Case("large", lambda fill: (fill(2**21 + 1, 1025), (1025,), fill(1025), fill(1025))),
+    mistakes=[
+        Case("another shape", lambda fill: (fill(4, 3), (4,))),
+        Case("no shape", lambda fill: (fill(4, 3), ())),
+        Case("a weight of another size", lambda fill: (fill(4, 3), (3,), fill(4))),
+        Case("integers", lambda fill: (fill(4, 3).int(), (3,))),
+    ],
+    benchmarks=[
+        Case("16384×1024", lambda fill: (fill(16384, 1024), (1024,), fill(1024), fill(1024))),
+        Case("16384×8192", lambda fill: (fill(16384, 8192), (8192,), fill(8192), fill(8192))),
+        Case("128×1024", lambda fill: (fill(128, 1024), (1024,), fill(1024), fill(1024))),
+    ],
+    sweep=lambda fill, size: (fill(max(size // 1024, 1), 1024), (1024,), fill(1024), fill(1024)),
+    patterns=[
+        lambda x, normalized_shape, weight, bias, eps: F.layer_norm(x, normalized_shape, weight, bias, eps),
+    ],
+    worthwhile=lambda x, *_: pays(x),
+)

@@ -1,0 +1,132 @@
+// The norm in front of a product: rows are read once, kept in shared memory, and written as the product wants them.
+#include "vector.cuh"
+
+namespace optexp {
+
+constexpr int MOST_WARPS = 32;
+
+// One row a block. The variance is that of the differences from the mean: a large mean costs nothing.
+template <typename T, typename R, int N>
+__global__ void normalise(
+    const T* __restrict__ x, const float* __restrict__ gamma, const float* __restrict__ beta, R* __restrict__ y,
+    float* __restrict__ means, float* __restrict__ scales, int columns, float eps) {
+    extern __shared__ float row[];
+    __shared__ float scratch[MOST_WARPS];
+    x += int64_t(blockIdx.x) * columns;
+    y += int64_t(blockIdx.x) * columns;
+    float sum = 0.0f;
+    for (int pack = threadIdx.x; pack < columns / N; pack += blockDim.x) {
+        const auto values = load<N>(x, pack);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const float v = float(values.values[i]);
+            row[pack * N + i] = v;
+            sum += v;
+        }
+    }
+    const float mean = block_sum(sum, scratch) / columns;
+    float squares = 0.0f;
+    for (int pack = threadIdx.x; pack < columns / N; pack += blockDim.x) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const float centred = row[pack * N + i] - mean;
+            squares += centred * centred;
+        }
+    }
+    const float scale = 1.0f / sqrtf(block_sum(squares, scratch) / columns + eps);
+    if (threadIdx.x == 0) {
+        means[blockIdx.x] = mean;
+        scales[blockIdx.x] = scale;
+    }
+    for (int pack = threadIdx.x; pack < columns / N; pack += blockDim.x) {
+        Pack<R, N> values;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int column = pack * N + i;
+            values.values[i] = R((row[column] - mean) * scale * gamma[column] + beta[column]);
+        }
+        store<N>(y, pack, values);
+    }
+}
+
+// As first taught, norm and product in one kernel: a block normalises a row, then each thread makes outputs of its own.
+template <typename T>
+__global__ void layernorm_linear_plain(
+    const T* x, const float* gamma, const float* beta, const T* weight, const T* bias, T* y, int columns, int outputs,
+    float eps) {
+    extern __shared__ float row[];
+    __shared__ float scratch[MOST_WARPS];
+    x += int64_t(blockIdx.x) * columns;
+    float sum = 0.0f;
+    for (int column = threadIdx.x; column < columns; column += blockDim.x) sum += row[column] = float(x[column]);
+    const float mean = block_sum(sum, scratch) / columns;
+    float squares = 0.0f;
+    for (int column = threadIdx.x; column < columns; column += blockDim.x) {
+        squares += (row[column] - mean) * (row[column] - mean);
+    }
+    const float scale = 1.0f / sqrtf(block_sum(squares, scratch) / columns + eps);
+    for (int column = threadIdx.x; column < columns; column += blockDim.x) {
+        row[column] = (row[column] - mean) * scale * gamma[column] + beta[column];
+    }
+    __syncthreads();
+    for (int output = threadIdx.x; output < outputs; output += blockDim.x) {
+        float total = float(bias[output]);
+        for (int column = 0; column < columns; column++) {
+            total += row[column] * float(weight[int64_t(output) * columns + column]);
+        }
+        y[int64_t(blockIdx.x) * outputs + output] = T(total);
+    }
+}
+
+}  // namespace optexp
+
+using namespace optexp;
+
+namespace {
+
+// Threads for a row: each takes two packs where there are enough.
+unsigned threads(int64_t columns, int n) {
+    const int64_t warps = (columns / n + 63) / 64;
+    return unsigned(32 * (warps < 1 ? 1 : warps > MOST_WARPS ? MOST_WARPS : warps));
+}
+
+template <typename K>
+void allow(K kernel, size_t bytes) {
+    if (bytes > 48 * 1024) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
+}
+
+}  // namespace
+
+extern "C" int forward(
+    const void* x, const void* gamma, const void* beta, void* y, void* means, void* scales, int64_t rows,
+    int64_t columns, double eps, int64_t result, int64_t type, cudaStream_t stream) {
+    int status = 0;
+    const int chosen = with_type(type, [&](auto from) {
+        status = with_type(result, [&](auto to) {
+            using T = decltype(from);
+            using R = decltype(to);
+            with_width<T>(aligned(x, y) && columns * sizeof(T) % 16 == 0 && columns * sizeof(R) % 16 == 0, [&](auto n) {
+                constexpr int N = decltype(n)::value;
+                const size_t bytes = columns * sizeof(float);
+                allow(normalise<T, R, N>, bytes);
+                normalise<T, R, N><<<unsigned(rows), threads(columns, N), bytes, stream>>>(
+                    (const T*)x, (const float*)gamma, (const float*)beta, (R*)y, (float*)means, (float*)scales,
+                    int(columns), float(eps));
+            });
+        });
+    });
+    return chosen ? chosen : status;
+}
+
+extern "C" int plain(
+    const void* x, const void* gamma, const void* beta, const void* weight, const void* bias, void* y, int64_t rows,
+    int64_t columns, int64_t outputs, double eps, int64_t type, cudaStream_t stream) {
+    return with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        const size_t bytes = columns * sizeof(float);
+        allow(layernorm_linear_plain<T>, bytes);
+        layernorm_linear_plain<T><<<unsigned(rows), 256, bytes, stream>>>(
+            (const T*)x, (const float*)gamma, (const float*)beta, (const T*)weight, (const T*)bias, (T*)y, int(columns),
+            int(outputs), float(eps));
+    });
+}

@@ -1,0 +1,371 @@
+"""LayerNorm and the linear layer after it as one product: normalised rows are never written.
+
+With r = 1/deviation and μ the mean of a row, γ and β the norm's parameters:
+
+    y = r·(x·(γ⊙w)ᵀ) − r·μ·Σ(γ⊙w) + (w·β + bias)
+
+The sum over γ⊙w is taken of the rounded values that the product sees, so that the mean cancels exactly; what the
+accumulators lose to a mean that is large beside the deviation, does not: such tiles are done again from centred rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from optexp import extension
+from optexp.kernel import Case, Fill, Kernel, contiguous, launch, lowered, needs_gradient, operation, runs_on
+from optexp.kernels.layernorm import LONGEST, check_norm, forward_of_rows, layernorm_gradients
+from optexp.kernels.linear_gelu import check_linear
+from optexp.products import TILINGS, Tiling, place, product, takes
+from optexp.tuning import bucket, fastest
+
+LARGE_MEAN = tl.constexpr(16.0)  # deviations; the accumulators then hold 4 bits that cancel
+
+
+@triton.jit
+def layernorm_linear_fold(
+    w_ptr, gamma_ptr, beta_ptr, bias_ptr, folded_ptr, sum_ptr, offset_ptr, k, w_stride, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One row of γ⊙w, its sum after rounding, and its w·β + bias."""
+    row = tl.program_id(0)
+    w_ptr += row.to(tl.int64) * w_stride
+    folded_ptr += row.to(tl.int64) * k
+    total = tl.zeros([BLOCK], tl.float32)
+    offset = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, k, BLOCK):
+        inner = first + tl.arange(0, BLOCK)
+        w = tl.load(w_ptr + inner, mask=inner < k, other=0.0).to(tl.float32)
+        if beta_ptr is not None:
+            offset += w * tl.load(beta_ptr + inner, mask=inner < k, other=0.0).to(tl.float32)
+        if gamma_ptr is not None:
+            w *= tl.load(gamma_ptr + inner, mask=inner < k, other=0.0).to(tl.float32)
+        folded = w.to(folded_ptr.dtype.element_ty)
+        tl.store(folded_ptr + inner, folded, mask=inner < k)
+        total += folded.to(tl.float32)
+    tl.store(sum_ptr + row, tl.sum(total, axis=0))
+    constant = tl.sum(offset, axis=0)
+    if bias_ptr is not None:
+        constant += tl.load(bias_ptr + row).to(tl.float32)
+    tl.store(offset_ptr + row, constant)
+
+
+@triton.jit
+def layernorm_linear_forward(
+    sum_ptr, offset_ptr, x_desc, w_desc, y_desc, m, n, k, eps: tl.float64,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Tiles of y from x and the folded w; mean and deviation of the rows come out of the same loop."""
+    across_m, across_n = tl.cdiv(m, M), tl.cdiv(n, N)
+    for tile in tl.range(tl.program_id(0), across_m * across_n, tl.num_programs(0)):
+        row, column = place(tile, across_m, across_n, GROUP=8)
+        z = tl.zeros([M, N], tl.float32)
+        mean = tl.zeros([M], tl.float32)
+        square = tl.zeros([M], tl.float32)
+        for step in range(tl.cdiv(k, K)):
+            x = x_desc.load([row * M, step * K])
+            w = w_desc.load([column * N, step * K])
+            z = tl.dot(x, w.T, z)
+            wide = x.to(tl.float32)
+            mean += tl.sum(wide, axis=1)
+            square += tl.sum(wide * wide, axis=1)
+        mean /= k
+        variance = tl.maximum(square / k - mean * mean, 0.0)
+        if tl.max(mean * mean - LARGE_MEAN * LARGE_MEAN * variance, axis=0) > 0.0:
+            z = tl.zeros([M, N], tl.float32)
+            square = tl.zeros([M], tl.float32)
+            for step in tl.range(0, tl.cdiv(k, K), num_stages=1):
+                x = x_desc.load([row * M, step * K]).to(tl.float32) - mean[:, None]
+                x = tl.where(step * K + tl.arange(0, K)[None, :] < k, x, 0.0)
+                square += tl.sum(x * x, axis=1)
+                z = tl.dot(x.to(y_desc.dtype), w_desc.load([column * N, step * K]).T, z)
+            variance = square / k
+            mean = tl.zeros([M], tl.float32)
+        scale = 1.0 / tl.sqrt(variance + tl.cast(eps, tl.float32))
+        columns = column * N + tl.arange(0, N)
+        total = tl.load(sum_ptr + columns, mask=columns < n, other=0.0)
+        offset = tl.load(offset_ptr + columns, mask=columns < n, other=0.0)
+        y = (z - mean[:, None] * total[None, :]) * scale[:, None] + offset[None, :]
+        y_desc.store([row * M, column * N], y.to(y_desc.dtype))
+
+
+@triton.jit
+def layernorm_linear_plain(
+    x_ptr, gamma_ptr, beta_ptr, w_ptr, bias_ptr, y_ptr, columns, outputs, eps,
+    OUTPUTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Some outputs of one row a program, which normalises the row for itself."""
+    row, block = tl.program_id(0) // tl.cdiv(outputs, OUTPUTS), tl.program_id(0) % tl.cdiv(outputs, OUTPUTS)
+    inner, output = tl.arange(0, BLOCK), block * OUTPUTS + tl.arange(0, OUTPUTS)
+    inside = inner < columns
+    x = tl.load(x_ptr + row * columns + inner, mask=inside, other=0.0).to(tl.float32)
+    centred = tl.where(inside, x - tl.sum(x, axis=0) / columns, 0.0)
+    normal = centred / tl.sqrt(tl.sum(centred * centred, axis=0) / columns + eps)
+    normal = normal * tl.load(gamma_ptr + inner, mask=inside, other=0.0)
+    normal += tl.load(beta_ptr + inner, mask=inside, other=0.0)
+    mask = (output < outputs)[:, None] & inside[None, :]
+    w = tl.load(w_ptr + output[:, None] * columns + inner[None, :], mask=mask, other=0.0).to(tl.float32)
+    y = tl.sum(w * normal[None, :], axis=1) + tl.load(bias_ptr + output, mask=output < outputs, other=0.0)
+    tl.store(y_ptr + row * outputs + output, y, mask=output < outputs)
+
+
+def _forward(
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The result; and where they are to be kept the normalised rows, their means and 1/deviations, else nothing."""
+    rows = x.reshape(-1, x.shape[-1])
+    nothing = x.new_empty(0)
+
+    def run(how: Tiling | str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if isinstance(how, Tiling):
+            return by_tiles(how, rows, gamma, beta, weight, bias, eps), nothing, nothing.clone(), nothing.clone()
+        normal, mean, scale = forward_of_rows(rows, gamma, beta, rows.shape[1], eps, weight.dtype)
+        y = F.linear(normal, weight, bias)
+        return (y, normal, mean, scale) if keep else (y, nothing, nothing.clone(), nothing.clone())
+
+    ways: list[Tiling | str] = ["library"]
+    if takes(rows, weight) and not keep:
+        ways += TILINGS
+    key = (x.dtype, weight.dtype, keep, gamma is None, bucket(len(rows)), *weight.shape)
+    y, *kept = run(fastest("layernorm_linear", key, ways, run, x.device))
+    return y.view(*x.shape[:-1], weight.shape[0]), kept[0], kept[1], kept[2]
+
+
+def by_tiles(
+    tiling: Tiling,
+    x: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """By our own product, of matrices that it takes."""
+    n, k = weight.shape
+    folded, (total, offset) = weight.new_empty(n, k), weight.new_empty(2, n, dtype=torch.float32)
+    block = min(triton.next_power_of_2(k), 4096)
+    parameters = (contiguous(parameter) for parameter in (gamma, beta, bias))
+    launch(layernorm_linear_fold, n, weight, *parameters, folded, total, offset, k, weight.stride(0), BLOCK=block)
+    y = x.new_empty(x.shape[0], n)
+    product(layernorm_linear_forward, tiling, x, folded, y, total, offset, eps=eps)
+    return y
+
+
+def _cuda_forward(
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The norm in CUDA C++, the product by the library."""
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    normal = weight.new_empty(rows.shape)
+    mean = x.new_empty(len(rows), dtype=torch.float32)
+    scale = torch.empty_like(mean)
+    if rows.numel():
+        one, zero = x.new_ones(rows.shape[1], dtype=torch.float32), x.new_zeros(rows.shape[1], dtype=torch.float32)
+        parameters = (
+            one if gamma is None else gamma.float().contiguous(),
+            zero if beta is None else beta.float().contiguous(),
+        )
+        sizes = (*rows.shape, eps, weight.dtype, x.dtype)
+        extension.run("layernorm_linear", "forward", rows, *parameters, normal, mean, scale, *sizes)
+    y = F.linear(normal, weight, bias).view(*x.shape[:-1], weight.shape[0])
+    return (y, normal, mean, scale) if keep else (y, x.new_empty(0), x.new_empty(0), x.new_empty(0))
+
+
+def _fake(
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    y = weight.new_empty(*x.shape[:-1], weight.shape[0])
+    if not keep:
+        return y, x.new_empty(0), x.new_empty(0), x.new_empty(0)
+    rows = x.numel() // x.shape[-1]
+    mean = x.new_empty(rows, dtype=torch.promote_types(x.dtype, torch.float32))
+    return y, weight.new_empty(rows, x.shape[-1]), mean, torch.empty_like(mean)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, gamma, beta, weight, bias, _, _ = inputs
+    ctx.beta_dtype, ctx.bias_dtype = (None if p is None else p.dtype for p in (beta, bias))
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, gamma, weight, *output[1:])
+
+
+def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    if dy is None:
+        return (None,) * 7
+    x, gamma, weight, normal, mean, scale = ctx.saved_tensors
+    arrived = dy.flatten(0, -2)
+    dx, sums = layernorm_gradients(arrived @ weight, x, gamma, mean, scale, x.shape[-1])
+    dgamma = None if gamma is None else sums[0].to(gamma.dtype)
+    dbeta = None if ctx.beta_dtype is None else sums[1].to(ctx.beta_dtype)
+    dweight = arrived.T @ normal if ctx.needs_input_grad[3] else None
+    return dx, dgamma, dbeta, dweight, None if ctx.bias_dtype is None else arrived.sum(0), None, None
+
+
+_layernorm_linear = operation("layernorm_linear", _forward, _fake, _save, _differentiate)
+_layernorm_linear_cuda = operation("layernorm_linear_cuda", _cuda_forward, _fake, _save, _differentiate)
+
+
+def layernorm_linear(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """F.linear(F.layer_norm(x, normalized_shape, gamma, beta, eps), weight, bias), over the last dimension.
+
+    A shape on which the norm and a library's product are faster, one after the other, is given to those.
+    """
+    columns = check_arguments(x, normalized_shape, gamma, beta, weight, bias)
+    if not runs_on(x.device) or columns > LONGEST:
+        return reference(x, normalized_shape, gamma, beta, weight, bias, eps)
+    args = (x, gamma, beta, *lowered(weight, bias))
+    y: Tensor = _layernorm_linear(*args, eps, needs_gradient(args))[0]
+    return y
+
+
+def cuda(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """The same with the norm in CUDA C++, and its gradient in Triton."""
+    columns = check_arguments(x, normalized_shape, gamma, beta, weight, bias)
+    lower_weight, lower_bias = lowered(weight, bias)
+    assert lower_weight is not None
+    if not (extension.takes(x) and extension.takes(lower_weight)) or columns > LONGEST:
+        return reference(x, normalized_shape, gamma, beta, weight, bias, eps)
+    args = (x, gamma, beta, lower_weight, lower_bias)
+    y: Tensor = _layernorm_linear_cuda(*args, eps, needs_gradient(args))[0]
+    return y
+
+
+def check_arguments(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> int:
+    """How many elements are normalised together; ValueError where the shapes do not fit."""
+    columns = check_norm("layernorm_linear", x, normalized_shape, gamma, beta)
+    check_linear("layernorm_linear", x, weight, bias)
+    if columns != x.shape[-1]:
+        raise ValueError(f"layernorm_linear normalises the last dimension, and was given {list(normalized_shape)}")
+    return columns
+
+
+def reference(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    return F.linear(F.layer_norm(x, tuple(normalized_shape), gamma, beta, eps), weight, bias)
+
+
+def plain(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    gamma: Tensor,
+    beta: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Of contiguous matrices, without tensor cores."""
+    (rows, columns), outputs = x.shape, weight.shape[0]
+    y, block = x.new_empty(rows, outputs), triton.next_power_of_2(columns)
+    operands = (x, gamma, beta, weight, bias, y, columns, outputs, eps)
+    launch(layernorm_linear_plain, rows * triton.cdiv(outputs, 16), *operands, OUTPUTS=16, BLOCK=block)
+    return y
+
+
+def cuda_plain(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    gamma: Tensor,
+    beta: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float = 1e-5,
+) -> Tensor:
+    """The same in CUDA C++: a block normalises a row, and each of its threads makes outputs of its own."""
+    y = x.new_empty(x.shape[0], weight.shape[0])
+    operands = (x, gamma.float(), beta.float(), weight, bias, y)
+    extension.run("layernorm_linear", "plain", *operands, *x.shape, weight.shape[0], eps, x.dtype)
+    return y
+
+
+class LayerNormLinear(nn.Sequential):
+    """nn.LayerNorm and the nn.Linear after it: `LayerNormLinear(nn.LayerNorm(n), nn.Linear(n, m))`."""
+
+    def __init__(self, norm: nn.LayerNorm, linear: nn.Linear) -> None:
+        super().__init__(norm, linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm, linear = self
+        assert isinstance(norm, nn.LayerNorm)
+        assert isinstance(linear, nn.Linear)
+        return layernorm_linear(x, norm.normalized_shape, norm.weight, norm.bias, linear.weight, linear.bias, norm.eps)
+
+
+def _arguments(rows: int, features: int, out: int) -> Callable[[Fill], tuple[Any, ...]]:
+    def of(fill: Fill) -> tuple[Any, ...]:
+        gamma, beta = fill(features) / 8 + 1, fill(features) / 8
+        return fill(rows, features), (features,), gamma, beta, fill(out, features) / features**0.5, fill(out)
+
+    return of
+
+
+KERNEL = Kernel(
+    function=layernorm_linear,
+    reference=reference,
+    plain=plain,
+    cuda=cuda,
+    cases=[
+        Case("tail", _arguments(37, 72, 88)),
+        Case("divisible by nothing", _arguments(7, 13, 11)),
+        Case("one row", _arguments(1, 128, 64)),
+        Case("no norm parameters", lambda fill: (fill(3, 5, 64), (64,), None, None, fill(40, 64) / 8, fill(40))),
+        Case("no bias", lambda fill: (fill(9, 64), (64,), fill(64), None, fill(40, 64) / 8)),
+        Case("a large mean", lambda fill: (fill(37, 72) + 40, *_arguments(37, 72, 88)(fill)[1:])),
+    ],
+    large=Case("large", _arguments(2**21 + 1, 1032, 64)),
+    mistakes=[
+        Case("another shape", lambda fill: (fill(4, 3), (4,), None, None, fill(5, 3))),
+        Case("two dimensions", lambda fill: (fill(4, 3), (4, 3), None, None, fill(5, 3))),
+        Case("sizes that do not fit", lambda fill: (fill(4, 3), (3,), None, None, fill(5, 4))),
+        Case("a norm of another size", lambda fill: (fill(4, 3), (3,), fill(4), None, fill(5, 3))),
+        Case("two dtypes", lambda fill: (fill(4, 3), (3,), None, None, fill(5, 3).half())),
+    ],
+    benchmarks=[
+        Case("16384×1024→1024", _arguments(16384, 1024, 1024)),
+        Case("4096×1024→4096", _arguments(4096, 1024, 4096)),
+        Case("8192×4096→4096", _arguments(8192, 4096, 4096)),
+        Case("128×1024→1024", _arguments(128, 1024, 1024)),
+    ],
+    sweep=lambda fill, size: _arguments(max(size // 1024, 1), 1024, 1024)(fill),
+    patterns=[
+        lambda x, normalized_shape, gamma, beta, eps, weight, bias: F.linear(
+            F.layer_norm(x, normalized_shape, gamma, beta, eps), weight, bias
+        ),
+    ],
+    floor=lambda x, normalized_shape, gamma, beta, weight, bias: F.linear(x, weight, bias),
+)

@@ -1,0 +1,214 @@
+"""gelu(x·wᵀ + bias): the activation is applied to the product's accumulators, and what it reads never exists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from optexp.kernel import Case, Kernel, check_tensors, contiguous, launch, lowered, needs_gradient, operation, runs_on
+from optexp.kernels.bias_gelu import bias_gelu_backward
+from optexp.kernels.gelu import cdf, check_form, gelu
+from optexp.products import TILINGS, Tiling, place, product, takes
+from optexp.tiles import over_columns
+from optexp.tuning import bucket, fastest
+
+
+@triton.jit
+def linear_gelu_forward(
+    bias_ptr, z_desc, x_desc, w_desc, y_desc, m, n, k,
+    TANH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, FLATTEN: tl.constexpr,
+):  # fmt: skip
+    """Tiles of y, and of z = x·wᵀ + bias where backward will want it."""
+    across_m, across_n = tl.cdiv(m, M), tl.cdiv(n, N)
+    for tile in tl.range(tl.program_id(0), across_m * across_n, tl.num_programs(0), flatten=FLATTEN):
+        row, column = place(tile, across_m, across_n, GROUP=8)
+        z = tl.zeros([M, N], tl.float32)
+        for step in range(tl.cdiv(k, K)):
+            x = x_desc.load([row * M, step * K])
+            w = w_desc.load([column * N, step * K])
+            z = tl.dot(x, w.T, z)
+        if bias_ptr is not None:
+            columns = column * N + tl.arange(0, N)
+            z += tl.load(bias_ptr + columns, mask=columns < n, other=0.0).to(tl.float32)[None, :]
+        if z_desc is not None:
+            z_desc.store([row * M, column * N], z.to(y_desc.dtype))
+        y_desc.store([row * M, column * N], (z * cdf(z, TANH)).to(y_desc.dtype))
+
+
+@triton.jit
+def linear_gelu_plain(
+    x_ptr, w_ptr, bias_ptr, y_ptr, m, n, k, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr
+):  # fmt: skip
+    """One tile a program, read through pointers, with the tanh form."""
+    rows = tl.program_id(0) // tl.cdiv(n, N) * M + tl.arange(0, M)[:, None]
+    columns = tl.program_id(0) % tl.cdiv(n, N) * N + tl.arange(0, N)[None, :]
+    z = tl.zeros([M, N], tl.float32)
+    for start in range(0, k, K):
+        inner = start + tl.arange(0, K)
+        x = tl.load(x_ptr + rows * k + inner[None, :], mask=(rows < m) & (inner[None, :] < k), other=0.0)
+        w = tl.load(w_ptr + columns * k + inner[:, None], mask=(columns < n) & (inner[:, None] < k), other=0.0)
+        z = tl.dot(x, w, z, input_precision="ieee")
+    z += tl.load(bias_ptr + columns, mask=columns < n, other=0.0)
+    tl.store(y_ptr + rows * n + columns, z * cdf(z, True), mask=(rows < m) & (columns < n))
+
+
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, keep: bool) -> tuple[Tensor, Tensor]:
+    """The result, and z = x·wᵀ + bias where it is to be kept, else nothing."""
+    rows = x.reshape(-1, x.shape[-1])
+
+    def run(how: Tiling | str) -> tuple[Tensor, Tensor]:
+        if isinstance(how, Tiling):
+            return by_tiles(how, rows, weight, bias, approximate, keep)
+        if how == "addmm" and bias is not None:
+            return torch._addmm_activation(bias, rows, weight.T, use_gelu=True), x.new_empty(0)
+        z = F.linear(rows, weight, bias)
+        return gelu(z, approximate), z if keep else x.new_empty(0)
+
+    ways: list[Tiling | str] = ["library"]
+    if approximate == "tanh" and not keep and bias is not None and x.is_cuda:
+        ways.append("addmm")  # cuBLASLt's epilogue; it keeps no z
+    if takes(rows, weight):
+        ways += TILINGS
+    key = (x.dtype, approximate, keep, bias is None, bucket(len(rows)), *weight.shape)
+    y, z = run(fastest("linear_gelu", key, ways, run, x.device))
+    shape = (*x.shape[:-1], weight.shape[0])
+    return y.view(shape), z.view(shape) if keep else z
+
+
+def by_tiles(
+    tiling: Tiling, x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, keep: bool
+) -> tuple[Tensor, Tensor]:
+    """By our own product, of matrices that it takes."""
+    y = x.new_empty(x.shape[0], weight.shape[0])
+    z = torch.empty_like(y) if keep else x.new_empty(0)
+    kept = TensorDescriptor.from_tensor(z, [tiling.m, tiling.n]) if keep else None
+    form = {"TANH": approximate == "tanh", "FLATTEN": tiling.resident > 0}
+    product(linear_gelu_forward, tiling, x, weight, y, contiguous(bias), kept, **form)
+    return y, z
+
+
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, keep: bool) -> tuple[Tensor, Tensor]:
+    y = x.new_empty(*x.shape[:-1], weight.shape[0])
+    return y, torch.empty_like(y) if keep else x.new_empty(0)
+
+
+def _backward(dy: Tensor, z: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
+    """The gradients of z and, in the precision of sums, of the bias."""
+    return over_columns(bias_gelu_backward, z.new_empty(z.shape), dy.contiguous(), z, None, TANH=approximate == "tanh")
+
+
+def _fake_backward(dy: Tensor, z: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
+    return z.new_empty(z.shape), z.new_empty(z.shape[-1], dtype=torch.promote_types(z.dtype, torch.float32))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, bias, ctx.approximate, _ = inputs
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, weight, output[1])
+
+
+def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if dy is None:
+        return (None,) * 5
+    x, weight, z = ctx.saved_tensors
+    dz, dbias = _linear_gelu_backward(dy, z, ctx.approximate)
+    dx = dz @ weight if ctx.needs_input_grad[0] else None
+    dw = dz.flatten(0, -2).T @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
+    return dx, dw, None if ctx.bias_dtype is None else dbias.to(ctx.bias_dtype), None, None
+
+
+_linear_gelu_backward = operation("linear_gelu_backward", _backward, _fake_backward)
+_linear_gelu = operation("linear_gelu", _forward, _fake, _save, _differentiate)
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None, approximate: str = "none") -> Tensor:
+    """gelu(F.linear(x, weight, bias)); `approximate` is "none" (with erf) or "tanh".
+
+    A shape on which a library's product is faster is given to that.
+    """
+    check_linear("linear_gelu", x, weight, bias)
+    check_form("linear_gelu", approximate)
+    if not runs_on(x.device):
+        return reference(x, weight, bias, approximate)
+    args = lowered(x, weight, bias)
+    y: Tensor = _linear_gelu(*args, approximate, needs_gradient(args))[0]
+    return y
+
+
+def check_linear(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """ValueError unless F.linear would take these."""
+    check_tensors(name, x, weight, bias)
+    if x.dim() < 2 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"{name}: an input of shape {list(x.shape)} and a weight of shape {list(weight.shape)} do not fit:"
+            " they need (..., in) and (out, in)"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"{name}: the bias has shape {list(bias.shape)}, and must have {list(weight.shape[:1])}")
+    dtypes = {tensor.dtype for tensor in (x, weight, bias) if tensor is not None}
+    if len(dtypes) > 1 and not torch.is_autocast_enabled(x.device.type):
+        names = " and ".join(sorted(map(str, dtypes)))
+        raise ValueError(f"{name} was given tensors of {names}: convert them to one dtype, or use autocast")
+
+
+def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, approximate: str = "none") -> Tensor:
+    return F.gelu(F.linear(x, weight, bias), approximate=approximate)
+
+
+def plain(x: Tensor, weight: Tensor, bias: Tensor, approximate: str = "tanh") -> Tensor:
+    """The tanh form, of contiguous matrices."""
+    (m, k), n = x.shape, weight.shape[0]
+    y = x.new_empty(m, n)
+    launch(linear_gelu_plain, triton.cdiv(m, 64) * triton.cdiv(n, 64), x, weight, bias, y, m, n, k, M=64, N=64, K=32)
+    return y
+
+
+class LinearGELU(nn.Linear):
+    """nn.Linear and the GELU after it."""
+
+    def __init__(self, in_features: int, out_features: int, approximate: str = "none", **options: Any) -> None:
+        super().__init__(in_features, out_features, **options)
+        self.approximate = approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear_gelu(x, self.weight, self.bias, self.approximate)
+
+
+KERNEL = Kernel(
+    function=linear_gelu,
+    reference=reference,
+    plain=plain,
+    cases=[
+        Case("tail", lambda fill: (fill(37, 72), fill(88, 72) / 8, fill(88), "tanh")),
+        Case("exact", lambda fill: (fill(37, 72), fill(88, 72) / 8, fill(88), "none")),
+        Case("no bias", lambda fill: (fill(3, 5, 64), fill(40, 64) / 8, None, "tanh")),
+        Case("divisible by nothing", lambda fill: (fill(7, 13), fill(11, 13) / 4, fill(11), "tanh")),
+        Case("one row", lambda fill: (fill(1, 128), fill(64, 128) / 8, fill(64), "tanh")),
+    ],
+    large=Case("large", lambda fill: (fill(2**21 + 1, 1032), fill(64, 1032) / 32, fill(64), "tanh")),
+    mistakes=[
+        Case("sizes that do not fit", lambda fill: (fill(4, 3), fill(5, 4))),
+        Case("a bias of another size", lambda fill: (fill(4, 3), fill(5, 3), fill(3))),
+        Case("a vector", lambda fill: (fill(3), fill(5, 3))),
+        Case("two dtypes", lambda fill: (fill(4, 3), fill(5, 3).half())),
+        Case("another form", lambda fill: (fill(4, 3), fill(5, 3), fill(5), "sigmoid")),
+    ],
+    benchmarks=[
+        Case("4096×1024→4096", lambda fill: (fill(4096, 1024), fill(4096, 1024) / 32, fill(4096), "tanh")),
+        Case("8192×4096→4096", lambda fill: (fill(8192, 4096), fill(4096, 4096) / 64, fill(4096), "tanh")),
+        Case("128×1024→1024", lambda fill: (fill(128, 1024), fill(1024, 1024) / 32, fill(1024), "tanh")),
+    ],
+    sweep=lambda fill, size: (fill(max(size // 1024, 1), 1024), fill(1024, 1024) / 32, fill(1024), "tanh"),
+    patterns=[
+        lambda x, weight, bias, approximate: F.gelu(F.linear(x, weight, bias), approximate=approximate),
+    ],
+    floor=lambda x, weight, bias, approximate: F.linear(x, weight, bias),
+    rival=lambda x, weight, bias, approximate: torch._addmm_activation(bias, x, weight.T, use_gelu=True),
+)

@@ -1,0 +1,174 @@
+"""dropout(relu(x) + bias) in one pass. No mask is stored: backward draws the same numbers once more.
+
+Numbers come from Philox, a function of seed and position. The seed is one number on the device, drawn from torch's
+generator: the same torch seed gives the same mask, and each replay of a CUDA graph gives another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from optexp.kernel import Case, Kernel, check_row, check_tensors, launch, operation, runs_on
+from optexp.kernels.relu_bias_scale import relu_bias_scale
+from optexp.tiles import over_columns, over_tiles, tile, wide
+
+STEPS = 2**16  # a drawn number has 16 bits: eight elements share the four words that Philox makes at once
+
+
+@triton.jit
+def kept(seed_ptr, first, block, threshold, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Which elements of a tile stay: those whose number is at least the threshold."""
+    group = block * (BLOCK // 8) + tl.arange(0, BLOCK // 8)[None, :]
+    row = first + tl.arange(0, ROWS)[:, None]
+    zero = tl.zeros([ROWS, BLOCK // 8], tl.int32)
+    a, b, c, d = tl.philox(tl.load(seed_ptr), zero + group, zero + row, zero, zero)
+    words = tl.join(tl.join(a, b), tl.join(c, d))
+    numbers = tl.join(words & 0xFFFF, words >> 16)
+    return tl.reshape(numbers, [ROWS, BLOCK]).to(tl.int32) >= threshold
+
+
+@triton.jit
+def relu_bias_dropout_forward(
+    x_ptr, bias_ptr, seed_ptr, y_ptr, rows, columns, threshold, scale: tl.float64,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    pid, across = tl.program_id(0), tl.cdiv(columns, BLOCK)
+    first, block = pid // across * ROWS, pid % across
+    start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
+    bias = wide(tl.load(bias_ptr + column, mask=column < columns))
+    x = wide(tl.load(x_ptr + start + offsets, mask=mask))
+    y = (tl.where(x <= 0, 0.0, x) + bias) * tl.cast(scale, bias.dtype)
+    y = tl.where(kept(seed_ptr, first, block, threshold, ROWS, BLOCK), y, 0.0)
+    tl.store(y_ptr + start + offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def relu_bias_dropout_backward(
+    dy_ptr, x_ptr, seed_ptr, dx_ptr, sums_ptr, rows, columns, threshold, scale: tl.float64,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dx, and for each group of rows the sum of what arrives at the bias."""
+    across = tl.cdiv(columns, BLOCK)
+    block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
+    dtype = sums_ptr.dtype.element_ty
+    sums = tl.zeros([ROWS, BLOCK], dtype)
+    for first in range(group * ROWS, rows, count * ROWS):
+        start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
+        x = tl.load(x_ptr + start + offsets, mask=mask).to(dtype)
+        dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype) * tl.cast(scale, dtype)
+        dy = tl.where(kept(seed_ptr, first, block, threshold, ROWS, BLOCK), dy, 0.0)
+        tl.store(dx_ptr + start + offsets, tl.where(x <= 0, 0.0, dy).to(dx_ptr.dtype.element_ty), mask=mask)
+        sums += dy
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    tl.store(sums_ptr + group * columns + column, tl.sum(sums, axis=0), mask=column < columns)
+
+
+@triton.jit
+def relu_bias_dropout_plain(x_ptr, bias_ptr, y_ptr, size, columns, p, seed, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < size
+    x = tl.load(x_ptr + offsets, mask=mask)
+    y = tl.maximum(x, 0.0) + tl.load(bias_ptr + offsets % columns, mask=mask)
+    y = tl.where(tl.rand(seed, offsets) >= p, y / (1.0 - p), 0.0)
+    tl.store(y_ptr + offsets, y, mask=mask)
+
+
+def _drop(p: float) -> dict[str, float]:
+    """p in steps, and what makes up for the dropped: by the share that stays in steps too, so that the mean is kept."""
+    threshold = round(p * STEPS)
+    return {"threshold": threshold, "scale": STEPS / (STEPS - threshold) if threshold < STEPS else 0.0}
+
+
+def _forward(x: Tensor, bias: Tensor, seed: Tensor, p: float) -> Tensor:
+    y = _fake(x, bias, seed, p)
+    return over_tiles(relu_bias_dropout_forward, y, x.contiguous(), bias.contiguous(), seed, **_drop(p))
+
+
+def _fake(x: Tensor, bias: Tensor, seed: Tensor, p: float) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype))
+
+
+def _backward(dy: Tensor, x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """The gradients of x and, in the precision of sums, of the bias."""
+    operands = (dy.contiguous(), x.contiguous(), seed)
+    return over_columns(relu_bias_dropout_backward, x.new_empty(x.shape), *operands, **_drop(p))
+
+
+def _fake_backward(dy: Tensor, x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    widest = torch.promote_types(torch.promote_types(dy.dtype, x.dtype), torch.float32)
+    return x.new_empty(x.shape), x.new_empty(x.shape[-1], dtype=widest)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: Tensor) -> None:
+    x, bias, seed, ctx.p = inputs
+    ctx.bias_dtype = bias.dtype
+    ctx.save_for_backward(x, seed)
+
+
+def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    dx, dbias = _relu_bias_dropout_backward(dy, *ctx.saved_tensors, ctx.p)
+    return dx, dbias.to(ctx.bias_dtype), None, None
+
+
+_relu_bias_dropout_backward = operation("relu_bias_dropout_backward", _backward, _fake_backward)
+_relu_bias_dropout = operation("relu_bias_dropout", _forward, _fake, _save, _differentiate)
+
+
+def relu_bias_dropout(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+    """dropout(relu(x) + bias), with a bias for each element of the last dimension; p in steps of 1/65536."""
+    check_tensors("relu_bias_dropout", x, bias)
+    check_row("relu_bias_dropout", x, "bias", bias)
+    if not isinstance(p, (int, float)) or not 0.0 <= p <= 1.0:
+        raise ValueError(f"relu_bias_dropout: p is {p!r}, and must be a probability, from 0 to 1")
+    if not runs_on(x.device):
+        return reference(x, bias, p, training)
+    if not training:
+        return relu_bias_scale(x, bias, 1.0)
+    seed = torch.randint(2**63 - 1, (1,), device=x.device)
+    return _relu_bias_dropout(x, bias, seed, float(p))
+
+
+def reference(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+    return F.dropout(torch.relu(x) + bias, p, training)
+
+
+def plain(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+    """Of contiguous tensors; the seed travels through the host."""
+    y, size = torch.empty_like(x), x.numel()
+    seed = int(torch.randint(2**31 - 1, ()))
+    programs = triton.cdiv(size, 1024)
+    launch(relu_bias_dropout_plain, programs, x, bias, y, size, x.shape[-1], p * training, seed, BLOCK=1024)
+    return y
+
+
+KERNEL = Kernel(
+    function=relu_bias_dropout,
+    reference=reference,
+    plain=plain,
+    cases=[
+        Case("tail", lambda fill: (fill(11, 1711), fill(1711), 0.0)),
+        Case("not training", lambda fill: (fill(11, 1711), fill(1711), 0.5, False)),
+        Case("one row", lambda fill: (fill(1024), fill(1024), 0.0)),
+        Case("narrow", lambda fill: (fill(9, 101, 5), fill(5), 0.0)),
+        Case("two dtypes", lambda fill: (fill(5, 64), fill(64).float(), 0.0)),
+        Case("everything dropped", lambda fill: (fill(5, 64), fill(64), 1.0)),
+    ],
+    large=Case("large", lambda fill: (fill(2**21 + 1, 1025), fill(1025), 0.0)),
+    mistakes=[
+        Case("a bias of another size", lambda fill: (fill(4, 3), fill(4), 0.5)),
+        Case("no probability", lambda fill: (fill(4, 3), fill(3), 1.5)),
+        Case("integers", lambda fill: (fill(4, 3).int(), fill(3), 0.5)),
+    ],
+    benchmarks=[
+        Case("16384×8192", lambda fill: (fill(16384, 8192), fill(8192), 0.1)),
+        Case("128×1024", lambda fill: (fill(128, 1024), fill(1024), 0.1)),
+    ],
+    sweep=lambda fill, size: (fill(max(size // 1024, 1), 1024), fill(1024), 0.1),
+    patterns=[lambda x, bias, p, training: F.dropout(torch.relu(x) + bias, p, training)],
+)

@@ -1,0 +1,181 @@
+"""(relu(x) + bias)·scale in one pass: three operations that would each go through all of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from optexp import extension
+from optexp.kernel import Case, Kernel, check_row, check_tensors, launch, multiprocessors, operation, runs_on
+from optexp.tiles import matrix, over_columns, over_tiles, tile, wide
+
+
+@triton.jit
+def relu_bias_scale_forward(
+    x_ptr, bias_ptr, y_ptr, rows, columns, scale: tl.float64, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    pid, across = tl.program_id(0), tl.cdiv(columns, BLOCK)
+    start, offsets, mask, column = tile(pid // across * ROWS, pid % across, rows, columns, ROWS, BLOCK)
+    bias = wide(tl.load(bias_ptr + column, mask=column < columns))
+    x = wide(tl.load(x_ptr + start + offsets, mask=mask))
+    y = (tl.where(x <= 0, 0.0, x) + bias) * tl.cast(scale, bias.dtype)
+    tl.store(y_ptr + start + offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def relu_bias_scale_backward(
+    dy_ptr, x_ptr, dx_ptr, sums_ptr, rows, columns, scale: tl.float64, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """dx, and for each group of rows the sum of what arrives at the bias."""
+    across = tl.cdiv(columns, BLOCK)
+    block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
+    dtype = sums_ptr.dtype.element_ty
+    sums = tl.zeros([ROWS, BLOCK], dtype)
+    for first in range(group * ROWS, rows, count * ROWS):
+        start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
+        x = tl.load(x_ptr + start + offsets, mask=mask).to(dtype)
+        dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype) * tl.cast(scale, dtype)
+        tl.store(dx_ptr + start + offsets, tl.where(x <= 0, 0.0, dy).to(dx_ptr.dtype.element_ty), mask=mask)
+        sums += dy
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    tl.store(sums_ptr + group * columns + column, tl.sum(sums, axis=0), mask=column < columns)
+
+
+@triton.jit
+def relu_bias_scale_plain(x_ptr, bias_ptr, y_ptr, size, columns, scale, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < size
+    x = tl.load(x_ptr + offsets, mask=mask)
+    bias = tl.load(bias_ptr + offsets % columns, mask=mask)
+    tl.store(y_ptr + offsets, (tl.maximum(x, 0.0) + bias) * scale, mask=mask)
+
+
+def _forward(x: Tensor, bias: Tensor, scale: float) -> Tensor:
+    return over_tiles(relu_bias_scale_forward, _fake(x, bias, scale), x.contiguous(), bias.contiguous(), scale=scale)
+
+
+def _cuda_forward(x: Tensor, bias: Tensor, scale: float) -> Tensor:
+    y, (rows, columns) = x.new_empty(x.shape), matrix(x)
+    if y.numel():
+        sizes = (rows, columns, _groups(rows, columns, x))
+        extension.run("relu_bias_scale", "forward", x.contiguous(), bias.contiguous(), y, *sizes, scale, x.dtype)
+    return y
+
+
+def _cuda_backward(dy: Tensor, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    dx, (rows, columns) = x.new_empty(x.shape), matrix(x)
+    groups = _groups(rows, columns, x)
+    sums = x.new_zeros((groups, columns), dtype=torch.float32)
+    if x.numel():
+        operands = (dy.contiguous(), x.contiguous(), dx, sums, rows, columns, groups)
+        extension.run("relu_bias_scale", "backward", *operands, scale, x.dtype)
+    return dx, sums.sum(0)
+
+
+def _groups(rows: int, columns: int, x: Tensor) -> int:
+    """Rows of blocks: enough that each multiprocessor gets eight, which fill it."""
+    across = max(1, triton.cdiv(columns, 512 // x.element_size()))
+    return max(1, min(8 * multiprocessors(x.device) // across, triton.cdiv(rows, 8)))
+
+
+def _fake(x: Tensor, bias: Tensor, scale: float) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype))
+
+
+def _backward(dy: Tensor, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The gradients of x and, in the precision of sums, of the bias."""
+    return over_columns(relu_bias_scale_backward, x.new_empty(x.shape), dy.contiguous(), x.contiguous(), scale=scale)
+
+
+def _fake_backward(dy: Tensor, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    widest = torch.promote_types(torch.promote_types(dy.dtype, x.dtype), torch.float32)
+    return x.new_empty(x.shape), x.new_empty(x.shape[-1], dtype=widest)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+    x, bias, ctx.scale = inputs
+    ctx.bias_dtype = bias.dtype
+    ctx.save_for_backward(x)
+
+
+def _operation(
+    name: str, forward: Callable[..., Tensor], backward: Callable[..., tuple[Tensor, Tensor]]
+) -> Callable[..., Tensor]:
+    gradients = operation(f"{name}_backward", backward, _fake_backward)
+
+    def differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+        dx, dbias = gradients(dy, *ctx.saved_tensors, ctx.scale)
+        return dx, dbias.to(ctx.bias_dtype), None
+
+    return operation(name, forward, _fake, _save, differentiate)
+
+
+_relu_bias_scale = _operation("relu_bias_scale", _forward, _backward)
+_relu_bias_scale_cuda = _operation("relu_bias_scale_cuda", _cuda_forward, _cuda_backward)
+
+
+def relu_bias_scale(x: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """(relu(x) + bias)·scale, with a bias for each element of the last dimension."""
+    check_arguments(x, bias, scale)
+    return _relu_bias_scale(x, bias, float(scale)) if runs_on(x.device) else reference(x, bias, scale)
+
+
+def cuda(x: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """The same in CUDA C++."""
+    check_arguments(x, bias, scale)
+    return _relu_bias_scale_cuda(x, bias, float(scale)) if extension.takes(x, bias) else reference(x, bias, scale)
+
+
+def check_arguments(x: Tensor, bias: Tensor, scale: float) -> None:
+    """ValueError where they do not fit together."""
+    check_tensors("relu_bias_scale", x, bias)
+    check_row("relu_bias_scale", x, "bias", bias)
+    if not isinstance(scale, (int, float)):
+        raise ValueError(f"relu_bias_scale: the scale is {type(scale).__name__}, and must be a number")
+
+
+def reference(x: Tensor, bias: Tensor, scale: float) -> Tensor:
+    return (torch.relu(x) + bias) * scale
+
+
+def plain(x: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """Of contiguous tensors."""
+    y = torch.empty_like(x)
+    size = x.numel()
+    launch(relu_bias_scale_plain, triton.cdiv(size, 1024), x, bias, y, size, x.shape[-1], scale, BLOCK=1024)
+    return y
+
+
+KERNEL = Kernel(
+    function=relu_bias_scale,
+    reference=reference,
+    plain=plain,
+    cuda=cuda,
+    cases=[
+        Case("tail", lambda fill: (fill(11, 1711), fill(1711), 1.5)),
+        Case("one row", lambda fill: (fill(1024), fill(1024), -0.75)),
+        Case("narrow", lambda fill: (fill(9, 101, 5), fill(5), 2)),
+        Case("two dtypes", lambda fill: (fill(5, 64), fill(64).float(), 1.5)),
+    ],
+    large=Case("large", lambda fill: (fill(2**21 + 1, 1025), fill(1025), 1.5)),
+    mistakes=[
+        Case("a bias of another size", lambda fill: (fill(4, 3), fill(4), 1.5)),
+        Case("a bias of two dimensions", lambda fill: (fill(4, 3), fill(4, 3), 1.5)),
+        Case("a number", lambda fill: (fill(4, 3)[0, 0], fill(1), 1.5)),
+        Case("a scale for each column", lambda fill: (fill(4, 3), fill(3), fill(3))),
+        Case("integers", lambda fill: (fill(4, 3).int(), fill(3), 1.5)),
+    ],
+    benchmarks=[
+        Case("16384×8192", lambda fill: (fill(16384, 8192), fill(8192), 1.5)),
+        Case("1×1024", lambda fill: (fill(1, 1024), fill(1024), 1.5)),
+        Case("128×1024", lambda fill: (fill(128, 1024), fill(1024), 1.5)),
+    ],
+    sweep=lambda fill, size: (fill(max(size // 1024, 1), 1024), fill(1024), 1.5),
+    patterns=[lambda x, bias, scale: (F.relu(x) + bias) * scale],
+)

@@ -1,0 +1,195 @@
+"""Softmax with one read of a row: it stays in registers between the maximum, the sum and the quotient.
+
+A row that is too long for registers is read twice, the second time mostly from L2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from optexp.kernel import SUPPORTED, Case, Kernel, check_tensors, launch, operation, pays
+from optexp.rows import LONGEST, in_rows
+from optexp.tiles import matrix, wide
+
+LOWEST = tl.constexpr(-3.0e38)
+
+
+@triton.jit
+def softmax_forward(x_ptr, y_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+    """Tiles of ROWS whole rows."""
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        start = tl.cast(first, tl.int64) * columns
+        mask = (column < columns) & (row < rows - first)
+        x = wide(tl.load(x_ptr + start + row * columns + column, mask=mask, other=float("-inf")))
+        e = tl.exp(x - tl.max(x, axis=1, keep_dims=True))
+        y = e * (1.0 / tl.sum(e, axis=1, keep_dims=True))
+        tl.store(y_ptr + start + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def softmax_backward(
+    dy_ptr, y_ptr, dx_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
+):
+    """dx = y·(dy − Σ y·dy)."""
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        start = tl.cast(first, tl.int64) * columns
+        mask = (column < columns) & (row < rows - first)
+        y = wide(tl.load(y_ptr + start + row * columns + column, mask=mask, other=0.0))
+        dy = wide(tl.load(dy_ptr + start + row * columns + column, mask=mask, other=0.0))
+        dx = y * (dy - tl.sum(y * dy, axis=1, keep_dims=True))
+        tl.store(dx_ptr + start + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def softmax_long_forward(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
+    """One row a program, in blocks: maximum and sum in one pass, the sum rescaled whenever the maximum grows."""
+    x_ptr += tl.program_id(0).to(tl.int64) * columns
+    y_ptr += tl.program_id(0).to(tl.int64) * columns
+    offsets = tl.arange(0, BLOCK)
+    sums = wide(tl.zeros([BLOCK], x_ptr.dtype.element_ty))
+    top = tl.full([], LOWEST, tl.float32).to(sums.dtype)  # finite: a block of −inf adds nothing, a row of it is 0/0
+    for start in range(0, columns, BLOCK):
+        x = wide(tl.load(x_ptr + start + offsets, mask=offsets < columns - start, other=float("-inf")))
+        higher = tl.maximum(top, tl.max(x, axis=0))
+        sums = sums * tl.exp(top - higher) + tl.exp(x - higher)
+        top = higher
+    scale = 1.0 / tl.sum(sums, axis=0)
+    for start in range(0, columns, BLOCK):
+        x = wide(tl.load(x_ptr + start + offsets, mask=offsets < columns - start))
+        y = tl.exp(x - top) * scale
+        tl.store(y_ptr + start + offsets, y.to(y_ptr.dtype.element_ty), mask=offsets < columns - start)
+
+
+@triton.jit
+def softmax_long_backward(dy_ptr, y_ptr, dx_ptr, columns, BLOCK: tl.constexpr):
+    """One row a program, in blocks."""
+    dy_ptr += tl.program_id(0).to(tl.int64) * columns
+    y_ptr += tl.program_id(0).to(tl.int64) * columns
+    dx_ptr += tl.program_id(0).to(tl.int64) * columns
+    offsets = tl.arange(0, BLOCK)
+    sums = wide(tl.zeros([BLOCK], y_ptr.dtype.element_ty))
+    for start in range(0, columns, BLOCK):
+        mask = offsets < columns - start
+        y = wide(tl.load(y_ptr + start + offsets, mask=mask, other=0.0))
+        sums += y * wide(tl.load(dy_ptr + start + offsets, mask=mask, other=0.0))
+    total = tl.sum(sums, axis=0)
+    for start in range(0, columns, BLOCK):
+        mask = offsets < columns - start
+        y = wide(tl.load(y_ptr + start + offsets, mask=mask))
+        dx = y * (wide(tl.load(dy_ptr + start + offsets, mask=mask)) - total)
+        tl.store(dx_ptr + start + offsets, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def softmax_plain(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < columns
+    x = tl.load(x_ptr + tl.program_id(0) * columns + offsets, mask=mask, other=float("-inf")).to(tl.float32)
+    e = tl.exp(x - tl.max(x, axis=0))
+    tl.store(y_ptr + tl.program_id(0) * columns + offsets, e / tl.sum(e, axis=0), mask=mask)
+
+
+def _in_rows(kernel: Any, long: Any, result: Tensor, *operands: Tensor) -> Tensor:
+    """Write `result`, tile by tile of whole rows, or block by block where a row is too long."""
+    rows, columns = matrix(result)
+    if columns <= LONGEST:
+        in_rows(kernel, rows, columns, *operands, result)
+    else:
+        launch(long, rows, *operands, result, columns, BLOCK=4096, num_warps=8)
+    return result
+
+
+def _forward(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return _in_rows(softmax_forward, softmax_long_forward, x.new_empty(x.shape, dtype=dtype), x.contiguous())
+
+
+def _backward(dy: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+    dx = y.new_empty(y.shape, dtype=dtype)
+    return _in_rows(softmax_backward, softmax_long_backward, dx, dy.contiguous(), y)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
+    ctx.dtype = inputs[0].dtype
+    ctx.save_for_backward(output)
+
+
+def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    return _softmax_backward(dy, *ctx.saved_tensors, ctx.dtype), None
+
+
+_softmax_backward = operation(
+    "softmax_backward", _backward, fake=lambda dy, y, dtype: y.new_empty(y.shape, dtype=dtype)
+)
+_softmax = operation("softmax", _forward, lambda x, dtype: x.new_empty(x.shape, dtype=dtype), _save, _differentiate)
+
+
+def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    """Softmax along `dim`, in the dtype of `x` or the one asked for.
+
+    Under autocast on a GPU the result is float32, as torch's. Another dimension than the last is torch's business.
+    """
+    check_tensors("softmax", x)
+    if not -x.dim() <= dim < x.dim():
+        raise ValueError(f"softmax: dim is {dim}, and an input of shape {list(x.shape)} has {x.dim()} dimensions")
+    if dtype is not None and dtype not in SUPPORTED:
+        raise ValueError(f"softmax: dtype is {dtype}, and must be one of {', '.join(map(str, SUPPORTED))}")
+    if not pays(x) or dim % x.dim() != x.dim() - 1:
+        return reference(x, dim, dtype)
+    widened = x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64
+    return _softmax(x, dtype or (torch.float32 if widened else x.dtype))
+
+
+def reference(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.softmax(x, dim, dtype)
+
+
+def plain(x: Tensor, dim: int = -1) -> Tensor:
+    """Of a contiguous matrix along its rows."""
+    y = torch.empty_like(x)
+    launch(softmax_plain, x.shape[0], x, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return y
+
+
+class Softmax(nn.Softmax):
+    """nn.Softmax by our kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return softmax(x, -1 if self.dim is None else self.dim)
+
+
+KERNEL = Kernel(
+    function=softmax,
+    reference=reference,
+    plain=plain,
+    cases=[
+        Case("rows", lambda fill: (fill(19, 333), -1)),
+        Case("one row", lambda fill: (fill(1, 1024), -1)),
+        Case("short rows", lambda fill: (fill(3, 50, 7), 2)),
+        Case("wide rows", lambda fill: (fill(5, 3000), -1)),
+        Case("rows too long for registers", lambda fill: (fill(2, 40000) * 3, -1)),
+        Case("another dimension", lambda fill: (fill(6, 5, 4), 1)),
+    ],
+    large=Case("large", lambda fill: (fill(2**21 + 1, 1025), -1)),
+    mistakes=[
+        Case("no such dimension", lambda fill: (fill(4, 4), 2)),
+        Case("integers", lambda fill: (fill(4, 4).int(), -1)),
+        Case("to integers", lambda fill: (fill(4, 4), -1, torch.int32)),
+    ],
+    benchmarks=[
+        Case("16384×1024", lambda fill: (fill(16384, 1024), -1)),
+        Case("16384×8192", lambda fill: (fill(16384, 8192), -1)),
+        Case("4096×32768", lambda fill: (fill(4096, 32768), -1)),
+        Case("1×1024", lambda fill: (fill(1, 1024), -1)),
+        Case("128×1024", lambda fill: (fill(128, 1024), -1)),
+    ],
+    sweep=lambda fill, size: (fill(max(size // 1024, 1), 1024), -1),
+    patterns=[lambda x, dim, dtype: torch.softmax(x, dim, dtype)],
+    worthwhile=lambda x, dim, dtype: pays(x) and dim % x.dim() == x.dim() - 1,
+)

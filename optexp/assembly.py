@@ -1,0 +1,77 @@
+"""What the compiler made of our Triton kernels: PTX, machine code, registers, spills, width of accesses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from triton import knobs
+
+from optexp.kernel import compiled_functions
+
+INTERESTING = re.compile(r"\b(LDG|STG|LDGSTS|UTMALDG|UTMASTG|HGMMA|HMMA|LDL|STL|MUFU)\b(?:\.E)?(?:\.(\d+)\b)?")
+
+
+@dataclass(frozen=True)
+class Code:
+    """One kernel, compiled for one signature.
+
+    registers: of a thread; spills: instructions that write registers to memory; shared: bytes of a program
+    """
+
+    name: str
+    warps: int
+    registers: int
+    spills: int
+    shared: int
+    ptx: str
+    sass: str
+
+    @property
+    def instructions(self) -> Counter[str]:
+        """Of the kinds that tell how good it is: `LDG.128` is a 16-byte read, `HGMMA` a product on tensor cores."""
+        return Counter(".".join(filter(None, match.groups())) for match in INTERESTING.finditer(self.sass))
+
+
+def compiled() -> Iterator[Code]:
+    """Every variant of our kernels that ran in this process."""
+    for function in compiled_functions():
+        for variants, *_ in function.device_caches.values():
+            yield from map(code_of, variants.values())
+
+
+def code_of(variant: Any) -> Code:
+    """Of what Triton's compiler returned."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(variant.asm["cubin"])
+        usage, sass = (_cuobjdump(option, path) for option in ("-res-usage", "-sass"))
+    registers = re.search(r"REG:(\d+)", usage)
+    assert registers is not None, usage
+    facts = variant.metadata
+    spills = len(re.findall(r"\bSTL\b", sass))
+    return Code(facts.name, facts.num_warps, int(registers[1]), spills, facts.shared, variant.asm["ptx"], sass)
+
+
+def write(folder: Path) -> None:
+    """A file of PTX and one of machine code for each variant that ran, and a table of them all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ["| kernel | warps | registers | spills | shared memory | instructions |", "| --- " * 6 + "|"]
+    for number, code in enumerate(compiled()):
+        name = f"{code.name}-{number}"
+        (folder / f"{name}.ptx").write_text(code.ptx)
+        (folder / f"{name}.sass").write_text(code.sass)
+        counted = ", ".join(f"{count} {kind}" for kind, count in sorted(code.instructions.items()))
+        lines.append(f"| {name} | {code.warps} | {code.registers} | {code.spills} | {code.shared} | {counted} |")
+    (folder / "registers.md").write_text("\n".join(lines) + "\n")
+
+
+def _cuobjdump(option: str, path: Path) -> str:
+    done = subprocess.run([knobs.nvidia.cuobjdump.path, option, str(path)], capture_output=True, text=True, check=True)
+    return done.stdout

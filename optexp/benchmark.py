@@ -1,0 +1,381 @@
+"""Our kernels beside everything they must beat, in one run: `python -m optexp.benchmark --kernels gelu,softmax`.
+
+Each call is recorded in a CUDA graph, so that what is timed is the device; blocks of all candidates take turns.
+Cold: each call reads inputs that have left L2. Warm: the same inputs again and again. Backward is the time of both
+passes less that of forward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optexp import assembly
+from optexp.insight.calibration import Calibration, calibrate
+from optexp.kernel import Case, Kernel, kernels
+from optexp.measurement import clock
+
+Call = Callable[[], Any]
+
+COMPILED = {"none": (), "default": ("default",), "all": ("default", "max-autotune-no-cudagraphs")}
+COLUMNS = ("floor", "eager", "compile", "max-autotune", "rival", "cuda", "ours")
+MARKS = ("<!-- kernels: begin -->", "<!-- kernels: end -->")
+
+
+@dataclass
+class Row:
+    """One line of the table.
+
+    us:     µs of a call by candidate; None where it failed or does not exist
+    moved:  bytes that had to be read and written; None for products, which are not about that
+    """
+
+    kernel: str
+    shape: str
+    dtype: str
+    direction: str
+    cache: str
+    moved: int | None
+    us: dict[str, float | None] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours beside the floor."""
+        ours, floor = self.us.get("ours"), self.us.get("floor")
+        return ours / floor if ours and floor else None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        sys.exit("the kernels are timed on a CUDA device, and none was found: run this on a machine with an NVIDIA GPU")
+    chosen = [kernels()[name] for name in options.kernels]
+    rows = []
+    for row in measure(chosen, device, options):
+        print(line(row), flush=True)
+        rows.append(row)
+    ceilings = calibrate(device)
+    text = report(rows, [overhead(k, c, device) for k in chosen for c in small(k)], ceilings)
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "kernels.md").write_text(text)
+    (options.output / "kernels.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    if options.plots:
+        for kernel in chosen:
+            draw(kernel, sweep(kernel, device, options), ceilings, options.output / f"kernels-{kernel.name}.png")
+    if options.code:
+        assembly.write(options.output / "code")
+    if options.into:
+        put_into(options.into, text)
+    print(f"\n{text}\nwritten to {options.output}")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    known = sorted(kernels())
+
+    def names(text: str) -> list[str]:
+        if unknown := set(text.split(",")) - set(known):
+            raise argparse.ArgumentTypeError(f"no kernel {', '.join(unknown)}; there are {', '.join(known)}")
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(prog="python -m optexp.benchmark", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--kernels", type=names, default=known, help=f"of {','.join(known)}")
+    parser.add_argument("--shapes", help="only shapes whose name contains this")
+    parser.add_argument("--dtype", default="float32,bfloat16", help="of float32, bfloat16, float16")
+    parser.add_argument("--compile", choices=COMPILED, default="default", help="what of torch.compile to time")
+    parser.add_argument("--forward", action="store_true", help="leave backward out")
+    parser.add_argument("--quick", action="store_true", help="three rounds instead of nine, and cold alone")
+    parser.add_argument("--plots", action="store_true", help="also over size")
+    parser.add_argument("--code", action="store_true", help="also keep PTX, machine code, registers and spills")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--output", type=Path, default=Path("outputs/kernels"), help="folder for table, data, plots")
+    parser.add_argument(
+        "--into", type=Path, help=f"Markdown file whose text between {MARKS[0]} and {MARKS[1]} to replace"
+    )
+    return parser.parse_args(arguments)
+
+
+# --- measuring ---------------------------------------------------------------------------------------------------
+
+
+def measure(chosen: Sequence[Kernel], device: torch.device, options: argparse.Namespace) -> Iterator[Row]:
+    """Rows in the order of the table, as they are found."""
+    caches = ("cold",) if options.quick else ("cold", "warm")
+    for kernel in chosen:
+        for case in kernel.benchmarks:
+            if options.shapes and options.shapes not in case.name:
+                continue
+            for name in options.dtype.split(","):
+                for cache in caches:
+                    yield from rows_of(kernel, case, name, cache, device, options)
+                torch._dynamo.reset()  # the next shape is not to be compiled as one that changes
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()
+
+
+def rows_of(
+    kernel: Kernel, case: Case, dtype: str, cache: str, device: torch.device, options: argparse.Namespace
+) -> Iterator[Row]:
+    """Forward, and backward where something is differentiated."""
+    sets = copies(case, getattr(torch, dtype), device, cold=cache == "cold")
+    candidates = functions(kernel, COMPILED[options.compile])
+    rounds = 3 if options.quick else 9
+    with torch.no_grad():
+        arriving = torch.randn_like(kernel.reference(*sets[0]))
+        calls: dict[str, list[Call]] = {name: [partial(f, *args) for args in sets] for name, f in candidates.items()}
+        moved = None if kernel.floor else bytes_of(sets[0]) + arriving.nbytes
+        if moved is not None:
+            calls["floor"] = copying(moved, device, len(sets))
+        forward = race(calls, device, rounds)
+    yield Row(kernel.name, case.name, dtype, "forward", cache, moved, forward)
+    eager = differentiated(kernel.reference, sets[0], arriving)
+    if options.forward or all(grad is None or grad.data_ptr() == arriving.data_ptr() for grad in eager()):
+        return  # what arrives is passed on as it is
+    both = {name: [differentiated(f, args, arriving) for args in sets] for name, f in candidates.items()}
+    moved = None if kernel.floor else 2 * bytes_of(sets[0]) + arriving.nbytes
+    backward = {name: _less(us, forward.get(name)) for name, us in race(both, device, rounds).items()}
+    if moved is not None:
+        backward |= race({"floor": copying(moved, device, len(sets))}, device, rounds)
+    yield Row(kernel.name, case.name, dtype, "backward", cache, moved, backward)
+
+
+def _less(whole: float | None, part: float | None) -> float | None:
+    return None if whole is None or part is None else max(whole - part, 0.0)
+
+
+def functions(kernel: Kernel, modes: Sequence[str]) -> dict[str, Callable[..., Tensor]]:
+    """What is timed, by the name of its column."""
+    found: dict[str, Callable[..., Tensor]] = {"eager": kernel.reference}
+    for mode in modes:
+        compiled = torch.compile(kernel.reference, mode=mode, dynamic=False)
+        found["compile" if mode == "default" else "max-autotune"] = compiled
+    if kernel.rival is not None:
+        found["rival"] = kernel.rival
+    if kernel.floor is not None:
+        found["floor"] = kernel.floor
+    if kernel.cuda is not None:
+        found["cuda"] = kernel.cuda
+    return {**found, "ours": kernel.function}
+
+
+def copies(case: Case, dtype: torch.dtype, device: torch.device, cold: bool) -> list[tuple[Any, ...]]:
+    """The case's arguments: once, or as often as it takes until the first have left L2 when their turn comes again."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def fill(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device).to(dtype)
+
+    first = case.arguments(fill)
+    if not cold or device.type != "cuda":
+        return [first]
+    size = sum(arg.nbytes for arg in first if isinstance(arg, Tensor))
+    enough = 4 * torch.cuda.get_device_properties(device).L2_cache_size
+    return [first, *(case.arguments(fill) for _ in range(min(math.ceil(enough / size), 64) - 1))]
+
+
+def copying(moved: int, device: torch.device, count: int = 1) -> list[Call]:
+    """Copies that read and write this many bytes, each of memory of its own."""
+    sources = [torch.zeros(max(moved // 2, 1), dtype=torch.uint8, device=device) for _ in range(count)]
+    return [partial(torch.empty_like(source).copy_, source) for source in sources]
+
+
+def bytes_of(args: Sequence[Any]) -> int:
+    return sum(arg.nbytes for arg in args if isinstance(arg, Tensor))
+
+
+def differentiated(function: Callable[..., Tensor], args: Sequence[Any], arriving: Tensor) -> Call:
+    """Both passes, with the gradients of all tensors."""
+    leaves = [arg.detach().requires_grad_() if isinstance(arg, Tensor) else arg for arg in args]
+    wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def both() -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(function(*leaves), wanted, arriving, allow_unused=True)
+
+    return both
+
+
+def race(calls: dict[str, list[Call]], device: torch.device, rounds: int) -> dict[str, float | None]:
+    """µs of a call by candidate, the median over rounds in which all take turns; None for one that fails."""
+    ready: dict[str, tuple[Call, int, int]] = {}
+    found: dict[str, float | None] = dict.fromkeys(calls)
+    for name, every in calls.items():
+        try:
+            ready[name] = prepare(every, device)
+        except (RuntimeError, ValueError) as error:
+            print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
+    samples: dict[str, list[float]] = {name: [] for name in ready}
+    for _ in range(rounds):
+        for name, (work, count, steps) in ready.items():
+            timing = clock.time_block(work, steps, device)
+            samples[name].append((timing.device_s or timing.wall_s) / count * 1e6)
+    return found | {name: median(values) for name, values in samples.items()}
+
+
+def prepare(every: list[Call], device: torch.device) -> tuple[Call, int, int]:
+    """One function that makes all of these calls, how many they are, and how often it is called in a block."""
+    for call in (*every, every[0]):  # compiles, and chooses the fastest way
+        call()
+    if device.type == "cuda":
+        if len(every) == 1:
+            every = every * 20 if clock.time_block(every[0], 1, device).wall_s < 1e-3 else every
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in every:
+                call()
+        work = graph.replay
+    else:
+        work = partial(_all, every)
+    once = clock.time_block(work, 2, device).wall_s
+    return work, len(every), max(2, min(50, int(3e-3 / once)))
+
+
+def _all(calls: list[Call]) -> None:
+    for call in calls:
+        call()
+
+
+# --- small calls -------------------------------------------------------------------------------------------------
+
+
+def small(kernel: Kernel) -> list[Case]:
+    """Cases in which the host, and not the device, sets the pace."""
+    sizes = {case.name: case.arguments(partial(torch.empty, device="meta"))[0].numel() for case in kernel.benchmarks}
+    return [case for case in kernel.benchmarks if sizes[case.name] <= 2**18]
+
+
+def overhead(kernel: Kernel, case: Case, device: torch.device) -> dict[str, Any]:
+    """µs of wall time a call, one after the other, as they are called by hand; without and with gradients."""
+    args = copies(case, torch.float32, device, cold=False)[0]
+    leaves = [arg.requires_grad_() if isinstance(arg, Tensor) else arg for arg in args]
+    found: dict[str, Any] = {"kernel": kernel.name, "shape": case.name}
+    for name, function in (("eager", kernel.reference), ("ours", kernel.function)):
+        for suffix, enabled in (("", False), (" (grad)", True)):
+            with torch.set_grad_enabled(enabled):
+                call = partial(function, *leaves)
+                call()
+                steps = max(1, min(200, int(0.02 / clock.time_block(call, 2, device).wall_s)))
+                blocks = [clock.time_block(call, steps, device).wall_s for _ in range(5)]
+            found[name + suffix] = min(blocks) * 1e6
+    return found
+
+
+# --- over size ---------------------------------------------------------------------------------------------------
+
+
+def sweep(kernel: Kernel, device: torch.device, options: argparse.Namespace) -> list[Row]:
+    """Forward in bfloat16 at sizes from 4 K elements to 256 M, cold where that is possible."""
+    rows: list[Row] = []
+    for power in range(12, 29, 2):
+        case = Case(str(2**power), lambda fill, size=2**power: kernel.sweep(fill, size))  # type: ignore[misc]
+        settings = argparse.Namespace(compile="none", forward=True, quick=True)
+        rows += rows_of(kernel, case, "bfloat16", "cold", device, settings)
+    return rows
+
+
+def draw(kernel: Kernel, rows: Sequence[Row], ceilings: Calibration, path: Path) -> None:
+    """GB/s over size beside the measured copy rate; TFLOP/s where the work is a product."""
+    from matplotlib.figure import Figure
+
+    product = kernel.floor is not None
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    axes = figure.subplots()
+    for name in ("eager", "rival", "cuda", "ours", "floor"):
+        shown = {int(row.shape): us for row in rows if (us := row.us.get(name))}
+        if shown:
+            label = "bare product" if name == "floor" and product else "copy" if name == "floor" else name
+            rates = [_work(kernel, size) / us * 1e6 for size, us in shown.items()]
+            axes.plot(list(shown), rates, marker="o", markersize=3, label=label)
+    ceiling = ceilings.matrix.get("bfloat16", 0.0) / 1e12 if product else ceilings.bandwidth / 1e9
+    axes.axhline(ceiling, color="grey", linewidth=0.8, linestyle="--")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("elements of the input, bfloat16, cold")
+    axes.set_ylabel("TFLOP/s" if product else "GB/s, read and written")
+    axes.set_title(f"{kernel.name} on {ceilings.device}; dashed: the measured ceiling", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def _work(kernel: Kernel, size: int) -> float:
+    """Of a call: GB moved, or 10¹² operations of a product."""
+    fakes = kernel.sweep(partial(torch.empty, device="meta", dtype=torch.bfloat16), size)
+    result = kernel.reference(*fakes)
+    if kernel.floor is None:
+        return (bytes_of(fakes) + result.nbytes) / 1e9
+    return 2 * result.numel() * int(fakes[0].shape[-1]) / 1e12
+
+
+# --- what is written ---------------------------------------------------------------------------------------------
+
+
+def line(row: Row) -> str:
+    """As it is found, for the terminal."""
+    times = ", ".join(f"{name} {us:.4g}" for name, us in row.us.items() if us is not None)
+    ratio = f"; ours {row.ratio:.3f} of the floor" if row.ratio else ""
+    return f"{row.kernel} {row.shape} {row.dtype} {row.direction} {row.cache}: {times} µs{ratio}"
+
+
+def report(rows: Sequence[Row], overheads: Sequence[dict[str, Any]], ceilings: Calibration) -> str:
+    """The table, as Markdown."""
+    columns = [name for name in COLUMNS if any(row.us.get(name) is not None for row in rows)]
+    head = ["kernel, shape, dtype", "pass", "L2", *columns, "ours / floor", "GB/s"]
+    body = [
+        [
+            f"{row.kernel} {row.shape}, {row.dtype}",
+            row.direction,
+            row.cache,
+            *(_number(row.us.get(name)) for name in columns),
+            f"{row.ratio:.3f}" if row.ratio else "",
+            _rate(row),
+        ]
+        for row in rows
+    ]
+    rate = f"{ceilings.bandwidth / 1e12:.2f} TB/s copied, " + ", ".join(
+        f"{flops / 1e12:.0f} TFLOP/s in {dtype}" for dtype, flops in ceilings.matrix.items()
+    )
+    text = f"{ceilings.device}, torch {torch.__version__}; measured ceilings: {rate}. µs a call, medians, one run.\n\n"
+    text += table(head, body)
+    if overheads:
+        names = [name for name in overheads[0] if name not in ("kernel", "shape")]
+        lines = [[f"{o['kernel']} {o['shape']}", *(f"{o[name]:.1f}" for name in names)] for o in overheads]
+        text += "\nSmall calls, one after the other from Python, float32: µs of wall time each.\n\n"
+        text += table(["kernel, shape", *names], lines)
+    return text
+
+
+def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body)]
+    return "\n".join(lines) + "\n"
+
+
+def _rate(row: Row) -> str:
+    ours = row.us.get("ours")
+    return f"{row.moved / ours / 1e3:.0f}" if ours and row.moved else ""
+
+
+def _number(us: float | None) -> str:
+    return "" if us is None else f"{us:.3g}" if us < 1000 else f"{us:.0f}"
+
+
+def put_into(path: Path, text: str) -> None:
+    """Replace what stands between the marks, or add it at the end."""
+    old = path.read_text() if path.exists() else ""
+    before, begin, rest = old.partition(MARKS[0])
+    after = rest.partition(MARKS[1])[2] if begin else "\n"
+    before = before if begin or not before else before.rstrip("\n") + "\n\n"
+    path.write_text(f"{before}{MARKS[0]}\n{text}{MARKS[1]}{after}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Recording work into CUDA Graphs, so that it is launched as one: a whole step, or a model's forward and backward."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from optexp.program import Batch, Outputs, Program, clear_gradients, map_batch, preserved, tensors_of
+from optexp.strategy import Unsupported
+
+
+class Uncapturable(Unsupported):
+    """Something in the work cannot be recorded; the message names its line."""
+
+
+class OtherShape(Unsupported, ValueError):
+    """A batch comes in another shape than the one that was captured."""
+
+
+@dataclass
+class CapturedStep:
+    """Replays one step on whatever batch it is given.
+
+    Addresses are fixed at capture: a batch is copied to `inputs`; `outputs` and `gradients` are where they were.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    outputs: Outputs
+    gradients: Sequence[tuple[Tensor, Tensor]]
+    rates: Sequence[Tensor] = ()
+
+    def __call__(self, program: Program, batch: Batch) -> Outputs:
+        self._load(list(tensors_of(batch).values()))
+        if self.rates and program.optimizer is not None:
+            self._follow_rates(program.optimizer)
+        self.graph.replay()
+        if self.gradients and self.gradients[0][0].grad is not self.gradients[0][1]:
+            for parameter, gradient in self.gradients:  # someone cleared them since
+                parameter.grad = gradient
+        return dict(self.outputs)
+
+    def _load(self, tensors: list[Tensor]) -> None:
+        require_same(self.inputs, tensors)
+        for captured, tensor in zip(self.inputs, tensors, strict=True):
+            captured.copy_(tensor, non_blocking=True)  # not foreach: its kernel costs more than a few plain copies
+
+    def _follow_rates(self, optimizer: Optimizer) -> None:
+        """A rate that was assigned anew is written where the graph reads it."""
+        for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
+            if group["lr"] is not rate:
+                rate.fill_(group["lr"])
+                group["lr"] = rate
+
+
+def capture(program: Program, warmup: int, rates: Sequence[Tensor] = ()) -> CapturedStep:
+    """Record the program's step on copies of its next batch; the program's state stays what it was.
+
+    rates:  the learning rate of each group, where the step has an optimizer that reads it on the device
+    """
+    batch = map_batch(torch.clone, program.feed.next())
+    program.feed.pause()  # a loader's thread that pins memory would disturb the capture
+    dice = own_dice(program.model)
+    before = [generator.get_state() for generator in dice]
+    # On a side stream, so that nothing made lazily here belongs to the default one, which cannot be captured.
+    current, side = torch.cuda.current_stream(program.device), torch.cuda.Stream(program.device)
+    side.wait_stream(current)
+    with torch.cuda.stream(side), preserved(program):
+        for _ in range(warmup):
+            program.step(program, batch)
+    current.wait_stream(side)
+    clear_gradients(program.model)  # so that backward makes new ones, inside the graph's memory
+    graph = torch.cuda.CUDAGraph()
+    for generator, state in zip(dice, before, strict=True):
+        if not torch.equal(generator.get_state(), state):  # the default one is registered without being asked
+            graph.register_generator_state(generator)
+    with refusal("the step"), torch.cuda.graph(graph, pool=program.pool and program.pool.id):
+        outputs = program.step(program, batch)
+    gradients = [(p, p.grad) for p in program.model.parameters() if p.grad is not None]
+    return CapturedStep(graph, list(tensors_of(batch).values()), outputs, gradients, rates)
+
+
+def own_dice(model: nn.Module) -> list[torch.Generator]:
+    """Generators on the GPU that modules keep as attributes: a graph must know them, else its masks never change."""
+    values = chain.from_iterable(vars(module).values() for module in model.modules())
+    found = {id(v): v for v in values if isinstance(v, torch.Generator) and v.device.type == "cuda"}
+    return list(found.values())
+
+
+# --- a model alone -----------------------------------------------------------------------------------------------
+
+
+class Held(nn.Module):
+    """A function with the model whose parameters it uses: the graph of its backward pass makes their gradients."""
+
+    def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.function = function
+
+    def forward(self, *tensors: Tensor) -> Any:
+        return self.function(*tensors)
+
+
+@dataclass
+class GraphedModel:
+    """Called like the model it was made of, with the same number, shapes and kinds of arguments."""
+
+    graphed: Callable[..., Any]
+    inputs: list[Tensor]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        require_same(self.inputs, tensors)
+        return self.graphed(*tensors)
+
+
+def graph_model(program: Program, warmup: int) -> GraphedModel:
+    """Record forward and, where the program trains, backward of the model, each as a graph of its own."""
+    args, kwargs = call_of(program)
+    leaves, spec = tree_flatten((args, kwargs))
+    sample = [t.detach().clone().requires_grad_(t.requires_grad) for t in leaves if isinstance(t, Tensor)]
+    call, trains = program.call, program.trains
+
+    def on_tensors(*tensors: Tensor) -> Any:
+        given = iter(tensors)
+        args, kwargs = tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+        with torch.set_grad_enabled(trains):  # for inference there is no backward pass to record
+            output = call(*args, **kwargs)
+        if others := sorted({type(leaf).__name__ for leaf in tree_flatten(output)[0] if not isinstance(leaf, Tensor)}):
+            raise Unsupported(
+                f"the model returns {', '.join(others)}, and its graph holds tensors alone: capture the whole step"
+            )
+        return output
+
+    program.feed.pause()
+    with preserved(program), refusal("the model"):
+        graphed = torch.cuda.make_graphed_callables(
+            Held(program.model, on_tensors),
+            tuple(sample),
+            num_warmup_iters=warmup,
+            allow_unused_input=True,
+            pool=program.pool and program.pool.id,
+        )
+    return GraphedModel(graphed, sample)
+
+
+def call_of(program: Program) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with which a step calls the model, once."""
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        calls.append((args, kwargs))
+        return program.call(*args, **kwargs)
+
+    with preserved(program):
+        replace(program, forward=recorded).run()
+    if len(calls) != 1:
+        raise Unsupported(
+            f"the step calls the model {len(calls)} times, and a graph holds the values of one call:"
+            " capture the whole step"
+        )
+    return calls[0]
+
+
+# --- small things ------------------------------------------------------------------------------------------------
+
+
+def require_same(captured: Iterable[Tensor], given: Iterable[Tensor]) -> None:
+    """`copy_` would broadcast or convert."""
+    for ours, theirs in zip(captured, given, strict=True):
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            raise OtherShape(
+                f"captured for {tuple(ours.shape)} {ours.dtype}, got {tuple(theirs.shape)} {theirs.dtype}:"
+                " pad batches to one size, or leave a smaller last one out (drop_last=True of a DataLoader)"
+            )
+
+
+@contextmanager
+def refusal(what: str) -> Iterator[None]:
+    """An error of the capture inside the block, as a reason that names the line which cannot be captured."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise Uncapturable(
+            f"{what} cannot be captured: {culprit(error)}; a graph cannot hold what waits for the GPU (.item(), .cpu(),"
+            " a branch on a tensor)"
+        ) from error
+
+
+def culprit(error: BaseException) -> str:
+    """The line of the step at which a capture first failed, and the error's first line."""
+    while isinstance(error.__context__, RuntimeError):  # ending the broken capture raises once more
+        error = error.__context__
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith(str(Path(torch.__file__).parent))]
+    frame = own[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}: {frame.line} ({str(error).splitlines()[0]})"

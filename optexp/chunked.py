@@ -1,0 +1,183 @@
+"""Steps that take a batch apart along its first dimension, and put the results together again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from optexp.lanes import Lanes
+from optexp.program import Batch, Outputs, Program, flatten, map_batch, tensors_of
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """One step: chunk by chunk to the device, compute, back to the host. Nothing overlaps.
+
+    chunks:        pieces of a batch, along its first dimension (equal where that can be divided so)
+    non_blocking:  do not wait for the copy to the device
+    """
+
+    chunks: int
+    non_blocking: bool = False
+
+    def __call__(self, program: Program, batch: Batch) -> Outputs:
+        with torch.no_grad():
+            results = [self._one(program, chunk) for chunk in split(batch, self.chunks)]
+        return joined(results)
+
+    def listing(self) -> str:
+        """The same in plain PyTorch, for `repro.py`."""
+        return CHUNKED.format(chunks=self.chunks, non_blocking=self.non_blocking)
+
+    def _one(self, program: Program, chunk: Batch) -> Outputs:
+        there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=self.non_blocking), chunk)
+        return {name: tensor.to("cpu") for name, tensor in flatten(program.predict(there)).items()}
+
+
+CHUNKED = """\
+def step(batch):
+    results = []
+    with torch.no_grad():
+        for chunk in zip(*(tensor.chunk({chunks}) for tensor in batch), strict=True):
+            there = tuple(tensor.to(device, non_blocking={non_blocking}) for tensor in chunk)
+            results.append(predict(there).cpu())
+    return torch.cat(results)
+"""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Pieces of the batch, each on a stream of its own."""
+
+    lanes: Lanes
+
+    def __call__(self, program: Program, batch: Batch) -> Outputs:
+        results = []
+        with torch.no_grad(), self.lanes.open() as streams:
+            for stream, piece in zip(streams, split(batch, len(streams)), strict=False):
+                with torch.cuda.stream(stream):
+                    results.append(flatten(program.predict(piece)))
+        with torch.no_grad():
+            return joined(results)
+
+    def listing(self) -> str:
+        return LANES.format(streams=len(self.lanes.streams)) + SPLIT + JOINED
+
+
+@dataclass(frozen=True)
+class Overlapped:
+    """Chunks of a batch in host memory take turns on a few streams: one is copied in while the one before is computed
+    on and the one before that is copied out.
+
+    home:  results go back to the host, into pinned memory, and the step waits for them; else they stay on the device
+    """
+
+    lanes: Lanes
+    chunks: int
+    home: bool
+
+    def __call__(self, program: Program, batch: Batch) -> Outputs:
+        results: list[Outputs] = []
+        out: Outputs = {}
+        whole, done = rows(tensors_of(batch)), 0
+        assert whole is not None
+        with torch.no_grad(), self.lanes.open() as streams:
+            for index, chunk in enumerate(split(batch, self.chunks)):
+                with torch.cuda.stream(streams[index % len(streams)]):
+                    there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=True), chunk)
+                    result = flatten(program.predict(there))
+                    if self.home:
+                        done += send_home(result, out, whole, done)
+                    else:
+                        results.append(result)
+        if not self.home:
+            return joined(results)
+        torch.cuda.current_stream(program.device).synchronize()
+        return out
+
+    def listing(self) -> str:
+        lines = LANES.format(streams=len(self.lanes.streams)) + CHUNKS.format(chunks=self.chunks)
+        return lines + (HOME if self.home else JOINED + STAYING)
+
+
+def send_home(result: Outputs, out: Outputs, whole: int, done: int) -> int:
+    """Begin to copy a chunk's results to their rows of `out`, in pinned memory; returns how many rows these are."""
+    count = 0
+    for name, tensor in result.items():
+        count = tensor.shape[0]
+        if name not in out:
+            out[name] = torch.empty((whole, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=True)
+        out[name][done : done + count].copy_(tensor, non_blocking=True)
+    return count
+
+
+def split(batch: Batch, pieces: int) -> list[Batch]:
+    """A batch in pieces, as views."""
+    parts = [tensor.chunk(pieces) for tensor in tensors_of(batch).values()]
+    if isinstance(batch, Mapping):
+        return [dict(zip(batch, part, strict=True)) for part in zip(*parts, strict=True)]
+    return list(zip(*parts, strict=True))
+
+
+def joined(results: list[Outputs]) -> Outputs:
+    """What the pieces gave, as if they had been one."""
+    return {name: torch.cat([result[name] for result in results]) for name in results[0]}
+
+
+def rows(batch: Mapping[str, Tensor]) -> int | None:
+    """The first dimension that all tensors share; None where there is none."""
+    sizes = {tensor.shape[0] if tensor.dim() else -1 for tensor in batch.values()}
+    return sizes.pop() if len(sizes) == 1 and -1 not in sizes else None
+
+
+# --- in plain PyTorch --------------------------------------------------------------------------------------------
+
+LANES = """\
+lanes = [torch.cuda.Stream() for _ in range({streams})]
+
+
+@torch.no_grad()
+def step(batch):
+    here, results = torch.cuda.current_stream(), []
+    for lane in lanes:
+        lane.wait_stream(here)
+"""
+
+SPLIT = """\
+    for lane, *piece in zip(lanes, *(tensor.chunk(len(lanes)) for tensor in batch)):
+        with torch.cuda.stream(lane):
+            results.append(predict(tuple(piece)))
+"""
+
+CHUNKS = """\
+    for index, chunk in enumerate(zip(*(tensor.chunk({chunks}) for tensor in batch))):
+        with torch.cuda.stream(lanes[index % len(lanes)]):
+            results.append(predict(tuple(tensor.to(device, non_blocking=True) for tensor in chunk)))
+"""
+
+JOINED = """\
+    for lane in lanes:
+        here.wait_stream(lane)
+    return torch.cat(results)
+"""
+
+STAYING = """
+
+def bring(batch):
+    return batch  # the step copies it
+"""
+
+HOME = """\
+            result = results.pop()
+            if index == 0:
+                home = torch.empty((len(batch[0]), *result.shape[1:]), dtype=result.dtype, pin_memory=True)
+                rows = len(chunk[0])
+            home[index * rows : (index + 1) * rows].copy_(result, non_blocking=True)
+    for lane in lanes:
+        here.wait_stream(lane)
+    here.synchronize()
+    return home
+"""

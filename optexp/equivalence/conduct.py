@@ -1,0 +1,84 @@
+"""G0: what a step returns, changes and leaves alone, beside what the baseline does. No number is compared here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from optexp.equivalence.gates import Finding, broken, identical, structure
+from optexp.equivalence.golden import NoReference
+from optexp.equivalence.observation import Observation
+
+
+def conduct(
+    seen: Observation, baseline: Observation, initial: Mapping[str, Tensor] | None, by_value: bool, skips: bool
+) -> Iterator[Finding]:
+    """Everything that differs.
+
+    initial:  the state that training has to start from; None for steps that are not the first
+    by_value: a dtype may differ;  skips: gradients overflowed in both
+    """
+    yield from _effects(seen, baseline)
+    yield from _outputs(seen, baseline)
+    yield from _replayed(seen, baseline)
+    names, expected = ({name for name in some if not optional(name)} for some in (seen, baseline))
+    for name in sorted(expected - names):
+        yield broken(title(name), "missing")
+    for name in sorted(names - expected):
+        yield broken(title(name), "the baseline has no such tensor")
+    for name in sorted(names & expected):
+        if name.startswith("flag/") or (skips and name.startswith("grad/")):
+            continue
+        if difference := structure(seen[name], baseline[name], any_dtype=by_value or "/optimizer/" in name):
+            yield broken(title(name), difference)
+        elif initial is not None and name.startswith("before/"):
+            start = initial.get(name.removeprefix("before/"), baseline[name])
+            if not identical(seen[name], start.to(seen[name].device, seen[name].dtype)):
+                yield broken(title(name), "training does not start from the baseline's state")
+
+
+def _effects(seen: Observation, baseline: Observation) -> Iterator[Finding]:
+    """On what is not the step's own."""
+    if not seen["flag/inputs_intact"] and baseline["flag/inputs_intact"]:
+        yield broken("inputs", "the step changes the caller's batch; the baseline leaves it as it is")
+    changed, expected = ({name for name in some if name.startswith("changed/")} for some in (seen, baseline))
+    for name in sorted(changed ^ expected):
+        what = "changes it; the baseline leaves it alone" if name in changed else "leaves it; the baseline does not"
+        yield broken(name.removeprefix("changed/"), f"the step {what}")
+
+
+def _outputs(seen: Observation, baseline: Observation) -> Iterator[Finding]:
+    """As objects: plain, finished, in the right place, in memory of their own."""
+    if not seen["flag/finished"]:
+        yield broken("outputs", "an output still changes after the step's stream has finished: nobody waits for it")
+    if not seen["flag/plain"]:
+        yield broken("outputs", "an output is not a plain torch.Tensor")
+    ours, theirs = seen["flag/device"].tolist(), baseline["flag/device"].tolist()
+    if len(ours) == len(theirs) and ours != theirs:  # where lengths differ, so do names
+        yield broken("outputs", "an output is not on the device where the baseline leaves it")
+    ours, theirs = seen["flag/aliases"].tolist(), baseline["flag/aliases"].tolist()
+    if len(ours) == len(theirs):
+        for position, (shared, expected) in enumerate(zip(ours, theirs, strict=True)):
+            if shared not in (position, expected):
+                other = "an input" if shared < 0 else f"output {shared}"
+                yield broken("outputs", f"output {position} shares memory with {other}; the baseline's does not")
+
+
+def _replayed(seen: Observation, baseline: Observation) -> Iterator[Finding]:
+    """Whether a timed step was given what the baseline's was."""
+    if any(not identical(seen[name], baseline[name]) for name in seen if name.startswith("batch/")):
+        if not baseline["flag/drawn"]:
+            raise NoReference("the loader gives other batches every time")
+        yield broken("inputs", "the timed step was not given the batch that the baseline's was")
+
+
+def optional(name: str) -> bool:
+    """What need not be the same tensors: a learning rate is state only where it is one, which is the container's
+    business."""
+    return name.startswith(("changed/", "batch/", "timed/")) or ("/optimizer/group" in name and name.endswith("/lr"))
+
+
+def title(name: str) -> str:
+    """For people."""
+    return name.removeprefix("out/")

@@ -1,0 +1,138 @@
+"""Steps that draw random numbers: no two implementations draw the same ones, so their distributions are compared.
+
+Each arm runs one batch from one state with many seeds; of every output and gradient some moments are kept. A wrong rate
+or scale moves them, and a mask that is reused within a tensor changes how much they scatter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+from statistics import fmean, median, variance
+
+import torch
+from scipy.special import stdtr
+from torch import Tensor
+
+from optexp.equivalence.gates import Finding, identical
+from optexp.program import Batch, Program, Snapshot, gradients
+
+SEEDS = 64
+ALARM = 1e-3  # how often honest arms may differ by luck, over all tests of a comparison together
+
+Moments = dict[str, list[list[float]]]  # by tensor, for each seed: mean, RMS, share of zeros
+_MOMENTS = ("mean", "RMS", "share of zeros")
+
+
+@dataclass(frozen=True)
+class Throws:
+    """What an arm's random steps look like.
+
+    repeat: equal seeds give equal bits
+    differ: different seeds give different results
+    go_on:  so do steps that follow each other without a new seed
+    """
+
+    moments: Moments
+    repeat: bool
+    differ: bool
+    go_on: bool
+
+
+def state(device: torch.device) -> list[Tensor]:
+    """Of the generators that a step would draw from."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def drawn(before: Sequence[Tensor], device: torch.device) -> bool:
+    """Whether random numbers were drawn since."""
+    return not all(map(torch.equal, before, state(device)))
+
+
+def throw(program: Program, batch: Batch, start: Snapshot, seeds: int = SEEDS) -> Throws:
+    """The same step from the same state, `seeds` times."""
+
+    def once(seed: int | None) -> dict[str, Tensor]:
+        start.restore(program)
+        if seed is not None:
+            torch.manual_seed(seed)
+        outputs = program.step(program, program.feed.bring(batch))
+        found = {f"out/{name}": tensor.detach() for name, tensor in outputs.items()}
+        return found | (gradients(program) if program.trains else {})
+
+    moments: Moments = {}
+    for seed in range(seeds):
+        for name, tensor in once(seed).items():
+            if tensor.is_floating_point() and tensor.numel():
+                moments.setdefault(name, []).append(_moments(tensor))
+    first = {name: tensor.clone() for name, tensor in once(0).items()}
+    repeat, go_on = _same(first, once(0)), not _same(first, once(None))
+    return Throws(moments, repeat, not _same(first, once(1)), go_on)
+
+
+def compare(candidate: Throws, baseline: Throws, unit: float) -> tuple[list[Finding], dict[str, float]]:
+    """What differs more than luck allows, and how much was looked at.
+
+    unit: of rounding; moments that do not scatter differ by it, and by what it becomes on the way (some √u of a size)
+    """
+    findings = []
+    for fact, text in _FACTS.items():
+        if getattr(baseline, fact) and not getattr(candidate, fact):
+            findings.append(Finding("random numbers", "DICE", False, ("DICE",), used=inf, message=text))
+    tests: list[tuple[float, str, str]] = []
+    for name, expected in baseline.moments.items():
+        ours = list(zip(*candidate.moments.get(name, []), strict=True))
+        theirs = list(zip(*expected, strict=True))
+        for moment, x, y in zip(_MOMENTS, ours, theirs, strict=False):
+            floor = unit if moment == "share of zeros" else sqrt(unit) / 4 * fmean(theirs[1])
+            what = f"{moment} is {fmean(x):.6g} on average over {len(x)} seeds, and {fmean(y):.6g} in the baseline"
+            tests.append((_location(x, y, floor), name, what))
+            what = f"{moment} scatters by {sqrt(variance(x)):.3g} over {len(x)} seeds, by {sqrt(variance(y)):.3g} there"
+            tests.append((_location(_from_median(x), _from_median(y), floor), name, what))
+    for p, name, what in tests:
+        if p * len(tests) < ALARM:
+            message = f"its {what} (p = {p:.1g} in each of {len(tests)} tests)"
+            findings.append(Finding(name.removeprefix("out/"), "DICE", False, ("DICE",), used=inf, message=message))
+    smallest = min((p for p, _, _ in tests), default=1.0)
+    return findings, {"seeds": SEEDS, "tests": len(tests), "smallest_p": smallest}
+
+
+_FACTS: Mapping[str, str] = {
+    "repeat": "equal seeds give different results, where the baseline's are equal",
+    "differ": "another seed gives the same result: the random numbers are frozen",
+    "go_on": "steps that follow each other draw the same random numbers: a seed that is set anew, or a frozen graph",
+}
+
+
+def _moments(tensor: Tensor) -> list[float]:
+    wide = torch.float64
+    values = [
+        tensor.mean(dtype=wide),
+        torch.linalg.vector_norm(tensor, dtype=wide) / sqrt(tensor.numel()),
+        (tensor == 0).sum() / tensor.numel(),
+    ]
+    return torch.stack([value.to(wide) for value in values]).tolist()
+
+
+def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(identical(a[name], b[name]) for name in a)
+
+
+def _from_median(values: Sequence[float]) -> list[float]:
+    middle = median(values)
+    return [abs(value - middle) for value in values]
+
+
+def _location(x: Sequence[float], y: Sequence[float], floor: float) -> float:
+    """p of Welch's t-test for equal means; distances below `floor` are rounding. (Of distances from the median this
+    is Brown's and Forsythe's test for equal variances.)"""
+    distance = max(0.0, abs(fmean(x) - fmean(y)) - floor)
+    if not distance:
+        return 1.0
+    of_x, of_y = variance(x) / len(x), variance(y) / len(y)
+    if not of_x + of_y:
+        return 0.0
+    freedom = (of_x + of_y) ** 2 / (of_x**2 / (len(x) - 1) + of_y**2 / (len(y) - 1))
+    return 2 * float(stdtr(freedom, -distance / sqrt(of_x + of_y)))

@@ -1,0 +1,98 @@
+"""Families of inputs beside the usual ones: where arithmetic that is right on normal values goes wrong.
+
+A workload declares those that mean something to it. Each changes the real inputs of a normal batch; targets and
+integers stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from optexp.program import Batch, map_batch, tensors_of
+
+NORMAL = "normal"
+NONCONTIGUOUS = "noncontiguous"  # the same values, laid out with gaps; made in the arms, since a parcel has no gaps
+ONE_BY_ONE = "one by one"  # a batch, then the same with one input after the other exchanged: does the result follow?
+
+
+def integers(x: Tensor) -> Tensor:
+    """Small ones: sums and products are exact, so that linear operations must agree bit for bit."""
+    return (x * 2).round().clamp(-8, 8)
+
+
+def large(x: Tensor) -> Tensor:
+    return x * (1024 if x.dtype.itemsize >= 4 else 16)
+
+
+def small(x: Tensor) -> Tensor:
+    return x / 1024
+
+
+def offset(x: Tensor) -> Tensor:
+    """A large mean and a small spread: a variance in one pass cancels."""
+    return x / 8 + 64
+
+
+def constant_rows(x: Tensor) -> Tensor:
+    """Nearly constant rows: what is left of a variance is its eps."""
+    return x[..., :1] + x / 1024 if x.dim() else x
+
+
+def nonfinite(x: Tensor) -> Tensor:
+    """A NaN, and infinities of both signs, in different rows where there are several."""
+    x = x.clone()
+    rows = x.view(-1, x.shape[-1]) if x.dim() else x.view(1, 1)
+    for index, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+        row = index * len(rows) // 3
+        rows[row, (row + index) % rows.shape[1]] = value
+    return x
+
+
+FAMILIES: dict[str, Callable[[Tensor], Tensor]] = {
+    f.__name__: f for f in (integers, large, small, offset, constant_rows, nonfinite)
+}
+FORWARD_ONLY = {"large", "nonfinite"}  # gradients overflow, or are NaN whatever computes them
+
+
+def of(family: str, batch: Batch, targets: int) -> Batch:
+    """The batch as one of this family."""
+    if family not in FAMILIES:
+        return batch
+    change, tensors = FAMILIES[family], tensors_of(batch)
+    inputs = {id(t) for t in list(tensors.values())[: len(tensors) - targets] if t.is_floating_point()}
+    return map_batch(lambda t: change(t) if id(t) in inputs else t, batch)
+
+
+def exchanged(first: Batch, second: Batch, limit: int = 8) -> list[Batch]:
+    """`first`, then for each of its inputs `first` with that one from `second`; all at once where sizes differ."""
+    ours, theirs = tensors_of(first), tensors_of(second)
+    if any(tensor.shape != theirs[name].shape for name, tensor in ours.items()):
+        return [first, second]
+    names = {id(tensor): name for name, tensor in ours.items()}
+    swapped = [
+        map_batch(lambda t, name=name: theirs[name] if names[id(t)] == name else t, first)  # type: ignore[misc]
+        for name in list(ours)[:limit]
+    ]
+    return [first, *swapped]
+
+
+def refilled(memory: Batch | None, batch: Batch) -> Batch:
+    """The batch in the memory of an earlier one, where that fits."""
+    if memory is None:
+        return batch
+    places, values = tensors_of(memory), tensors_of(batch)
+    if any(places[name].shape != value.shape for name, value in values.items()):
+        return batch
+    kept = {id(value): places[name].copy_(value) for name, value in values.items()}
+    return map_batch(lambda t: kept[id(t)], batch)
+
+
+def with_gaps(tensor: Tensor) -> Tensor:
+    """Equal values, every second place in memory (of rows where there are any)."""
+    if not tensor.dim():
+        return tensor
+    apart = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]))[..., ::2]
+    return apart.copy_(tensor)

@@ -1,0 +1,144 @@
+"""One workload in fp64: it draws every batch, and says what a step from any state should give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optexp.equivalence import families
+from optexp.equivalence.dropout import NoDropout, silence
+from optexp.equivalence.float64 import InFloat64
+from optexp.equivalence.gates import identical, name_of
+from optexp.equivalence.observation import Observation
+from optexp.equivalence.trajectory import Rates
+from optexp.program import Batch, gradients, map_batch, tensors_of
+from optexp.workload import Workload
+
+
+class NoReference(Exception):
+    """Equivalence cannot be decided; the message says why. The comparison ends UNVERIFIED."""
+
+
+class Golden:
+    """Dropout drops nothing here, whatever its rate.
+
+    drawn_on: the arms' device;  device: where fp64 runs: there too, or on the CPU where it does not fit
+    initial:  the state that all arms start from, in the arms' dtype
+    batches:  what was drawn last, in the arms' dtype where real
+    """
+
+    def __init__(self, workload: Workload, device: torch.device, dtype: torch.dtype, seed: int) -> None:
+        self.workload, self.dtype, self.seed, self.drawn_on = workload, dtype, seed, device
+        start = workload.build(device, dtype, seed)
+        self.trains, self.targets = start.trains, start.targets
+        self.initial = {name: tensor.clone() for name, tensor in start.state().items()}
+        self.batches: list[Batch] = []
+        self.family = families.NORMAL
+        self.known: dict[int, Observation] = {}
+        try:
+            self.settle(device)
+        except torch.OutOfMemoryError:
+            self.settle(torch.device("cpu"))
+
+    def settle(self, device: torch.device) -> None:
+        """Build the fp64 program there."""
+        self.device = device
+        self.known.clear()
+        self.program = self.workload.build(device, torch.float64, self.seed)
+        silence(self.program.model)
+        self.rates = Rates(self.program)
+
+    # --- batches ------------------------------------------------------------------------------------------------
+
+    def draw(self, seed: int, count: int, family: str) -> None:
+        """`count` new batches of a family. ONE_BY_ONE takes two, and makes others of them."""
+        generator = torch.Generator(self.drawn_on).manual_seed(seed)
+        if family == families.ONE_BY_ONE:
+            first, *_, second = self.workload.batches(generator, self.workload.variety + 1)  # of the same kind
+            drawn = families.exchanged(first, second)
+        else:
+            drawn = [families.of(family, b, self.targets) for b in self.workload.batches(generator, count)]
+        self._take([map_batch(lambda t: t.to(self.dtype) if t.is_floating_point() else t, b) for b in drawn], family)
+
+    def recall(self, observation: Mapping[str, Tensor]) -> None:
+        """The batch that a timed step was given, as the baseline's replay tells it, in the place of drawn ones."""
+        given = {n.removeprefix("batch/"): t for n, t in observation.items() if n.startswith("batch/")}
+        named = isinstance(self.batches[0], Mapping)
+        batch: Batch = given if named else tuple(given.values())
+        self._take([map_batch(lambda t: t.to(self.drawn_on, copy=True), batch)], families.NORMAL)
+
+    def _take(self, batches: list[Batch], family: str) -> None:
+        self.batches, self.family = batches, family
+        self.known.clear()
+
+    # --- what fp64 gets -----------------------------------------------------------------------------------------
+
+    def step(self, index: int, state: Mapping[str, Tensor]) -> Observation:
+        """out/, grad/ and buffer/ of a step from `state`; kept for the initial one, which all arms share."""
+        shared = state is self.initial
+        if shared and index in self.known:
+            return self.known[index]
+        self.load(state)
+        batch = map_batch(
+            lambda t: t.to(self.device, torch.float64 if t.is_floating_point() else t.dtype, copy=True),
+            self.batches[index % len(self.batches)],
+        )
+        try:
+            with InFloat64(), NoDropout():
+                outputs = self.program.step(self.program, batch)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as problem:
+            raise NoReference(f"the model does not run in float64: {problem}") from problem
+        golden = {f"out/{name}": t.detach().to(self.device, copy=True) for name, t in outputs.items()}
+        for name, tensor in golden.items():
+            if tensor.is_floating_point() and tensor.dtype is not torch.float64:
+                raise NoReference(f"the model computes {name[4:]} in {name_of(tensor.dtype)} even in float64")
+        if self.trains:
+            golden |= {name: tensor.clone() for name, tensor in gradients(self.program).items()}
+        golden |= {f"buffer/{name}": b.detach().clone() for name, b in self.program.model.named_buffers()}
+        if shared:
+            self.known[index] = golden
+        return golden
+
+    def start_of(self, index: int, seen: Observation) -> Mapping[str, Tensor]:
+        """What an arm started a step from."""
+        own = before(seen)
+        return self.initial if index == 0 or not own else self.initial | own
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        for name, tensor in self.program.state().items():
+            tensor.copy_(state[name])
+
+    def dead(self) -> list[str]:
+        """After a draw of ONE_BY_ONE: inputs that the results do not depend on."""
+        first, *others = (self.step(index, self.initial) for index in range(len(self.batches)))
+        results = [name for name in first if not name.startswith("buffer/")]
+        alive = [any(not identical(first[name], golden[name]) for name in results) for golden in others]
+        if not any(alive):
+            raise NoReference("the result depends on no input, so that a wrong one could not be told from a right one")
+        return [name for name, lives in zip(tensors_of(self.batches[0]), alive, strict=False) if not lives]
+
+    def without_eps(self, index: int, state: Mapping[str, Tensor]) -> Observation:
+        """How far a step moves where every eps of the model is left out."""
+        modules: list[Any] = [m for m in self.program.model.modules() if isinstance(getattr(m, "eps", None), float)]
+        if not modules:
+            return {}
+        kept, golden = [module.eps for module in modules], self.step(index, state)
+        try:
+            for module in modules:
+                module.eps = 1e-100  # batch norm insists on more than 0
+            mutated = self.step(index, dict(state))  # a state of its own: not to be remembered
+        finally:
+            for module, eps in zip(modules, kept, strict=True):
+                module.eps = eps
+        return {name: tensor - golden[name] for name, tensor in mutated.items() if tensor.is_floating_point()}
+
+
+def before(observation: Mapping[str, Tensor]) -> Observation:
+    """The state that an arm started from."""
+    return {name.removeprefix("before/"): t for name, t in observation.items() if name.startswith("before/")}

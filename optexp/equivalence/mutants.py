@@ -1,0 +1,112 @@
+"""Small wrongs, made from the baseline's own results: gates that would let them pass prove nothing here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from optexp.equivalence.gates import TOLERANCES, Tolerance, Yardstick
+
+LARGE = 8.0  # times the yardstick: a mutant that is this far off must not pass
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One tensor of the baseline, and what its mutants are made of.
+
+    value:     what the baseline got, widened to fp64;  scale: s;  yardstick: E;  row: of the arithmetic
+    earlier:   what it got for the batch before
+    without_eps: how far fp64 moves where every eps of the model is left out
+    """
+
+    kind: str  # out, grad, change, ...
+    value: Tensor
+    scale: float
+    yardstick: Yardstick
+    row: Tolerance
+    earlier: Tensor | None = None
+    without_eps: Tensor | None = None
+
+    @property
+    def smallest(self) -> float:
+        """What the yardstick is, where it is more than rounding."""
+        return max(self.yardstick.rms, self.row.floor * self.row.unit * self.scale)
+
+
+def scaled(s: Subject) -> Tensor:
+    """By 1 + 8E/s."""
+    return s.value * (1 + 8 * s.smallest / s.scale) if s.scale else s.value
+
+
+def one_element_off(s: Subject) -> Tensor:
+    """By 5 % of the tensor's size."""
+    value = s.value.clone()
+    value.view(-1)[value.numel() // 2] += 0.05 * s.scale
+    return value
+
+
+def tile_zeroed(s: Subject) -> Tensor | None:
+    """A block of 16 × 16, or what there is of it."""
+    if not s.value.dim():
+        return None
+    value = s.value.clone()
+    value.view(-1, value.shape[-1])[:16, :16] = 0
+    return value
+
+
+def last_row_dropped(s: Subject) -> Tensor | None:
+    if not s.value.dim():
+        return None
+    value = s.value.clone()
+    value[-1] = 0
+    return value
+
+
+def stale(s: Subject) -> Tensor | None:
+    """What the batch before gave."""
+    return s.earlier
+
+
+def not_cleared(s: Subject) -> Tensor | None:
+    """Gradients on top of the earlier ones."""
+    return None if s.earlier is None else s.value + s.earlier
+
+
+def lower_precision(s: Subject) -> Tensor:
+    """Rounded to the next-lower format: fp32, TF32, bfloat16, or 4 bits."""
+    units = sorted({row.unit for row in TOLERANCES.values()} | {2.0**-4})
+    unit = next(unit for unit in units if unit > s.row.unit)
+    mantissa, exponent = torch.frexp(s.value)
+    return torch.ldexp((mantissa / unit).round_().mul_(unit), exponent)
+
+
+def without_eps(s: Subject) -> Tensor | None:
+    return None if s.without_eps is None else s.value + s.without_eps
+
+
+def rate_off_by_1_percent(s: Subject) -> Tensor:
+    return s.value * 1.01
+
+
+def no_update(s: Subject) -> Tensor:
+    return torch.zeros_like(s.value)
+
+
+Mutate = Callable[[Subject], Tensor | None]
+_EVERYWHERE = (scaled, tile_zeroed, last_row_dropped, stale, lower_precision, without_eps)
+MUTANTS: Mapping[str, tuple[Mutate, ...]] = {  # by kind of tensor
+    "out": (*_EVERYWHERE, one_element_off),
+    "grad": (*_EVERYWHERE, not_cleared),
+    "change": (rate_off_by_1_percent, no_update),
+}
+
+
+def of(subject: Subject) -> Iterator[tuple[str, Tensor]]:
+    """The mutants of a tensor, one at a time; where one would be no change at all, it is left out."""
+    for function in MUTANTS.get(subject.kind, ()):
+        value = function(subject)
+        if value is not None and value.shape == subject.value.shape and not torch.equal(value, subject.value):
+            yield function.__name__.replace("_", " "), value

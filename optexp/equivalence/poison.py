@@ -1,0 +1,38 @@
+"""NaN in all memory that a step ought not to read: what it never wrote, or freed, shows in its results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+SMALL = 2**20  # bytes; the allocator takes requests up to this size from other segments than larger ones
+
+
+def poison(device: torch.device) -> None:
+    """Fill the free blocks of the caching allocator, as far as a plain request can reach them."""
+    if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":  # others do not tell what they hold
+        return
+    stream, index = torch.cuda.current_stream(device).cuda_stream, torch.cuda.current_stream(device).device_index
+    sizes = [
+        block["size"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == index and segment["stream"] == stream
+        if tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0)
+        for block in segment["blocks"]
+        if block["state"] == "inactive" and (block["size"] <= SMALL) == (segment["segment_type"] == "small")
+    ]
+    # The largest first: the best fit of each request is then the block that it was made for.
+    held = [torch.empty(size, dtype=torch.uint8, device=device) for size in sorted(sizes, reverse=True)]
+    for memory in held:
+        memory.fill_(0xFF)  # NaN in every floating-point format, −1 in integers
+
+
+def scribble(results: Iterable[Tensor], spared: Iterable[Tensor]) -> None:
+    """Overwrite what a step returned, except memory that it shares with `spared`: its inputs and its state."""
+    kept = {tensor.untyped_storage().data_ptr() for tensor in spared}
+    for tensor in results:
+        if tensor.is_floating_point() and tensor.untyped_storage().data_ptr() not in kept:
+            with torch.no_grad(), torch.inference_mode(tensor.is_inference()):
+                tensor.fill_(torch.nan)

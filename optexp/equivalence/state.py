@@ -1,0 +1,74 @@
+"""Global state that a candidate may leave changed: settings of torch, of Python, and the clocks themselves."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+Settings = dict[str, str]
+
+
+class History(NamedTuple):
+    """Settings of an arm's process before it was set up, right after that, and later."""
+
+    before: Settings
+    ready: Settings
+    now: Settings
+
+
+def settings() -> Settings:
+    """What torch would do by default now, by the name under which a user would ask for it."""
+    backends: Any = torch.backends
+    readers: dict[str, Callable[[], Any]] = {
+        "torch.get_default_dtype": torch.get_default_dtype,
+        "torch.get_num_threads": torch.get_num_threads,
+        "torch.get_float32_matmul_precision": torch.get_float32_matmul_precision,
+        "torch.is_grad_enabled": torch.is_grad_enabled,
+        "torch.is_inference_mode_enabled": torch.is_inference_mode_enabled,
+        "torch.is_autocast_enabled": lambda: [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
+        "torch.are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled,
+        "torch.is_anomaly_enabled": torch.is_anomaly_enabled,
+        "torch.backends.mkldnn.enabled": lambda: backends.mkldnn.enabled,
+        "torch.backends.cudnn.enabled": lambda: backends.cudnn.enabled,
+        "torch.backends.cudnn.benchmark": lambda: backends.cudnn.benchmark,
+        "torch.backends.cudnn.deterministic": lambda: backends.cudnn.deterministic,
+        "torch.backends.cudnn.conv.fp32_precision": lambda: backends.cudnn.conv.fp32_precision,
+        "torch.backends.cuda.matmul.fp32_precision": lambda: backends.cuda.matmul.fp32_precision,
+        **{
+            f"torch.backends.cuda.matmul.{name}": partial(getattr, backends.cuda.matmul, name)
+            for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+        },
+        **{f"torch.backends.cuda.{name}": getattr(backends.cuda, name) for name in _ATTENTION},
+        "torch.cuda.current_stream": lambda: torch.cuda.current_stream().cuda_stream if _started() else 0,
+        "gc.isenabled": gc.isenabled,
+    }
+    return {name: _read(reader) for name, reader in readers.items()}
+
+
+_started = torch.cuda.is_initialized  # asking for a stream would start CUDA
+_ATTENTION = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
+
+
+def undeclared(candidate: History, baseline: History, declared: Iterable[str]) -> Mapping[str, str]:
+    """What the candidate's arm has changed since it began, that the baseline's did not change likewise when it was set
+    up, and that no strategy says it changes: old and new, in words."""
+    theirs = {name for name, value in baseline.ready.items() if value != baseline.before[name]}
+    return {
+        name: f"{before} → {candidate.now[name]}"
+        for name, before in candidate.before.items()
+        if candidate.now[name] != before and name not in theirs | set(declared)
+    }
+
+
+def _read(reader: Callable[[], Any]) -> str:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return str(reader())
+    except RuntimeError as error:  # old and new ways to set a precision were mixed
+        return str(error).splitlines()[0]

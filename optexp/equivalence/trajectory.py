@@ -1,0 +1,76 @@
+"""Many training steps under a changing learning rate: what a single step is too short to show.
+
+Rounding makes two honest runs drift apart, and nobody can say beforehand how fast. So the baseline is run from states
+that differ by one rounding, and a candidate may stray three times as far as those do. It is no proof of convergence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, isfinite
+
+import torch
+from torch import Tensor
+
+from optexp.program import Batch, Program
+
+RATES = (1.0, 0.5, 2.0)  # of single steps that are compared with fp64, in turn: a rate that is frozen shows
+TIMED = len(RATES)  # stands for a step of a timed block: not the first one, at the full rate
+STEPS = 32
+PERTURBED = 4  # runs that the envelope is made of
+FACTOR = 3.0
+FLOOR = 16.0  # roundings of the loss itself
+
+
+class Rates:
+    """The learning rates of a program's optimizer, each a multiple of what it is when this is made."""
+
+    def __init__(self, program: Program) -> None:
+        self.groups = program.optimizer.param_groups if program.optimizer is not None else []
+        self.own = [float(group["lr"]) for group in self.groups]
+
+    def set(self, factor: float) -> None:
+        """As a scheduler does: a rate that lives in a tensor is written there."""
+        for group, own in zip(self.groups, self.own, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(own * factor)
+            else:
+                group["lr"] = own * factor
+
+
+def losses(program: Program, batches: Sequence[Batch], rates: Rates, unit: float = 0.0, seed: int = 0) -> list[float]:
+    """What each of `STEPS` steps returns first, from the program's present state, moved by one rounding of `unit`."""
+    if unit:
+        _perturb(program, unit, seed)
+    found = []
+    for step in range(STEPS):
+        rates.set(1.0 - 0.9 * step / STEPS)
+        outputs = program.step(program, program.feed.bring(batches[step % len(batches)]))
+        found.append(next(iter(outputs.values())).detach().to(torch.float64).mean())
+    return torch.stack(found).tolist()
+
+
+def strays(
+    candidate: Sequence[float], baseline: Sequence[float], perturbed: Sequence[Sequence[float]], unit: float
+) -> tuple[int, float]:
+    """The step at which the candidate's loss is farthest from the baseline's, as a share of what it may be."""
+    envelope, worst = 0.0, (0, 0.0)
+    for step, (ours, theirs) in enumerate(zip(candidate, baseline, strict=True)):
+        if not isfinite(theirs):  # the baseline has diverged
+            break
+        envelope = max(envelope, *(abs(run[step] - theirs) for run in perturbed))
+        allowed = FACTOR * envelope + FLOOR * unit * abs(theirs)
+        distance = abs(ours - theirs) if isfinite(ours) else inf
+        share = distance / allowed if allowed else inf * (distance > 0)
+        if share > worst[1]:
+            worst = (step, share)
+    return worst
+
+
+@torch.no_grad()
+def _perturb(program: Program, unit: float, seed: int) -> None:
+    for index, parameter in enumerate(program.model.parameters()):
+        if parameter.is_floating_point():
+            generator = torch.Generator(parameter.device).manual_seed(1000 * seed + index)
+            signs = torch.randint(2, parameter.shape, generator=generator, device=parameter.device) * 2 - 1
+            parameter.add_(parameter * signs, alpha=2 * unit)  # 1 + u itself is rounded to 1

@@ -1,0 +1,235 @@
+"""What a kernel file offers: an op, its reference, its cases and the pattern it replaces in a model."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import knobs
+from triton.runtime import KernelInterface
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SUPPORTED = (*DTYPES, torch.float64)  # float64 is there to be exact, not to be fast
+
+Fill = Callable[..., Tensor]  # fill(*shape) -> standard normal tensor of a case's dtype and device
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a kernel: `arguments(fill)` are its positional arguments."""
+
+    name: str
+    arguments: Callable[[Fill], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """The contract of `kernels/<name>.py`, whose `KERNEL` this is; tests, benchmark and rewriting follow it.
+
+    function:    what users call; ValueError where it cannot serve the arguments
+    reference:   the same in plain PyTorch, in any dtype and on any device
+    plain:       the kernel as it is first taught, forward only, for studies
+    cuda:        `function` by CUDA C++; what that does not serve, it gives to torch
+    cases:       calls that are worth a test: tails, one row, many
+    large:       a call whose first tensor has more than 2³¹ elements
+    mistakes:    calls that must end in a ValueError
+    benchmarks:  calls that are worth timing
+    sweep:       the arguments of a call whose first tensor has about so many elements, from `fill` and that number
+    patterns:    how models write it, as functions with the parameters of `function`
+    worthwhile:  whether putting it into a model can pay, from (fake) arguments
+    floor:       what no implementation beats: the bare product; None: a copy of the bytes that must move
+    rival:       the best known library, where that is not what `reference` calls
+    """
+
+    function: Callable[..., Tensor]
+    reference: Callable[..., Tensor]
+    cases: Sequence[Case]
+    large: Case
+    mistakes: Sequence[Case]
+    benchmarks: Sequence[Case]
+    sweep: Callable[[Fill, int], tuple[Any, ...]]
+    patterns: Sequence[Callable[..., Any]]
+    plain: Callable[..., Tensor] | None = None
+    cuda: Callable[..., Tensor] | None = None
+    worthwhile: Callable[..., bool] = lambda *_: True
+    floor: Callable[..., Tensor] | None = None
+    rival: Callable[..., Tensor] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.function.__module__.rpartition(".")[2]
+
+
+@cache
+def kernels() -> dict[str, Kernel]:
+    """Every kernel of the folder, by the name of its file."""
+    folder = importlib.import_module("optexp.kernels").__path__
+    names = sorted(module.name for module in pkgutil.iter_modules(folder))
+    return {name: importlib.import_module(f"optexp.kernels.{name}").KERNEL for name in names}
+
+
+def symbols() -> frozenset[str]:
+    """The names by which a trace shows our Triton kernels on the GPU."""
+    return frozenset(function.__name__ for function in compiled_functions())
+
+
+def compiled_functions() -> Iterator[Any]:
+    """What Triton compiles, of every kernel's own file."""
+    for kernel in kernels().values():
+        module = importlib.import_module(kernel.function.__module__)
+        for value in vars(module).values():
+            if isinstance(value, KernelInterface) and value.fn.__module__ == module.__name__:
+                yield value
+
+
+# --- ops ---------------------------------------------------------------------------------------------------------
+
+
+def operation(
+    name: str,
+    forward: Callable[..., Any],
+    fake: Callable[..., Any],
+    setup: Callable[..., None] | None = None,
+    backward: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """Register `forward` as the op `optexp::<name>` and return what calls it.
+
+    forward:          launches kernels on real tensors; its annotations are the op's schema
+    fake:             the same for tensors without data
+    setup, backward:  as `torch.library.register_autograd` takes them; without them the op has no gradient
+
+    torch.compile, make_fx and functorch see the op. A plain eager call skips the dispatcher, which would cost more
+    host time than a small kernel takes.
+    """
+    op = torch.library.custom_op(f"optexp::{name}", forward, mutates_args=())
+    op.register_fake(fake)
+    if backward is None or setup is None:
+
+        def call(*args: Any) -> Any:
+            return op(*args) if is_traced(args) or needs_gradient(args) else forward(*args)
+
+        return call
+
+    op.register_autograd(backward, setup_context=setup)
+    direct: Any = type(
+        f"optexp_{name}",
+        (torch.autograd.Function,),
+        {"forward": staticmethod(forward), "setup_context": staticmethod(setup), "backward": staticmethod(backward)},
+    )
+
+    def differentiable(*args: Any) -> Any:
+        if is_traced(args):
+            return op(*args)
+        return direct.apply(*args) if needs_gradient(args) else forward(*args)
+
+    return differentiable
+
+
+def is_traced(args: Sequence[Any]) -> bool:
+    """Whether anybody but the eager autograd engine wants to see the op."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or any(isinstance(arg, Tensor) and type(arg) not in (Tensor, torch.nn.Parameter) for arg in args)
+    )
+
+
+def needs_gradient(args: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+
+
+# --- arguments ---------------------------------------------------------------------------------------------------
+
+
+def check_tensors(name: str, *tensors: Tensor | None) -> None:
+    """ValueError unless all tensors are real numbers of a supported dtype, on one device."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    for tensor in given:
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} takes tensors, and was given {tensor!r}")
+        if tensor.dtype not in SUPPORTED:
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUPPORTED)
+            raise ValueError(f"{name} takes tensors of {names}, and was given {tensor.dtype}: convert it with .to()")
+        if tensor.device != given[0].device:
+            raise ValueError(
+                f"{name} was given tensors on {given[0].device} and on {tensor.device}: move them to one device"
+            )
+
+
+def check_row(name: str, x: Tensor, what: str, row: Tensor) -> None:
+    """ValueError unless `row` has one element for each column of `x`."""
+    if x.dim() == 0 or row.dim() != 1 or row.shape[0] != x.shape[-1]:
+        columns = "an input with at least one dimension" if x.dim() == 0 else f"shape [{x.shape[-1]}]"
+        raise ValueError(
+            f"{name}: the {what} of shape {list(row.shape)} does not fit an input of shape {list(x.shape)}:"
+            f" it needs {columns}"
+        )
+
+
+def lowered(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The operands of a product as autocast has them, where it is on."""
+    device = next(tensor.device.type for tensor in tensors if tensor is not None)
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
+def contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+def laid_out_like(tensor: Tensor, other: Tensor) -> Tensor:
+    """The tensor where its strides are those of `other`, which has the same shape; else a copy with those strides."""
+    if tensor.stride() == other.stride():
+        return tensor
+    return torch.empty_strided(other.shape, other.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+# --- where kernels run -------------------------------------------------------------------------------------------
+
+
+INTERPRETED: bool = knobs.runtime.interpret  # TRITON_INTERPRET=1: Triton runs kernels in Python, on the CPU
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether our kernels run there; elsewhere their functions compute the reference, and a model works anywhere."""
+    return device.type == "cuda" or (device.type == "cpu" and INTERPRETED)
+
+
+SMALL = 2**17  # elements; below, a call costs what its launch costs, and torch's own launch is the cheapest
+
+
+def pays(x: Tensor) -> bool:
+    """Whether to take our kernel for what torch does in one kernel too."""
+    return runs_on(x.device) and (not x.is_cuda or torch.compiler.is_compiling() or x.numel() >= SMALL)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Of the GPU; 1 under the interpreter, so that what loops there loops here."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
+    """Run a Triton kernel on the device of its first tensor; nothing where there are no programs to run."""
+    if programs == 0:
+        return
+    device = next(getattr(arg, "base", arg).device for arg in args if isinstance(arg, (Tensor, TensorDescriptor)))
+    with current(device):
+        kernel[(programs,)](*args, **constants)
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, launches go to this device."""
+    here = device.type != "cuda" or device.index == torch.cuda.current_device()
+    return nullcontext() if here else torch.cuda.device(device)

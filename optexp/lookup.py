@@ -1,0 +1,84 @@
+"""What a user names, found: `package.module:Name`, or `file.py:Name` with the file imported as if started there."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from optexp.config import ConfigError, suggest
+
+
+def find(target: str, key: str) -> Any:
+    """The object behind package.module:name, package.module.name or folder/file.py:name; `key` is what asks for it."""
+    place, _, name = target.rpartition(":") if ":" in target else target.rpartition(".")
+    if place.endswith(".py"):
+        found: Any = import_file(Path(place).expanduser(), key)
+    else:
+        found = _import(place, f"{key}={target}")
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{key}={target}: {place} has no {part!r}{suggest(part, models_in(found))}")
+        found = getattr(found, part)
+    return found
+
+
+def _import(name: str, asked: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the user's module is there, something that it imports is not
+        raise ConfigError(
+            f"{asked}: there is no module {error.name!r} here; start in the folder that holds it, or set PYTHONPATH"
+        ) from None
+
+
+def import_file(path: Path, key: str) -> ModuleType:
+    """A file as a module, as if its folder had been the place to start Python in."""
+    if not path.is_file():
+        raise ConfigError(f"{key}={path}: there is no such file below {Path.cwd()}")
+    path = path.resolve()
+    name = path.stem
+    if (known := sys.modules.get(name)) is not None:
+        if getattr(known, "__file__", None) == str(path):
+            return known
+        name = f"optexp_{name}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{key}={path} is not a Python file")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where a DataLoader's workers find what was defined in it
+    spec.loader.exec_module(module)
+    return module
+
+
+def spelled(target: str, variable: str) -> tuple[str, str]:
+    """Lines that import, as `variable`, the module of a target that `find` has found; and the name in it."""
+    place, _, name = target.rpartition(":") if ":" in target else target.rpartition(".")
+    file, here = Path(place).expanduser().resolve(), Path.cwd()
+    if place.endswith(".py"):
+        place, folder = file.stem, file.parent
+    else:
+        folder = here
+        if not str(getattr(sys.modules[place], "__file__", None) or "").startswith(f"{here}/"):
+            return f"import importlib\n\n{variable} = importlib.import_module({place!r})", name
+    path = f'sys.path.insert(0, "{folder}")'
+    return f"import importlib\nimport sys\n\n{path}\n{variable} = importlib.import_module({place!r})", name
+
+
+def models_in(place: Any) -> list[str]:
+    """Models, and their classes, that a module defines."""
+    return [
+        name
+        for name, value in vars(place).items()
+        if isinstance(value, nn.Module)
+        or (isinstance(value, type) and issubclass(value, nn.Module) and value.__module__.startswith(place.__name__))
+    ]

@@ -1,0 +1,95 @@
+"""Does the measurement work here? Two programs that are the same must not differ, and a known delay must be seen."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import exp, isinf, log
+from pathlib import Path
+from typing import Any
+
+from optexp.measurement import statistics
+from optexp.measurement.protocol import Protocol
+from optexp.measurement.sampling import DELAYED, SAME, Sample
+
+DELAY = 1.05
+NAMES = {SAME: "A/A", DELAYED: "known delay"}
+
+
+@dataclass(frozen=True)
+class Control:
+    """What one control gave, as ratios of times.
+
+    ok:     its interval does not exclude what is known to be true
+    found:  a known difference was seen
+    """
+
+    kind: str
+    ok: bool
+    found: bool
+    text: str
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+def judge(samples: Sequence[Sample], protocol: Protocol) -> dict[str, Control]:
+    """By name. A control whose interval is too wide to find the delay has not failed: the verdict will be as unsure."""
+    return {name: _judge(kind, samples, protocol) for kind, name in NAMES.items()}
+
+
+def _judge(kind: str, samples: Sequence[Sample], protocol: Protocol) -> Control:
+    processes = [ratios for s in samples if (ratios := [-pair.log_ratio for pair in s.of(kind)])]
+    if not processes:
+        return Control(kind, True, True, "skipped: a block has fewer than 20 steps, which an exact delay needs")
+    interval = statistics.interval(processes, protocol.confidence)
+    if isinf(interval.half_width):
+        return Control(kind, True, False, "too few pairs to tell")
+    truth, tolerance = (log(DELAY) if kind == DELAYED else 0.0), log(1 + protocol.min_effect)
+    ok = interval.low <= truth + tolerance and interval.high >= truth - tolerance
+    found = kind == SAME or interval.low > 0 or interval.high < 0
+    estimate, low, high = (exp(end) - 1 for end in (interval.estimate, interval.low, interval.high))
+    basis = f"{estimate:+.1%}, {protocol.confidence:.0%} interval {low:+.1%} to {high:+.1%}"
+    if kind == SAME:
+        text = f"a second process of the baseline takes {basis}"
+    else:
+        text = f"a delay of {DELAY - 1:.0%} was {'' if found else 'not '}found: {basis}"
+        text += "" if found else ": smaller differences than this interval's width cannot be seen here"
+    return Control(
+        kind, ok, found, text if ok else f"{text}: the measurement is wrong here", 1 + estimate, 1 + low, 1 + high
+    )
+
+
+def failed(controls: dict[str, Control]) -> list[str]:
+    return [f"control {name}: {control.text}" for name, control in controls.items() if not control.ok]
+
+
+# --- once per device and workload --------------------------------------------------------------------------------
+
+
+def cache_file(key: str) -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "optexp" / f"controls-{key}.json"
+
+
+def remembered(path: Path) -> dict[str, Control]:
+    """What was found here before; nothing where there is nothing that can be read."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        return {name: Control(**facts) for name, facts in found.items()}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def remember(path: Path, controls: dict[str, Control]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(
+            json.dumps({name: asdict(control) for name, control in controls.items()}, indent=2) + "\n"
+        )
+        unfinished.replace(path)
+    except OSError:
+        pass  # a home that cannot be written to costs the controls again, nothing else

@@ -1,0 +1,23 @@
+"""The time that no program can beat: an operation's bytes must move, and its multiplications must be done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MARGIN = 0.9  # ceilings are measured, and a good day beats them by a little
+
+
+def floor_s(
+    moved: int, cached: int, flops: float | None, calibration: Mapping[str, Any], dtype: str, narrower: float = 1.0
+) -> float:
+    """Seconds of a step, at least.
+
+    moved:     bytes of unique inputs, outputs and parameters
+    cached:    bytes of them that the L2 cache may hold
+    dtype:     of the arithmetic, as calibrated ("tf32" too)
+    narrower:  size of that dtype's values over that of the parameters, which may be kept converted
+    """
+    memory = max(0.0, moved * narrower - cached) / calibration["bandwidth"]
+    rate = calibration["matrix"].get(dtype)
+    return float(MARGIN * max(memory, flops / rate if flops and rate else 0.0))

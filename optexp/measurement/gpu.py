@@ -1,0 +1,115 @@
+"""The GPU's own instruments, through NVML. Only the parent reads them, between blocks and never while one is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optexp.measurement.clock import now
+
+POWER_CAP = "power cap"
+REASONS = {  # NVML's bits for clocks below their maximum; idleness and settings of an administrator are no trouble
+    0x04: POWER_CAP,
+    0x08: "hardware slow-down",
+    0x20: "thermal slow-down",
+    0x40: "thermal slow-down by hardware",
+    0x80: "power brake",
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the card said at a moment of `clock.now`: MHz, W, °C, J since its driver was loaded, why its clocks are low.
+
+    None is what this card does not tell.
+    """
+
+    at_s: float
+    sm_mhz: float | None = None
+    memory_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    energy_j: float | None = None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def slowed(self) -> tuple[str, ...]:
+        """Reasons that make a time worthless; at its power cap a card does what it always does under such load."""
+        return tuple(reason for reason in self.reasons if reason != POWER_CAP)
+
+
+class Gpu:
+    """One card. What it does not support is None, never an error."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self.nvml, self.handle = nvml, handle
+
+    @classmethod
+    def open(cls, device: torch.device) -> Gpu | None:
+        """The card that torch calls `device`; None on a CPU and where there is no NVML."""
+        if device.type != "cuda":
+            return None
+        try:
+            import pynvml
+        except ImportError:
+            return None
+        try:
+            pynvml.nvmlInit()
+            # Not the same number where CUDA_VISIBLE_DEVICES leaves some out.
+            return cls(pynvml, pynvml.nvmlDeviceGetHandleByIndex(torch.cuda._get_nvml_device_index(device)))
+        except (pynvml.NVMLError, RuntimeError):  # torch's, about a device that it does not see
+            return None
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """An NVML query about this card; None where it has no answer."""
+        try:
+            return getattr(self.nvml, function)(self.handle, *arguments)
+        except self.nvml.NVMLError:
+            return None
+
+    def read(self) -> Reading:
+        """Everything that changes while the card works."""
+        bits = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        return Reading(
+            at_s=now(),
+            sm_mhz=self.ask("nvmlDeviceGetClockInfo", self.nvml.NVML_CLOCK_SM),
+            memory_mhz=self.ask("nvmlDeviceGetClockInfo", self.nvml.NVML_CLOCK_MEM),
+            power_w=_scaled(self.ask("nvmlDeviceGetPowerUsage"), 1e-3),
+            temperature_c=self.ask("nvmlDeviceGetTemperature", self.nvml.NVML_TEMPERATURE_GPU),
+            energy_j=_scaled(self.ask("nvmlDeviceGetTotalEnergyConsumption"), 1e-3),
+            reasons=tuple(name for bit, name in REASONS.items() if bits & bit),
+        )
+
+    def utilisation(self) -> list[float]:
+        """The share of its last period (some 0.2 s) in which the card computed; empty where it does not tell."""
+        rates = self.ask("nvmlDeviceGetUtilizationRates")
+        return [] if rates is None else [rates.gpu / 100]
+
+    def lock_command(self, mhz: float) -> str:
+        """What an administrator would type to hold the clocks."""
+        card = self.ask("nvmlDeviceGetUUID")
+        return f"sudo nvidia-smi --id={card} --lock-gpu-clocks={mhz:.0f},{mhz:.0f} (and --reset-gpu-clocks afterwards)"
+
+    def free_mib(self) -> float | None:
+        memory = self.ask("nvmlDeviceGetMemoryInfo")
+        return None if memory is None else memory.free / 2**20
+
+    def processes(self) -> dict[int, int | None]:
+        """Bytes on the card by process id, as the driver numbers processes."""
+        running = self.ask("nvmlDeviceGetComputeRunningProcesses") or []
+        return {process.pid: process.usedGpuMemory for process in running}
+
+    def busy(self, since_s: float) -> set[int]:
+        """Processes that computed after a moment of Unix time; empty where the card does not tell."""
+        samples = self.ask("nvmlDeviceGetProcessUtilization", int(since_s * 1e6)) or []
+        return {sample.pid for sample in samples if sample.smUtil}
+
+
+Read = Callable[[], Reading | None]
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

@@ -1,0 +1,218 @@
+"""Rounds: all arms are restarted, and measured, until the interval over their processes is narrow enough."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from math import exp, pi, sqrt
+from random import Random
+from statistics import fmean, median, variance
+
+from optexp.measurement import controls, placement, statistics
+from optexp.measurement.floor import floor_s
+from optexp.measurement.load import under_load
+from optexp.measurement.neighbours import neighbours
+from optexp.measurement.protocol import Protocol
+from optexp.measurement.sampling import COLD, CONTROL_EVERY, Sample, sample
+from optexp.result import Result, Verdict
+from optexp.session import Arm, Session, Stop
+from optexp.wording import duration, ratio
+
+FEWEST_PAIRS = 10
+RESTART_PAIRS = 40  # that could be measured while processes start and warm up: some 2 s
+HOST_BOUND = 0.9  # of the step: below, the GPU waits for the host
+SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+CONTEXT_MIB = 1024  # that a process takes of the card for itself, at least
+
+
+def refuse_company(session: Session) -> None:
+    """Somebody else's work on the card would be in every figure: better to say so before an hour is spent."""
+    if session.gpu is None:
+        return
+    found, hidden = neighbours(session.gpu)
+    if hidden:
+        text = f"{hidden} processes on the GPU have ids that mean nothing here (another container's): they may disturb"
+        session.result.measurement["notes"].append(text)
+    if found and not session.experiment.environment.allow_foreign:
+        raise Stop(
+            Verdict.INVALID,
+            f"the GPU is shared with {', '.join(found)}: end that, or accept it with environment.allow_foreign=true",
+        )
+
+
+def measure(session: Session, finally_: Callable[[Mapping[str, Arm], int], None], fresh: bool = False) -> list[Sample]:
+    """Interleaved blocks in several processes of each arm.
+
+    finally_: is given the last arms, before they end, and the offset of their seed
+    fresh:    controls are run although they are known
+    """
+    protocol, samples, order = session.protocol, list[Sample](), Random(session.experiment.seed)
+    session.result.measurement["setups_s"] = {}
+    phases = session.watch.seconds
+    already = sum(phases.values())
+    # A CPU's load is never the same again: there the controls are run every time.
+    known = controls.cache_file(fingerprint(session)) if session.gpu and not fresh else None
+    judged = controls.remembered(known) if known else {}
+    due = protocol.controls and not judged and room_for_a_third(session)
+    with placement.keep_off(session.cores if session.isolated else []):
+        while True:
+            index = len(samples)
+            control = due and index < protocol.processes_min
+            found, arms = one_round(session, index, next_pairs(samples, protocol), order, control)
+            samples.append(found)
+            spent = sum(phases.values()) - already
+            interval = statistics.over_processes([s.log_ratio for s in samples], protocol.confidence)
+            remaining = max(protocol.processes_min - len(samples), 0) * spent / len(samples)
+            session.progress.update(f"{len(samples)} processes measured", remaining_s=remaining)
+            enough = statistics.precise_enough(interval, protocol.half_width) or spent > protocol.budget_s
+            last = len(samples) == protocol.processes_max or (len(samples) >= protocol.processes_min and enough)
+            if last:
+                look_at_load(session, arms, found)
+                found.floor_s = floor(session, arms["baseline"])
+                session.result.measurement["differences"] = differences(arms)
+                finally_(arms, index)
+            for arm in arms.values():
+                arm.close()
+            if last:
+                break
+        if due:
+            judged = controls.judge(samples, protocol)
+            if controls.failed(judged):
+                judged = controls.judge(retried(session, order), protocol)
+    if waiting := host_bound(session.result):
+        placed = session.result.measurement["placement"]
+        placed["text"] += f"; {waiting}"
+        if protocol.processes_max > 1 and session.isolated and set(session.cores) < session.own_cores:
+            placed["text"] += f"; {unbound(session, len(samples), order)}"
+    if protocol.lock_clocks:
+        session.result.measurement["notes"].append(how_to_lock(session, samples))
+    session.result.measurement["controls"] = {name: asdict(control) for name, control in judged.items()}
+    if due and known and not controls.failed(judged):
+        controls.remember(known, judged)
+    return samples
+
+
+def host_bound(result: Result) -> str:
+    """Which arms keep the GPU waiting; empty where none does, and where there is none."""
+    arms = {"baseline": result.baseline.gpu_busy, "candidate": result.candidate.gpu_busy}
+    said = [f"{busy:.0%} of the {arm}'s step" for arm, busy in arms.items() if busy is not None and busy < HOST_BOUND]
+    return f"host-bound: the GPU is busy {' and '.join(said)}" if said else ""
+
+
+def unbound(session: Session, index: int, order: Random) -> str:
+    """What one more process gives where the system chooses the cores: a result of the host depends on that."""
+    found, arms = one_round(session, index, FEWEST_PAIRS, order, control=False, bound=False)
+    for arm in arms.values():
+        arm.close()
+    times = [median(getattr(pair, name).wall_s for pair in found.kept) for name in ("baseline", "candidate")]
+    took = f"{duration(times[0])} and {duration(times[1])}"
+    return f"free on all {len(session.own_cores)} cores it is {ratio(exp(found.log_ratio))} ({took}, one process)"
+
+
+def how_to_lock(session: Session, samples: Sequence[Sample]) -> str:
+    """For an administrator: clocks are read here, and never touched."""
+    clocks = [r.sm_mhz for s in samples for pair in s.kept for r in pair.readings if r.sm_mhz]
+    if session.gpu is None or not clocks:
+        return "lock_clocks: there are no GPU clocks to hold here"
+    seen = f"they were {min(clocks):.0f} to {max(clocks):.0f} MHz"
+    return f"lock_clocks: {seen}; an administrator holds them with {session.gpu.lock_command(min(clocks))}"
+
+
+def retried(session: Session, order: Random) -> list[Sample]:
+    """New processes for controls that failed: once in a hundred times chance is enough."""
+    samples = []
+    for index in range(session.protocol.processes_min):
+        found, arms = one_round(session, index, FEWEST_PAIRS * CONTROL_EVERY, order, control=True)
+        samples.append(found)
+        for arm in arms.values():
+            arm.close()
+    return samples
+
+
+def fingerprint(session: Session) -> str:
+    """Of device, workload and baseline: what controls depend on."""
+    environment, config = session.result.environment, session.result.config
+    facts = [
+        {k: v for k, v in config.items() if k.startswith(("workload", "baseline", "dtype", "measurement"))},
+        [environment.get(key) for key in ("gpu_uuid", "driver", "cpu", "torch", "triton")],
+        session.cores,
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def room_for_a_third(session: Session) -> bool:
+    """Whether one more process of the baseline fits on the card; its memory is known from its profile."""
+    free = session.gpu.free_mib() if session.gpu else None
+    profiles = [session.result.profile.get(arm, {}).get("metrics", {}) for arm in ("baseline", "baseline", "candidate")]
+    needed = [found.get("memory_reserved_mib", 0.0) + CONTEXT_MIB for found in profiles]
+    if free is None or free > sum(needed):
+        return True
+    session.result.measurement["notes"].append("no controls: the GPU has no room for a second baseline")
+    return False
+
+
+def one_round(
+    session: Session, index: int, pairs: int, order: Random, control: bool, bound: bool = True
+) -> tuple[Sample, Mapping[str, Arm]]:
+    """One process of each arm, started side by side and measured in turn."""
+    gpu, since_s = session.gpu, time.time()
+    stacks = {"baseline": session.baseline, "candidate": session.stack}
+    if control:
+        stacks["again"] = session.baseline
+    with session.working("arms", f"process {index + 1}: starting both arms"):
+        specs = {name: session.spec(stack, seed_offset=index) for name, stack in stacks.items()}
+        arms = session.start({name: spec if bound else replace(spec, cores=()) for name, spec in specs.items()})
+        # Of processes started with warm caches and two at a time; the very first is in `cost`.
+        seconds = {name: arm.wait()["setup_s"] for name, arm in arms.items()}
+        for name in seconds if bound else ():
+            session.result.measurement["setups_s"].setdefault(name, []).append(seconds[name])
+    with session.working("measurement", f"process {index + 1}: measuring"):
+        found = sample(arms, session.protocol, order, pairs, gpu.read if gpu else lambda: None)
+        if gpu:
+            found.foreign = tuple(neighbours(gpu, session.processes(), since_s)[0])
+    return found, arms
+
+
+def floor(session: Session, baseline: Arm) -> float:
+    """Of a single operation on a GPU: a larger program may leave some of its inputs and parameters alone."""
+    calibration = session.result.profile.get("calibration")
+    if session.gpu is None or not session.workload.operation or calibration is None:
+        return 0.0
+    given, computed = session.experiment.dtype, session.contract.dtype or session.experiment.dtype
+    narrower = SIZES.get(computed, 4) / SIZES[given]
+    moved, cached = baseline.call("moved")
+    return floor_s(moved, cached, session.workload.flops, calibration, computed, min(1.0, narrower))
+
+
+def differences(arms: Mapping[str, Arm]) -> dict[str, str]:
+    """Settings of torch and Python that the two processes ended up with and that are not the same."""
+    theirs, ours = (arms[name].call("settings").now for name in ("baseline", "candidate"))
+    return {name: f"{theirs[name]} → {value}" for name, value in ours.items() if theirs.get(name) != value}
+
+
+def look_at_load(session: Session, arms: Mapping[str, Arm], found: Sample) -> None:
+    """Energy and utilisation of each arm, where there is a card that tells."""
+    if session.gpu is None or not session.protocol.load_s or session.protocol.l2 == COLD:
+        return
+    for name in ("baseline", "candidate"):
+        with session.working("measurement", f"energy of the {name}"):
+            step_s = median(getattr(pair, name).wall_s for pair in found.kept)
+            found.load[name] = under_load(arms[name], session.gpu, step_s, session.protocol.load_s)
+
+
+def next_pairs(samples: Sequence[Sample], protocol: Protocol) -> int:
+    """How many pairs the next process measures: where processes differ more than blocks, few pairs and many processes.
+
+    The split that gives the narrowest interval for the time spent: √(cost of a restart in pairs · variance of a pair /
+    variance of a process), where a median of n pairs has π/2 the variance of their mean.
+    """
+    if len(samples) < 3:
+        return protocol.pairs
+    blocks = fmean(pi / 2 * variance([p.log_ratio for p in s.kept]) for s in samples)
+    processes = variance([s.log_ratio for s in samples]) - blocks / fmean(len(s.kept) for s in samples)
+    if processes <= 0:
+        return protocol.pairs
+    return min(protocol.pairs, max(FEWEST_PAIRS, round(sqrt(RESTART_PAIRS * blocks / processes))))

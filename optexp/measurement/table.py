@@ -1,0 +1,61 @@
+"""samples.parquet: every block of every process, for whoever wants to judge for himself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from optexp.measurement.clock import Timing
+from optexp.measurement.sampling import Pair, Sample
+
+FILE = "samples.parquet"
+GPU = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "energy_j")  # of the reading after a pair
+
+
+def write(samples: Sequence[Sample], path: Path) -> None:
+    """One row a block; times in µs a step, `start_s` since the first block."""
+    import pyarrow
+    from pyarrow import parquet
+
+    names = {
+        "process": pyarrow.int32(),
+        "kind": pyarrow.string(),
+        "pair": pyarrow.int32(),
+        "arm": pyarrow.string(),
+        "first": pyarrow.bool_(),
+        "steps": pyarrow.int64(),
+        "wall_us": pyarrow.float64(),
+        "device_us": pyarrow.float64(),
+        "start_s": pyarrow.float64(),
+        "kept": pyarrow.bool_(),
+        **dict.fromkeys(GPU, pyarrow.float64()),
+        "reasons": pyarrow.string(),
+    }
+    table = pyarrow.Table.from_pylist(list(rows(samples)), schema=pyarrow.schema(list(names.items())))
+    parquet.write_table(table, path)
+
+
+def rows(samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
+    """`kind` says what the candidate's blocks are: the candidate's own (main, or cold with emptied caches) or, in a
+    control, the baseline's (same, delayed)."""
+    begin = min(t.start_s for s in samples for p in s.pairs for t in (p.baseline, p.candidate))
+    for process, sample in enumerate(samples):
+        counts: dict[str, int] = {}
+        for pair in sample.pairs:
+            index = counts[pair.kind] = counts.get(pair.kind, -1) + 1
+            for arm, timing in (("baseline", pair.baseline), ("candidate", pair.candidate)):
+                first = pair.baseline_first == (arm == "baseline")
+                place = {"process": process, "kind": pair.kind, "pair": index, "arm": arm, "first": first}
+                yield place | _block(timing, timing.start_s - begin) | _gpu(pair)
+
+
+def _block(timing: Timing, start_s: float) -> dict[str, Any]:
+    device_us = None if timing.device_s is None else timing.device_s * 1e6
+    return {"steps": timing.steps, "wall_us": timing.wall_s * 1e6, "device_us": device_us, "start_s": start_s}
+
+
+def _gpu(pair: Pair) -> dict[str, Any]:
+    said = {name: getattr(pair.readings[-1], name) for name in GPU} if pair.readings else {}
+    reasons = dict.fromkeys(reason for reading in pair.readings for reason in reading.reasons)
+    return said | {"kept": pair.counts, "reasons": ", ".join(reasons) if pair.readings else None}

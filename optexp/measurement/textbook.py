@@ -1,0 +1,54 @@
+"""The usual way to measure, for teaching: one warm-up, a few trials, their mean, baseline first. No verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean, median
+
+from optexp.measurement import placement
+from optexp.result import Verdict
+from optexp.session import Arm, Session
+from optexp.wording import ratio
+
+REPEATS = 4  # in each process
+
+
+def measure(session: Session) -> None:
+    """Fill in the result: what the usual way says here, and how often it sees a difference where there is none."""
+    protocol, result = session.protocol, session.result
+    equal, compared = list[float](), list[tuple[float, float]]()
+    stacks = {"baseline": session.baseline, "candidate": session.stack, "again": session.baseline}
+    with placement.keep_off(session.cores if session.isolated else []):
+        for index in range(protocol.processes_min):
+            with session.working("arms", f"process {index + 1}: starting the arms"):
+                arms = session.start({name: session.spec(stack, seed_offset=index) for name, stack in stacks.items()})
+                for arm in arms.values():
+                    arm.wait()
+            with session.working("measurement", f"process {index + 1}: measuring"):
+                for _ in range(REPEATS):
+                    means = {name: _mean(arms, name, protocol.trials) for name in ("baseline", "candidate", "again")}
+                    compared.append((means["baseline"], means["candidate"]))
+                    equal.append(means["baseline"] / means["again"])
+            for arm in arms.values():
+                arm.close()
+    for place, name in enumerate(("baseline", "candidate")):
+        summary, step_s = getattr(result, name), median(pair[place] for pair in compared)
+        summary.step_us, summary.throughput = step_s * 1e6, session.samples / step_s
+    effect = 1 + protocol.min_effect
+    wrong = sum(not 1 / effect <= found <= effect for found in equal)
+    ratios = [before / after for before, after in compared]
+    result.measurement |= {
+        "preset": protocol.preset,
+        "textbook": {"ratios": ratios, "equal_arms": equal, "wrong": wrong},
+    }
+    result.verdict = Verdict.INCONCLUSIVE
+    result.headline = (
+        f"INCONCLUSIVE: 1 warm-up and the mean of {protocol.trials} trials give {ratio(min(ratios))} to"
+        f" {ratio(max(ratios))} in {len(ratios)} repetitions, and call the baseline different from itself in {wrong} of"
+        f" {len(equal)}: measurement=default gives a verdict"
+    )
+
+
+def _mean(arms: Mapping[str, Arm], name: str, trials: int) -> float:
+    timings = [arms[name].call("block", steps=1, lead_in=int(trial == 0)) for trial in range(trials)]
+    return fmean(timing.wall_s for timing in timings)

@@ -1,0 +1,78 @@
+"""Tiled products x·wᵀ for tensor cores, in whose accumulators a kernel does the rest of its work before it writes.
+
+Tiles come and go by the copy engine (TMA), which wants rows that begin at multiples of 16 bytes; it fills in zeros
+beyond the edges and writes nothing there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from optexp.kernel import INTERPRETED, launch, multiprocessors
+
+
+class Tiling(NamedTuple):
+    """One tile of the result is m × n, made in steps of k, of which `stages` are on their way at once.
+
+    resident:  programs of a multiprocessor, which go from tile to tile and load the next while they finish one;
+               0: a program for each tile, several of which fit on a multiprocessor
+    """
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+    resident: int = 1
+
+
+TILINGS = [
+    Tiling(128, 256, 64, 8, 3),
+    Tiling(256, 128, 64, 8, 3),
+    Tiling(128, 128, 64, 8, 4),
+    Tiling(128, 256, 64, 8, 3, 0),
+    Tiling(128, 128, 64, 4, 2, 0),
+    Tiling(128, 128, 32, 4, 4, 0),
+    Tiling(64, 128, 64, 4, 4, 0),
+    Tiling(64, 64, 128, 4, 4, 0),
+]
+
+
+@triton.jit
+def place(tile, across_m, across_n, GROUP: tl.constexpr):
+    """Row and column of a tile. GROUP rows are walked together, so that what they read is still in L2."""
+    width = GROUP * across_n
+    first = tile // width * GROUP
+    size = tl.minimum(across_m - first, GROUP)
+    return first + tile % width % size, tile % width // size
+
+
+def takes(x: Tensor, w: Tensor) -> bool:
+    """Whether tensor cores and the copy engine can work on these matrices."""
+    if x.dtype != w.dtype or x.dtype not in (torch.bfloat16, torch.float16) or 0 in (*x.shape, *w.shape):
+        return False
+    if not INTERPRETED and torch.cuda.get_device_capability(x.device) < (9, 0):
+        return False
+    aligned = all(t.data_ptr() % 16 == 0 and t.stride(1) == 1 and t.stride(0) % 8 == 0 for t in (x, w))
+    return aligned and w.shape[0] % 8 == 0
+
+
+def product(kernel: Any, tiling: Tiling, x: Tensor, w: Tensor, y: Tensor, *args: Any, **constants: Any) -> None:
+    """Run a kernel that computes tiles of a result with rows of x and columns of w, one program a multiprocessor."""
+    (m, k), n = x.shape, w.shape[0]
+    tiles = triton.cdiv(m, tiling.m) * triton.cdiv(n, tiling.n)
+    descriptors = (
+        TensorDescriptor.from_tensor(x, [tiling.m, tiling.k]),
+        TensorDescriptor.from_tensor(w, [tiling.n, tiling.k]),
+        TensorDescriptor.from_tensor(y, [tiling.m, tiling.n]),
+    )
+    programs = min(tiles, tiling.resident * multiprocessors(x.device)) if tiling.resident else tiles
+    tile = {"M": tiling.m, "N": tiling.n, "K": tiling.k}
+    settings = {"num_warps": tiling.warps, "num_stages": tiling.stages}
+    launch(kernel, programs, *args, *descriptors, m, n, k, **constants, **tile, **settings)

@@ -1,0 +1,329 @@
+"""Our kernels in the place of what they implement: patterns found in a captured graph, however they were spelled.
+
+The graph is the one that torch.compile captures, before autograd: what replaces a pattern brings its own gradient.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+
+from optexp.kernel import Kernel
+
+Terms = tuple[str, tuple[Any, ...]]  # an operation's one name, and its operands in one order
+
+
+@dataclass
+class Rewriter:
+    """Puts these kernels into graphs.
+
+    replaced:  how often each was put in
+    refused:   why a pattern that was found stayed, and how often
+    """
+
+    kernels: Sequence[Kernel]
+    replaced: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+
+    def run(self, graph: fx.Graph) -> None:
+        name_formulas(graph)
+        patterns = [(kernel, pattern) for kernel in self.kernels for pattern in map(graph_of, kernel.patterns)]
+        for kernel, pattern in sorted(patterns, key=lambda pair: -len(pair[1].nodes)):  # the longest first
+            for node in list(graph.nodes):
+                self.try_at(node, kernel, result(pattern))
+
+    def try_at(self, node: fx.Node, kernel: Kernel, pattern: Any) -> None:
+        """Put the kernel in where the node is the pattern's result; either operand of a sum may be the bias."""
+        reasons = []
+        for match in (Match(), Match(swapped=True)):
+            if not match.value(pattern, node) or not match.is_closed(node):
+                continue
+            args = match.arguments(kernel.function)
+            reason = why_not(kernel, args, node)
+            if reason is None:
+                replace(node, match.nodes, kernel.function, args)
+                self.replaced[kernel.name] += 1
+                return
+            reasons.append(f"{kernel.name}: {reason}")
+        self.refused.update(reasons[:1])
+
+
+def replace(root: fx.Node, nodes: set[fx.Node], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """A call of the function in the place of these nodes, the last of which is the root."""
+    with root.graph.inserting_before(root):
+        new = root.graph.call_function(function, args)
+    new.meta = dict(root.meta)
+    root.replace_all_uses_with(new)
+    for node in sorted(nodes, reverse=True):
+        root.graph.erase_node(node)
+
+
+def backend(rewriter: Rewriter) -> Callable[..., Callable[..., Any]]:
+    """For torch.compile: rewrites each captured graph, then runs it eagerly; counted as torch counts its own."""
+
+    def compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        from torch._dynamo.utils import counters
+
+        before = Counter(rewriter.replaced), Counter(rewriter.refused)
+        rewriter.run(module.graph)
+        counters["replaced"].update(rewriter.replaced - before[0])
+        counters["refused"].update(rewriter.refused - before[1])
+        module.recompile()
+        return module
+
+    return compile
+
+
+def why_not(kernel: Kernel, args: Sequence[Any], node: fx.Node) -> str | None:
+    """Asks the kernel itself, with tensors that have no data, in the autocast state that holds at the node."""
+    expected = value_of(node)
+    fakes = [value_of(arg) for arg in args]
+    if not isinstance(expected, Tensor):
+        return "its shapes are not known"
+    with ExitStack() as stack:
+        if mode := getattr(expected, "fake_mode", None):
+            stack.enter_context(mode)
+        for arguments in autocast_at(node):
+            device, dtype, enabled, cached = arguments
+            stack.enter_context(torch.autocast(device, dtype, enabled, cached))
+        try:
+            ours = kernel.function(*fakes)
+        except ValueError as error:
+            return str(error)
+        if not kernel.worthwhile(*fakes):
+            return "it would not pay"
+    for aspect in ("shape", "dtype", "device"):
+        if getattr(ours, aspect) != getattr(expected, aspect):
+            return f"its result has {aspect} {getattr(ours, aspect)} instead of {getattr(expected, aspect)}"
+    return None
+
+
+# --- matching ----------------------------------------------------------------------------------------------------
+
+
+@cache
+def graph_of(pattern: Callable[..., Any]) -> fx.Graph:
+    return fx.symbolic_trace(pattern).graph
+
+
+def result(pattern: fx.Graph) -> Any:
+    return next(node for node in pattern.nodes if node.op == "output").args[0]
+
+
+@dataclass
+class Match:
+    """What a pattern's parameters stand for, and the nodes it covers.
+
+    swapped:  operands of sums and products are tried in the other order first
+    """
+
+    bound: dict[str, Any] = field(default_factory=dict)
+    nodes: set[fx.Node] = field(default_factory=set)
+    swapped: bool = False
+
+    def value(self, pattern: Any, value: Any) -> bool:
+        """Whether the value is what the pattern describes; a failed attempt leaves no trace."""
+        if not isinstance(pattern, fx.Node):
+            return type(pattern) is type(value) and bool(pattern == value)
+        if pattern.op == "placeholder":
+            return self.parameter(str(pattern.target), value)
+        if not isinstance(value, fx.Node):
+            return False
+        wanted, found = terms(pattern), terms(value)
+        if wanted is None or found is None or wanted[0] != found[0] or len(wanted[1]) != len(found[1]):
+            return False
+        saved = dict(self.bound), set(self.nodes)
+        self.nodes.add(value)
+        orders = [found[1], found[1][::-1]] if found[0] in COMMUTATIVE else [found[1]]
+        for operands in reversed(orders) if self.swapped else orders:
+            if all(map(self.value, wanted[1], operands)):
+                return True
+            self.bound, self.nodes = dict(saved[0]), {*saved[1], value}
+        self.bound, self.nodes = saved
+        return False
+
+    def parameter(self, name: str, value: Any) -> bool:
+        if name not in self.bound:
+            self.bound[name] = value
+        return self.bound[name] is value or (not isinstance(value, fx.Node) and self.bound[name] == value)
+
+    def is_closed(self, root: fx.Node) -> bool:
+        """Whether nobody else reads what is inside, and nothing between its first and last node has side effects."""
+        if any(not set(node.users) <= self.nodes for node in self.nodes - {root}):
+            return False
+        node = min(self.nodes)
+        while node is not root:
+            if has_side_effects(node):
+                return False
+            node = node.next
+        return not has_side_effects(root)
+
+    def arguments(self, function: Callable[..., Any]) -> tuple[Any, ...]:
+        """What the pattern's parameters stand for, in the order of the function's."""
+        parameters = inspect.signature(function).parameters.values()
+        return tuple(self.bound.get(p.name, p.default) for p in parameters)
+
+
+def has_side_effects(node: fx.Node) -> bool:
+    """Writes to a tensor, or changes the state of torch (autocast, gradients on or off): no code moves past it."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    written = bool(node.kwargs.get("inplace")) or "out" in node.kwargs or node.target in INPLACE_OPERATORS
+    return in_place or written or not node.users or node.target is _enter_autocast
+
+
+def value_of(value: Any) -> Any:
+    """A node's value without its data; other arguments are what they are."""
+    return value.meta.get("example_value") if isinstance(value, fx.Node) else value
+
+
+def autocast_at(node: fx.Node) -> list[tuple[Any, ...]]:
+    """The arguments of the autocast regions of the graph that are open there."""
+    open_: dict[fx.Node, tuple[Any, ...]] = {}
+    for earlier in node.graph.nodes:
+        if earlier is node:
+            break
+        if earlier.target is _enter_autocast:
+            open_[earlier] = earlier.args
+        elif earlier.target is _exit_autocast:
+            open_.pop(earlier.args[0])
+    return list(open_.values())
+
+
+# --- one spelling for many ---------------------------------------------------------------------------------------
+
+
+def _binary(name: str) -> Callable[..., Terms | None]:
+    def spelled(input: Any, other: Any, *, alpha: Any = 1, rounding_mode: Any = None) -> Terms | None:
+        return (name, (input, other)) if alpha == 1 and rounding_mode is None else None
+
+    return spelled
+
+
+def _quotient(input: Any, other: Any, *, rounding_mode: Any = None) -> Terms | None:
+    return ("mul", (input, 1 / other)) if isinstance(other, (int, float)) and other and not rounding_mode else None
+
+
+def _relu(input: Any, inplace: bool = False) -> Terms | None:
+    return None if inplace else ("relu", (input,))
+
+
+def _gelu(input: Any, approximate: str = "none") -> Terms:
+    return "gelu", (input, approximate)
+
+
+def gelu(x: Tensor, approximate: str) -> Tensor:
+    """What a formula is replaced by; the form as a positional argument."""
+    return F.gelu(x, approximate=approximate)
+
+
+def _softmax(input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Terms | None:
+    return None if dim is None else ("softmax", (input, dim, dtype))
+
+
+def _torch_softmax(input: Any, dim: Any, dtype: Any = None) -> Terms:
+    return "softmax", (input, dim, dtype)
+
+
+def _layer_norm(input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Terms:
+    return "layer_norm", (input, normalized_shape, weight, bias, eps)
+
+
+def _linear(input: Any, weight: Any, bias: Any = None) -> Terms:
+    return "linear", (input, weight, bias)
+
+
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Terms | None:
+    return None if inplace else ("dropout", (input, p, training))
+
+
+COMMUTATIVE = {"add", "mul"}
+INPLACE_OPERATORS = {f for name, f in vars(operator).items() if name.startswith("i") and f"__{name}__" in dir(Counter)}
+SPELLINGS: dict[Any, Callable[..., Terms | None]] = {
+    **dict.fromkeys((operator.add, torch.add, "add"), _binary("add")),
+    **dict.fromkeys((operator.mul, torch.mul, torch.multiply, "mul"), _binary("mul")),
+    **dict.fromkeys((operator.truediv, torch.div, torch.true_divide, "div"), _quotient),
+    **dict.fromkeys((F.relu, torch.relu, "relu"), _relu),
+    **dict.fromkeys((F.gelu, gelu), _gelu),
+    F.softmax: _softmax,
+    torch.softmax: _torch_softmax,
+    "softmax": _torch_softmax,
+    F.layer_norm: _layer_norm,
+    F.linear: _linear,
+    F.dropout: _dropout,
+}
+
+
+def terms(node: fx.Node) -> Terms | None:
+    """The node's operation by its one name; None where patterns do not know it."""
+    spelled = SPELLINGS.get(node.target) if node.op in ("call_function", "call_method") else None
+    return spelled(*node.args, **node.kwargs) if spelled else None
+
+
+# --- formulas ----------------------------------------------------------------------------------------------------
+
+POINTWISE: set[Any] = {
+    *(getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "pow", "neg")),
+    *(getattr(torch, name) for name in ("add", "sub", "mul", "div", "pow", "neg", "tanh", "erf", "sigmoid", "exp")),
+    *("add", "sub", "mul", "div", "pow", "neg", "tanh", "erf", "sigmoid", "exp", "square"),
+    *(torch.square, torch.multiply, torch.true_divide, torch.special.erf),
+}
+CURVED = {"tanh", "erf", "sigmoid", "exp"}
+LONGEST_FORMULA = 24  # nodes
+
+
+def name_formulas(graph: fx.Graph) -> None:
+    """Put F.gelu where GELU is written out.
+
+    There are too many ways to write it for a list. So any element-wise expression of one tensor is tried with
+    numbers: one that equals GELU at all of them, to float32's precision and beyond, is GELU.
+    """
+    for node in reversed(list(graph.nodes)):
+        for argument, nodes in expressions(node):
+            form = gelu_form(argument, sorted(nodes))
+            if form is not None and Match(nodes=nodes).is_closed(node):
+                replace(node, nodes, gelu, (argument, form))
+                break
+
+
+def expressions(root: fx.Node) -> Iterator[tuple[fx.Node, set[fx.Node]]]:
+    """Each tensor that alone determines the root by element-wise operations, with those; the smallest first."""
+    inside: set[fx.Node] = set()
+    edge = [root]
+    while edge and len(inside) < LONGEST_FORMULA:
+        node = max(edge)  # the last in the graph: all its readers here have been seen
+        edge = [other for other in edge if other is not node]
+        if inside and not edge and any(getattr(n.target, "__name__", n.target) in CURVED for n in inside):
+            yield node, set(inside)
+        if node.target not in POINTWISE or node.kwargs or node.graph is not root.graph:
+            return
+        inside.add(node)
+        edge += node.all_input_nodes
+
+
+def gelu_form(argument: fx.Node, nodes: Sequence[fx.Node]) -> str | None:
+    """ "tanh" or "none" where these nodes compute that GELU of the argument."""
+    x = torch.linspace(-12, 12, 241, dtype=torch.float64)
+    values: dict[fx.Node, Any] = {argument: x}
+    for node in nodes:
+        args = fx.node.map_arg(node.args, values.__getitem__)
+        function = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
+        values[node] = function(*args)
+    y = values[nodes[-1]]
+    for form in ("tanh", "none"):
+        if torch.allclose(y, F.gelu(x, approximate=form), rtol=1e-7, atol=1e-7):
+            return form
+    return None

@@ -1,0 +1,90 @@
+"""What Triton kernels share: tiles of memory, and arithmetic that is wide enough.
+
+A mask makes Triton give up 16-byte accesses unless the length divides by 16, so only a last, partial tile has one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from optexp.kernel import launch, multiprocessors
+
+
+@triton.jit
+def wide(x):
+    """In the precision that kernels compute in: float32, or float64 where that was given."""
+    return x if x.dtype == tl.float64 else x.to(tl.float32)
+
+
+@triton.jit
+def load(pointer, start, size, BLOCK: tl.constexpr):
+    """Elements start … start + BLOCK of a vector of `size`; zeros beyond its end."""
+    offsets = tl.arange(0, BLOCK)
+    if start + BLOCK <= size:
+        tile = tl.load(pointer + start + offsets)
+    else:
+        tile = tl.load(pointer + start + offsets, mask=offsets < size - start, other=0.0)
+    return tile
+
+
+@triton.jit
+def store(pointer, start, size, tile, BLOCK: tl.constexpr):
+    """The counterpart of `load`; the tile is rounded to what the pointer holds."""
+    offsets = tl.arange(0, BLOCK)
+    tile = tile.to(pointer.dtype.element_ty)
+    if start + BLOCK <= size:
+        tl.store(pointer + start + offsets, tile)
+    else:
+        tl.store(pointer + start + offsets, tile, mask=offsets < size - start)
+
+
+@triton.jit
+def tile(first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Where rows `first` … `first` + ROWS of column block `block` lie in a matrix, and which of them exist.
+
+    Returns the offset of the first row (64 bits), offsets from there, a mask, and the columns.
+    """
+    row, column = tl.arange(0, ROWS)[:, None], block * BLOCK + tl.arange(0, BLOCK)[None, :]
+    mask = (column < columns) & (row < rows - first)
+    return tl.cast(first, tl.int64) * columns, row * columns + column, mask, column
+
+
+def matrix(tensor: Tensor) -> tuple[int, int]:
+    """Rows and columns, when all dimensions but the last are rows."""
+    columns = tensor.shape[-1]
+    return (tensor.numel() // columns if columns else 0), columns
+
+
+def over_tiles(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any) -> Tensor:
+    """Write `result`, each tile by a program of its own."""
+    rows, columns = matrix(result)
+    shape = _tile_shape(columns, result.element_size())
+    programs = triton.cdiv(rows, shape["ROWS"]) * triton.cdiv(columns, shape["BLOCK"])
+    launch(kernel, programs, *operands, result, rows, columns, **constants, **shape)
+    return result
+
+
+def over_columns(kernel: Any, result: Tensor, *operands: Tensor | None, **constants: Any) -> tuple[Tensor, Tensor]:
+    """Write `result`, and return with it a sum over its rows that the kernel makes on the way.
+
+    Each program adds up a group of rows of one column block; the groups are then added in a fixed order.
+    """
+    rows, columns = matrix(result)
+    shape = _tile_shape(columns, result.element_size())
+    across = triton.cdiv(columns, shape["BLOCK"])
+    groups = max(1, min(8 * multiprocessors(result.device) // max(across, 1), triton.cdiv(rows, shape["ROWS"])))
+    widest = max((operand.dtype for operand in operands if operand is not None), key=lambda dtype: dtype.itemsize)
+    sums = result.new_empty((groups, columns), dtype=torch.promote_types(widest, torch.float32))
+    launch(kernel, groups * across, *operands, result, sums, rows, columns, **constants, **shape)
+    return result, sums.sum(0)
+
+
+def _tile_shape(columns: int, element_size: int) -> dict[str, int]:
+    """A tile of 8 KiB: two to four 16-byte accesses for each thread of four warps."""
+    block = max(16, min(triton.next_power_of_2(columns), 1024))
+    return {"ROWS": 8192 // element_size // block, "BLOCK": block}

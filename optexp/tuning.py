@@ -1,0 +1,93 @@
+"""Which of a few ways to compute the same thing is fastest on this card: measured once, remembered per card."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+import torch
+import triton
+
+from optexp.measurement import clock
+
+T = TypeVar("T")
+Key = tuple[object, ...]
+
+_chosen: dict[Key, object] = {}
+
+
+def fastest(what: str, key: Key, candidates: Sequence[T], run: Callable[[T], object], device: torch.device) -> T:
+    """The candidate whose `run` takes least device time; it may run many times.
+
+    key:  what else the answer depends on: dtype, shape. Where nothing can be timed (on a CPU, while a graph is
+          captured) and nothing is known, the first candidate.
+    """
+    if device.type != "cuda" or len(candidates) == 1:
+        return candidates[0]
+    known = (what, device.index, *key)
+    choice = _chosen.get(known)
+    if choice is not None:
+        return choice  # type: ignore[return-value]
+    file = _file(device)
+    label = json.dumps([what, *map(str, key), *map(str, candidates)])
+    index = _remembered(file).get(label)
+    if index is None:
+        if torch.cuda.is_current_stream_capturing():
+            return candidates[0]
+        index = _race(candidates, run, device)
+        _remember(file, label, index)
+    _chosen[known] = candidates[index]
+    return candidates[index]
+
+
+def bucket(count: int) -> int:
+    """Counts that share an answer: those between the same powers of two."""
+    return count.bit_length()
+
+
+def _race(candidates: Sequence[T], run: Callable[[T], object], device: torch.device) -> int:
+    """The index of the fastest; a candidate that does not compile here or needs too much is out."""
+    times = []
+    for candidate in candidates:
+        work = partial(run, candidate)
+        try:
+            work()
+            once = clock.time_block(work, 3, device).device_s or 0.0
+            steps = max(3, min(100, int(1e-3 / max(once, 1e-6))))
+            blocks = [clock.time_block(work, steps, device) for _ in range(3)]
+            times.append(median(block.device_s or float("inf") for block in blocks))
+        except triton.runtime.errors.OutOfResources:
+            times.append(float("inf"))
+    return times.index(min(times))
+
+
+@cache
+def _file(device: torch.device) -> Path:
+    properties = torch.cuda.get_device_properties(device)
+    facts = [properties.name, properties.multi_processor_count, torch.__version__, triton.__version__]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "optexp" / f"tuning-{key}.json"
+
+
+def _remembered(file: Path) -> dict[str, int]:
+    try:
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _remember(file: Path, label: str, index: int) -> None:
+    """Another process may write at the same time: what it found is lost, and found again."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(_remembered(file) | {label: index}, indent=1) + "\n")
+        unfinished.replace(file)
+    except OSError:
+        pass  # a home that cannot be written to costs a second per process, nothing else

@@ -1,0 +1,112 @@
+"""Channels-last memory: tensor cores read images pixel by pixel, and need no transpose before each convolution."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from optexp.program import Batch, Program, ResidentFeed, Source, map_batch, preserved, to_device
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
+
+if TYPE_CHECKING:
+    from optexp.insight.trace import Trace
+
+
+@dataclass
+class ChannelsLast(Strategy):
+    """Weights, optimizer state and inputs with four dimensions; convolutions pass the layout on.
+
+    Batches that lie on the device are kept so; those that travel are converted when the model is called.
+    """
+
+    stage = Stage.LAYOUT
+
+    def unsupported(self, program: Program, device: torch.device) -> str | None:
+        if not any(p.dim() == 4 for p in program.model.parameters()):
+            return "the model has no weights of convolutions over images: leave channels_last out"
+        return None
+
+    def apply(self, program: Program) -> tuple[Program, Notes]:
+        before = layouts(program)
+        program.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if program.optimizer is not None:
+            for state in program.optimizer.state.values():
+                state.update({name: last(value) for name, value in state.items()})
+        resident = type(program.feed) is ResidentFeed
+        optimized = replace(
+            program,
+            forward=with_images_last(program.call),
+            feed=ImagesLast(program.device) if resident else program.feed,
+        )
+        return optimized, {"before": before, "after": layouts(program, optimized), "resident": resident}
+
+    def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
+        was, now = notes["before"], notes["after"]
+        total = sum(now.values())
+        if was["last"] >= now["last"]:
+            return Evidence(False, f"{now['last']} of {total} convolutions return channels-last, as many as before")
+        text = f"{now['last']} of {total} convolutions return channels-last ({was['last']} before)"
+        turned = [sum("nchwToNhwc" in k.name for k in trace.kernels) / len(trace.steps) for trace in (before, after)]
+        return Evidence(True, text + (f", {turned[0]:g} transposes a step became {turned[1]:g}" if any(turned) else ""))
+
+    def recipe(self, notes: Notes) -> str:
+        lines = "model.to(memory_format=torch.channels_last)\nforward = with_images_last(forward)\n"
+        if notes["resident"]:
+            lines += "batches = itertools.cycle([tuple(map(last, batch)) for batch in itertools.islice(batches, 4)])\n"
+        return "import itertools\n\n" + lines
+
+
+def last(value: Any) -> Any:
+    """An image batch in channels-last; anything else as it is."""
+    if isinstance(value, Tensor) and value.dim() == 4:
+        return value.contiguous(memory_format=torch.channels_last)
+    return value
+
+
+def with_images_last(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call` on inputs in channels-last."""
+
+    def converted(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map(last, (args, kwargs))
+        return call(*args, **kwargs)
+
+    return converted
+
+
+class ImagesLast(ResidentFeed):
+    """Batches on the device, in channels-last before the clock starts."""
+
+    def reset(self, source: Source) -> None:
+        super().reset([map_batch(last, to_device(batch, self.device)) for batch in source])
+
+    def bring(self, batch: Batch) -> Batch:
+        return map_batch(last, super().bring(batch))
+
+
+def layouts(program: Program, optimized: Program | None = None) -> dict[str, int]:
+    """How many convolutions of a forward pass return which layout; the program's state stays what it was."""
+    with preserved(program), torch.no_grad(), Convolutions() as seen:
+        (optimized or program).predict(to_device(program.feed.next(), program.device))
+    return {layout: seen.layouts[layout] for layout in ("last", "first", "either")}
+
+
+class Convolutions(TorchDispatchMode):
+    """Counts the layouts that convolutions return; of one channel or one pixel, both at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layouts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.convolution.default and result.dim() == 4:
+            is_last = result.is_contiguous(memory_format=torch.channels_last)
+            self.layouts["either" if is_last and result.is_contiguous() else "last" if is_last else "first"] += 1
+        return result

@@ -1,0 +1,108 @@
+"""Fused optimizers: all parameters updated by one kernel, instead of several small ones for each of them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from optexp.config import one_of
+from optexp.program import Program, clear_gradients, preserved
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported
+
+if TYPE_CHECKING:
+    from optexp.insight.trace import Trace
+
+# What shows an implementation in a trace: operations, and kernels (all that is left of a captured step).
+SIGNS = {
+    "fused": re.compile(r"aten::_fused_(adam|adamw|sgd|adagrad)_$|Fused\w+MathFunctor"),
+    "foreach": re.compile(r"aten::_foreach_|multi_tensor_apply_kernel<(?!.*Fused\w+MathFunctor)"),
+}
+
+
+@dataclass
+class FusedOptimizer(Strategy):
+    """The same optimizer with the same hyperparameters and state, in torch's fused or foreach implementation."""
+
+    stage = Stage.OPTIMIZER
+
+    implementation: str = one_of("fused", "foreach")
+
+    @property
+    def excludes(self) -> frozenset[str]:
+        return frozenset({"optimizer"})  # another one that changes how it steps
+
+    def unsupported(self, program: Program, device: torch.device) -> str | None:
+        if program.optimizer is None:
+            return "there is no optimizer to speed up: use workload.mode=train"
+        if self.implementation not in program.optimizer.defaults:
+            others = "Adam, AdamW or SGD" if self.implementation == "fused" else "Adam, AdamW, SGD, RMSprop, ..."
+            return f"torch has no {self.implementation} {type(program.optimizer).__name__}: use {others}"
+        return None
+
+    def apply(self, program: Program) -> tuple[Program, Notes]:
+        assert program.optimizer is not None
+        before = operations(program)
+        implement(program.optimizer, self.implementation)
+        try:
+            after = operations(program)
+        except RuntimeError as error:  # not for this device or dtype
+            raise Unsupported(f"fused_optimizer: {str(error).splitlines()[0]}") from error
+        return program, {"before": before, "after": after, "optimizer": type(program.optimizer).__name__}
+
+    def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
+        sign = SIGNS[self.implementation]
+        ours = {name: count for name, count in notes["after"].items() if sign.search(name)}
+        if not ours:
+            return Evidence(False, f"{notes['optimizer']}.step ran no {self.implementation} operation")
+        if any(sign.search(name) for name in notes["before"]):
+            other = "; try strategy.fused_optimizer.implementation=fused" if self.implementation == "foreach" else ""
+            return Evidence(False, f"{notes['optimizer']}.step is {self.implementation} without being told{other}")
+        if not any(sign.search(span.name) for span in (*after.ops, *after.kernels)):
+            return Evidence(False, f"no {self.implementation} operation or kernel ran in the profiled steps")
+        counts = [sum(found.values()) for found in (notes["before"], notes["after"])]
+        names = ", ".join(sorted(name.removeprefix("aten::") for name in ours))
+        return Evidence(True, f"{notes['optimizer']}.step: {counts[0]} operations became {counts[1]} ({names})")
+
+    def recipe(self, notes: Notes) -> str:
+        return f'implement(optimizer, "{self.implementation}")'
+
+
+def implement(optimizer: Optimizer, implementation: str) -> None:
+    """What `fused=True` or `foreach=True` would have done when the optimizer was made; its state is kept."""
+    fused = implementation == "fused"
+    for group in optimizer.param_groups:
+        group.update({"foreach": not fused} | ({"fused": fused} if "fused" in group else {}))
+    optimizer._step_supports_amp_scaling = fused  # type: ignore[attr-defined]  # a GradScaler then leaves it to the kernel
+    for parameter, state in optimizer.state.items():
+        if fused and isinstance(state.get("step"), torch.Tensor):
+            state["step"] = state["step"].to(device=parameter.device, dtype=torch.float32)
+
+
+def operations(program: Program) -> dict[str, int]:
+    """What one step of the optimizer is made of, by name; the program's state stays what it was."""
+    assert program.optimizer is not None
+    with preserved(program):
+        for parameter in program.model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        with Operations() as seen:
+            program.optimizer.step()
+    clear_gradients(program.model)
+    return dict(seen.counts)
+
+
+class Operations(TorchDispatchMode):
+    """Counts what runs while an optimizer steps; looking at a tensor is no work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[f"aten::{func.overloadpacket.__name__}"] += not func.is_view
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,58 @@
+"""Inference mode: tensors that can never enter a backward pass carry no version counter and no view tracking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from optexp.program import Batch, Outputs, Program, Step, preserved
+from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
+
+if TYPE_CHECKING:
+    from optexp.insight.trace import Trace
+
+
+@dataclass
+class InferenceMode(Strategy):
+    """torch.inference_mode around the step, which by itself runs under no_grad."""
+
+    stage = Stage.MEMORY  # after all that makes the step anew, and before it is captured
+
+    @property
+    def contract(self) -> Contract:
+        return BITWISE
+
+    @property
+    def excludes(self) -> frozenset[str]:
+        return frozenset({"optimizer"})  # which learns
+
+    def unsupported(self, program: Program, device: torch.device) -> str | None:
+        if program.trains:
+            return "nothing made in inference mode can enter a backward pass: use workload.mode=forward"
+        return None
+
+    def apply(self, program: Program) -> tuple[Program, Notes]:
+        optimized = replace(program, step=inferring(program.step))
+        with preserved(program):
+            outputs = optimized.run()
+        marked = [name for name, tensor in outputs.items() if tensor.is_inference()]
+        return optimized, {"outputs": len(outputs), "marked": len(marked)}
+
+    def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
+        count = f"{notes['marked']} of {notes['outputs']} outputs are inference tensors"
+        if not notes["marked"]:
+            return Evidence(False, f"{count}: what is returned is an input, or was not made by the step")
+        return Evidence(True, count)
+
+    def recipe(self, notes: Notes) -> str:
+        return "step = torch.inference_mode()(step)"
+
+
+def inferring(step: Step) -> Step:
+    def inferred(program: Program, batch: Batch) -> Outputs:
+        with torch.inference_mode():
+            return step(program, batch)
+
+    return inferred

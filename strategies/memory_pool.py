@@ -1,0 +1,164 @@
+"""Memory pools: where a step's memory comes from, what asking for it costs, and what holding on to it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from optexp.config import one_of
+from optexp.program import Batch, Outputs, Program, Step, preserved
+from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
+
+if TYPE_CHECKING:
+    from optexp.insight.trace import Trace
+
+SETTINGS = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
+MIB = 2**20
+
+
+@dataclass
+class MemoryPool(Strategy):
+    """kind:  private: what the step's thread allocates comes from a torch.cuda.MemPool, graphs included; expandable:
+           segments that grow; async: the driver's own pool; none: no pool, every tensor is a cudaMalloc and a cudaFree;
+           emptied: what is cached goes back to the driver after every step; workspace: modules that keep scratch memory
+           as `self.workspace` share one
+
+    `async` and `none` cannot be stacked with what captures: without a cache nothing may be allocated in a graph, and
+    what the driver's pool gives to graphs cannot be counted.
+    """
+
+    stage = Stage.MEMORY
+
+    kind: str = one_of("private", "expandable", "async", "none", "emptied", "workspace")
+
+    @property
+    def contract(self) -> Contract:
+        return BITWISE
+
+    @property
+    def excludes(self) -> frozenset[str]:
+        if self.kind in ("workspace", "private"):
+            # Two modules would share one at once; and while a thread allocates from a pool, torch keeps what crossed
+            # streams as if a graph were being captured: steps would never get it back.
+            return frozenset({"streams"})
+        return frozenset({"capture"} if self.kind in ("async", "none", "emptied") else ())
+
+    def environment(self) -> Mapping[str, str]:
+        if self.kind == "none":
+            return {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        # Its name since torch 2.9, and the one before, which a user may have set.
+        names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+        return dict.fromkeys(names, SETTINGS[self.kind]) if self.kind in SETTINGS else {}
+
+    def unsupported(self, program: Program, device: torch.device) -> str | None:
+        if self.kind != "workspace" and device.type != "cuda":
+            return (
+                f"pools are of torch's CUDA allocator, and this run is on the {device.type.upper()}: use device=cuda on"
+                " a machine with an NVIDIA GPU, or kind=workspace for modules that keep scratch memory"
+            )
+        return None
+
+    def apply(self, program: Program) -> tuple[Program, Notes]:
+        if self.kind == "private":
+            pool = torch.cuda.MemPool()
+            program = replace(program, pool=pool, step=within(pool, program.step))
+        elif self.kind == "emptied":
+            program = replace(program, step=emptying(program.step))
+        with preserved(program):
+            program.run()
+        if self.kind == "workspace":
+            return program, share_workspaces(program.model)
+        segments = torch.cuda.memory_snapshot() if torch.cuda.get_allocator_backend() == "native" else []
+        return program, {
+            "backend": torch.cuda.get_allocator_backend(),
+            "expandable": sum(bool(segment.get("is_expandable")) for segment in segments),
+            "private": sum(s["total_size"] for s in segments if program.pool and in_pool(s, program.pool)),
+        }
+
+    def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
+        match self.kind:
+            case "workspace":
+                count, (had, has) = notes["modules"], notes["bytes"]
+                if count < 2:
+                    return Evidence(False, f"{count} modules keep scratch memory as `self.workspace`: none to share")
+                return Evidence(True, f"{count} modules share {has / MIB:.3g} MiB of workspace, not {had / MIB:.3g}")
+            case "private":
+                found = notes["private"]
+                return Evidence(bool(found), f"{found / MIB:.3g} MiB of a step's memory lie in a pool of its own")
+            case "expandable":
+                return Evidence(bool(notes["expandable"]), f"{notes['expandable']} segments can grow")
+            case "async":
+                calls, backend = after.calls("cudaMallocAsync"), notes["backend"]
+                text = f"allocator {backend}, {calls:g} calls of cudaMallocAsync a step"
+                return Evidence(backend == "cudaMallocAsync", text)
+        names = ("cudaMalloc", "cudaFree")
+        had, has = (sum(map(trace.calls, names)) for trace in (before, after))
+        return Evidence(has > had, f"{has:g} calls of cudaMalloc and cudaFree a step, not {had:g}")
+
+    def recipe(self, notes: Notes) -> str:
+        recipes = {"private": PRIVATE, "emptied": EMPTIED, "workspace": "share_workspaces(model)  # after a first step"}
+        return recipes.get(self.kind, "# the variables at the top are all it takes")
+
+
+PRIVATE = """\
+mempool = torch.cuda.MemPool()
+pool = mempool.id
+
+
+def step(batch, plain=step):
+    if torch.cuda.is_current_stream_capturing():
+        return plain(batch)
+    with torch.cuda.use_mem_pool(mempool):
+        return plain(batch)
+"""
+
+EMPTIED = """\
+def step(batch, plain=step):
+    result = plain(batch)
+    torch.cuda.empty_cache()
+    return result
+"""
+
+
+def within(pool: torch.cuda.MemPool, step: Step) -> Step:
+    """The step, whose thread allocates from `pool`. A graph that is captured into the pool does so by itself."""
+
+    def pooled(program: Program, batch: Batch) -> Outputs:
+        if torch.cuda.is_current_stream_capturing():
+            return step(program, batch)
+        with torch.cuda.use_mem_pool(pool):
+            return step(program, batch)
+
+    return pooled
+
+
+def emptying(step: Step) -> Step:
+    def emptied(program: Program, batch: Batch) -> Outputs:
+        outputs = step(program, batch)
+        torch.cuda.empty_cache()
+        return outputs
+
+    return emptied
+
+
+def in_pool(segment: Mapping[str, Any], pool: torch.cuda.MemPool) -> bool:
+    return tuple(segment.get("segment_pool_id", ())) == tuple(pool.id)
+
+
+def share_workspaces(model: nn.Module) -> dict[str, Any]:
+    """One workspace, as large as the largest, for all modules that keep one and use it one after the other."""
+    kept = [(m, w) for m in model.modules() if isinstance(w := vars(m).get("workspace"), Tensor)]
+    shared: dict[Any, Tensor] = {}
+    for _, workspace in kept:
+        kind = (workspace.dtype, workspace.device)
+        if kind not in shared or shared[kind].numel() < workspace.numel():
+            shared[kind] = workspace.view(-1)
+    for module, workspace in kept:
+        common = shared[workspace.dtype, workspace.device]
+        module.workspace = common[: workspace.numel()].view(workspace.shape)  # type: ignore[assignment]
+    nbytes = [sum(w.nbytes for _, w in kept), sum(w.nbytes for w in shared.values())]
+    return {"modules": len(kept), "bytes": nbytes}

@@ -1,0 +1,99 @@
+"""Pinned memory: the device reads page-locked batches by itself, so that the host does not wait for a copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from optexp.feeds import settings
+from optexp.program import Program
+from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
+
+if TYPE_CHECKING:
+    from optexp.insight.trace import Trace
+
+
+@dataclass
+class PinnedMemory(Strategy):
+    """Batches in page-locked memory and copies that do not wait, for a feed (and a step) that can do both.
+
+    workers:  processes that make a DataLoader's batches; None leaves what it has
+    """
+
+    stage = Stage.FEED
+
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 0:
+            raise ValueError(f"workers={self.workers} must be at least 0")
+
+    @property
+    def contract(self) -> Contract:
+        return BITWISE
+
+    def unsupported(self, program: Program, device: torch.device) -> str | None:
+        if device.type != "cuda":
+            return (
+                f"batches are used where they are made, on the {device.type.upper()}, and nothing is copied:"
+                " use device=cuda on a machine with an NVIDIA GPU"
+            )
+        if "pin_memory" not in settings(program.feed):
+            return (
+                "batches lie on the device before the step begins, and nothing is copied: use a workload whose"
+                " batches come from host memory (workload=training, workload=pipeline, or a loader of your own)"
+            )
+        if self.workers is not None and "workers" not in settings(program.feed):
+            return "workers make the batches of a DataLoader, and here there is none: leave workers out"
+        return None
+
+    def apply(self, program: Program) -> tuple[Program, Notes]:
+        feed, step, had = program.feed, program.step, settings(program.feed)
+        wanted: dict[str, Any] = {"pin_memory": True, "non_blocking": True}
+        if self.workers is not None:
+            wanted["workers"] = self.workers
+        feed = replace(feed, **wanted)  # type: ignore[type-var]  # a dataclass: it has settings
+        if "non_blocking" in settings(step):  # it copies its batch itself
+            step = replace(step, non_blocking=True)  # type: ignore[type-var]
+        notes = {
+            "already": bool(had["pin_memory"] and had["non_blocking"]),
+            "loader": "workers" in had,
+            "step": step.listing() if step is not program.step and hasattr(step, "listing") else "",
+            "workers": [had.get("workers", 0), settings(feed).get("workers", 0)],
+        }
+        return replace(program, feed=feed, step=step), notes
+
+    def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
+        had, has = notes["workers"]
+        workers = f"{has} workers make batches, not {had}" if had != has else ""
+        if notes["already"]:
+            return Evidence(bool(workers), f"{workers or 'nothing changed'}; batches were in pinned memory already")
+        steps, copies = len(after.steps), [copy for copy in after.copies if copy.kind == "HtoD"]
+        pinned = [copy for copy in copies if not copy.pageable]
+        if not pinned:
+            return Evidence(False, f"{len(copies) / steps:g} copies a step to the device, none from pinned memory")
+        mib = sum(copy.bytes for copy in pinned) / steps / 2**20
+        text = f"{len(pinned) / steps:g} copies a step from pinned memory ({mib:.3g} MiB)"
+        if left := len(copies) - len(pinned):
+            text += f", {left / steps:g} from pageable"
+        return Evidence(True, f"{text}, {workers}" if workers else text)
+
+    def recipe(self, notes: Notes) -> str:
+        if not notes["loader"]:
+            return PINNED + (f"\n\n{notes['step']}" if notes["step"] else BRING)
+        workers = f', "num_workers": {self.workers}' if self.workers is not None else ""
+        options = f'loader_options |= {{"pin_memory": True{workers}}}\n'
+        return f"from torch.utils.data import DataLoader\n\n{options}loader = DataLoader(**loader_options)\n" + BRING
+
+
+PINNED = "loader = [tuple(tensor.pin_memory() for tensor in batch) for batch in loader]\n"
+
+BRING = """
+
+def bring(batch, plain=bring):
+    if isinstance(batch, dict):
+        return plain({name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()})
+    return plain(tuple(tensor.to(device, non_blocking=True) for tensor in batch))
+"""

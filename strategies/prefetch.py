@@ -1,0 +1,125 @@
+"""Prefetching: the next batch travels to the device on a stream of its own while the current one is computed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from optexp.feeds import settings
+from optexp.insight.intervals import Union
+from optexp.program import Batch, Feed, Program, Source
+from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
+
+if TYPE_CHECKING:
+    from optexp.insight.trace import Trace
+
+
+@dataclass
+class Prefetch(Strategy):
+    """Double buffering: two batches are on the device, one in use and one arriving. Needs copies that do not wait."""
+
+    stage = Stage.FEED  # after pinned_memory, by name
+
+    @property
+    def contract(self) -> Contract:
+        return BITWISE
+
+    def unsupported(self, program: Program, device: torch.device) -> str | None:
+        if device.type != "cuda":
+            return (
+                f"batches are used where they are made, on the {device.type.upper()}, and nothing is copied:"
+                " use device=cuda on a machine with an NVIDIA GPU"
+            )
+        feed = settings(program.feed)
+        if "non_blocking" not in feed:
+            return "batches lie on the device before the step begins, and nothing is left to prefetch: leave it out"
+        if not feed.get("delivers", True):
+            return "the step copies its batch itself, piece by piece: use streams, which overlaps these copies"
+        if not (feed["non_blocking"] and feed.get("pin_memory", True)):
+            return "copies from pageable memory make the host wait, and nothing can overlap: add pinned_memory"
+        return None
+
+    def apply(self, program: Program) -> tuple[Program, Notes]:
+        return replace(program, feed=Prefetched(program.feed)), {}
+
+    def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
+        copies = [copy for copy in after.copies if copy.kind == "HtoD"]
+        if not copies:
+            return Evidence(False, "the profiled steps copied nothing to the device")
+        busy = Union(kernel.interval for kernel in after.kernels)
+        together = sum(busy.within(*copy.interval) for copy in copies)
+        if not together:
+            return Evidence(
+                False,
+                "no kernel runs while a batch is copied: the device waits for the host, and prefetching has nothing to"
+                " hide (add cuda_graph, or strategy.pinned_memory.workers for a DataLoader)",
+            )
+        share = together / sum(copy.duration for copy in copies)
+        return Evidence(True, f"kernels run during {share:.0%} of the time that copies to the device take")
+
+    def recipe(self, notes: Notes) -> str:
+        return "batches = prefetched(batches, device)"
+
+
+class Prefetched(Feed):
+    """Another feed, one batch ahead of what it is asked for.
+
+    Memory of a batch belongs to the side stream, and whatever is allocated there waits first for all that the step's
+    stream has been asked to do: what was freed by then is no longer in use, and no tensor needs `record_stream`,
+    which would hold memory back for as long as the host runs ahead.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed, self.device = feed, feed.device
+        self.side = torch.cuda.Stream(feed.device)
+        self.ready: Batch | None = None
+
+    @property
+    def batches(self) -> list[Batch]:
+        return getattr(self.feed, "batches", [])
+
+    @property
+    def queue(self) -> int:
+        return self.feed.queue + 1
+
+    def next(self) -> Batch:
+        batch = self._aside(self.feed.next) if self.ready is None else self.ready
+        torch.cuda.current_stream(self.device).wait_stream(self.side)
+        self.ready = self._aside(self.feed.next)
+        return batch
+
+    def bring(self, batch: Batch) -> Batch:
+        brought = self._aside(lambda: self.feed.bring(batch))
+        torch.cuda.current_stream(self.device).wait_stream(self.side)
+        return brought
+
+    def reset(self, source: Source) -> None:
+        self.ready = None
+        self.feed.reset(source)
+
+    def pause(self) -> None:
+        self.ready = None
+        self.feed.pause()
+
+    def _aside(self, fetch: Callable[[], Batch]) -> Batch:
+        self.side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.side):
+            return fetch()
+
+
+def prefetched(batches: Iterator[tuple[Tensor, ...]], device: torch.device) -> Iterator[tuple[Tensor, ...]]:
+    """The same batches, each brought on a stream of its own while the one before is computed on."""
+    side, ready = torch.cuda.Stream(device), None
+    while True:
+        here = torch.cuda.current_stream(device)
+        here.wait_stream(side)
+        batch = ready
+        side.wait_stream(here)  # so that memory freed by earlier steps is no longer in use when it is filled anew
+        with torch.cuda.stream(side):
+            ready = next(batches)
+        if batch is not None:
+            yield batch

@@ -1,0 +1,177 @@
+"""Streams: work that does not depend on each other runs side by side, where a single stream would queue it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from optexp.chunked import Chunked, Overlapped, Split, rows
+from optexp.config import one_of
+from optexp.feeds import settings
+from optexp.insight.intervals import Union
+from optexp.lanes import Lanes, NoBranches, side_by_side
+from optexp.program import Batch, Program, flatten, forward, map_batch, preserved, tensors_of, to_device
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported
+
+if TYPE_CHECKING:
+    from optexp.insight.trace import Trace
+
+CHUNK_BYTES = 8 * 2**20  # large enough for full speed, small enough that the first and the last cost little
+ENGAGED = 0.02  # of the time; kernels of one stream may overlap by their launch
+
+
+@dataclass
+class Streams(Strategy):
+    """mode:     branches: parts of the model that need nothing of each other, found in its graph; chunks: pieces of a
+              batch in host memory, copied in, computed on and copied out at the same time; split: pieces of a batch on
+              the device, one for each stream; auto: chunks where the step copies its batch itself, else branches
+    streams:  at most so many; None is 4 for branches, 3 for chunks (in, compute, out), 2 for split
+    chunks:   of mode=chunks; None makes them 8 MiB large, and at least as many as the step has
+    """
+
+    stage = Stage.STREAMS
+
+    mode: str = one_of("auto", "branches", "chunks", "split")
+    streams: int | None = None
+    chunks: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("streams", self.streams, 2), ("chunks", self.chunks, 2)):
+            if value is not None and value < least:
+                raise ValueError(f"{name}={value} must be at least {least}")
+
+    def unsupported(self, program: Program, device: torch.device) -> str | None:
+        if device.type != "cuda":
+            return (
+                f"streams order the work of a CUDA device, and this run is on the {device.type.upper()}:"
+                " use device=cuda on a machine with an NVIDIA GPU"
+            )
+        mode = self.mode_for(program)
+        if mode == "branches":
+            return None
+        if not (isinstance(program.step, Chunked) or program.step is forward):
+            return f"mode={mode} takes a batch apart, which inference alone allows: use workload.mode=forward"
+        if mode == "chunks" and "delivers" not in settings(program.feed):
+            return (
+                "mode=chunks overlaps copies that the step makes itself, and here the feed makes them, or none: use"
+                " workload=pipeline, workload.source=host, or mode=split"
+            )
+        if mode == "split" and isinstance(program.step, Chunked):
+            return "the step takes its batch apart already: use mode=chunks"
+        return None
+
+    def mode_for(self, program: Program) -> str:
+        if self.mode != "auto":
+            return self.mode
+        return "chunks" if isinstance(program.step, Chunked) else "branches"
+
+    def apply(self, program: Program) -> tuple[Program, Notes]:
+        mode = self.mode_for(program)
+        if mode == "branches":
+            return program, {"mode": mode, **self.branch(program)}
+        batch = program.feed.next()
+        results = require_rows(program, batch)
+        lanes, chunks = Lanes(program.device, self.streams or (2 if mode == "split" else 3)), 0
+        step: Split | Overlapped = Split(lanes)
+        if mode == "chunks":
+            chunks = self.chunks or fitting_chunks(program, batch)
+            step = Overlapped(lanes, chunks, home=isinstance(program.step, Chunked))
+            program = replace(program, feed=replace(program.feed, delivers=False))  # type: ignore[type-var]
+        return replace(program, step=step), {
+            "mode": mode,
+            "streams": len(lanes.streams),
+            "chunks": chunks,
+            "listing": step.listing() if results == ["output"] else "",
+        }
+
+    def branch(self, program: Program) -> Notes:
+        """Put what runs side by side under the model, where whatever was wrapped around it finds it."""
+        args, kwargs = program.arguments(to_device(program.feed.next(), program.device))
+        try:
+            with preserved(program):
+                found = side_by_side(program.model, args, kwargs, self.streams or 4)
+        except NoBranches as reason:
+            raise Unsupported(
+                f"the model has no branches: {reason}; for inference, try strategy.streams.mode=split"
+            ) from reason
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            message = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise Unsupported(
+                f"branches are found in the model's graph, and torch.fx cannot trace this model ({message}):"
+                " call the towers from a forward without branches on values, or try strategy.streams.mode=split"
+            ) from error
+        forward: Any = found.__call__
+        if "torch._dynamo" in sys.modules:  # compiled, each piece becomes a graph of its own, on its own lane
+            forward = torch.compiler.disable(forward, recursive=False)
+        program.model.forward = forward
+        compiled = any(hasattr(program.call, name) for name in ("_torchdynamo_orig_callable", "_orig_mod"))
+        used = "torch.compiler.disable(side_by_side, recursive=False)" if compiled else "side_by_side"
+        listing = found.listing()
+        return {
+            "streams": len(found.lanes.streams) + 1,
+            "pieces": len(found.pieces),
+            "listing": listing and f"{listing}\n\nmodel.forward = {used}\n",
+        }
+
+    def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
+        what = {"branches": f"{notes.get('pieces')} pieces", "chunks": f"{notes.get('chunks')} chunks"}
+        work = f"{what.get(notes['mode'], 'pieces')} on {notes['streams']} streams"
+        if notes["mode"] == "chunks":
+            return overlap_of_copies(after, work)
+        if together(after) < together(before) + ENGAGED:
+            return Evidence(
+                False,
+                f"{work}, but kernels never ran side by side: the host launches them too slowly (add cuda_graph), or"
+                " each fills the device by itself",
+            )
+        return Evidence(True, f"{work}: {together(after):.2f} kernels at a time on average, where there are any")
+
+    def recipe(self, notes: Notes) -> str:
+        return str(notes["listing"])
+
+
+def require_rows(program: Program, batch: Batch) -> list[str]:
+    """The names of the model's results; refused where they have not one row for each row of the batch."""
+    count = rows(tensors_of(batch))
+    if count is None:
+        raise Unsupported("the batch's tensors have no first dimension in common, along which to take it apart")
+    with preserved(program), torch.no_grad():
+        few = map_batch(lambda tensor: tensor[: max(1, count // 8)].to(program.device), batch)
+        results = flatten(program.predict(few))
+    if rows(results) != rows(tensors_of(few)):
+        raise Unsupported("the model's results have no row for each row of the batch: a batch cannot be taken apart")
+    return list(results)
+
+
+def fitting_chunks(program: Program, batch: Batch) -> int:
+    nbytes = sum(tensor.nbytes for tensor in tensors_of(batch).values())
+    least = program.step.chunks if isinstance(program.step, Chunked) else 2
+    return max(least, round(nbytes / CHUNK_BYTES))
+
+
+def together(trace: Trace) -> float:
+    """How many kernels run at once, on average over the time with any."""
+    busy = Union(kernel.interval for kernel in trace.kernels).total
+    return sum(kernel.duration for kernel in trace.kernels) / busy if busy else 0.0
+
+
+def overlap_of_copies(trace: Trace, work: str) -> Evidence:
+    """Engaged where copies run beside kernels; says how near the step comes to the longest of the three."""
+    kernels = Union(kernel.interval for kernel in trace.kernels)
+    ways = {kind: Union(c.interval for c in trace.copies if c.kind == kind) for kind in ("HtoD", "DtoH")}
+    copies = ways["HtoD"] | ways["DtoH"]
+    beside = kernels.total + copies.total - (kernels | copies).total
+    if not copies.total or beside < ENGAGED * copies.total:
+        return Evidence(False, f"{work}, but no kernel runs beside a copy (pageable memory? add pinned_memory)")
+    start, end = trace.window
+    bound = max(kernels.total, *(way.total for way in ways.values()))
+    return Evidence(
+        True,
+        f"{work}: kernels run during {beside / copies.total:.0%} of the time with copies, and the longest of copying"
+        f" in, computing and copying out takes {bound / (end - start):.0%} of a step",
+    )

@@ -1,0 +1,286 @@
+"""How often the measurement is wrong: of programs against themselves, with known delays, and beside other clocks.
+
+    python tests/benchmarks/false_alarms.py STORE.json [--seconds 200] [--device cpu] [--clocks]
+
+Measures alone: nothing is verified or profiled. What it finds is added to STORE.json, so that a hundred comparisons may
+be made in several runs, and everything that is in there is printed as Markdown. `--clocks` compares our kernel times
+with CUPTI's and with triton.testing.do_bench instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+import torch
+
+from optexp.api import compose
+from optexp.config import resolve
+from optexp.measurement import clock, placement, statistics
+from optexp.measurement.gpu import Gpu, Reading
+from optexp.measurement.protocol import Protocol
+from optexp.measurement.sampling import Sample, sample
+from optexp.session import Session, choose_device
+from optexp.stopwatch import Stopwatch
+from optexp.terminal import Progress
+
+WORKLOADS = {
+    "cuda": {
+        "mlp": ["workload=mlp"],
+        "mlp, captured": ["workload=mlp", "baseline=[cuda_graph]"],
+        "gelu": ["workload=gelu", "workload.size=4096"],
+        "matmul": ["workload=matmul", "dtype=bfloat16"],
+        "lenet5": ["workload=lenet5"],
+    },
+    "cpu": {
+        "mlp": ["workload=mlp", "workload.dim=64", "workload.layers=2"],
+        "gelu": ["workload=gelu", "workload.size=128"],
+        "matmul": ["workload=matmul", "workload.size=128"],
+        "softmax": ["workload=softmax", "workload.rows=64", "workload.columns=256"],
+        "lenet5": ["workload=lenet5", "workload.batch_size=4"],
+    },
+}
+DELAYS = (0.02, 0.05)
+EXACT = 50  # steps that make every delay a whole number of steps
+SIDE_BY_SIDE = 4  # comparisons whose arms are started together; they are measured one after the other
+
+
+@dataclass
+class Warm:
+    """An arm that is warmed up once, however often it is measured, and that may seem slower than it is.
+
+    steady:  what warming up told; empty before
+    """
+
+    arm: Any
+    delay: float
+    steady: dict[str, Any]
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        if method == "warm_up":
+            if not self.steady:
+                self.steady.update(self.arm.call(method, **arguments))
+            return self.steady
+        if method != "block" or not self.delay:
+            return self.arm.call(method, **arguments)
+        told = -(-arguments["steps"] // EXACT) * EXACT
+        return self.arm.call(method, **arguments | {"steps": round(told * (1 + self.delay))}).told_as(told)
+
+
+class EverySecond:
+    """Reads the card before every other pair: what a reading does to the next block can then be seen."""
+
+    def __init__(self, gpu: Gpu | None) -> None:
+        self.gpu, self.calls = gpu, count()
+
+    def __call__(self) -> Reading | None:
+        return self.gpu.read() if next(self.calls) % 2 == 0 and self.gpu else None
+
+
+def comparisons(session: Session, seed: int, pairs: int, limit: int, delays: bool) -> Iterator[dict[str, Any]]:
+    """Several comparisons of the baseline with itself, and with a delayed self, until each is precise enough."""
+    protocol, order = session.protocol, Random(seed)
+    found: dict[tuple[int, float], list[Sample]] = {(i, 0.0): [] for i in range(SIDE_BY_SIDE)}
+    found |= {(i, DELAYS[i % len(DELAYS)]): [] for i in range(SIDE_BY_SIDE) if delays}
+    for process in range(min(limit, protocol.processes_max)):
+        open_ = [key for key, samples in found.items() if undecided(samples, protocol)]
+        if not open_:
+            break
+        names = [f"{i} {arm}" for i in sorted({i for i, _ in open_}) for arm in ("baseline", "candidate")]
+        arms = session.start({name: session.spec(session.baseline, seed_offset=seed + process) for name in names})
+        for arm in arms.values():
+            arm.wait()
+        steady: dict[str, dict[str, Any]] = {name: {} for name in names}
+        for i, delay in open_:
+            both = {
+                arm: Warm(arms[f"{i} {arm}"], delay if arm == "candidate" else 0.0, steady[f"{i} {arm}"])
+                for arm in ("baseline", "candidate")
+            }
+            found[i, delay].append(sample(both, protocol, order, pairs, EverySecond(session.gpu)))
+        for arm in arms.values():
+            arm.close()
+    for (_, delay), samples in found.items():
+        yield {"delay": delay, **conclusion(samples, protocol)}
+
+
+def undecided(samples: list[Sample], protocol: Protocol) -> bool:
+    """The protocol's own rule of when to stop."""
+    if len(samples) < protocol.processes_min:
+        return True
+    interval = statistics.over_processes([s.log_ratio for s in samples], protocol.confidence)
+    return protocol.processes_max > 1 and not statistics.precise_enough(interval, protocol.half_width)
+
+
+def conclusion(samples: list[Sample], protocol: Protocol) -> dict[str, Any]:
+    ratios = [[p.log_ratio for p in s.kept] for s in samples]
+    verdict, interval = statistics.verdict(ratios, protocol.confidence, protocol.min_effect)
+    estimate, low, high = interval.ratios()
+    blocks = [(i % 2, p.baseline.wall_s) for s in samples for i, p in enumerate(s.kept)]
+    read, unread = ([wall for odd, wall in blocks if odd == parity] for parity in (0, 1))
+    return {
+        "verdict": str(verdict),
+        "interval": [estimate, low, high],
+        "log_ratios": [s.log_ratio for s in samples],
+        "step_us": median(wall for _, wall in blocks) * 1e6,
+        "after_reading": median(read) / median(unread),
+    }
+
+
+def measure(asked: argparse.Namespace) -> None:
+    """Rounds of comparisons over all workloads in turn, kept after each."""
+    begin, kept, device = time.monotonic(), read(asked.store), choose_device(asked.device)
+    kind, fixed = torch.device(device).type, [f"measurement={asked.preset}", "environment.allow_foreign=true"]
+    for name in sorted(WORKLOADS[kind], key=lambda name: len(of(kept, name, 0.0))) * 1000:
+        if time.monotonic() - begin > asked.seconds:
+            break
+        settings = [*WORKLOADS[kind][name], f"device={kind}", *fixed]
+        names = [s for s in settings if s.startswith("baseline=")]
+        stack = {"cuda_graph": {}} if names else {}
+        with tempfile.TemporaryDirectory() as folder, Progress() as progress:
+            config = compose([s for s in settings if s not in names], {}, stack)
+            session = Session(resolve(config), device, Path(folder), Stopwatch(), progress)
+            with closing(session), placement.keep_off(session.cores):
+                seed = 1000 * len(kept)
+                found = list(comparisons(session, seed, asked.pairs, asked.processes, asked.delays))
+            where = {"workload": name, "device": session.result.environment.get("gpu") or kind}
+        kept += [where | facts for facts in found]
+        asked.store.write_text(json.dumps(kept, indent=1) + "\n")
+        print(f"{name}: {time.monotonic() - begin:.0f} s", file=sys.stderr)
+
+
+def read(store: Path) -> list[dict[str, Any]]:
+    return json.loads(store.read_text()) if store.exists() else []
+
+
+def of(kept: list[dict[str, Any]], workload: str | None, delay: float) -> list[dict[str, Any]]:
+    return [facts for facts in kept if workload in (None, facts["workload"]) and facts["delay"] == delay]
+
+
+def tables(kept: list[dict[str, Any]]) -> Iterator[str]:
+    """Verdicts of equal arms, delays found, and what reading the card does to the block after it."""
+    workloads: list[str | None] = [*dict.fromkeys(facts["workload"] for facts in kept), None]
+    yield row(
+        "A/A", "step", "n", "FASTER or SLOWER", "SAME", "INCONCLUSIVE", "processes", "half-width", "after a reading"
+    )
+    yield row("---", *["--:"] * 8)
+    for workload in workloads:
+        found = of(kept, workload, 0.0)
+        verdicts = [facts["verdict"] for facts in found]
+        wrong = sum(verdict in ("FASTER", "SLOWER") for verdict in verdicts)
+        step_us, reading = (median(facts[name] for facts in found) for name in ("step_us", "after_reading"))
+        half = median((facts["interval"][2] - facts["interval"][1]) / 2 for facts in found)
+        yield row(
+            workload or "all",
+            f"{step_us:.0f} µs" if workload else "",
+            len(found),
+            f"{wrong} ({wrong / len(found):.1%})",
+            verdicts.count("SAME"),
+            verdicts.count("INCONCLUSIVE"),
+            f"{median(len(facts['log_ratios']) for facts in found):.0f}",
+            f"{half:.2%}",
+            f"{reading - 1:+.2%}",
+        )
+    yield ""
+    yield row("known delay", "n", "found (interval excludes 1)", "called SLOWER", "median estimate")
+    yield row("---", *["--:"] * 4)
+    for delay in DELAYS:
+        for workload in workloads:
+            if not (found := of(kept, workload, delay)):
+                continue
+            seen = sum(facts["interval"][2] < 1 for facts in found)
+            slower = sum(facts["verdict"] == "SLOWER" for facts in found)
+            estimate = median(1 / facts["interval"][0] for facts in found) - 1
+            name = f"{delay:.0%}, {workload or 'all'}"
+            yield row(name, len(found), f"{seen} ({seen / len(found):.0%})", slower, f"{estimate:+.2%}")
+
+
+def row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+# --- beside other clocks -----------------------------------------------------------------------------------------
+
+
+def clocks(device: torch.device) -> Iterator[str]:
+    """One kernel by our clock, by CUPTI (torch.profiler) and by triton.testing.do_bench."""
+    from triton.testing import do_bench
+
+    generator = torch.Generator(device).manual_seed(0)
+    x = torch.randn(8192, 8192, device=device, generator=generator)
+    a = torch.randn(4096, 4096, device=device, generator=generator).bfloat16()
+    works: Mapping[str, Callable[[], object]] = {
+        "GELU, 8192² float32": lambda: torch.nn.functional.gelu(x, approximate="tanh"),
+        "GELU, 1024² float32": lambda: torch.nn.functional.gelu(x[:1024, :1024], approximate="tanh"),
+        "matmul, 4096³ bfloat16": lambda: a @ a,
+        "matmul, 1024³ bfloat16": lambda: a[:1024, :1024] @ a[:1024, :1024],
+    }
+    size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+    flush = torch.empty(size, dtype=torch.uint8, device=device).zero_
+    yield row("kernel", "wall", "device", "CUPTI", "device/CUPTI", "device, cold L2", "do_bench", "cold/do_bench")
+    yield row("---", *["--:"] * 7)
+    timed = {}
+    for name, work in works.items():  # all of them before the first trace: leftover tracing slows the host
+        step_s = median(clock.warm_up(work, device, 3.0))
+        steps = max(20, round(0.02 / step_s))
+        blocks = [clock.time_block(work, steps, device) for _ in range(20)]
+        cold = median(clock.time_cold_block(work, 100, device, flush).device_s or 0 for _ in range(5))
+        wall, on_device = median(b.wall_s for b in blocks), median(b.device_s or 0 for b in blocks)
+        timed[name] = (wall, on_device, cold, do_bench(work, return_mode="median") / 1e3)
+    for name, work in works.items():
+        wall, on_device, cold, theirs = (1e6 * seconds for seconds in timed[name])
+        cupti = kernel_us(work)
+        figures = [f"{us:.2f} µs" for us in (wall, on_device, cupti, cold, theirs)]
+        figures.insert(3, f"{on_device / cupti - 1:+.1%}")
+        yield row(name, *figures, f"{cold / theirs - 1:+.1%}")
+
+
+def kernel_us(work: Callable[[], object], calls: int = 200) -> float:
+    """How long a call's kernels run, as CUPTI has it."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(calls):
+            work()
+        torch.cuda.synchronize()
+    kernels = [event.time_range.elapsed_us() for event in found.events() if event.device_type == DeviceType.CUDA]
+    assert len(kernels) >= calls, f"{len(kernels)} kernels in {calls} calls"
+    return median(kernels) if len(kernels) == calls else sum(kernels) / calls
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path, help="what was found so far; it is made where it is not there")
+    parser.add_argument(
+        "--seconds", type=float, default=200, help="start no more comparisons after these (0: only print)"
+    )
+    parser.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"))
+    parser.add_argument("--pairs", type=int, default=12, help="in each process")
+    parser.add_argument("--processes", type=int, default=9, help="at most, where the interval is not narrow enough")
+    parser.add_argument("--preset", default="default", help="of measurement=")
+    parser.add_argument("--no-delays", dest="delays", action="store_false", help="equal arms only")
+    parser.add_argument("--clocks", action="store_true", help="our clock beside CUPTI's and Triton's")
+    asked = parser.parse_args()
+    if asked.clocks:
+        print(*clocks(torch.device("cuda")), sep="\n")
+        return
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    measure(asked)
+    if kept := read(asked.store):
+        print(*tables(kept), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Which two strategies go together: what they declare, and what comes out where both run.
+
+    python tests/benchmarks/pairs.py run FOLDER [processes]   every pair that may be stacked, on this machine
+    python tests/benchmarks/pairs.py write [FOLDER]           strategies/README.md; with FOLDER, the second table too
+
+`run` asks whether both engage and the result is right, not how fast it is: several jobs share the GPU.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+from pathlib import Path
+
+from optexp import discovery
+from optexp.config import build, plain
+from optexp.result import Result, Verdict
+from optexp.strategy import Strategy, Unsupported, compose
+from optexp.workloads.branches import Branches
+
+README = Path(__file__).parents[2] / "strategies" / "README.md"
+DECLARED, RAN = ("<!-- declared -->", "<!-- /declared -->"), ("<!-- ran -->", "<!-- /ran -->")
+SHORT = ["measurement=quick", "measurement.pairs=10", "measurement.process_s=0.5", "measurement.warmup_s=0.5"]
+SHORT += ["measurement.verification_seeds=1", "tracking.enabled=false", "environment.allow_foreign=true"]
+SECOND = f"{Path(__file__).resolve()}:second_towers"  # for `replace`, on branches
+
+
+def second_towers() -> object:
+    return Branches().model()
+
+
+def strategies() -> dict[str, Strategy]:
+    """All of conf/strategy in the order of their stages, with their default options."""
+    names = [name for name in discovery.options("strategy") if name != "baseline"]
+    nodes = plain(discovery.compose([f"strategy=[{','.join(names)}]"]).strategy)
+    found = [build(nodes[name], f"strategy.{name}") for name in names]
+    return {s.name: s for s in sorted(found, key=lambda s: (s.stage, s.name))}
+
+
+def refusals() -> dict[tuple[str, str], str]:
+    """Pairs that the strategies themselves refuse, and why."""
+    found = {}
+    for pair in combinations(strategies().values(), 2):
+        try:
+            compose(pair)
+        except Unsupported as reason:
+            found[pair[0].name, pair[1].name] = str(reason)
+    return found
+
+
+# --- running them ------------------------------------------------------------------------------------------------
+
+
+def work(pair: tuple[str, str]) -> list[str]:
+    """A workload on which both members have something to do, if there is one."""
+    workload, second = ("branches", SECOND) if "streams" in pair else ("lenet5", "optexp.workloads.lenet5:lenet5")
+    mode = "forward" if "inference_mode" in pair else "train"
+    target = [f"strategy.replace.target={second}"] if "replace" in pair else []
+    return [f"workload={workload}", f"workload.mode={mode}", "workload.source=host", *target]
+
+
+def run(folder: Path, processes: int) -> None:
+    """Sweeps side by side, each over its share of the pairs of one workload."""
+    refused, groups = refusals(), dict[tuple[str, ...], list[tuple[str, str]]]()
+    for pair in combinations(strategies(), 2):
+        if pair not in refused:
+            groups.setdefault(tuple(work(pair)), []).append(pair)
+    total = sum(map(len, groups.values()))
+    folder.mkdir(parents=True, exist_ok=True)
+    sweeps: list[subprocess.Popen[bytes]] = []
+    for overrides, pairs in groups.items():
+        shares = max(1, round(processes * len(pairs) / total))
+        for share in (pairs[i::shares] for i in range(shares)):
+            stacks = ",".join(f"[{first},{second}]" for first, second in share)
+            place = f"hydra.sweep.dir={folder.resolve() / str(len(sweeps))}"
+            command = [sys.executable, "-m", "optexp", "-m", *overrides, f"strategy={stacks}", *SHORT, place]
+            with open(folder / f"{len(sweeps)}.log", "w") as log:
+                sweeps.append(subprocess.Popen(command, stdout=log, stderr=log))
+    for sweep in sweeps:
+        sweep.wait()
+
+
+# --- telling -----------------------------------------------------------------------------------------------------
+
+
+def outcome(result: Result) -> tuple[str, str]:
+    """A sign for a pair that ran, and the reason where it is not ✓."""
+    if result.verdict in (Verdict.ERROR, Verdict.UNSUPPORTED):
+        return ("×" if result.verdict is Verdict.UNSUPPORTED else "E"), result.headline.partition(": ")[2]
+    if idle := [f"{e['strategy']}: {e['text']}" for e in result.evidence if not e["engaged"]]:
+        return "○", "; ".join(idle)
+    if not result.equivalence.get("ok"):
+        return "!", result.headline
+    return "✓", ""
+
+
+def table(names: Iterable[str], cells: Mapping[tuple[str, str], tuple[str, str]]) -> str:
+    """A triangle of signs, and the reasons below, each once."""
+    names, reasons = list(names), list(dict.fromkeys(reason for _, reason in cells.values() if reason))
+    lines = ["| | " + " | ".join(f"`{name}`" for name in names[1:]) + " |", "|---|" + ":-:|" * (len(names) - 1)]
+    for row, first in enumerate(names[:-1]):
+        row_cells = []
+        for column, second in enumerate(names[1:], 1):
+            sign, reason = cells.get((first, second), ("", "")) if column > row else ("", "")
+            row_cells.append(f"{sign} {reasons.index(reason) + 1}" if reason else sign)
+        lines.append(f"| `{first}` | " + " | ".join(row_cells) + " |")
+    return "\n".join([*lines, "", *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1))]).rstrip()
+
+
+def declared() -> str:
+    refused = {pair: ("×", reason) for pair, reason in refusals().items()}
+    pairs = {pair: refused.get(pair, ("·", "")) for pair in combinations(strategies(), 2)}
+    return table(strategies(), pairs)
+
+
+def ran(folder: Path) -> str:
+    cells = dict.fromkeys(refusals(), ("×", ""))
+    results = [Result.read(path) for path in sorted(folder.rglob("result.json"))]
+    order = list(strategies())
+    for result in results:
+        names = sorted((name.partition("[")[0] for name in result.strategy), key=order.index)
+        cells[names[0], names[1]] = outcome(result)
+    where = results[0].environment.get("gpu") or results[0].environment.get("cpu")
+    return f"On {where}, torch {results[0].environment.get('torch')}.\n\n{table(order, cells)}"
+
+
+def replaced(text: str, marks: tuple[str, str], content: str) -> str:
+    before, rest = text.split(marks[0])
+    return f"{before}{marks[0]}\n{content}\n{marks[1]}{rest.split(marks[1])[1]}"
+
+
+def main() -> None:
+    command, *rest = sys.argv[1:] or ["help"]
+    if command == "run" and rest:
+        run(Path(rest[0]), int(rest[1]) if rest[1:] else 8)
+    elif command == "write":
+        text = replaced(README.read_text(), DECLARED, declared())
+        README.write_text(replaced(text, RAN, ran(Path(rest[0]))) if rest else text)
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,527 @@
+"""Strategies that look faster because they compute less, or something else. None of them may ever be called faster.
+
+Each is what a hurried, over-eager or over-fitted optimization really does; each claims that it engaged.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from optexp.program import Batch, Outputs, Program, Step, clear_gradients, map_batch, tensors_of
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
+
+
+@dataclass
+class Cheat(Strategy):
+    """Overrides `step`, which has the honest one at hand, or `change`, which takes the whole program."""
+
+    stage = Stage.CAPTURE
+
+    @property
+    def name(self) -> str:
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
+
+    def apply(self, program: Program) -> tuple[Program, Notes]:
+        return self.change(program), {}
+
+    def change(self, program: Program) -> Program:
+        self.calls = count()
+        return replace(program, step=partial(self.step, program.step))
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        raise NotImplementedError
+
+    def evidence(self, before: object, after: object, notes: Notes, counters: Counters) -> Evidence:
+        return Evidence(True, "claims so")
+
+
+def mapped(outputs: Outputs, function: Any) -> Outputs:
+    return {name: function(tensor) for name, tensor in outputs.items()}
+
+
+def inputs(batch: Batch) -> list[Tensor]:
+    return list(tensors_of(batch).values())
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+
+class ReturnsEmptyMemory(Cheat):
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        return mapped(honest(program, batch), torch.empty_like)
+
+
+class ReturnsAResultThatWasFreed(Cheat):
+    """The allocator hands the same memory out again: with luck it still holds the last result."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        if next(self.calls) < 3:
+            return honest(program, batch)
+        return {"output": torch.empty(batch[0].shape, device=program.device)}
+
+
+class ZeroesItsInputs(Cheat):
+    """A step on zeros is a cheap step, from the second time on."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        outputs = honest(program, batch)
+        inputs(batch)[0].zero_()
+        return outputs
+
+
+class AKernelThatNeverLaunches(Cheat):
+    """Its output is allocated once; the launch fails, and nobody looks at the error."""
+
+    def change(self, program: Program) -> Program:
+        self.memory = mapped(program.step(program, program.feed.next()), torch.clone)
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        with suppress(AttributeError, RuntimeError):
+            torch.ops.optexp.a_kernel_that_was_never_built(*inputs(batch))
+        return mapped(self.memory, torch.clone)
+
+
+class ReturnsItsInput(Cheat):
+    """Computed in the caller's memory."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        output = honest(program, batch)["output"]
+        return {"output": inputs(batch)[0].copy_(output)}
+
+
+class OverwritesItsOutput(Cheat):
+    """One buffer for all results, and no word about it."""
+
+    memory: Tensor | None = None
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        output = honest(program, batch)["output"]
+        self.memory = torch.empty_like(output) if self.memory is None else self.memory
+        return {"output": self.memory.copy_(output)}
+
+
+class Lazy(Tensor):
+    """Computes when somebody looks."""
+
+
+class ReturnsALazyTensor(Cheat):
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        return mapped(honest(program, batch), lambda tensor: tensor.as_subclass(Lazy))
+
+
+class FinishesInAThread(Cheat):
+    """Returns at once; a thread fills in the result afterwards."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        output = torch.zeros_like(inputs(batch)[0])
+
+        def later() -> None:
+            time.sleep(0.002)
+            output.copy_(honest(program, batch)["output"])
+
+        threading.Thread(target=later, daemon=True).start()
+        return {"output": output}
+
+
+# --- memory of results -------------------------------------------------------------------------------------------
+
+
+class RemembersByAddress(Cheat):
+    """The benchmark's tensors are always the same ones."""
+
+    def change(self, program: Program) -> Program:
+        self.results: dict[int, Outputs] = {}
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        key = inputs(batch)[0].data_ptr()
+        if key not in self.results:
+            self.results[key] = mapped(honest(program, batch), torch.clone)
+        return mapped(self.results[key], torch.clone)
+
+
+class RemembersByIdentity(Cheat):
+    """Keeps the tensor too, so that no other ever has its identity; sees when it was written to."""
+
+    def change(self, program: Program) -> Program:
+        self.results: dict[tuple[int, int], tuple[Tensor, Outputs]] = {}
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        tensor = inputs(batch)[0]
+        key = id(tensor), tensor._version
+        if key not in self.results:
+            self.results[key] = tensor, mapped(honest(program, batch), torch.clone)
+        return mapped(self.results[key][1], torch.clone)
+
+
+class RemembersByContent(Cheat):
+    """A checksum of the input costs less than the step."""
+
+    def change(self, program: Program) -> Program:
+        self.results: dict[tuple[float, ...], Outputs] = {}
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        key = tuple(value for tensor in inputs(batch) for value in tensor.view(-1)[:16].tolist())
+        if key not in self.results:
+            self.results[key] = mapped(honest(program, batch), torch.clone)
+        return mapped(self.results[key], torch.clone)
+
+
+class AConstant(Cheat):
+    def change(self, program: Program) -> Program:
+        self.result = mapped(program.step(program, program.feed.next()), torch.clone)
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        return mapped(self.result, torch.clone)
+
+
+class RightForAWhile(Cheat):
+    """Checks look at the first calls."""
+
+    calls_that_count = 300
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        if next(self.calls) < self.calls_that_count:
+            self.last = mapped(honest(program, batch), torch.clone)
+        return mapped(self.last, torch.clone)
+
+
+class FittedToASeed(Cheat):
+    """Knows the results of the batches that the default seed gives."""
+
+    def change(self, program: Program) -> Program:
+        batches = [program.feed.next() for _ in range(4)]
+        self.known = [(inputs(b)[0].clone(), mapped(program.step(program, b), torch.clone)) for b in batches]
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        distances = [float((x - inputs(batch)[0]).abs().sum()) for x, _ in self.known]
+        return mapped(self.known[distances.index(min(distances))][1], torch.clone)
+
+
+class TheBatchBefore(Cheat):
+    """A graph whose static input is filled after the replay."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        static, self.static = getattr(self, "static", batch), map_batch(torch.clone, batch)
+        return honest(program, static)
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------
+
+
+class HiddenAutocast(Cheat):
+    def change(self, program: Program) -> Program:
+        call = program.call
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with torch.autocast(program.device.type, torch.bfloat16):
+                return call(*args, **kwargs).float()
+
+        return replace(program, forward=forward)
+
+
+class HalfPrecisionInside(Cheat):
+    """float16 where nobody looks; what comes out is float32."""
+
+    def change(self, program: Program) -> Program:
+        for layer in program.model.modules():
+            if isinstance(layer, nn.Linear):
+                layer.forward = partial(self.linear, layer)  # type: ignore[method-assign]
+        return program
+
+    def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        return F.linear(x.half().float(), layer.weight.half().float(), layer.bias)
+
+
+class Tf32Inside(HalfPrecisionInside):
+    def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        return F.linear(truncated(x), truncated(layer.weight), layer.bias)
+
+
+def truncated(x: Tensor) -> Tensor:
+    """To the 11 bits that TF32 keeps, with the gradient of the identity."""
+    return x + ((x.detach().view(torch.int32) & ~0x1FFF).view(torch.float32) - x.detach())
+
+
+class WithoutBias(HalfPrecisionInside):
+    def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        return F.linear(x, layer.weight)
+
+
+class WithoutEps(Cheat):
+    def change(self, program: Program) -> Program:
+        for module in program.model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = 0.0
+        return program
+
+
+class WithoutMask(Cheat):
+    """Attention that sees the future."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        with Unmasked():
+            return honest(program, batch)
+
+
+class Unmasked(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention:
+            kwargs |= {"is_causal": False, "attn_mask": None}
+        return func(*args, **kwargs)
+
+
+class WithoutTail(Cheat):
+    """Whole tiles of 64 elements only."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        def whole_tiles(tensor: Tensor) -> Tensor:
+            kept = tensor.numel() // 64 * 64
+            return torch.cat([tensor.reshape(-1)[:kept], tensor.new_zeros(tensor.numel() - kept)]).view(tensor.shape)
+
+        return mapped(honest(program, batch), whole_tiles)
+
+
+class AlmostRight(Cheat):
+    """By 0.001 %: closer than any tolerance that people use."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        return mapped(honest(program, batch), lambda tensor: tensor * (1 + 1e-5))
+
+
+class OneWrongElement(Cheat):
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        def wrong(tensor: Tensor) -> Tensor:
+            tensor = tensor.clone()
+            tensor.view(-1)[tensor.numel() // 3] += 1e-3
+            return tensor
+
+        return mapped(honest(program, batch), wrong)
+
+
+class OnlyPositiveVariance(Cheat):
+    """A variance in one pass, which cancels where the mean is large."""
+
+    def change(self, program: Program) -> Program:
+        def standardized(x: Tensor, layer: nn.LayerNorm) -> Tensor:
+            mean, square = x.mean(-1, keepdim=True), x.square().mean(-1, keepdim=True)
+            spread = (square - mean.square()).clamp_min(0) + layer.eps
+            return (x - mean) * spread.rsqrt() * layer.weight + layer.bias
+
+        for module in program.model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.forward = partial(standardized, layer=module)  # type: ignore[method-assign]
+        return program
+
+
+# --- random numbers ----------------------------------------------------------------------------------------------
+
+
+class FrozenRandomNumbers(Cheat):
+    """A graph that replays the mask it was captured with."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            return honest(program, batch)
+
+
+class DropsLess(Cheat):
+    """Dropout at another rate than it was asked for."""
+
+    def change(self, program: Program) -> Program:
+        model: Any = program.model
+        model.p = model.p / 2
+        return program
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+
+class NoUpdate(Cheat):
+    def change(self, program: Program) -> Program:
+        assert program.optimizer is not None
+        program.optimizer.step = lambda *args, **kwargs: None  # type: ignore[method-assign]
+        return program
+
+
+class SkipsSteps(Cheat):
+    """Every second step is only half done."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        if next(self.calls) % 2 == 0:
+            return honest(program, batch)
+        clear_gradients(program.model)
+        assert program.loss is not None
+        loss = program.loss(program.predict(batch), batch)
+        loss.backward()
+        return {"loss": loss.detach()}
+
+
+class FrozenLearningRate(Cheat):
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        assert program.optimizer is not None
+        groups = program.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        self.frozen = getattr(self, "frozen", rates)
+        for group, rate in zip(groups, self.frozen, strict=True):
+            group["lr"] = rate
+        outputs = honest(program, batch)
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        return outputs
+
+
+class FrozenStepCount(Cheat):
+    """A graph that replays the bias correction it was captured with."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        assert program.optimizer is not None
+        states = program.optimizer.state.values()
+        counts = [state["step"].clone() for state in states]
+        for state in states:
+            state["step"].zero_()
+        outputs = honest(program, batch)
+        for state, done in zip(states, counts, strict=True):
+            state["step"].copy_(done + 1)
+        return outputs
+
+
+class GradientsPileUp(Cheat):
+    """zero_grad left out."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        assert program.loss is not None
+        assert program.optimizer is not None
+        loss = program.loss(program.predict(batch), batch)
+        loss.backward()
+        program.optimizer.step()
+        return {"loss": loss.detach()}
+
+
+class FrozenLayer(Cheat):
+    def change(self, program: Program) -> Program:
+        assert program.optimizer is not None
+        first = next(program.model.parameters())
+        for group in program.optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if p is not first]
+        return program
+
+
+class AFasterRate(Cheat):
+    """1 % more."""
+
+    def change(self, program: Program) -> Program:
+        assert program.optimizer is not None
+        for group in program.optimizer.param_groups:
+            group["lr"] *= 1.01
+        return program
+
+
+# --- time --------------------------------------------------------------------------------------------------------
+
+
+class PatchesTheClock(Cheat):
+    def change(self, program: Program) -> Program:
+        real = time.perf_counter
+        time.perf_counter = lambda: real() / 10
+        return program
+
+
+class PatchesSynchronize(Cheat):
+    def change(self, program: Program) -> Program:
+        torch.cuda.synchronize = lambda device=None: None
+        return program
+
+
+class PatchesElapsedTime(Cheat):
+    def change(self, program: Program) -> Program:
+        torch.cuda.Event.elapsed_time = lambda self, end: 1e-3  # type: ignore[method-assign,assignment]
+        return program
+
+
+class WarmsUpSlowly(Cheat):
+    """So that blocks are planned short, and a lucky one decides."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        self.started = getattr(self, "started", time.monotonic())
+        if any(frame.f_code.co_name == "warm_up" for frame in frames()):
+            time.sleep(0.02)
+        return honest(program, batch)
+
+
+class WorksOnlyWhenWatched(Cheat):
+    """Below any time that the work could take: while the clock runs, it hands out what it has."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        timed = any(frame.f_code.co_name == "time_block" for frame in frames())
+        if not timed or not hasattr(self, "last"):
+            self.last = mapped(honest(program, batch), torch.clone)
+        return mapped(self.last, torch.clone)
+
+
+def frames() -> list[Any]:
+    frame, found = sys._getframe(), []
+    while frame.f_back is not None:
+        frame = frame.f_back
+        found.append(frame)
+    return found
+
+
+class SlowsTheBaseline(Cheat):
+    """Leaves a setting changed that costs the others time."""
+
+    def change(self, program: Program) -> Program:
+        torch.use_deterministic_algorithms(True)
+        gc.disable()
+        return program
+
+
+# --- nothing -----------------------------------------------------------------------------------------------------
+
+
+class FallsBack(Cheat):
+    """What it tries always fails, and then the plain step runs; its evidence is honest."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        try:
+            return self.fast(batch)
+        except Exception:
+            return honest(program, batch)
+
+    def fast(self, batch: Batch) -> Outputs:
+        raise NotImplementedError("not on this device")
+
+    def evidence(self, before: Any, after: Any, notes: Notes, counters: Counters) -> Evidence:
+        new = {op["name"] for op in after.top_ops(100)} - {op["name"] for op in before.top_ops(100)}
+        return Evidence(bool(new), f"new operators: {', '.join(sorted(new)) or 'none'}")
+
+
+class RightOnlyAtThisSize(Cheat):
+    """The grid of its kernel was computed once."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        outputs = honest(program, batch)
+        return mapped(
+            outputs, lambda t: torch.where(torch.arange(t.numel(), device=t.device).view(t.shape) < 4096, t, 0)
+        )

@@ -1,0 +1,42 @@
+"""Both rates, at the end of the run: cheats that were caught, and alarms on honest controls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from optexp.insight.calibration import calibrate
+from optexp.result import Result, Verdict
+
+CAUGHT = {Verdict.NOT_EQUIVALENT, Verdict.INVALID, Verdict.NOT_ENGAGED}
+RATES = pytest.StashKey[dict[str, list[bool]]]()
+
+
+once = cache(calibrate)
+
+
+@pytest.fixture(autouse=True)
+def _ceilings_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU's are not kept, and no cheat depends on them."""
+    monkeypatch.setattr("optexp.arm.calibrate", once)
+
+
+@pytest.fixture
+def count(request: pytest.FixtureRequest) -> Iterator[list[tuple[str, Result]]]:
+    """What a test found, as ("cheat" or "honest", result)."""
+    found: list[tuple[str, Result]] = []
+    yield found
+    rates = request.config.stash.setdefault(RATES, {"cheat": [], "honest": []})
+    for kind, result in found:
+        rates[kind].append(result.verdict in CAUGHT if kind == "cheat" else not result.verdict.measured)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    rates = terminalreporter.config.stash.get(RATES, None)
+    if rates:
+        cheats, honest = rates["cheat"], rates["honest"]
+        terminalreporter.write_line(
+            f"cheats caught: {sum(cheats)} of {len(cheats)}; alarms on honest controls: {sum(honest)} of {len(honest)}"
+        )

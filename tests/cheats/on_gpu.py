@@ -1,0 +1,133 @@
+"""Cheats that need a GPU: streams, graphs, flags, and a clock below Python's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optexp.program import Batch, Outputs, Program, Step, clear_gradients, map_batch, preserved, tensors_of
+from tests.cheats.catalogue import Cheat, inputs, mapped
+
+
+class NobodyWaits(Cheat):
+    """The work goes to a stream of its own, which the caller's never waits for."""
+
+    def change(self, program: Program) -> Program:
+        self.side = torch.cuda.Stream(program.device)
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        self.side.wait_stream(torch.cuda.current_stream(program.device))
+        output = torch.empty_like(inputs(batch)[0])
+        with torch.cuda.stream(self.side):
+            for _ in range(20):
+                output.copy_(honest(program, batch)["output"])
+        return {"output": output}
+
+
+class SwitchesTf32On(Cheat):
+    """For the time of a step."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        outputs = honest(program, batch)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        return outputs
+
+
+class ReplacesTheSynchronization(Cheat):
+    """The function that torch.cuda.synchronize calls."""
+
+    def change(self, program: Program) -> Program:
+        torch._C._cuda_synchronize = lambda: None
+        return program
+
+
+@dataclass
+class Captured(Cheat):
+    """A CUDA graph of the step, as people write it."""
+
+    @property
+    def overwrites(self) -> bool:
+        return True
+
+    def change(self, program: Program) -> Program:
+        self.static = map_batch(torch.clone, program.feed.next())
+        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side), preserved(program):
+            for _ in range(3):
+                program.step(program, self.static)
+        current.wait_stream(side)
+        clear_gradients(program.model)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.outputs = self.captured(program)
+        self.gradients = [(p, p.grad) for p in program.model.parameters() if p.grad is not None]
+        return replace(program, step=self.replay)
+
+    def captured(self, program: Program) -> Outputs:
+        return program.step(program, self.static)
+
+    def fill(self, batch: Batch) -> None:
+        for place, tensor in zip(inputs(self.static), inputs(batch), strict=True):
+            place.copy_(tensor)
+
+    def replay(self, program: Program, batch: Batch) -> Outputs:
+        self.fill(batch)
+        self.graph.replay()
+        for parameter, gradient in self.gradients:
+            parameter.grad = gradient
+        return dict(self.outputs)
+
+
+class StaleGraphInput(Captured):
+    """Nothing is copied to where the graph reads."""
+
+    def fill(self, batch: Batch) -> None:
+        pass
+
+
+class LabelsAreForgotten(Captured):
+    """All inputs but the last are copied."""
+
+    def fill(self, batch: Batch) -> None:
+        for place, tensor in list(zip(inputs(self.static), inputs(batch), strict=True))[:-1]:
+            place.copy_(tensor)
+
+
+class FrozenRateInAGraph(Captured):
+    """SGD's learning rate is a number, and numbers are part of the graph."""
+
+
+class FrozenMaskInAGraph(Captured):
+    """The mask is drawn before the capture."""
+
+    def captured(self, program: Program) -> Outputs:
+        return mapped(self.masked(program), torch.clone)
+
+    def masked(self, program: Program) -> Outputs:
+        model: Any = program.model
+        kept: Tensor = self.mask
+        (x,) = tensors_of(self.static).values()
+        return {"output": (torch.relu(x) + model.bias) * kept / (1 - model.p)}
+
+    def change(self, program: Program) -> Program:
+        model: Any = program.model
+        (x,) = inputs(program.feed.next())
+        self.mask = torch.rand_like(x) >= model.p
+        return super().change(program)
+
+
+class HalfOfTheGraph(Captured):
+    """The backward pass was captured, the optimizer forgotten."""
+
+    def captured(self, program: Program) -> Outputs:
+        clear_gradients(program.model)
+        assert program.loss is not None
+        loss = program.loss(program.predict(self.static), self.static)
+        loss.backward()
+        return {"loss": loss.detach()}

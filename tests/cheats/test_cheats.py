@@ -1,0 +1,187 @@
+"""Every cheat of the catalogue is caught, and honest strategies are not, by the same comparison that users run."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from optexp import discovery, runner
+from optexp.result import Result, Verdict
+
+CATALOGUE = "tests.cheats.catalogue"
+QUICK = ["tracking.enabled=false", "measurement=quick", "measurement.pairs=10"]
+QUICK += [
+    "measurement.warmup_s=0.2",
+    "measurement.block_ms=2",
+    "measurement.process_s=0.5",
+    "measurement.profile_steps=2",
+]
+IN_ONE_PROCESS = [*QUICK, "device=cpu", "isolation=none"]
+
+GELU = ["workload=gelu", "workload.size=64"]
+MLP = ["workload=mlp", "workload.dim=32", "workload.layers=2", "workload.batch_size=16"]
+INFER = [*MLP, "workload.mode=forward"]
+LEARN = [*MLP, "workload.mode=train"]
+NORM = ["workload=layernorm_linear", "workload.rows=64", "workload.features=32", "workload.out=32"]
+DROP = ["workload=elementwise", "workload.variant=relu_bias_dropout", "workload.rows=64", "workload.columns=64"]
+TEXT = [
+    "workload=causal_lm",
+    "workload.sequence=16",
+    "workload.hidden=32",
+    "workload.layers=1",
+    "workload.vocabulary=64",
+]
+TEXT += ["workload.mode=forward_backward"]
+VISION = ["workload=lenet5", "workload.batch_size=4"]
+FAMILIES = ["measurement.thorough=true"]
+
+WRONG, UNTRUSTED, NOTHING = Verdict.NOT_EQUIVALENT, Verdict.INVALID, Verdict.NOT_ENGAGED
+# What each is tried on, what it must end in, and what the sentence must say.
+CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
+    "ReturnsEmptyMemory": (GELU, WRONG, "output"),
+    "ReturnsAResultThatWasFreed": (GELU, WRONG, "output"),
+    "ZeroesItsInputs": (GELU, WRONG, "changes the caller's batch"),
+    "AKernelThatNeverLaunches": (GELU, WRONG, "output"),
+    "ReturnsItsInput": (GELU, WRONG, "caller's batch"),
+    "OverwritesItsOutput": (GELU, WRONG, "writes over it"),
+    "ReturnsALazyTensor": (GELU, WRONG, "plain torch.Tensor"),
+    "FinishesInAThread": (GELU, WRONG, "output"),
+    "RemembersByAddress": (GELU, WRONG, "output"),
+    "RemembersByIdentity": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
+    "RemembersByContent": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
+    "AConstant": (GELU, WRONG, "output"),
+    "RightForAWhile": (GELU, WRONG, "after timing"),
+    "FittedToASeed": (GELU, WRONG, "output"),
+    "TheBatchBefore": (INFER, WRONG, "output"),
+    "HiddenAutocast": (INFER, WRONG, "output"),
+    "HalfPrecisionInside": (INFER, WRONG, "output"),
+    "Tf32Inside": (MLP, WRONG, "grad"),
+    "WithoutBias": (INFER, WRONG, "output"),
+    "WithoutEps": (NORM, WRONG, "output"),
+    "WithoutMask": ([*TEXT, "workload.mode=forward"], WRONG, "logits"),
+    "WithoutTail": ([*GELU, "workload.size=63"], WRONG, "output"),
+    "AlmostRight": (GELU, WRONG, "G1"),
+    "OneWrongElement": (GELU, WRONG, "element"),
+    "OnlyPositiveVariance": ([*NORM, *FAMILIES], WRONG, "inputs"),
+    "FrozenRandomNumbers": (DROP, WRONG, "frozen"),
+    "DropsLess": (DROP, WRONG, "64 seeds"),
+    "NoUpdate": (LEARN, WRONG, "weight"),
+    "SkipsSteps": (LEARN, WRONG, "weight"),
+    "FrozenLearningRate": (LEARN, WRONG, "change"),
+    "FrozenStepCount": (LEARN, WRONG, "change"),
+    "GradientsPileUp": (LEARN, WRONG, "nan"),
+    "FrozenLayer": (LEARN, WRONG, "0.weight"),
+    "AFasterRate": (LEARN, WRONG, "change"),
+    "PatchesTheClock": (GELU, UNTRUSTED, "time.perf_counter"),
+    "PatchesSynchronize": (GELU, UNTRUSTED, "torch.cuda.synchronize"),
+    "PatchesElapsedTime": (GELU, UNTRUSTED, "elapsed_time"),
+    "WarmsUpSlowly": (GELU, UNTRUSTED, "warm"),
+    "WorksOnlyWhenWatched": (GELU, WRONG, "timed block"),
+    "SlowsTheBaseline": (GELU, UNTRUSTED, "deterministic"),
+    "FallsBack": (GELU, NOTHING, "none"),
+    "RightOnlyAtThisSize": ([*GELU, *FAMILIES], WRONG, "at size=1031"),
+}
+
+HONEST: list[tuple[list[str], str]] = [
+    *(([*MLP, f"workload.mode={mode}"], "") for mode in ("forward", "forward_backward", "train")),
+    *(([*MLP, f"workload.mode={mode}"], "amp") for mode in ("forward", "forward_backward", "train")),
+    *((GELU, stack) for stack in ("", "inplace", "inference_mode", "inplace+inference_mode")),
+    (LEARN, "fused_optimizer"),
+    ([*LEARN, "workload.optim=sgd"], "fused_optimizer"),
+    (LEARN, "amp+fused_optimizer"),
+    (INFER, "inference_mode"),
+    (INFER, "amp+inference_mode"),
+    (INFER, "inplace"),
+    (INFER, "amp+inplace"),
+    (NORM, ""),
+    (NORM, "amp"),
+    ([*NORM, "workload.mode=forward_backward"], ""),
+    (DROP, ""),
+    (DROP, "inplace"),
+    ([*DROP, "workload.mode=forward_backward"], ""),
+    (["workload=elementwise", "workload.rows=64", "workload.columns=64"], "inplace"),
+    (["workload=softmax", "workload.rows=64", "workload.columns=64"], "inference_mode"),
+    (["workload=softmax", "workload.rows=64", "workload.columns=64", "workload.mode=forward_backward"], ""),
+    (["workload=matmul", "workload.size=128"], "inference_mode"),
+    (["workload=matmul", "workload.size=128"], "amp"),
+    (["workload=add", "workload.size=4096"], "inference_mode"),
+    (["workload=linear_gelu", "workload.rows=64", "workload.features=32", "workload.out=32"], "inplace"),
+    (["workload=cdist", "workload.points=64", "workload.dim=8"], "inference_mode"),
+    ([*VISION, "workload.mode=forward_backward"], "channels_last"),
+    ([*VISION, "workload.mode=forward_backward"], "amp"),
+    ([*VISION, "workload.mode=forward"], "inference_mode"),
+    (VISION, "channels_last+fused_optimizer"),
+    (TEXT, ""),
+    (TEXT, "amp"),
+    ([*TEXT, "workload.mode=forward"], "inference_mode"),
+    ([*TEXT, "workload.dropout=0.1"], "amp"),
+    ([*MLP, "workload.num_steps=2"], ""),
+    (["workload=branches", "workload.dim=16", "workload.layers=2", "workload.batch_size=8"], "amp"),
+    (["workload=training", "workload.batch_size=4"], "fused_optimizer"),
+]
+
+
+def compare(folder: Path, overrides: list[str], cheat: str = "", stack: str = "") -> Result:
+    """One comparison, with a strategy of the catalogue or a stack of the repository's own."""
+    discovery.register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
+        config = compose("config", overrides=[*overrides, f"strategy=[{stack.replace('+', ',')}]"])
+    if cheat:
+        OmegaConf.set_struct(config, False)
+        OmegaConf.update(config, "strategy.cheat", {"_target_": cheat})
+    return runner.run(config, folder)
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    """Cheats that patch what this process shares are undone."""
+    places: list[tuple[Any, str]] = [
+        (time, "perf_counter"),
+        (torch.cuda, "synchronize"),
+        (torch.cuda.Event, "elapsed_time"),
+    ]
+    kept = [getattr(owner, name) for owner, name in places]
+    yield
+    for (owner, name), value in zip(places, kept, strict=True):
+        setattr(owner, name, value)
+    torch.use_deterministic_algorithms(False)
+    gc.enable()
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_cheats_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Result]]) -> None:
+    overrides, verdict, words = CHEATS[cheat]
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], f"{CATALOGUE}.{cheat}")
+    count.append(("cheat", result))
+    assert result.verdict is verdict, result.headline
+    assert words in result.headline
+    assert result.speedup is None
+    assert Result.read(tmp_path / "result.json").speedup is None
+
+
+@pytest.mark.parametrize(("overrides", "stack"), HONEST, ids=lambda value: value if isinstance(value, str) else "")
+def test_honest_controls_pass(
+    overrides: list[str], stack: str, tmp_path: Path, count: list[tuple[str, Result]]
+) -> None:
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides, *FAMILIES], stack=stack)
+    count.append(("honest", result))
+    assert result.verdict.measured, result.headline
+    assert result.equivalence["ok"]
+
+
+def test_there_are_as_many_honest_controls_as_cheats() -> None:
+    import tests.cheats.catalogue as catalogue
+
+    written = {
+        name for name, value in vars(catalogue).items() if isinstance(value, type) and value.__module__ == CATALOGUE
+    }
+    assert written - {"Cheat", "Lazy", "Unmasked"} == set(CHEATS)
+    assert 26 <= len(CHEATS) <= len(HONEST)

@@ -1,0 +1,88 @@
+"""The same on a GPU: cheats of its own, the catalogue's that a GPU makes different, and honest controls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from optexp.result import Result, Verdict
+from tests.cheats.test_cheats import CATALOGUE, DROP, FAMILIES, GELU, INFER, LEARN, MLP, QUICK, TEXT, VISION, compare
+
+pytestmark = pytest.mark.gpu
+
+ON_GPU = "tests.cheats.on_gpu"
+HERE = [*QUICK, "device=cuda", "isolation=none", "environment.allow_foreign=true"]
+WIDE = ["workload=gelu", "workload.size=2048"]
+SGD = [*LEARN, "workload.optim=sgd"]
+
+WRONG, UNTRUSTED = Verdict.NOT_EQUIVALENT, Verdict.INVALID
+CHEATS: dict[str, tuple[str, list[str], Verdict, str]] = {
+    "NobodyWaits": (ON_GPU, WIDE, WRONG, "output"),
+    "SwitchesTf32On": (ON_GPU, ["workload=mlp", "workload.mode=forward"], WRONG, "output"),
+    "ReplacesTheSynchronization": (ON_GPU, GELU, UNTRUSTED, "_cuda_synchronize"),
+    "StaleGraphInput": (ON_GPU, INFER, WRONG, "output"),
+    "LabelsAreForgotten": (ON_GPU, MLP, WRONG, "loss"),
+    "FrozenRateInAGraph": (ON_GPU, SGD, WRONG, "change"),
+    "FrozenMaskInAGraph": (ON_GPU, DROP, WRONG, "frozen"),
+    "HalfOfTheGraph": (ON_GPU, SGD, WRONG, ""),
+    "ReturnsEmptyMemory": (CATALOGUE, WIDE, WRONG, "output"),
+    "ReturnsAResultThatWasFreed": (CATALOGUE, WIDE, WRONG, "output"),
+    "RemembersByIdentity": (CATALOGUE, ["workload=matmul", "workload.size=4096"], UNTRUSTED, "has not seen"),
+    "RightForAWhile": (CATALOGUE, WIDE, WRONG, "after timing"),
+    "WorksOnlyWhenWatched": (CATALOGUE, WIDE, WRONG, "timed block"),
+    "HiddenAutocast": (CATALOGUE, MLP, WRONG, "loss"),
+    "PatchesElapsedTime": (CATALOGUE, GELU, UNTRUSTED, "elapsed_time"),
+    "FrozenRandomNumbers": (CATALOGUE, DROP, WRONG, "frozen"),
+    "AFasterRate": (CATALOGUE, LEARN, WRONG, "change"),
+}
+HONEST: list[tuple[list[str], str]] = [
+    (MLP, ""),
+    (MLP, "cuda_graph"),
+    (INFER, "cuda_graph"),
+    (LEARN, "cuda_graph"),
+    (SGD, "cuda_graph"),
+    (LEARN, "amp+cuda_graph"),
+    (LEARN, "fused_optimizer+cuda_graph"),
+    (INFER, "amp+cuda_graph"),
+    (MLP, "fusion"),
+    (WIDE, "fusion"),
+    (WIDE, "inplace+cuda_graph"),
+    (DROP, "cuda_graph"),
+    (DROP, "fusion"),
+    (VISION, "channels_last+cuda_graph"),
+    (VISION, "amp"),
+    ([*TEXT, "workload.dropout=0.1"], "cuda_graph"),
+    (TEXT, "amp"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    kept = torch._C._cuda_synchronize, torch.cuda.Event.elapsed_time
+    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    yield
+    torch._C._cuda_synchronize, torch.cuda.Event.elapsed_time = kept  # type: ignore[method-assign]
+    torch.set_float32_matmul_precision(matmul)
+    torch.backends.cudnn.allow_tf32 = cudnn
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_cheats_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Result]]) -> None:
+    module, overrides, verdict, words = CHEATS[cheat]
+    result = compare(tmp_path, [*HERE, *overrides], f"{module}.{cheat}")
+    count.append(("cheat", result))
+    assert result.verdict is verdict, result.headline
+    assert words in result.headline
+    assert result.speedup is None
+
+
+@pytest.mark.parametrize(("overrides", "stack"), HONEST)
+def test_honest_controls_pass(
+    overrides: list[str], stack: str, tmp_path: Path, count: list[tuple[str, Result]]
+) -> None:
+    result = compare(tmp_path, [*HERE, *overrides, *FAMILIES], stack=stack)
+    count.append(("honest", result))
+    assert result.verdict.measured, result.headline

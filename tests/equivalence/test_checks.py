@@ -1,0 +1,326 @@
+"""What is checked beside the gates: each finds its own kind of mistake, and leaves honest programs alone."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from optexp.equivalence import state, trajectory
+from optexp.equivalence.gates import SPREAD, TOLERANCES
+from optexp.equivalence.golden import NoReference
+from optexp.equivalence.mutants import MUTANTS
+from optexp.equivalence.poison import scribble
+from optexp.equivalence.trajectory import Rates, strays
+from optexp.program import Program
+from optexp.strategy import precision
+from optexp.workloads.mlp import Mlp
+from optexp.workloads.softmax import Softmax
+
+CPU = torch.device("cpu")
+
+
+def mlp(mode: str, **options) -> Mlp:
+    return Mlp(**{"mode": mode, "dim": 32, "layers": 2, "batch_size": 16, **options})
+
+
+def with_step(wrapper):
+    """A candidate whose step is `wrapper(inner, program, batch)`."""
+
+    def change(program: Program) -> Program:
+        inner = program.step
+        return replace(program, step=lambda program, batch: wrapper(inner, program, batch))
+
+    return change
+
+
+# --- power -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["forward", "forward_backward", "train"])
+def test_mutants_are_caught_at_full_precision(check, net, mode):
+    found = check(net(mode=mode, layer_norm_eps=1e-2))
+    names = {function.__name__.replace("_", " ") for functions in MUTANTS.values() for function in functions}
+    left_out = {"forward": {"not cleared", "rate off by 1 percent", "no update"}}
+    left_out["forward_backward"] = left_out["forward"] - {"not cleared"}
+    assert set(found.mutants) == names - left_out.get(mode, set())
+    for mutant, row in found.mutants.items():
+        assert row["caught"] == row["tried"], (mutant, row)
+    assert all(0 < found.visible[name][0] < 1e-3 for name in ("loss", "output") if name in found.visible)
+
+
+def test_what_passes_at_low_precision_is_named_with_what_would_show(check):
+    from optexp.equivalence.autocast import autocast
+
+    found = check(mlp("train"), lambda program: autocast(program, "bfloat16"), precision("bfloat16"))
+    row = found.mutants["lower precision"]
+    assert row["caught"] < row["tried"]
+    assert row["passed"]
+    assert found.mutants["no update"]["caught"] == found.mutants["no update"]["tried"]
+    assert all(found.visible[name][0] > 1e-3 for name in row["passed"])
+
+
+def test_gates_without_power_leave_equivalence_undecided(check, monkeypatch):
+    lax = {name: replace(row, fail=1e6, peak_fail=1e6) for name, row in TOLERANCES.items()}
+    monkeypatch.setattr("optexp.equivalence.judge.TOLERANCES", lax)
+    monkeypatch.setattr("optexp.equivalence.gates.BLOCK_FACTOR", 1e6)
+    with pytest.raises(NoReference, match="no power: output passes them with the mutant"):
+        check(mlp("forward"))
+
+
+def test_the_distribution_of_errors_is_that_of_both_arms(check):
+    found = check(mlp("forward")).distribution
+    assert found["tensor"] == "output"
+    assert len(found["baseline"]) == 1 + SPREAD[2]
+    assert sum(found["baseline"]) == pytest.approx(1)
+    assert found["baseline"] == found["candidate"]
+
+
+def test_every_tensor_has_a_row_with_its_worst_element(check):
+    found = check(mlp("train"), seeds=3)
+    row = found.tensors["change/0.weight"]
+    assert {"gate", "error_ratio", "seed", "step", "family"} <= row.keys()
+    assert {"index", "candidate", "baseline", "reference"} <= row["element"].keys()
+    assert row["element"]["baseline"] == row["element"]["candidate"]  # the same program
+    assert list(found.tensors) == sorted(found.tensors, key=lambda name: -found.tensors[name]["used"])
+
+
+# --- sensitivity -------------------------------------------------------------------------------------------------
+
+
+class TwoInputs(nn.Module):
+    def __init__(self, used=2):
+        super().__init__()
+        self.used = used
+
+    def forward(self, a, b):
+        return a + b if self.used == 2 else a * 2 if self.used else torch.ones(16, 8)
+
+
+def of_two(used):
+    class Workload(Softmax):
+        def model(self):
+            return TwoInputs(used)
+
+    return Workload(rows=16, columns=8, add=True)
+
+
+def test_an_input_that_does_not_matter_is_named(check):
+    assert check(of_two(2)).dead == []
+    found = check(of_two(1))
+    assert found.ok
+    assert found.dead == ["1"]
+    assert any("input 1" in note for note in found.notes)
+
+
+def test_a_result_that_depends_on_nothing_proves_nothing(check):
+    with pytest.raises(NoReference, match="depends on no input"):
+        check(of_two(0))
+
+
+def test_a_candidate_must_follow_every_input(check):
+    """Right as long as all inputs change together."""
+    first = {}
+
+    def by_first_input(inner, program, batch):
+        key = tuple(batch[0].flatten().tolist())
+        if key not in first:
+            first[key] = inner(program, batch)["output"].clone()
+        return {"output": first[key].clone()}
+
+    found = check(of_two(2), with_step(by_first_input), seeds=3)
+    assert found.worst["family"] == "one by one"
+
+
+def test_memory_that_is_used_again_holds_another_batch(check):
+    results = {}
+
+    def by_address(inner, program, batch):
+        key = batch[0].data_ptr()
+        if key not in results:
+            results[key] = (batch, inner(program, batch)["output"].clone())  # kept alive: no address comes twice
+        return {"output": results[key][1].clone()}
+
+    assert not check(mlp("forward"), with_step(by_address), seeds=3).ok
+
+
+# --- mutation and aliasing ---------------------------------------------------------------------------------------
+
+
+def test_a_step_that_changes_a_parameter_is_caught(check):
+    def nudging(inner, program, batch):
+        outputs = inner(program, batch)
+        program.model[0].weight.data[0, 0] += 1e-9
+        return outputs
+
+    found = check(mlp("forward"), with_step(nudging))
+    assert "param/0.weight" in found.headline
+    assert check(mlp("forward"), with_step(nudging), baseline=with_step(nudging)).ok
+
+
+class Buffered:
+    """Returns the same memory every time, as a captured graph does."""
+
+    def __init__(self):
+        self.memory = None
+
+    def __call__(self, inner, program, batch):
+        outputs = inner(program, batch)
+        if self.memory is None:
+            self.memory = {name: torch.empty_like(tensor) for name, tensor in outputs.items()}
+        for name, tensor in outputs.items():
+            self.memory[name].copy_(tensor)
+        return dict(self.memory)
+
+
+def test_outputs_that_the_next_step_overwrites_have_to_be_declared(check):
+    found = check(mlp("forward"), with_step(Buffered()))
+    assert "Strategy.overwrites" in found.headline
+    assert check(mlp("forward"), with_step(Buffered()), overwrites=True).ok
+
+
+# --- poison ------------------------------------------------------------------------------------------------------
+
+
+class WrittenOnce(Buffered):
+    """Fills its memory the first time, and all but the last row afterwards."""
+
+    def __call__(self, inner, program, batch):
+        if self.memory is None:
+            return super().__call__(inner, program, batch)
+        for name, tensor in inner(program, batch).items():
+            self.memory[name][:-1] = tensor[:-1]
+        return dict(self.memory)
+
+
+def test_a_result_that_is_not_written_anew_shows(check):
+    found = check(mlp("forward"), with_step(WrittenOnce()), overwrites=True)
+    assert "nan" in found.headline
+
+
+def test_scribbling_spares_what_the_program_needs():
+    x, parameter = torch.ones(3), torch.ones(3)
+    with torch.inference_mode():
+        inferred = torch.ones(3)
+    result, count = torch.ones(3), torch.ones(3, dtype=torch.int64)
+    scribble([result, inferred, x.view(3, 1), parameter[:2], count], spared=[x, parameter])
+    assert result.isnan().all()
+    assert inferred.isnan().all()
+    assert torch.equal(x, parameter)
+    assert count.tolist() == [1, 1, 1]
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+
+def frozen_rate(program: Program) -> Program:
+    """What is captured with a number keeps that number."""
+    rates = [group["lr"] for group in program.optimizer.param_groups]
+    inner = program.step
+
+    def step(program, batch):
+        given = [group["lr"] for group in program.optimizer.param_groups]
+        for group, rate in zip(program.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        outputs = inner(program, batch)
+        for group, rate in zip(program.optimizer.param_groups, given, strict=True):
+            group["lr"] = rate
+        return outputs
+
+    return replace(program, step=step)
+
+
+@pytest.mark.parametrize("optim", ["adamw", "sgd"])
+def test_a_frozen_learning_rate_shows_at_the_second_step(check, optim):
+    found = check(mlp("train", optim=optim), frozen_rate)
+    assert found.worst["tensor"].startswith("change/")
+    assert min(failure["step"] for failure in found.failures) == 1
+
+
+@pytest.mark.parametrize("optim", ["adamw", "sgd"])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_honest_training_stays_within_its_envelope(check, optim, activation):
+    def split_k(program):
+        def forward(layer, x):
+            k = layer.in_features // 2
+            return x[..., :k] @ layer.weight[:, :k].T + x[..., k:] @ layer.weight[:, k:].T + layer.bias
+
+        for layer in program.model.modules():
+            if isinstance(layer, nn.Linear):
+                layer.forward = lambda x, layer=layer: forward(layer, x)
+        return program
+
+    shares = []
+    for first in range(0, 20, 4):
+        found = check(mlp("train", optim=optim, activation=activation), split_k, follow=True, first=first)
+        assert found.ok, found.headline
+        shares.append(found.trajectory["share"])
+    assert 0 < max(shares) < 1
+
+
+def test_training_that_goes_astray_later_is_caught(check):
+    """Every compared step is right; where many follow each other, one is skipped."""
+    taken = []
+
+    def skipping(inner, program, batch):
+        taken.append(1)
+        if len(taken) != 25:
+            return inner(program, batch)
+        kept = {name: tensor.clone() for name, tensor in program.state().items()}
+        outputs = inner(program, batch)
+        for name, tensor in program.state().items():
+            tensor.copy_(kept[name])
+        return outputs
+
+    found = check(mlp("train"), with_step(skipping), follow=True)
+    assert found.worst["gate"] == "TRAJECTORY"
+    assert "as rounding explains" in found.headline
+
+
+def test_straying_is_measured_beside_perturbed_runs():
+    plain, moved = [1.0, 1.0, 1.0], [[1.0, 1.1, 1.0], [1.0, 0.95, 1.0]]
+    assert strays(plain, plain, moved, 0.0) == (0, 0.0)
+    step, share = strays([1.0, 1.15, 1.2], plain, moved, 0.0)
+    assert (step, share) == (2, pytest.approx(0.2 / 0.3))
+    assert strays([1.0, float("nan"), 1.0], plain, moved, 0.0) == (1, float("inf"))
+    assert strays([1.0, 9.0, 9.0], [1.0, float("inf"), 1.0], [[1.0, 1.0, 1.0]], 1e-3) == (0, 0.0)  # both diverge
+
+
+def test_rates_are_multiples_of_their_own():
+    program = mlp("train").build(CPU, torch.float32, 0)
+    (group,) = program.optimizer.param_groups
+    group["lr"] = torch.tensor(0.5)
+    rates, tensor = Rates(program), group["lr"]
+    rates.set(0.5)
+    assert group["lr"] is tensor
+    assert tensor.item() == 0.25
+    rates.set(1.0)
+    assert tensor.item() == 0.5
+    assert set(trajectory.RATES) > {1.0}
+
+
+# --- global state ------------------------------------------------------------------------------------------------
+
+
+def test_settings_that_changed_are_named_unless_declared_or_the_baselines_too():
+    before = state.settings()
+    try:
+        torch.use_deterministic_algorithms(True)
+        gc.disable()
+        after = state.settings()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        gc.enable()
+    candidate, baseline = state.History(before, before, after), state.History(before, before, after)
+    assert set(state.undeclared(candidate, baseline, ())) == {
+        "torch.are_deterministic_algorithms_enabled",
+        "gc.isenabled",
+    }
+    assert state.undeclared(candidate, baseline, {"gc.isenabled"}) == {
+        "torch.are_deterministic_algorithms_enabled": "False → True"
+    }
+    assert state.undeclared(candidate, state.History(before, after, after), ()) == {}
+    assert state.settings() == before

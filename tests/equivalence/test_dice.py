@@ -1,0 +1,112 @@
+"""Random steps: honest ways to draw are alike, wrong ones are told apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from optexp.equivalence import dice
+from optexp.program import Snapshot
+
+CPU = torch.device("cpu")
+UNIT = 2.0**-24
+
+
+class Dropping(nn.Module):
+    """x · W, then dropout by `drop(x, p)`."""
+
+    def __init__(self, drop=F.dropout):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64))
+        self.drop = drop
+
+    def forward(self, x):
+        return self.drop(x.flatten(1)[:, :64] @ self.weight, 0.1)
+
+
+def thrown(net, drop, mode="forward_backward", change=lambda program: program):
+    program = change(net(mode=mode, batch_size=32, make=lambda: Dropping(drop)).build(CPU, torch.float32, 0))
+    batch = net(mode=mode, batch_size=32).batch(torch.Generator().manual_seed(1))
+    batch = (batch[0], *(label % 64 for label in batch[1:]))
+    return dice.throw(program, batch, Snapshot(program))
+
+
+def by_hand(x, p):
+    return x * (torch.rand_like(x) >= p) / (1 - p)
+
+
+def flipped(x, p):
+    return torch.where(torch.rand_like(x) < 1 - p, x, 0.0) * (1 / (1 - p))
+
+
+@pytest.mark.parametrize("mode", ["forward", "forward_backward", "train"])
+@pytest.mark.parametrize("drop", [F.dropout, by_hand, flipped])
+def test_honest_ways_to_draw_are_alike(net, mode, drop):
+    baseline = thrown(net, F.dropout, mode)
+    findings, facts = dice.compare(thrown(net, drop, mode), baseline, UNIT)
+    assert findings == []
+    assert facts["seeds"] == 64
+    assert facts["tests"] >= 6
+    assert baseline == replace(baseline, repeat=True, differ=True, go_on=True)
+
+
+FROZEN = torch.rand(32, 64, generator=torch.Generator().manual_seed(0)) >= 0.1
+
+
+def set_anew(x, p):
+    torch.manual_seed(0)
+    return F.dropout(x, p)
+
+
+WRONG = {
+    "another rate": (lambda x, p: F.dropout(x, 0.12), "share of zeros"),
+    "no scale": (lambda x, p: F.dropout(x, p) * (1 - p), "RMS is"),
+    "one mask for all rows": (lambda x, p: x * (torch.rand(x.shape[-1]) >= p) / (1 - p), "scatters"),
+    "forgotten": (lambda x, p: x, "frozen"),
+    "a frozen mask": (lambda x, p: x * FROZEN / (1 - p), "frozen"),
+    "a seed set anew": (set_anew, "set anew"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_ways_to_draw_are_told_apart(net, name):
+    drop, words = WRONG[name]
+    findings, _ = dice.compare(thrown(net, drop, "forward"), thrown(net, F.dropout, "forward"), UNIT)
+    assert any(words in finding.message for finding in findings)
+    assert not any(finding.ok for finding in findings)
+
+
+def test_what_follows_no_seed_does_not_repeat(net):
+    generator = torch.Generator()
+
+    def own_generator(x, p):
+        return x * (torch.rand(x.shape, generator=generator) >= p) / (1 - p)
+
+    baseline, candidate = thrown(net, F.dropout), thrown(net, own_generator)
+    assert [f.message.split(",")[0] for f in dice.compare(candidate, baseline, UNIT)[0]] == [
+        "equal seeds give different results"
+    ]
+    assert dice.compare(baseline, candidate, UNIT)[0] == []  # more than the baseline gives
+
+
+def test_luck_raises_an_alarm_once_in_a_thousand():
+    generator = torch.Generator().manual_seed(0)
+
+    def throws():
+        values = torch.randn(dice.SEEDS, 3, generator=generator, dtype=torch.float64).abs()
+        return dice.Throws({"out/output": values.tolist()}, True, True, True)
+
+    alarms = sum(bool(dice.compare(throws(), throws(), UNIT)[0]) for _ in range(300))
+    assert alarms <= 3
+
+
+def test_rounding_of_what_does_not_scatter_is_no_difference():
+    def throws(value):
+        return dice.Throws({"out/output": [[value, value, 0.0]] * dice.SEEDS}, True, True, True)
+
+    assert dice.compare(throws(1.0 + 1e-5), throws(1.0), UNIT)[0] == []
+    assert dice.compare(throws(1.0 + 1e-3), throws(1.0), UNIT)[0] != []

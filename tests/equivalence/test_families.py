@@ -1,0 +1,154 @@
+"""Families of inputs: what they change, what they leave alone, and the mistakes that only they show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from optexp.equivalence import families
+from optexp.equivalence.families import FAMILIES, NONCONTIGUOUS, exchanged, of, refilled, with_gaps
+
+
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    x, labels = torch.randn(6, 5, generator=generator), torch.randint(3, (6,), generator=generator)
+    return x, labels, torch.randn(6, generator=generator)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_real_inputs_change(family):
+    given = batch()
+    x, labels, target = of(family, given, targets=1)
+    assert not torch.equal(x, given[0])
+    assert x.shape == given[0].shape
+    assert labels is given[1]
+    assert target is given[2]
+    assert torch.equal(given[0], batch()[0])  # the caller's is as it was
+
+
+def test_what_they_are():
+    x = batch()[0]
+    assert torch.equal(families.integers(x), families.integers(x).round())
+    assert families.offset(x).mean() / families.offset(x).std() > 100
+    assert families.constant_rows(x).std(dim=1).max() < 0.01
+    assert families.nonfinite(x).isnan().sum() == 1
+    assert families.nonfinite(x).isinf().sum() == 2
+    assert families.nonfinite(torch.tensor(1.0)).dim() == 0
+    assert families.large(x.half()).isfinite().all()
+
+
+def test_inputs_are_exchanged_one_after_the_other():
+    first, second = batch(), tuple(t + 1 for t in batch())
+    made = exchanged(first, second)
+    assert [[t is s for t, s in zip(b, second, strict=True)] for b in made] == [
+        [False, False, False], [True, False, False], [False, True, False], [False, False, True],
+    ]  # fmt: skip
+    shorter = tuple(t[:2] for t in second)
+    assert exchanged(first, shorter) == [first, shorter]
+    named = exchanged({"a": first[0], "b": first[2]}, {"a": second[0], "b": second[2]})
+    assert named[2]["b"] is second[2]
+
+
+def test_gaps_and_memory_used_again():
+    x = batch()[0]
+    assert torch.equal(with_gaps(x), x)
+    assert not with_gaps(x).is_contiguous()
+    memory = (x.clone(),)
+    again = refilled(memory, (x + 1,))
+    assert again[0] is memory[0]
+    assert torch.equal(memory[0], x + 1)
+    assert refilled(memory, (x[:2],))[0].shape == (2, 5)
+    assert refilled(None, memory) is memory
+
+
+# --- mistakes that normal inputs do not show ---------------------------------------------------------------------
+
+
+class Standardized(nn.Module):
+    """Rows to mean 0 and variance 1; `variance(x)` may be written well or badly."""
+
+    def __init__(self, variance):
+        super().__init__()
+        self.variance = variance
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return (x - x.mean(1, keepdim=True)) * torch.rsqrt(self.variance(x) + 1e-5)
+
+
+def two_passes(x):
+    return (x - x.mean(1, keepdim=True)).square().mean(1, keepdim=True)
+
+
+def one_pass(x):
+    return (x.square().mean(1, keepdim=True) - x.mean(1, keepdim=True).square()).clamp_min(0)
+
+
+def nan_lost(x):
+    return torch.where(x > 0, x, 0.0)
+
+
+def softmax_without_maximum(x):
+    return x.exp() / x.exp().sum(-1, keepdim=True)
+
+
+class Expm1(nn.Module):
+    def forward(self, x):
+        return torch.expm1(x)
+
+
+WRONG = {
+    "offset": (Standardized(two_passes), Standardized(one_pass)),
+    "nonfinite": (nn.ReLU(), nan_lost),
+    "large": (nn.Softmax(-1), softmax_without_maximum),
+    "small": (Expm1(), lambda x: x.exp() - 1),
+    "integers": (nn.Identity(), lambda x: x * (1 + 2e-7)),
+    "constant_rows": (Standardized(two_passes), lambda x: F.layer_norm(x.flatten(1), (192,), eps=1e-6)),
+}
+
+
+@pytest.mark.parametrize("family", WRONG)
+def test_mistakes_show_in_their_family(check, net, family):
+    right, wrong = WRONG[family]
+    workload = net(mode="forward", make=lambda: right)
+
+    def change(program):
+        return replace(program, forward=wrong)
+
+    honest = check(workload, families=FAMILIES)
+    assert honest.ok, honest.headline
+    assert set(honest.families) == {"normal", *FAMILIES}
+    found = check(workload, change, families=[family])
+    assert not found.ok
+    assert found.worst["family"] in (family, "normal")
+    if family in ("large", "nonfinite", "offset", "small"):
+        assert check(workload, change).ok  # normal inputs do not show it
+        assert family.replace("_", " ") in found.headline
+
+
+def test_strides_are_followed(check, net):
+    def by_memory(x):
+        return x.as_strided(x.shape, torch.empty(x.shape).stride()) * 2
+
+    class Double(nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    workload = net(mode="forward", make=Double)
+    assert check(workload, families=[NONCONTIGUOUS]).ok
+    found = check(workload, lambda program: replace(program, forward=by_memory), families=[NONCONTIGUOUS])
+    assert "noncontiguous inputs" in found.headline
+
+
+def test_a_family_without_a_yardstick_is_noted(check, net):
+    class Cancelling(nn.Module):
+        def forward(self, x):
+            return (x * 1e4 + 1e13 * (x.mean() > 10)) - 1e13 * (x.mean() > 10)
+
+    found = check(net(mode="forward", make=Cancelling), families=["offset"])
+    assert found.ok
+    assert any("offset prove nothing" in note for note in found.notes)

@@ -1,0 +1,55 @@
+"""What Triton's interpreter does to bfloat16 is put right: it cuts off where a GPU rounds, and multiplies the bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+from optexp import kernel, tuning
+
+
+@pytest.fixture(autouse=True)
+def _somewhere(request: pytest.FixtureRequest) -> None:
+    """On a machine with a GPU that is where kernels are tested, and nothing is interpreted."""
+    called = getattr(request.node, "callspec", None)
+    if called is not None and called.params.get("device") == "cpu" and not kernel.INTERPRETED:
+        pytest.skip("tested on the GPU")
+
+
+@pytest.fixture(autouse=True)
+def _however_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our kernels run on calls that would otherwise be torch's."""
+    monkeypatch.setattr(kernel, "SMALL", 0)
+
+
+@pytest.fixture(autouse=True)
+def _first_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several ways the first: to compile all for every shape would take long, and they have tests of their own."""
+    monkeypatch.setattr(tuning, "_chosen", {})
+    monkeypatch.setattr(tuning, "_remembered", lambda file: {})
+    monkeypatch.setattr(tuning, "_remember", lambda file, label, index: None)
+    monkeypatch.setattr(tuning, "_race", lambda candidates, run, device: 0)
+
+
+@pytest.fixture(autouse=True)
+def _bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    convert, dot = interpreter._convert_float, interpreter.InterpreterBuilder.create_dot
+
+    def rounding(values: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return convert(values, source, target, mode)
+        rounded = torch.tensor(np.asarray(values, np.float32)).to(torch.bfloat16)
+        return rounded.view(torch.int16).numpy().view(np.uint16)
+
+    def multiplied(self: Any, a: Any, b: Any, *args: Any) -> Any:
+        if a.dtype.scalar == tl.bfloat16:
+            a, b = (self.create_fp_ext(operand, tl.float32) for operand in (a, b))
+        return dot(self, a, b, *args)
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounding)
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", multiplied)

@@ -1,0 +1,134 @@
+"""CUDA C++: it compiles wherever there is a compiler, says what is missing, and what no other test reaches is right."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from optexp import extension
+from optexp.kernels import add, layernorm_linear, relu
+
+SOURCES = sorted(path.stem for path in extension.sources("add")[0].parent.glob("*.cu"))
+CUDA = torch.device("cuda")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs the CUDA compiler")
+@pytest.mark.parametrize("name", SOURCES)
+def test_compiles_without_warnings_or_spills(name: str, tmp_path: Path) -> None:
+    # What torch defines for extensions.
+    defined = [f"-D__CUDA_NO_{what}__" for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS")]
+    flags = [*defined, "--expt-relaxed-constexpr", *extension.FLAGS, "-arch=sm_90", "-Werror", "all-warnings"]
+    command = ["nvcc", "-cubin", *flags, "-Xptxas", "-v", str(extension.sources(name)[0]), "-o", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    spilled = re.findall(r"(\d+) bytes spill stores", done.stderr)
+    assert spilled
+    assert set(spilled) == {"0"}
+
+
+def test_architectures_can_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
+    assert extension.architectures() == ["8.0", "9.0+PTX"]
+    flags = [flag for target in extension.architectures() for flag in extension._gencode(target)]
+    assert [flag.partition("=arch=")[2] for flag in flags] == [
+        "compute_80,code=sm_80",
+        "compute_90,code=sm_90",
+        "compute_90,code=compute_90",
+    ]
+
+
+def test_reasons_say_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "use device=cuda" in extension.why_not(torch.device("cpu"))
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    assert "no CUDA compiler was found" in extension.why_not(CUDA)
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path))
+    assert "no CUDA compiler was found" in extension.why_not(CUDA)
+    (tmp_path / "bin" / "nvcc").touch(mode=0o755)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no-such-compiler was not found" in extension.why_not(CUDA)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: "/nvcc" if name == "nvcc" else None)
+    assert "pip install ninja" in extension.why_not(CUDA)
+
+
+def test_off_the_gpu_it_is_torch_that_computes() -> None:
+    x = torch.randn(5)
+    assert torch.equal(relu.cuda(x), torch.relu(x))
+    assert torch.equal(relu.relu_(x.clone()), torch.relu(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("blocks", "threads"), [(1, 1), (1, 33), (3, 256), (4096, 1024)])
+def test_add_with_any_grid(blocks: int, threads: int) -> None:
+    a, b = torch.randn(2, 10_001, device="cuda")
+    assert torch.equal(add.launched(a, b, blocks, threads), a + b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_relu_is_written_over_its_input(dtype: torch.dtype) -> None:
+    x = torch.randn(3, 1001, device="cuda").to(dtype)
+    x[0, 0] = torch.nan
+    expected, address, version = torch.relu(x), x.data_ptr(), x._version
+    y = relu.relu_(x)
+    assert y is x
+    assert y.data_ptr() == address
+    assert x._version > version
+    assert torch.equal(torch.nan_to_num(y), torch.nan_to_num(expected))
+    assert y[0, 0].isnan()
+    torch.testing.assert_close(relu.relu_(x.T.neg()), torch.relu(x.T.neg()), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.gpu
+def test_relu_over_its_input_has_a_gradient() -> None:
+    x = torch.randn(100, device="cuda", requires_grad=True)
+    relu.relu_(x * 1).sum().backward()
+    assert torch.equal(x.grad, (x > 0).float())
+
+
+@pytest.mark.gpu
+def test_the_plain_norm_and_product() -> None:
+    case = layernorm_linear.KERNEL.cases[0]
+    args = case.arguments(lambda *shape: torch.randn(*shape, device="cuda"))
+    torch.testing.assert_close(
+        layernorm_linear.cuda_plain(*args), layernorm_linear.reference(*args), atol=1e-5, rtol=1e-4
+    )
+
+
+WALK = f"""
+import sys
+sys.path[:] = {sys.path!r}
+import torch
+from optexp.kernel import kernels
+
+for kernel in kernels().values():
+    if kernel.cuda is not None:
+        for case in kernel.cases:
+            args = case.arguments(lambda *shape: torch.randn(*shape, device="cuda"))
+            args = [a.detach().requires_grad_() if isinstance(a, torch.Tensor) else a for a in args]
+            kernel.cuda(*args).sum().backward()
+torch.cuda.synchronize()
+print("walked")
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="needs compute-sanitizer")
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_nothing_is_read_or_written_where_it_should_not_be(tool: str, tmp_path: Path) -> None:
+    script = tmp_path / "walk.py"
+    script.write_text(WALK)
+    only = ["--kernel-name-exclude", "regex:at::|cutlass|cublas|gemm|triton|layernorm_backward"]
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *only, sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "walked" in done.stdout

@@ -1,0 +1,47 @@
+"""The product of our own, whatever its tiles: on a GPU the fastest way is chosen, and need not be ours."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from optexp.kernels.linear_gelu import by_tiles
+from optexp.products import TILINGS, Tiling, takes
+
+SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run
+EVERY = [
+    *(pytest.param("cpu", SMALL, dtype) for dtype in (torch.bfloat16, torch.float16)),
+    *(pytest.param("cuda", tiling, torch.bfloat16, marks=pytest.mark.gpu) for tiling in TILINGS),
+    pytest.param("cuda", TILINGS[2], torch.float16, marks=pytest.mark.gpu),
+]
+
+
+@pytest.mark.parametrize(("device", "tiling", "dtype"), EVERY)
+def test_every_tiling(tiling: Tiling, dtype: torch.dtype, device: str) -> None:
+    """More tiles than one each way, with tails; then more rows of tiles than are walked together."""
+    generator = torch.Generator(device).manual_seed(0)
+    for m, n, k in ((2 * tiling.m + 12, 2 * tiling.n + 8, 2 * tiling.k + 8), (10 * tiling.m, 8, 8)):
+        x, w = (torch.randn(*shape, generator=generator, device=device).to(dtype) for shape in ((m, k), (n, k)))
+        w /= k**0.5
+        bias = torch.randn(n, generator=generator, device=device).to(dtype)
+        assert takes(x, w)
+        y, z = by_tiles(tiling, x, w, bias, "tanh", keep=True)
+        golden = F.linear(x.double(), w.double(), bias.double())
+        unit = torch.finfo(dtype).eps
+        torch.testing.assert_close(z.double(), golden, rtol=unit, atol=unit)
+        torch.testing.assert_close(y.double(), F.gelu(golden, approximate="tanh"), rtol=unit, atol=unit)
+        alone, nothing = by_tiles(tiling, x, w, bias, "tanh", keep=False)
+        assert torch.equal(alone, y)
+        assert nothing.numel() == 0
+
+
+def test_what_it_does_not_take() -> None:
+    x, w = torch.zeros(16, 64, dtype=torch.bfloat16), torch.zeros(32, 64, dtype=torch.bfloat16)
+    assert takes(x, w)
+    assert not takes(x.float(), w.float())
+    assert not takes(x, w.half())
+    assert not takes(x[:0], w)
+    assert not takes(x, w[:30])
+    assert not takes(x.flatten()[1:-63].view(15, 64), w)
+    assert not takes(x[:, :60], torch.zeros(32, 60, dtype=torch.bfloat16))

@@ -1,0 +1,51 @@
+"""Every way to go through whole rows gives the same: tiles of one row or several, one tile a program or a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from optexp import rows
+from optexp.kernels import layernorm, softmax
+from optexp.rows import Launch, tiles
+
+COLUMNS = (700, 5000, 16_000)  # a tile holds several rows; one; one that only many threads hold
+ON_A_GPU = [
+    pytest.param(c, how, "cuda", marks=pytest.mark.gpu) for c in COLUMNS for how in tiles(1 << (c - 1).bit_length())
+]
+INTERPRETED = [pytest.param(70, how, "cpu") for how in (Launch(4, 4), Launch(1, 4), Launch(2, 4, 3, 2))]
+
+
+def run_softmax(x: Tensor) -> Tensor:
+    return softmax.softmax(x)
+
+
+def run_layernorm(x: Tensor) -> Tensor:
+    return layernorm.layernorm(x, x.shape[-1:])
+
+
+@pytest.mark.parametrize(("columns", "how", "device"), [*INTERPRETED, *ON_A_GPU])
+@pytest.mark.parametrize("run", [run_softmax, run_layernorm])
+def test_every_way(
+    run: Callable[[Tensor], Tensor], columns: int, how: Launch, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def this_way(what: str, key: Any, candidates: Any, work: Callable[[Launch], None], on: torch.device) -> Launch:
+        return how
+
+    generator = torch.Generator(device).manual_seed(0)
+    x = torch.randn(301 if device == "cuda" else 9, columns, generator=generator, device=device)
+    leaf = x.to(torch.bfloat16 if device == "cuda" else torch.float32).requires_grad_()
+    dy = torch.randn(x.shape, generator=generator, device=device)
+    monkeypatch.setattr(rows, "fastest", this_way)
+    y = run(leaf)
+    (dx,) = torch.autograd.grad(y, leaf, dy.to(y.dtype))
+    wide = leaf.detach().double().requires_grad_()
+    golden = torch.softmax(wide, -1) if run is run_softmax else torch.nn.functional.layer_norm(wide, (columns,))
+    (golden_dx,) = torch.autograd.grad(golden, wide, dy.double())
+    unit = torch.finfo(leaf.dtype).eps
+    for ours, theirs in ((y, golden), (dx, golden_dx)):
+        torch.testing.assert_close(ours.double(), theirs, rtol=2 * unit, atol=2 * unit * theirs.abs().max().item())

@@ -1,0 +1,59 @@
+"""Strangers on the card are named; arms, and whoever asked and now waits, are not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from optexp.measurement.gpu import Gpu
+from optexp.measurement.neighbours import lineage, neighbours
+from tests.measurement.nvml import Nvml
+
+HIDDEN = 2**22 + 1  # beyond what Linux gives to any process
+
+
+@pytest.fixture
+def child() -> Iterator[int]:
+    """A process that somebody started, here: a stranger as much as an arm, until its id is known as one."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process.pid
+    process.kill()
+    process.communicate()
+
+
+def test_a_stranger_is_named_with_its_memory(nvml: Nvml, gpu: Gpu, child: int) -> None:
+    nvml.running = {child: 3 * 2**30}
+    (text,), hidden = neighbours(gpu)
+    assert f"process {child} (" in text
+    assert "3072 MiB" in text
+    assert hidden == 0
+
+
+def test_arms_and_what_they_started_are_ours(nvml: Nvml, gpu: Gpu, child: int) -> None:
+    nvml.running = {child: None}
+    assert neighbours(gpu, ours=[child]) == ([], 0)
+    assert neighbours(gpu, ours=[os.getpid()]) == ([], 0)  # the child's parent
+
+
+def test_the_caller_may_hold_a_context_but_not_compute(nvml: Nvml, gpu: Gpu) -> None:
+    nvml.running = {os.getpid(): 2**28, os.getppid(): 2**28}
+    assert neighbours(gpu, since_s=0.0) == ([], 0)
+    nvml.utilisation = {os.getppid(): 35, os.getpid(): 0}
+    (text,), _ = neighbours(gpu, since_s=0.0)
+    assert f"process {os.getppid()} (" in text
+
+
+def test_ids_of_another_container_are_counted_only(nvml: Nvml, gpu: Gpu) -> None:
+    nvml.running = {HIDDEN: 2**30}
+    assert neighbours(gpu) == ([], 1)
+
+
+def test_lineage_ends_at_the_first_process(child: int) -> None:
+    above = lineage(child)
+    assert above[:2] == [child, os.getpid()]
+    assert above[-1] == 1
+    assert lineage(HIDDEN) == []

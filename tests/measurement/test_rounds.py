@@ -1,0 +1,168 @@
+"""How many processes and pairs are spent, and what company is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from hydra import compose, initialize_config_dir
+from pyarrow import parquet
+
+from optexp import discovery, runner
+from optexp.config import resolve
+from optexp.measurement import rounds
+from optexp.measurement.gpu import Gpu, Reading
+from optexp.measurement.protocol import Protocol
+from optexp.measurement.rounds import how_to_lock, next_pairs, room_for_a_third
+from optexp.measurement.sampling import Pair, Sample
+from optexp.result import Result, Verdict
+from optexp.session import Session
+from optexp.stopwatch import Stopwatch
+from optexp.terminal import Progress
+from tests.measurement.nvml import Nvml
+from tests.measurement.samples import constant, made, timing
+
+
+def job(folder: Path, *overrides: str) -> Result:
+    fixed = ["isolation=none", "device=cpu", "tracking.enabled=false", "measurement.verification_seeds=1"]
+    fixed += ["measurement.thorough=false", "measurement.warmup_s=0.3"]
+    discovery.register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
+        return runner.run(compose("config", overrides=[*fixed, *overrides]), folder)
+
+
+def processes(luck: float, noise: float, count: int = 4) -> list[Sample]:
+    random, samples = Random(7), []
+    for _ in range(count):
+        own = random.gauss(0, luck)
+        seconds = [1e-3 * 2.718 ** (own + random.gauss(0, noise)) for _ in range(50)]
+        samples.append(Sample([Pair(timing(1e-3), timing(s), True) for s in seconds]))
+    return samples
+
+
+@pytest.mark.parametrize(("luck", "noise", "pairs"), [(0.02, 0.005, 10), (0.0005, 0.02, 50)])
+def test_fewer_pairs_where_processes_differ_more_than_blocks(luck: float, noise: float, pairs: int) -> None:
+    assert next_pairs(processes(luck, noise), Protocol()) == pairs
+    assert next_pairs(processes(luck, noise)[:2], Protocol()) == Protocol().pairs  # too early to tell
+
+
+def test_controls_run_in_the_same_rounds_and_are_recorded(tmp_path: Path) -> None:
+    few = ["measurement.processes_min=2", "measurement.processes_max=2", "measurement.pairs=10"]
+    result = job(tmp_path, "workload=sleep", "workload.ms=1", "strategy=baseline", *few)
+    assert result.verdict.measured or result.verdict is Verdict.INVALID, result.headline
+    found = result.measurement["controls"]
+    assert set(found) == {"A/A", "known delay"}
+    rows = parquet.read_table(tmp_path / "samples.parquet").to_pylist()
+    assert {row["kind"] for row in rows} == {"main", "same", "delayed"}
+    delayed = [row["steps"] for row in rows if row["kind"] == "delayed" and row["arm"] == "candidate"]
+    assert min(delayed) >= 20
+    assert all(steps % 20 == 0 for steps in delayed)  # as which 21 of each 20 are told
+
+
+def test_zeros_as_inputs_are_named_in_words(tmp_path: Path) -> None:
+    inputs = "workload.inputs=[{shape: [64, 64], low: 0.0, high: 0.0}]"
+    result = job(tmp_path, "workload=module", "workload.target=torch.nn:GELU", inputs, "measurement=quick")
+    assert result.verdict.measured, result.headline
+    said = [watch["text"] for watch in result.measurement["watchdogs"] if watch["name"] == "inputs"]
+    assert "one value over and over" in said[0]
+    assert "zeros?" in said[0]
+
+
+def test_a_shared_card_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optexp.session.Gpu.open", lambda device: object())
+    monkeypatch.setattr(rounds, "neighbours", lambda gpu: (["process 4711 (python, 2048 MiB)"], 1))
+    result = job(tmp_path, "workload=mlp", "strategy=baseline", "measurement=quick")
+    assert result.verdict is Verdict.INVALID
+    assert "4711" in result.headline
+    assert "environment.allow_foreign=true" in result.headline
+    assert any("mean nothing here" in note for note in result.measurement["notes"])
+    assert "arms" not in result.measurement["seconds"]
+
+
+@pytest.mark.parametrize("preset", ["default", "quick", "rigorous", "textbook"])
+def test_presets_are_what_they_are_called(preset: str) -> None:
+    discovery.register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
+        protocol = resolve(compose("config", overrides=[f"measurement={preset}"])).measurement
+    assert protocol.preset == preset
+    assert (protocol.trials == 3) == (preset == "textbook")
+    if preset == "rigorous":
+        assert (protocol.processes_min, protocol.processes_max, protocol.half_width) == (10, 30, 0.0025)
+        assert protocol.cold_caches
+        assert protocol.l2 == "both"
+
+
+def test_how_to_hold_the_clocks_is_said_and_not_done(gpu: Gpu) -> None:
+    samples = made(constant(1e-3), constant(1e-3), readings=[Reading(0.0, sm_mhz=1755), Reading(1.0, sm_mhz=1980)])
+    said = how_to_lock(SimpleNamespace(gpu=gpu), samples)  # type: ignore[arg-type]
+    assert "1755 to 1980 MHz" in said
+    assert "sudo nvidia-smi --id=GPU-1234 --lock-gpu-clocks=1755,1755" in said
+    assert "no GPU clocks" in how_to_lock(SimpleNamespace(gpu=None), samples)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("free_mib", "fits"), [(4000, False), (30_000, True)])
+def test_no_third_arm_where_it_does_not_fit(gpu: Gpu, nvml: Nvml, free_mib: int, fits: bool) -> None:
+    nvml.free = free_mib * 2**20
+    profile = {arm: {"metrics": {"memory_reserved_mib": 5000.0}} for arm in ("baseline", "candidate")}
+    result = SimpleNamespace(profile=profile, measurement={"notes": []})
+    assert room_for_a_third(SimpleNamespace(gpu=gpu, result=result)) is fits  # type: ignore[arg-type]
+    assert bool(result.measurement["notes"]) is not fits
+
+
+def test_compile_caches_begin_empty_where_asked(tmp_path: Path) -> None:
+    folders: list[str] = []
+
+    def session(*overrides: str) -> Session:
+        discovery.register()
+        with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
+            experiment = resolve(compose("config", overrides=list(overrides)))
+        made = Session(experiment, "cpu", tmp_path, Stopwatch(), Progress())
+        folders.extend(made.folders)
+        return made
+
+    assert session().caches == {}
+    asked = session("measurement.cold_caches=true")
+    assert set(asked.caches) == {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR"}
+    assert all(folder.startswith(asked.folders[-1]) for folder in asked.caches.values())
+    assert session("measurement.cold_caches=true", "isolation=none").caches == {}
+    for folder in folders:
+        shutil.rmtree(folder)
+
+
+def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def one_round(session: Session, index: int, pairs: int, order: Random, control: bool, bound: bool = True) -> Any:
+        asked.append(bound)
+        return made(constant(2e-3), constant(1e-3), pairs=pairs, processes=1)[0], {"baseline": Mock()}
+
+    monkeypatch.setattr(rounds, "one_round", one_round)
+    monkeypatch.setattr(rounds, "differences", lambda arms: {})
+    monkeypatch.setattr(rounds, "floor", lambda session, arm: 0.0)
+    result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
+    result.baseline.gpu_busy, result.candidate.gpu_busy = 0.21, 0.95
+    result.measurement = {"notes": [], "placement": {"text": "both arms bound to the same 1 core"}}
+    session = SimpleNamespace(
+        protocol=Protocol(controls=False),
+        result=result,
+        experiment=SimpleNamespace(seed=0),
+        watch=Stopwatch(),
+        progress=SimpleNamespace(update=lambda *args, **kwargs: None),
+        gpu=None,
+        isolated=True,
+        cores=[1],
+        own_cores={0, 1},
+    )
+    assert len(rounds.measure(session, lambda arms, index: None)) == 5  # type: ignore[arg-type]
+    assert asked == [True] * 5 + [False]
+    text = result.measurement["placement"]["text"]
+    assert "host-bound: the GPU is busy 21% of the baseline's step;" in text
+    assert "free on all 2 cores it is 2.00× (2 ms and 1 ms, one process)" in text
+    session.protocol = Protocol(controls=False, processes_min=1, processes_max=1)
+    rounds.measure(session, lambda arms, index: None)  # type: ignore[arg-type]
+    assert asked[6:] == [True]  # a look does not look there too

@@ -1,0 +1,133 @@
+"""How blocks are sampled, seen with arms whose clock is told what to say."""
+
+from __future__ import annotations
+
+from math import log
+from random import Random
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+
+from optexp.arm import Arm, Spec
+from optexp.arm import constant as constant_inputs
+from optexp.measurement.clock import Timing
+from optexp.measurement.gpu import Gpu, Reading
+from optexp.measurement.protocol import Protocol
+from optexp.measurement.sampling import COLD, DELAYED, MAIN, SAME, Sample, sample
+from optexp.workloads.matmul import Matmul
+from tests.measurement.nvml import Nvml
+
+
+class Scripted:
+    """An arm that says how long its steps take."""
+
+    def __init__(self, step_s: float, compiles_after: int | None = None) -> None:
+        self.step_s, self.compiles_after = step_s, compiles_after
+        self.calls: list[dict[str, Any]] = []
+        self.busy = False
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        if method == "warm_up":
+            return {"alone_s": [self.step_s] * 20, "timer_s": 1e-6, "queue": 0, "constant": ["0"]}
+        if method == "counters":
+            late = self.compiles_after is not None and len(self.calls) > self.compiles_after
+            return {"stats/unique_graphs": 3.0 if late else 2.0}
+        self.busy = True
+        self.calls.append(arguments)
+        timing = Timing(arguments["steps"], self.step_s, self.step_s / 2, cold=arguments["cold"])
+        self.busy = False
+        return timing
+
+
+def measured(protocol: Protocol | None = None, pairs: int = 30, **arms: Scripted) -> Sample:
+    return sample(arms, protocol or Protocol(), Random(0), pairs)
+
+
+def test_blocks_alternate_in_random_order_and_jittered_length() -> None:
+    arms = {"baseline": Scripted(1e-3), "candidate": Scripted(5e-4)}
+    found = measured(**arms)
+    assert len(found.pairs) == 30
+    assert found.log_ratio == pytest.approx(log(2))
+    assert 5 < sum(pair.baseline_first for pair in found.pairs) < 25
+    steps = [call["steps"] for call in arms["candidate"].calls]
+    assert min(steps) >= 36  # 20 ms, less 10 %
+    assert max(steps) <= 44
+    assert len(set(steps)) > 4
+
+
+def test_a_long_step_is_a_block_by_itself() -> None:
+    arms = {"baseline": Scripted(0.5), "candidate": Scripted(0.4)}
+    measured(pairs=8, **arms)
+    assert {(call["steps"], call["lead_in"]) for arm in arms.values() for call in arm.calls} == {(1, 1)}
+
+
+def test_a_compiler_that_works_in_the_middle_is_noticed() -> None:
+    assert measured(baseline=Scripted(1e-3), candidate=Scripted(1e-3, compiles_after=12)).recompiled
+    assert not measured(baseline=Scripted(1e-3), candidate=Scripted(1e-3, compiles_after=1000)).recompiled
+
+
+def test_the_card_is_read_around_every_pair_and_never_in_a_block() -> None:
+    arms = {"baseline": Scripted(1e-3), "candidate": Scripted(1e-3)}
+    reads = iter(range(1000))
+
+    def read() -> Reading:
+        assert not any(arm.busy for arm in arms.values())
+        return Reading(float(next(reads)))
+
+    found = sample(arms, Protocol(), Random(0), 12, read)
+    assert [[r.at_s for r in pair.readings] for pair in found.pairs] == [[i, i + 1] for i in range(12)]
+
+
+def test_a_card_that_heats_up_loses_the_pairs_from_then_on(nvml: Nvml, gpu: Gpu) -> None:
+    class Heating(Scripted):
+        def call(self, method: str, **arguments: Any) -> Any:
+            if len(self.calls) == 9:
+                nvml.reasons = 0x20
+            return super().call(method, **arguments)
+
+    found = sample({"baseline": Scripted(1e-3), "candidate": Heating(1e-3)}, Protocol(), Random(0), 12, gpu.read)
+    assert [bool(pair.slowed) for pair in found.pairs] == [False] * 9 + [True] * 3
+    assert len(found.kept) == 9
+
+
+def test_controls_are_the_baseline_beside_its_double_and_beside_a_delay_of_5_percent() -> None:
+    found = measured(baseline=Scripted(1e-3), candidate=Scripted(5e-4), again=Scripted(1.02e-3))
+    assert len(found.of(MAIN)) == 30
+    assert len(found.of(SAME)) == len(found.of(DELAYED)) == 10
+    assert median(pair.log_ratio for pair in found.of(SAME)) == pytest.approx(log(1 / 1.02))
+    assert median(pair.log_ratio for pair in found.of(DELAYED)) == pytest.approx(-log(1.05))
+    assert found.log_ratio == pytest.approx(log(2))  # controls are no part of it
+
+
+def test_steps_too_long_for_an_exact_delay_have_none() -> None:
+    found = measured(pairs=10, baseline=Scripted(5e-3), candidate=Scripted(5e-3), again=Scripted(5e-3))
+    assert found.of(DELAYED) == []
+    assert len(found.of(SAME)) == 4
+
+
+@pytest.mark.parametrize(("l2", "main_is_cold", "cold"), [("warm", False, 0), ("cold", True, 0), ("both", False, 10)])
+def test_cold_caches_are_compared_by_the_device_alone(l2: str, main_is_cold: bool, cold: int) -> None:
+    found = measured(Protocol(l2=l2), baseline=Scripted(1e-3), candidate=Scripted(1e-3))
+    assert {pair.baseline.cold for pair in found.of(MAIN)} == {main_is_cold}
+    assert len(found.of(COLD)) == cold
+    assert found.pairs[0].baseline.step_s == (5e-4 if main_is_cold else 1e-3)
+
+
+def test_what_an_operation_must_move() -> None:
+    arm = Arm()
+    arm.setup(Spec(Matmul(size=64), [], "cpu", "bfloat16", 0).pack())
+    assert arm.moved() == (3 * 64 * 64 * 2, 0)
+    assert Matmul(size=64).flops == 2 * 64**3
+    assert Matmul(size=64, mode="forward_backward").flops == 6 * 64**3
+
+
+def test_inputs_that_are_one_value_are_told_from_real_ones() -> None:
+    zeros, data, mask = torch.zeros(3, 4), torch.randn(3, 4), torch.ones(3, dtype=torch.int64)
+    assert constant_inputs([(zeros, data, mask), (zeros, data, mask)]) == ["0"]
+    assert constant_inputs([(zeros, data), (data, data)]) == []
+    assert constant_inputs([{"image": torch.full((2, 2), 0.5, dtype=torch.bfloat16), "scale": torch.ones(())}]) == [
+        "image"
+    ]
+    assert measured(baseline=Scripted(1e-3), candidate=Scripted(1e-3)).constant == ("0",)

@@ -1,0 +1,164 @@
+"""Each fault is named by its own watchdog and by no other; quiet samples wake none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from optexp.measurement import watchdogs
+from optexp.measurement.floor import floor_s
+from optexp.measurement.gpu import Gpu, Reading
+from optexp.measurement.sampling import Pair, Sample
+from optexp.measurement.watchdogs import WATCHDOGS, split
+from tests.measurement.nvml import Nvml
+from tests.measurement.samples import constant, made, timing
+
+
+def barking(samples: list[Sample]) -> dict[str, watchdogs.Watch]:
+    return {watch.name: watch for watchdog in WATCHDOGS if not (watch := watchdog(samples)).ok}
+
+
+def test_quiet_samples_wake_nobody(gpu: Gpu) -> None:
+    assert barking(made(constant(2e-3), constant(1e-3), readings=[gpu.read(), gpu.read()])) == {}
+    assert barking(made(constant(1e-3), constant(1e-3))) == {}  # a CPU: nothing was read
+    assert barking(made(constant(1e-3), constant(1e-3), pairs=3, processes=1)) == {}
+
+
+def hot(gpu: Gpu, nvml: Nvml, share: float, bit: int) -> list[Sample]:
+    samples = made(constant(1e-3), constant(1e-3), readings=[gpu.read(), gpu.read()])
+    nvml.reasons, nvml.clocks[1] = bit, 1200
+    said = gpu.read()
+    for sample in samples:
+        for index in range(round(share * len(sample.pairs))):
+            sample.pairs[index] = replace(sample.pairs[index], readings=(sample.pairs[index].readings[0], said))
+    return samples
+
+
+def test_a_thermal_flag_drops_pairs_and_too_many_are_no_measurement(gpu: Gpu, nvml: Nvml) -> None:
+    samples = hot(gpu, nvml, 0.05, 0x20)
+    watch = barking(samples)["throttling"]
+    assert "thermal slow-down" in watch.text
+    assert "10 of 200 pairs dropped" in watch.text
+    assert "1200 to 1980 MHz" in watch.text
+    assert not watch.fatal
+    assert [len(sample.kept) for sample in samples] == [38] * 5
+    assert barking(hot(gpu, nvml, 0.2, 0x40))["throttling"].fatal
+    everything = hot(gpu, nvml, 1.0, 0x08)
+    assert barking(everything)["throttling"].fatal
+    assert everything[0].log_ratio == pytest.approx(0, abs=0.01)  # of what there is: the refusal says the rest
+
+
+def test_a_power_cap_is_said_and_keeps_its_pairs(gpu: Gpu, nvml: Nvml) -> None:
+    samples = hot(gpu, nvml, 0.5, 0x04)
+    assert set(barking(samples)) == {"power cap"}
+    assert not barking(samples)["power cap"].fatal
+    assert len(samples[0].kept) == 40
+
+
+def test_a_foreign_process_is_named_and_fatal() -> None:
+    samples = made(constant(1e-3), constant(1e-3))
+    samples[2].foreign = ("process 4711 (python, 2048 MiB)",)
+    watch = barking(samples)["foreign processes"]
+    assert "4711" in watch.text
+    assert watch.fatal
+
+
+def test_a_recompilation_in_the_middle_is_fatal() -> None:
+    samples = made(constant(1e-3), constant(1e-3))
+    samples[3].recompiled = True
+    assert barking(samples)["recompilation"].fatal
+    assert "in 1 of 5 processes" in barking(samples)["recompilation"].text
+
+
+def test_zeros_as_inputs_are_named() -> None:
+    samples = made(constant(1e-3), constant(1e-3))
+    for sample in samples:
+        sample.constant = ("0",)
+    assert "input 0 " in barking(samples)["inputs"].text
+
+
+@pytest.mark.parametrize("across", ["blocks", "processes"])
+def test_an_arm_with_two_speeds_is_reported_as_two(across: str) -> None:
+    if across == "blocks":
+        samples = made(constant(2e-3), lambda index: 1e-3 if index % 3 else 1.1e-3)
+    else:
+        samples = made(constant(2e-3), constant(1e-3), processes=3) + made(
+            constant(2e-3), constant(1.1e-3), processes=2
+        )
+    found = barking(samples)
+    assert set(found) == {"modes"}
+    assert "the candidate takes 1 ms" in found["modes"].text
+    assert "1.1 ms" in found["modes"].text
+    assert "baseline" not in found["modes"].text
+
+
+@pytest.mark.parametrize("shape", ["bell", "uniform", "disturbed", "lognormal"])
+def test_one_mode_is_not_split(shape: str) -> None:
+    random, falsely = Random(shape), 0
+    draw = {
+        "bell": lambda: random.gauss(1.0, 0.05),
+        "uniform": lambda: random.uniform(0.8, 1.2),
+        "disturbed": lambda: random.gauss(1.0, 0.01) + 0.5 * (random.random() < 0.05),
+        "lognormal": lambda: random.lognormvariate(0, 0.3),
+    }[shape]
+    for _ in range(300):
+        falsely += split([draw() for _ in range(50)]) is not None
+    assert falsely <= 3
+
+
+def test_a_drifting_arm_is_named() -> None:
+    samples = made(constant(1e-3), lambda index: 1e-3 * (1 + 0.001 * index))
+    found = barking(samples)
+    assert set(found) == {"drift"}
+    assert "-2." in found["drift"].text  # per cent, between the first and the last third of 40 pairs
+
+
+def test_both_arms_drifting_together_change_no_ratio() -> None:
+    slower = lambda index: 1e-3 * (1 + 0.002 * index)  # noqa: E731
+    assert barking(made(slower, slower)) == {}
+
+
+def test_an_effect_of_the_order_is_named() -> None:
+    random, pairs = Random(1), []
+    for _ in range(60):
+        first = random.random() < 0.5
+        pairs.append(Pair(timing(1.1e-3 if first else 1e-3), timing(1e-3), first))
+    assert set(barking([Sample(pairs)])) >= {"order"}
+
+
+def test_a_gain_that_does_not_reach_the_user_is_named() -> None:
+    pairs = [Pair(timing(1e-3, device_s=1e-3), timing(0.9e-3, device_s=0.5e-3), bool(i % 2)) for i in range(12)]
+    assert "does not reach the user" in barking([Sample(pairs)])["device and wall"].text
+
+
+def test_readings_of_a_card_without_clocks() -> None:
+    samples = made(constant(1e-3), constant(1e-3), readings=[Reading(0.0), Reading(1.0)])
+    assert barking(samples) == {}
+
+
+@pytest.mark.parametrize(("candidate", "fatal"), [(1e-3, False), (2e-4, True)])
+def test_faster_than_physics_is_fatal(candidate: float, fatal: bool) -> None:
+    samples = made(constant(2e-3), constant(candidate))
+    samples[-1].floor_s = 5e-4
+    assert bool(barking(samples)) is fatal
+    if fatal:
+        watch = barking(samples)["physical floor"]
+        assert watch.fatal
+        assert "less than 500 µs here, and the candidate takes 200 µs" in watch.text
+
+
+def test_a_floor_that_the_baseline_breaks_is_wrong() -> None:
+    samples = made(constant(3e-4), constant(2e-4))
+    samples[-1].floor_s = 5e-4
+    assert barking(samples) == {}
+
+
+def test_the_floor_is_the_larger_of_memory_and_arithmetic() -> None:
+    calibration = {"bandwidth": 4e12, "matrix": {"bfloat16": 8e14}}
+    assert floor_s(4_060_000_000, 60_000_000, None, calibration, "float32") == pytest.approx(0.9e-3)
+    assert floor_s(50_000_000, 60_000_000, None, calibration, "float32") == 0
+    assert floor_s(0, 0, 8e11, calibration, "bfloat16") == pytest.approx(0.9e-3)
+    assert floor_s(0, 0, 8e11, calibration, "float64") == 0  # never calibrated
+    assert floor_s(4_000_000_000, 0, None, calibration, "bfloat16", narrower=0.5) == pytest.approx(0.45e-3)

@@ -1,0 +1,128 @@
+"""What strategies about copies, streams, memory and placement must gain on a GPU, through the command."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from optexp.result import Result, Verdict
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+LENET = ["workload=lenet5", "workload.batch_size=128", "workload.source=host"]
+WIDE = [
+    "workload=mlp", "workload.mode=train", "workload.batch_size=128", "workload.source=host", "workload.style=linear",
+    "workload.in_features=3072", "workload.dim=1024", "workload.layers=3", "workload.out_features=10",
+]  # fmt: skip
+
+
+def optexp(folder: Path, *arguments: str) -> Result:
+    command = [sys.executable, "-m", "optexp", *arguments, "measurement=quick", f"hydra.run.dir={folder / 'job'}"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    assert (folder / "job" / "result.json").exists(), done.stdout + done.stderr
+    result = Result.read(folder / "job" / "result.json")
+    print(result.headline, *(evidence["text"] for evidence in result.evidence), sep="\n  ")
+    return result
+
+
+@pytest.mark.parametrize(
+    ("arguments", "at_least"),
+    [
+        ([*LENET, "strategy=pinned_memory+cuda_graph"], 4.7),
+        ([*LENET, "strategy=pinned_memory+prefetch+cuda_graph"], 4.9),
+        ([*WIDE, "strategy=amp+pinned_memory+cuda_graph"], 4.7),
+        (["workload=branches", "strategy=streams+cuda_graph", "baseline=[cuda_graph]"], 1.5),
+        (["workload=pipeline", "strategy=streams+pinned_memory"], 2.0),
+        (["workload=matmul", "strategy=tf32"], 3.0),
+        (["workload=mlp", "strategy=cpu_affinity", "measurement.cpus=all"], 1.2),
+        (["workload=mlp", "strategy=baseline", "baseline=[{memory_pool:{kind:none}}]"], 1.5),
+        (
+            [
+                "workload=training", "workload.batch_size=128", "strategy=amp+pinned_memory+prefetch+cuda_graph",
+                "strategy.pinned_memory.workers=8",
+            ],
+            4.0,
+        ),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_it_is_faster(arguments: list[str], at_least: float, tmp_path: Path) -> None:
+    result = optexp(tmp_path, *arguments)
+    assert result.verdict is Verdict.FASTER, result.headline
+    assert result.speedup is not None
+    assert result.speedup.estimate >= at_least, result.headline
+
+
+def test_chunks_come_near_the_longest_of_copying_and_computing(tmp_path: Path) -> None:
+    result = optexp(tmp_path, "workload=pipeline", "strategy=streams+pinned_memory")
+    (evidence,) = (e["text"] for e in result.evidence if e["strategy"] == "streams")
+    share = re.search(r"takes (\d+)% of a step", evidence)
+    assert share is not None, evidence
+    assert int(share[1]) >= 90
+
+
+def test_a_shared_workspace_saves_the_others(tmp_path: Path) -> None:
+    result = optexp(tmp_path, "workload=workspace", "strategy=memory_pool", "strategy.memory_pool.kind=workspace")
+    assert result.verdict in (Verdict.SAME, Verdict.FASTER), result.headline
+    assert result.baseline.peak_mib is not None
+    assert result.candidate.peak_mib is not None
+    assert result.candidate.peak_mib < 0.6 * result.baseline.peak_mib
+
+
+@pytest.mark.parametrize("kind", ["private", "expandable", "async"])
+def test_a_pool_where_nothing_is_to_gain_is_measured_all_the_same(kind: str, tmp_path: Path) -> None:
+    result = optexp(tmp_path, "workload=mlp", "strategy=memory_pool", f"strategy.memory_pool.kind={kind}")
+    assert result.verdict.measured, result.headline
+    assert result.speedup is not None
+    assert 0.5 < result.speedup.estimate < 1.2
+
+
+@pytest.mark.parametrize("kind", ["none", "emptied"])
+def test_no_cache_is_slower(kind: str, tmp_path: Path) -> None:
+    result = optexp(tmp_path, "workload=mlp", "strategy=memory_pool", f"strategy.memory_pool.kind={kind}")
+    assert result.verdict is Verdict.SLOWER, result.headline
+
+
+@pytest.mark.parametrize(
+    ("arguments", "verdict", "words"),
+    [
+        (["workload=mlp", "strategy=pinned_memory"], Verdict.UNSUPPORTED, "lie on the device"),
+        (["workload=training", "strategy=prefetch"], Verdict.UNSUPPORTED, "add pinned_memory"),
+        (["workload=pipeline", "strategy=cuda_graph"], Verdict.UNSUPPORTED, "host memory"),
+        (["workload=mlp", "strategy=cpu_affinity"], Verdict.UNSUPPORTED, "measurement.cpus=all"),
+        (["workload=mlp", "strategy=streams"], Verdict.UNSUPPORTED, "no branches"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_says_why(arguments: list[str], verdict: Verdict, words: str, tmp_path: Path) -> None:
+    result = optexp(tmp_path, *arguments)
+    assert result.verdict is verdict, result.headline
+    assert words in result.headline
+
+
+@pytest.mark.parametrize("stack", ["pinned_memory", "pinned_memory+prefetch", "amp+pinned_memory+prefetch+cuda_graph"])
+def test_a_users_own_loader_is_pinned_and_prefetched(stack: str, tmp_path: Path) -> None:
+    (tmp_path / "port.py").write_text(PORT)
+    arguments = ["workload=module", "workload.path=port.py", "workload.mode=train", f"strategy={stack}"]
+    result = optexp(tmp_path, *arguments)
+    assert result.verdict.measured or result.verdict is Verdict.NOT_ENGAGED, result.headline
+    (pinned,) = (evidence for evidence in result.evidence if evidence["strategy"] == "pinned_memory")
+    assert pinned["engaged"], pinned["text"]
+
+
+PORT = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def Model():
+    return torch.nn.Sequential(torch.nn.Linear(1024, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 10))
+
+def get_loader():
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(4096, 1024), torch.randint(10, (4096,)))
+    return DataLoader(data, batch_size=256, shuffle=True, num_workers=2, drop_last=True)
+"""

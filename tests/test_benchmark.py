@@ -1,0 +1,106 @@
+"""The benchmark command: what it prints, writes and refuses. On a CPU it times the interpreter, of small calls."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from optexp import benchmark
+from optexp.benchmark import MARKS, Row
+from optexp.insight.calibration import Calibration
+from optexp.kernel import Case, kernels
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels whose calls take no time."""
+    gelu, linear, add = (kernels()[name] for name in ("gelu", "linear_gelu", "add"))
+    some = {
+        "add": replace(add, benchmarks=[Case("10", lambda fill: (fill(10), fill(10)))], cuda=None),
+        "gelu": replace(gelu, benchmarks=[Case("4×5", lambda fill: (fill(4, 5), "tanh"))], cuda=None),
+        "linear_gelu": replace(
+            linear, benchmarks=[Case("4×8→8", lambda fill: (fill(4, 8), fill(8, 8), fill(8), "tanh"))], rival=None
+        ),
+    }
+    monkeypatch.setattr(benchmark, "kernels", lambda: some)
+    monkeypatch.setattr(benchmark.torch._dynamo, "reset", lambda: None)
+
+
+def run(tmp_path: Path, *arguments: str) -> list[Row]:
+    quick = ["--device", "cpu", "--quick", "--compile", "none", "--output", str(tmp_path)]
+    benchmark.main([*quick, *arguments])
+    return [Row(**values) for values in json.loads((tmp_path / "kernels.json").read_text())]
+
+
+@pytest.mark.usefixtures("small")
+def test_rows_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = run(tmp_path, "--dtype", "float32")
+    assert [(row.kernel, row.direction) for row in rows] == [
+        ("add", "forward"),  # whose backward passes on what arrives
+        ("gelu", "forward"),
+        ("gelu", "backward"),
+        ("linear_gelu", "forward"),
+        ("linear_gelu", "backward"),
+    ]
+    assert [row.moved for row in rows] == [120, 160, 240, None, None]
+    for row in rows:
+        assert set(row.us) == {"floor", "eager", "ours"}
+        assert all(us is not None and us >= 0 for us in row.us.values())
+    text = (tmp_path / "kernels.md").read_text()
+    assert "| gelu 4×5, float32 | forward | cold |" in text
+    assert "| gelu 4×5 |" in text.partition("Small calls")[2]
+    assert text in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("small")
+def test_a_choice_of_kernels_shapes_and_dtypes(tmp_path: Path) -> None:
+    rows = run(tmp_path, "--kernels", "gelu,linear_gelu", "--shapes", "4×5", "--dtype", "bfloat16", "--forward")
+    assert [(row.kernel, row.shape, row.dtype) for row in rows] == [("gelu", "4×5", "bfloat16")]
+
+
+@pytest.mark.usefixtures("small")
+def test_an_unknown_kernel_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(tmp_path, "--kernels", "gelu,gulu")
+    assert "no kernel gulu; there are add, gelu, linear_gelu" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    with pytest.raises(SystemExit, match="a machine with an NVIDIA GPU"):
+        benchmark.main(["--kernels", "gelu"])
+
+
+@pytest.mark.usefixtures("small")
+def test_a_picture_over_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [16, 64]
+    ceilings = Calibration("card", 1e12, {"bfloat16": 1e14})
+    for name in ("gelu", "linear_gelu"):
+        rows = [Row(name, str(size), "bfloat16", "forward", "cold", 1, {"ours": 2.0, "eager": None}) for size in sizes]
+        benchmark.draw(benchmark.kernels()[name], rows, ceilings, tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").stat().st_size > 1000
+
+
+def test_what_fails_is_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> None:
+        raise RuntimeError("out of luck\nand more")
+
+    found = benchmark.race({"good": [lambda: None], "bad": [fails]}, torch.device("cpu"), 3)
+    assert found["bad"] is None
+    assert found["good"] is not None
+    assert capsys.readouterr().err == "bad: out of luck\n"
+
+
+def test_the_table_goes_between_its_marks(tmp_path: Path) -> None:
+    path = tmp_path / "RESULTS.md"
+    path.write_text("# Results\n")
+    benchmark.put_into(path, "one\n")
+    benchmark.put_into(path, "two\n")
+    assert path.read_text() == f"# Results\n\n{MARKS[0]}\ntwo\n{MARKS[1]}\n"
+    path.write_text(f"a\n{MARKS[0]}\nold\n{MARKS[1]}\nb\n")
+    benchmark.put_into(path, "new\n")
+    assert path.read_text() == f"a\n{MARKS[0]}\nnew\n{MARKS[1]}\nb\n"

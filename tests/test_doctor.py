@@ -1,0 +1,87 @@
+"""The doctor names what is missing and how to get it, and tries a measurement whose answer is known."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+
+from optexp import doctor
+from optexp.measurement.gpu import Gpu
+from optexp.measurement.protocol import Protocol
+from tests.measurement.conftest import gpu, nvml  # noqa: F401
+from tests.measurement.nvml import Nvml
+from tests.measurement.samples import constant, made
+
+CPU = torch.device("cpu")
+
+
+def test_this_installation_is_complete() -> None:
+    found = {finding.name: finding for finding in doctor.installation()}
+    assert {"Python", "torch", "hydra-core", "mlflow", "pyarrow"} <= found.keys()
+    assert [name for name, finding in found.items() if finding.ok is False] == []
+
+
+@pytest.mark.parametrize(("wanted", "text"), [("no-such-package>=1", "is not installed"), ("torch>=99", "")])
+def test_a_package_that_is_missing_or_too_old_says_what_to_install(wanted: str, text: str) -> None:
+    finding = doctor._package(Requirement(wanted))
+    assert finding.ok is False
+    assert text in finding.text
+    assert f"pip install '{wanted}'" in str(finding)
+
+
+def test_tools_are_found_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
+    tool = tmp_path / "ncu"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA (R) Nsight Compute\nVersion 2025.3.1.0 (build 1)'\n")
+    tool.chmod(0o755)
+    found = {finding.name: finding for finding in doctor.tools(CPU)}
+    assert found["ncu"].text == f"{tool}, 2025.3.1.0"
+    assert found["nsys"].ok is None
+    assert "not found" in found["nsys"].text
+
+
+def test_a_card_is_described_with_its_compiler_flag(gpu: Gpu, nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
+    found = {finding.name: finding for finding in doctor.card(gpu)}
+    assert "Example GPU, driver 580.1" in found["GPU"].text
+    assert "-gencode=arch=compute_90,code=sm_90" in found["compute capability"].text
+    assert "TORCH_CUDA_ARCH_LIST=9.0" in found["compute capability"].text
+    assert "45 °C, 350 W of 700 W" in found["now"].text
+    assert all(finding.ok for finding in found.values())
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_70"])
+    nvml.reasons, nvml.running = 0x20, {os.getppid(): 2**30, 2**22 + 1: None}
+    found = {finding.name: finding for finding in doctor.card(gpu)}
+    assert found["compute capability"].ok is False
+    assert found["now"].ok is False
+    assert "thermal slow-down" in found["now"].text
+    assert found["other programs"].ok is None  # whoever asked is there, and one that has no id here
+
+
+@pytest.mark.parametrize(
+    ("slower", "noise", "processes", "ok"), [(1.0, 1e-4, 5, True), (1.0, 0.5, 5, None), (1.1, 1e-4, 5, False)]
+)
+def test_the_verdict_on_equal_arms(slower: float, noise: float, processes: int, ok: bool | None) -> None:
+    samples = made(constant(1e-3), constant(1e-3 * slower), noise=noise, processes=processes)
+    finding = doctor.equal(samples, SimpleNamespace(protocol=Protocol()))  # type: ignore[arg-type]
+    assert finding.ok is ok
+    assert f"{processes} processes" in finding.text
+
+
+@pytest.mark.slow
+def test_the_whole_examination_without_a_gpu(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "optexp.doctor", "--quick", "--device", "cpu"]
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200)
+    assert "A known answer" in done.stdout, done.stderr
+    for name in ("Python", "ncu", "against itself", "A/A", "known delay", "throttling"):
+        assert f" {name} " in done.stdout
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

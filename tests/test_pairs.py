@@ -1,0 +1,68 @@
+"""The table of pairs beside the strategies says what they declare, and how a pair that ran is told."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optexp.result import Result, Verdict
+
+PATH = Path(__file__).parent / "benchmarks" / "pairs.py"
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Any:
+    spec = importlib.util.spec_from_file_location("pairs", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_declared_part_is_up_to_date(pairs: Any) -> None:
+    text = pairs.README.read_text()
+    advice = "run: python tests/benchmarks/pairs.py write"
+    assert pairs.replaced(text, pairs.DECLARED, pairs.declared()) == text, advice
+
+
+def result(verdict: Verdict, engaged: bool = True, ok: bool = True) -> Result:
+    return Result(
+        verdict=verdict,
+        headline=f"{verdict}: amp: because",
+        workload="mlp",
+        strategy=["amp[dtype=float16]", "inplace"],
+        device="cuda:0",
+        seed=0,
+        evidence=[
+            {"strategy": "amp", "engaged": True, "text": "x"},
+            {"strategy": "inplace", "engaged": engaged, "text": "y"},
+        ],
+        equivalence={"ok": ok},
+        environment={"gpu": "a card", "torch": "2.0"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (result(Verdict.SLOWER), ("✓", "")),
+        (result(Verdict.INVALID), ("✓", "")),  # of its timing
+        (result(Verdict.NOT_ENGAGED, engaged=False), ("○", "inplace: y")),
+        (result(Verdict.NOT_EQUIVALENT, ok=False), ("!", "NOT_EQUIVALENT: amp: because")),
+        (result(Verdict.UNSUPPORTED), ("×", "amp: because")),
+        (result(Verdict.ERROR), ("E", "amp: because")),
+    ],
+)
+def test_a_pair_that_ran(pairs: Any, found: Result, expected: tuple[str, str], tmp_path: Path) -> None:
+    assert pairs.outcome(found) == expected
+    (tmp_path / "3").mkdir()
+    found.write(tmp_path / "3" / "result.json")
+    told = pairs.ran(tmp_path)
+    assert told.startswith("On a card, torch 2.0.")
+    (row,) = (line for line in told.splitlines() if line.startswith("| `inplace`"))
+    assert f"{expected[0]}{' 1' if expected[1] else ''} |" in row
+    assert not expected[1] or f"1. {expected[1]}" in told

@@ -1,0 +1,105 @@
+"""Stacks are put in order, and members that cannot work together are refused before anything starts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from optexp.config import Experiment
+from optexp.measurement.protocol import Protocol
+from optexp.program import Program
+from optexp.session import Session
+from optexp.stopwatch import Stopwatch
+from optexp.strategies.amp import Amp
+from optexp.strategies.fused_optimizer import FusedOptimizer
+from optexp.strategies.inplace import Inplace
+from optexp.strategies.replace import Replace
+from optexp.strategy import Evidence, Notes, Stage, Strategy, Unsupported, compose, environment
+from optexp.terminal import Progress
+from optexp.workloads.gelu import Gelu
+
+
+@dataclass
+class Allocates(Strategy):
+    """Needs a variable of its arm."""
+
+    stage = Stage.MEMORY
+
+    called: str = "allocates"
+    value: str = "a"
+    needs: str | None = None
+    bars: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.called
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset({self.needs} if self.needs else ())
+
+    @property
+    def excludes(self) -> frozenset[str]:
+        return frozenset({self.bars} if self.bars else ())
+
+    def environment(self) -> Mapping[str, str]:
+        return {"ALLOCATOR": self.value}
+
+    def apply(self, program: Program) -> tuple[Program, Notes]:
+        return program, {}
+
+    def evidence(self, *_: object) -> Evidence:
+        return Evidence(True, "")
+
+
+OTHER = Allocates(called="other")
+
+
+def test_any_order_on_the_command_line_folds_by_stage():
+    stack = [FusedOptimizer(), Amp(), Inplace(), Replace("a:b")]
+    assert [s.name for s in compose(stack)] == ["replace", "inplace", "amp", "fused_optimizer"]
+    assert compose(stack[::-1]) == compose(stack)
+
+
+@pytest.mark.parametrize(
+    ("stack", "words"),
+    [
+        ([Allocates(value="b"), OTHER], "needs ALLOCATOR=a and allocates needs ALLOCATOR=b: leave one out"),
+        ([Allocates(needs="capture")], "allocates needs capture in the stack: add it"),
+        ([Allocates(bars="other"), OTHER], "does not work with other: leave one out"),
+        ([Allocates(bars="memory"), OTHER], "does not work with other: leave one out"),
+    ],
+)
+def test_members_that_disagree_are_refused(stack: list[Strategy], words: str):
+    for order in (stack, stack[::-1]):
+        with pytest.raises(Unsupported, match=words):
+            compose(order)
+
+
+def test_members_that_agree_share_their_variables():
+    assert environment(compose([Allocates(), OTHER])) == {"ALLOCATOR": "a"}
+    assert compose([Allocates(needs="memory"), OTHER])
+
+
+def test_nothing_starts_for_a_stack_that_cannot_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from optexp import runner
+
+    started: list[object] = []
+    monkeypatch.setattr(Session, "start", lambda self, specs: started.append(specs))
+    experiment = Experiment(
+        workload=Gelu(size=4),
+        strategies=[Allocates(value="b"), OTHER],
+        baseline=[],
+        measurement=Protocol(),
+        notes=[],
+        resolved={},
+    )
+    with Progress() as progress:
+        session = Session(experiment, "cpu", tmp_path, Stopwatch(), progress)
+        try:
+            with pytest.raises(Unsupported, match="leave one out"):
+                runner.compare(session, lambda: None)
+        finally:
+            session.close()
+    assert started == []
