@@ -26,6 +26,10 @@ from optexp.kernels.linear_gelu import check_linear
 from optexp.products import TILINGS, Tiling, place, product, takes
 from optexp.tuning import bucket, fastest
 
+# With two products of 64 rows in a warp group, what triton 3.6 makes of this loop gave wrong results on an H200: x is
+# read by the tensor cores and for the sums.
+OURS = [tiling for tiling in TILINGS if tiling.m == 64 * (tiling.warps // 4)]
+
 LARGE_MEAN = tl.constexpr(16.0)  # deviations; the accumulators then hold 4 bits that cancel
 
 
@@ -131,7 +135,7 @@ def _forward(
 
     ways: list[Tiling | str] = ["library"]
     if takes(rows, weight) and not keep:
-        ways += TILINGS
+        ways += OURS
     key = (x.dtype, weight.dtype, keep, gamma is None, bucket(len(rows)), *weight.shape)
     y, *kept = run(fastest("layernorm_linear", key, ways, run, x.device))
     return y.view(*x.shape[:-1], weight.shape[0]), kept[0], kept[1], kept[2]

@@ -8,16 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms
-from optexp.kernels.layernorm_linear import by_tiles
-from optexp.products import TILINGS, Tiling
+from optexp.kernels.layernorm_linear import OURS, by_tiles
+from optexp.products import Tiling
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run
 EVERY = [
     *(pytest.param("cpu", SMALL, dtype) for dtype in (torch.bfloat16, torch.float16)),
-    *(pytest.param("cuda", tiling, torch.bfloat16, marks=pytest.mark.gpu) for tiling in TILINGS),
-    pytest.param("cuda", TILINGS[2], torch.float16, marks=pytest.mark.gpu),
+    *(pytest.param("cuda", tiling, torch.bfloat16, marks=pytest.mark.gpu) for tiling in OURS),
+    pytest.param("cuda", OURS[1], torch.float16, marks=pytest.mark.gpu),
 ]
-MEDIUM = [pytest.param("cpu", SMALL), pytest.param("cuda", TILINGS[2], marks=pytest.mark.gpu)]
+MEDIUM = [pytest.param("cpu", SMALL), pytest.param("cuda", OURS[1], marks=pytest.mark.gpu)]
 
 
 def compare(tiling: Tiling, x: Tensor, *parameters: Tensor | None, eps: float = 1e-5) -> None:
