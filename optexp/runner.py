@@ -1,6 +1,6 @@
 """The one story: build the arms, verify, profile, measure, explain, record.
 
-    config ──▶ arms ──▶ verification ──▶ profile (evidence) ──▶ measurement ──▶ verdict ──▶ record
+config ──▶ arms ──▶ verification ──▶ profile (evidence) ──▶ measurement ──▶ verdict ──▶ record
 """
 
 from __future__ import annotations
@@ -93,12 +93,10 @@ def compare(session: Session, meanwhile: Callable[[], None]) -> None:
     # A stack to compare against is held to the same: a baseline that fell back or is wrong makes any ratio worthless.
     baseline = examine(session, session.baseline, "baseline") if session.baseline else None
     before = baseline.stacked if baseline else candidate.bare
-    result.baseline.setup_s = (baseline.setups["stacked"] if baseline else candidate.setups["bare"])
+    result.baseline.setup_s = baseline.setups["stacked"] if baseline else candidate.setups["bare"]
     result.candidate.setup_s = candidate.setups["stacked"]
     show_where_time_goes(session, {"baseline": before, "candidate": candidate.stacked})
-    result.explanation = explain(
-        before.trace, candidate.stacked.trace, before.breakdown, candidate.stacked.breakdown
-    )
+    result.explanation = explain(before.trace, candidate.stacked.trace, before.breakdown, candidate.stacked.breakdown)
     result.evidence = candidate.evidence
     result.equivalence = candidate.verification.to_dict()
     for name, examined in (("", candidate), ("the baseline's ", baseline)):
@@ -139,9 +137,7 @@ def profile_only(session: Session, meanwhile: Callable[[], None]) -> None:
     session.learn(setup, {"baseline": setup})
     with session.working("measurement", "timing it as it is"):
         step_s = median(arm.call("warm_up", limit_s=session.protocol.warmup_s)["alone_s"])
-    result.baseline = ArmSummary(
-        step_us=step_s * 1e6, throughput=session.samples / step_s, setup_s=setup["setup_s"]
-    )
+    result.baseline = ArmSummary(step_us=step_s * 1e6, throughput=session.samples / step_s, setup_s=setup["setup_s"])
     with session.working("profile", "tracing a few steady steps"):
         show_where_time_goes(session, {"baseline": profile(session, arm, "baseline")})
     arm.close()

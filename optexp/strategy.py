@@ -177,7 +177,7 @@ def compose(strategies: Stack) -> list[Strategy]:
         provided = frozenset().union(*(traits(s) | {s.name} for s in others))
         if missing := strategy.requires - provided:
             raise Unsupported(f"{strategy.name} needs {' and '.join(sorted(missing))} in the stack: add it")
-        if clash := [s.name for s in others if strategy.excludes & (traits(s) | {s.name})]:
+        if clash := [s.label for s in others if strategy.excludes & (traits(s) | {s.name})]:
             raise Unsupported(f"{strategy.label} does not work with {' and '.join(clash)}: leave one out")
     environment(stack)  # refuses members that disagree
     return stack

@@ -33,9 +33,7 @@ OPTIMIZERS = {
 # --- models ------------------------------------------------------------------------------------------------------
 
 
-def maker(
-    given: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, key: str = "model"
-) -> Maker:
+def maker(given: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, key: str = "model") -> Maker:
     """How to get a new model from what the user named: a class, a factory, a function to time, or an instance."""
     if isinstance(given, nn.Module):
         return Copies(given)

@@ -44,7 +44,8 @@ class Fusion(Strategy):
 
     @property
     def provides(self) -> frozenset[str]:
-        return frozenset({"capture"} if self.mode in CAPTURING else ())
+        """Graphs that torch.compile replays share memory, and count on being replayed one after the other."""
+        return frozenset({"capture", "graph_trees"} if self.mode in CAPTURING else ())
 
     @property
     def overwrites(self) -> bool:

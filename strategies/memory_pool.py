@@ -44,7 +44,7 @@ class MemoryPool(Strategy):
         if self.kind in ("workspace", "private"):
             # Two modules would share one at once; and while a thread allocates from a pool, torch keeps what crossed
             # streams as if a graph were being captured: steps would never get it back.
-            return frozenset({"streams"})
+            return frozenset({"streams", "graph_trees"})
         return frozenset({"capture"} if self.kind in ("async", "none", "emptied") else ())
 
     def environment(self) -> Mapping[str, str]:

@@ -43,6 +43,10 @@ class Streams(Strategy):
             if value is not None and value < least:
                 raise ValueError(f"{name}={value} must be at least {least}")
 
+    @property
+    def excludes(self) -> frozenset[str]:
+        return frozenset({"graph_trees"})
+
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if device.type != "cuda":
             return (

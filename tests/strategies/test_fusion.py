@@ -14,6 +14,8 @@ from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion
 from optexp.strategies.inplace import Inplace
+from optexp.strategies.memory_pool import MemoryPool
+from optexp.strategies.streams import Streams
 from optexp.strategy import Unsupported, compose
 from optexp.torchscript import Scripted
 from optexp.workloads.elementwise import Elementwise
@@ -226,3 +228,11 @@ def test_reasons_say_what_to_do(build, monkeypatch: pytest.MonkeyPatch):
 def test_label_shows_what_differs_from_the_default():
     assert Fusion().label == "fusion"
     assert Fusion(mode="max-autotune", fullgraph=True).label == "fusion[mode=max-autotune,fullgraph=True]"
+
+
+@pytest.mark.parametrize("other", ["streams", "memory_pool"])
+def test_graphs_that_share_memory_are_not_replayed_side_by_side(other: str) -> None:
+    strategy = {"streams": Streams(), "memory_pool": MemoryPool()}[other]
+    with pytest.raises(Unsupported, match=rf"{other} does not work with fusion\[mode=reduce-overhead\]"):
+        compose([Fusion(mode="reduce-overhead"), strategy])
+    compose([Fusion(), strategy])
