@@ -282,17 +282,25 @@ class Arm:
         if cold:
             timing = clock.time_cold_block(self.program.run, min(steps, COLD_STEPS), self.device, self.flush)
         else:
-            timing = clock.time_block(self.program.run, steps, self.device, keep=partial(self._keep, lead_in + steps))
+            timing = clock.time_block(self.program.run, steps, self.device, keep=partial(self._keep, lead_in, steps))
         self.program.feed.pause()
         done = steps_of_scale(self.program)
         skipped = count is not None and done is not None and abs(done - count - timing.steps) > 0.5
         return replace(timing, skipped=skipped)
 
-    def _keep(self, steps: int, outputs: Outputs) -> None:
-        """What the last step of a block returned, of one block picked at random."""
-        self.blocks += 1
-        if self.dice.random() < 1 / self.blocks:
-            self.kept = steps, {name: tensor.detach().clone() for name, tensor in outputs.items()}
+    def _keep(self, lead_in: int, steps: int, outputs: Outputs) -> None:
+        """What the last step of a block returned, of one block picked at random.
+
+        Where any do, of one that ends on another batch than the step before the clock did: a result of that one, kept
+        and handed out all the while, would be right.
+        """
+        tells = steps % len(self.batches) != 0
+        if tells:
+            self.blocks += 1
+        elif self.kept is not None:
+            return
+        if not tells or self.dice.random() < 1 / self.blocks:
+            self.kept = lead_in + steps, {name: tensor.detach().clone() for name, tensor in outputs.items()}
 
     def novelty(self, seed: int) -> float | None:
         """How many times longer a step takes on batches that it meets for the first time than on the same ones again.
