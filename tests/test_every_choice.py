@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -149,8 +150,18 @@ def test_profiling_a_stack_that_is_not_the_baseline_is_a_mistake(tmp_path: Path)
     assert "baseline=[inplace]" in result.headline
 
 
-def test_nothing_stays_in_shared_memory_and_the_process_is_as_it_was(tmp_path: Path) -> None:
-    before, cores = set(SHARED.glob("optexp-*")), os.sched_getaffinity(0)
-    run(tmp_path, "workload=mlp", "measurement.cpus='0'", *TINY["mlp"])
-    assert set(SHARED.glob("optexp-*")) <= before
+def test_nothing_stays_in_shared_memory_and_the_process_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def noted(*args: Any, **kwargs: Any) -> str:
+        made.append(Path(make(*args, **kwargs)))
+        return str(made[-1])
+
+    make, cores = tempfile.mkdtemp, os.sched_getaffinity(0)
+    monkeypatch.setattr(tempfile, "mkdtemp", noted)
+    run(tmp_path, "workload=mlp", f"measurement.cpus='{min(cores)}'", *TINY["mlp"])
+    assert any(SHARED in folder.parents for folder in made)
+    assert not any(folder.exists() for folder in made)
     assert os.sched_getaffinity(0) == cores
