@@ -175,6 +175,16 @@ def settings(part: object) -> dict[str, Any]:
     return {f.name: getattr(part, f.name) for f in fields(part)}
 
 
+def nothing_copied(device: torch.device) -> str | None:
+    """Why no batch is copied to this device; None where some may be."""
+    if device.type == "cuda":
+        return None
+    return (
+        f"batches are used where they are made, on the {device.type.upper()}, and nothing is copied:"
+        " use device=cuda on a machine with an NVIDIA GPU"
+    )
+
+
 def on_host(tensor: Tensor, device: torch.device, pinned: bool) -> Tensor:
     """A copy in host memory; pinned: in page-locked memory, where there is a GPU to read it."""
     copy = tensor.to("cpu", copy=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from optexp.feeds import settings
+from optexp.feeds import nothing_copied, settings
 from optexp.program import Program
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
 
@@ -35,11 +35,8 @@ class PinnedMemory(Strategy):
         return BITWISE
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
-        if device.type != "cuda":
-            return (
-                f"batches are used where they are made, on the {device.type.upper()}, and nothing is copied:"
-                " use device=cuda on a machine with an NVIDIA GPU"
-            )
+        if reason := nothing_copied(device):
+            return reason
         if "pin_memory" not in settings(program.feed):
             return (
                 "batches lie on the device before the step begins, and nothing is copied: use a workload whose"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from optexp.feeds import settings
+from optexp.feeds import nothing_copied, settings
 from optexp.insight.intervals import Union
 from optexp.program import Batch, Feed, Program, Source
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
@@ -29,11 +29,8 @@ class Prefetch(Strategy):
         return BITWISE
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
-        if device.type != "cuda":
-            return (
-                f"batches are used where they are made, on the {device.type.upper()}, and nothing is copied:"
-                " use device=cuda on a machine with an NVIDIA GPU"
-            )
+        if reason := nothing_copied(device):
+            return reason
         feed = settings(program.feed)
         if "non_blocking" not in feed:
             return "batches lie on the device before the step begins, and nothing is left to prefetch: leave it out"
