@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from optexp.config import ConfigError, one_of, suggest
-from optexp.program import Batch
+from optexp.feeds import HostFeed
+from optexp.program import Batch, Feed
 from optexp.workload import Workload, extra, known, sgd_or_adamw
 
 
@@ -22,6 +23,7 @@ class Vision(Workload):
     """Images (batch_size, 3, image, image) to classes: of each image, or of each pixel. One sample is one image.
 
     `dropout` replaces every rate that the model has (0: every element can be compared); null leaves the author's.
+    With `source` host, images are copied to the device in every step.
     """
 
     families: ClassVar = ("normal", "small", "offset")
@@ -36,6 +38,7 @@ class Vision(Workload):
     dropout: float | None = 0.0
     optim: str = one_of("sgd", "adamw")
     lr: float = 1e-2
+    source: str = one_of("device", "host")
 
     def resolve(self, device: str) -> Self:
         if find_spec("torchvision") is not None:
@@ -73,6 +76,9 @@ class Vision(Workload):
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return sgd_or_adamw(self.optim, model, self.lr)
+
+    def feed(self, device: torch.device, dtype: torch.dtype) -> Feed:
+        return super().feed(device, dtype) if self.source == "device" else HostFeed(device)
 
 
 def torchvision_model(workload: str, architecture: str, classes: int, dropout: float | None) -> nn.Module:

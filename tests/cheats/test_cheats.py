@@ -36,6 +36,7 @@ TEXT = [
     "workload=causal_lm",
     "workload.sequence=16",
     "workload.hidden=32",
+    "workload.heads=2",
     "workload.layers=1",
     "workload.vocabulary=64",
 ]

@@ -33,7 +33,7 @@ CHEATS: dict[str, tuple[str, list[str], Verdict, str]] = {
     "RemembersByIdentity": (CATALOGUE, ["workload=matmul", "workload.size=4096"], UNTRUSTED, "has not seen"),
     "RightForAWhile": (CATALOGUE, WIDE, WRONG, "after timing"),
     "WorksOnlyWhenWatched": (CATALOGUE, WIDE, WRONG, "timed block"),
-    "HiddenAutocast": (CATALOGUE, MLP, WRONG, "loss"),
+    "HiddenAutocast": (CATALOGUE, MLP, WRONG, "G1"),
     "PatchesElapsedTime": (CATALOGUE, GELU, UNTRUSTED, "elapsed_time"),
     "FrozenRandomNumbers": (CATALOGUE, DROP, WRONG, "frozen"),
     "AFasterRate": (CATALOGUE, LEARN, WRONG, "change"),
