@@ -201,8 +201,13 @@ class Launcher:
         return self.process.poll() is None
 
     def end_workers(self) -> None:
+        """Returns when they are gone: who holds gigabytes on a GPU takes a while, and the next comparison needs them."""
         for worker in self._workers:
             worker.close()
+        if self.alive:
+            for worker in self._workers:
+                with suppress(Failure):
+                    self.ending(worker.pid)
         self._workers.clear()
 
     def close(self) -> None:

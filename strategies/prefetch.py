@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -44,19 +45,20 @@ class Prefetch(Strategy):
         return replace(program, feed=Prefetched(program.feed)), {}
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
+        """That copies are made aside is prefetching; whether something then runs beside them is up to the step."""
         copies = [copy for copy in after.copies if copy.kind == "HtoD"]
         if not copies:
             return Evidence(False, "the profiled steps copied nothing to the device")
+        ((computing, _),) = Counter(kernel.stream for kernel in after.kernels).most_common(1) or [(None, 0)]
+        aside = [copy for copy in copies if copy.stream != computing]
+        if not aside:
+            return Evidence(False, "batches are copied on the stream that computes")
         busy = Union(kernel.interval for kernel in after.kernels)
-        together = sum(busy.within(*copy.interval) for copy in copies)
-        if not together:
-            return Evidence(
-                False,
-                "no kernel runs while a batch is copied: the device waits for the host, and prefetching has nothing to"
-                " hide (add cuda_graph, or strategy.pinned_memory.workers for a DataLoader)",
-            )
-        share = together / sum(copy.duration for copy in copies)
-        return Evidence(True, f"kernels run during {share:.0%} of the time that copies to the device take")
+        share = sum(busy.within(*copy.interval) for copy in aside) / sum(copy.duration for copy in aside)
+        text = f"batches are copied on a stream of their own; kernels run during {share:.0%} of that time"
+        if not round(share, 2):
+            text += ": the device waits for the host (add cuda_graph, or strategy.pinned_memory.workers)"
+        return Evidence(True, text)
 
     def recipe(self, notes: Notes) -> str:
         return "batches = prefetched(batches, device)"

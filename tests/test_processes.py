@@ -110,6 +110,12 @@ def test_what_a_worker_started_ends_with_it(worker: Worker) -> None:
     assert not _running(child)
 
 
+def test_workers_are_gone_when_they_have_been_ended(launcher: Launcher, tmp_path: Path) -> None:
+    pids = [launcher.fork(ROLE, f"{i}", tmp_path / f"{i}.log", 60).pid for i in range(3)]
+    launcher.end_workers()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
 def test_variables_reach_workers_of_their_own_launcher(tmp_path: Path) -> None:
     launcher = Launcher({"OPTEXP_TEST_VARIABLE": "set"})
     worker = launcher.fork(ROLE, "candidate", tmp_path / "worker.log", timeout_s=20)

@@ -105,17 +105,16 @@ def test_the_recipe_gives_the_same_batches_one_ahead(streams, logged):
 # --- evidence
 
 
-@pytest.mark.parametrize(("start", "engaged", "words"), [
-    (0.0, True, "kernels run during 50% of the time"),
-    (20.0, False, "the device waits for the host"),
-])  # fmt: skip
-def test_evidence_is_overlap(start: float, engaged: bool, words: str):
-    copies = (Copy("Memcpy", 0.0, 10.0, stream=7, kind="HtoD"), Copy("Memcpy", 5.0, 9.0, stream=7, kind="DtoH"))
-    trace = Trace(steps=(Span("step", 0.0, 30.0),), kernels=(Kernel("k", start, 5.0),), copies=copies)
+@pytest.mark.parametrize(("start", "words"), [(0.0, "during 50% of that time"), (20.0, "waits for the host")])
+def test_evidence_is_a_stream_of_its_own(start: float, words: str):
+    copies = (Copy("Memcpy", 0.0, 10.0, stream=13, kind="HtoD"), Copy("Memcpy", 5.0, 9.0, stream=13, kind="DtoH"))
+    trace = Trace(steps=(Span("step", 0.0, 30.0),), kernels=(Kernel("k", start, 5.0, stream=7),), copies=copies)
     evidence = Prefetch().evidence(trace, trace, {}, {})
-    assert evidence.engaged is engaged
+    assert evidence.engaged
     assert words in evidence.text
     assert not Prefetch().evidence(trace, replace(trace, copies=copies[1:]), {}, {}).engaged
+    in_line = replace(trace, copies=(replace(copies[0], stream=7),))
+    assert not Prefetch().evidence(trace, in_line, {}, {}).engaged
 
 
 # --- on a GPU
