@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms
-from optexp.kernels.layernorm_linear import OURS, by_tiles
-from optexp.products import Tiling
+from optexp.kernels.layernorm_linear import by_tiles, layernorm_linear_forward
+from optexp.products import TILINGS, Tiling
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run
 EVERY = [
     *(pytest.param("cpu", SMALL, dtype) for dtype in (torch.bfloat16, torch.float16)),
-    *(pytest.param("cuda", tiling, torch.bfloat16, marks=pytest.mark.gpu) for tiling in OURS),
-    pytest.param("cuda", OURS[1], torch.float16, marks=pytest.mark.gpu),
+    *(pytest.param("cuda", tiling, torch.bfloat16, marks=pytest.mark.gpu) for tiling in TILINGS),
+    pytest.param("cuda", TILINGS[1], torch.float16, marks=pytest.mark.gpu),
 ]
-MEDIUM = [pytest.param("cpu", SMALL), pytest.param("cuda", OURS[1], marks=pytest.mark.gpu)]
+MEDIUM = [pytest.param("cpu", SMALL), pytest.param("cuda", TILINGS[1], marks=pytest.mark.gpu)]
 
 
 def compare(tiling: Tiling, x: Tensor, *parameters: Tensor | None, eps: float = 1e-5) -> None:
@@ -79,3 +81,27 @@ def test_rows_without_any_spread(tiling: Tiling, device: str, normal) -> None:
     x = normal(device, torch.bfloat16, m, k)
     x[7], x[8] = 3.0, 0.0
     compare(tiling, x, None, None, normal(device, torch.bfloat16, n, k) / 12, None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tiling", TILINGS)
+def test_every_run_gives_the_same_bits(tiling: Tiling, normal) -> None:
+    """What is loaded for a later step must not arrive where an earlier one still reads: that shows now and then."""
+    x, weight = normal("cuda", torch.bfloat16, 4096, 1032), normal("cuda", torch.bfloat16, 1032, 1032) / 32
+    runs = (by_tiles(tiling, x, None, None, weight, None, 1e-5) for _ in range(100))
+    first = next(runs)
+    assert sum(not torch.equal(run, first) for run in runs) == 0
+    compare(tiling, x, None, None, weight, None)
+
+
+@pytest.mark.gpu
+def test_a_buffer_for_each_stage(normal) -> None:
+    """Of x as of w: with one less, what is loaded overwrites what the product still reads."""
+    x, weight = normal("cuda", torch.bfloat16, 128, 64), normal("cuda", torch.bfloat16, 64, 64)
+    for tiling in TILINGS:
+        by_tiles(tiling, x, None, None, weight, None, 1e-5)
+    variants = [one for cached, *_ in layernorm_linear_forward.device_caches.values() for one in cached.values()]
+    assert len(variants) >= len({tiling[:5] for tiling in TILINGS})
+    for variant in variants:
+        buffers = re.findall(r"local_alloc : \(\) -> !ttg\.memdesc<(\d+)x\d+x\d+x", variant.asm["ttgir"])
+        assert [int(count) for count in buffers] == 2 * [variant.metadata.num_stages]
