@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from optexp import extension
-from optexp.kernel import Case, Kernel, check_tensors, laid_out_like, launch, operation, pays
+from optexp.kernel import Case, Kernel, ceil_div, check_tensors, laid_out_like, launch, operation, pays
 from optexp.tiles import load, store, wide
 
 
@@ -33,7 +33,7 @@ def add_plain(a_ptr, b_ptr, y_ptr, size, BLOCK: tl.constexpr):
 def _forward(a: Tensor, b: Tensor) -> Tensor:
     y = torch.empty_like(a, dtype=torch.promote_types(a.dtype, b.dtype))
     a, b, block = laid_out_like(a, y), laid_out_like(b, y), 4096 // y.element_size()
-    launch(add_forward, triton.cdiv(y.numel(), block), a, b, y, y.numel(), BLOCK=block)
+    launch(add_forward, ceil_div(y.numel(), block), a, b, y, y.numel(), BLOCK=block)
     return y
 
 
@@ -95,7 +95,7 @@ def reference(a: Tensor, b: Tensor) -> Tensor:
 def plain(a: Tensor, b: Tensor) -> Tensor:
     """Of contiguous tensors."""
     y = torch.empty_like(a)
-    launch(add_plain, triton.cdiv(a.numel(), 1024), a, b, y, a.numel(), BLOCK=1024)
+    launch(add_plain, ceil_div(a.numel(), 1024), a, b, y, a.numel(), BLOCK=1024)
     return y
 
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from optexp.kernel import Case, Kernel, check_row, check_tensors, launch, operation, runs_on
+from optexp.kernel import Case, Kernel, ceil_div, check_row, check_tensors, launch, operation, pays
 from optexp.kernels.gelu import cdf, check_form, derivative
 from optexp.tiles import over_columns, over_tiles, tile, wide
 
@@ -98,7 +98,7 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
     check_tensors("bias_gelu", x, bias)
     check_row("bias_gelu", x, "bias", bias)
     check_form("bias_gelu", approximate)
-    return _bias_gelu(x, bias, approximate) if runs_on(x.device) else reference(x, bias, approximate)
+    return _bias_gelu(x, bias, approximate) if pays(x, 2) else reference(x, bias, approximate)
 
 
 def reference(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
@@ -108,7 +108,7 @@ def reference(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
 def plain(x: Tensor, bias: Tensor, approximate: str = "tanh") -> Tensor:
     """The tanh form, of contiguous tensors."""
     y = torch.empty_like(x)
-    launch(bias_gelu_plain, triton.cdiv(x.numel(), 1024), x, bias, y, x.numel(), x.shape[-1], BLOCK=1024)
+    launch(bias_gelu_plain, ceil_div(x.numel(), 1024), x, bias, y, x.numel(), x.shape[-1], BLOCK=1024)
     return y
 
 
@@ -135,4 +135,5 @@ KERNEL = Kernel(
     ],
     sweep=lambda fill, size: (fill(max(size // 1024, 1), 1024), fill(1024), "tanh"),
     patterns=[lambda x, bias, approximate: F.gelu(x + bias, approximate=approximate)],
+    worthwhile=lambda x, *_: pays(x, 2),
 )

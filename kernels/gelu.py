@@ -12,27 +12,34 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from optexp import extension
-from optexp.kernel import Case, Kernel, check_tensors, laid_out_like, launch, operation, pays
-from optexp.tiles import load, store, wide
+from optexp.kernel import Case, Kernel, ceil_div, check_tensors, laid_out_like, launch, operation, pays
+from optexp.tiles import exp, load, store, wide
 
 FORMS = ("none", "tanh")
 
 
 @triton.jit
+def odds(x):
+    """(1 − Φ)/Φ, as GELU's tanh form has it: ½(1 + tanh u) = 1/(1 + exp(−2u)), which loses nothing far left."""
+    return tl.exp2(x * (-2.302208198144325 - 0.1029432395800235 * x * x))
+
+
+@triton.jit
 def cdf(x, TANH: tl.constexpr):
-    """Φ(x), exactly or as GELU's tanh form has it: ½(1 + tanh u) = 1/(1 + exp(−2u)), which loses nothing far left."""
+    """Φ(x). The square of 1/√ takes two instructions, where a quotient that is kept in range takes five."""
     if TANH:
-        return 1.0 / (1.0 + tl.exp(-1.5957691216057308 * x * (1.0 + 0.044715 * x * x)))
+        root = tl.rsqrt(1.0 + odds(x))
+        return root * root
     return 0.5 * (1.0 + tl.erf(0.7071067811865476 * x))
 
 
 @triton.jit
 def derivative(x, TANH: tl.constexpr):
-    """d(x·Φ(x))/dx."""
-    p = cdf(x, TANH)
+    """d(x·Φ(x))/dx. Here an error of Φ is multiplied by up to five: the quotient is worth its price."""
     if TANH:
-        return p + x * p * (1.0 - p) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
-    return p + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+        p = 1.0 / (1.0 + odds(x))
+        return p + x * p * (1.0 - p) * (1.5957691216057308 + 0.21406444881780073 * x * x)
+    return cdf(x, TANH) + x * 0.3989422804014327 * exp(-0.5 * x * x)
 
 
 @triton.jit
@@ -63,14 +70,14 @@ def gelu_plain(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
 def _forward(x: Tensor, approximate: str) -> Tensor:
     y = torch.empty_like(x)
     x, block = laid_out_like(x, y), 4096 // x.element_size()
-    launch(gelu_forward, triton.cdiv(x.numel(), block), x, y, x.numel(), TANH=approximate == "tanh", BLOCK=block)
+    launch(gelu_forward, ceil_div(x.numel(), block), x, y, x.numel(), TANH=approximate == "tanh", BLOCK=block)
     return y
 
 
 def _backward(dy: Tensor, x: Tensor, approximate: str) -> Tensor:
     dx = torch.empty_like(x)
     x, dy, block = laid_out_like(x, dx), laid_out_like(dy, dx), 4096 // x.element_size()
-    launch(gelu_backward, triton.cdiv(x.numel(), block), dy, x, dx, x.numel(), TANH=approximate == "tanh", BLOCK=block)
+    launch(gelu_backward, ceil_div(x.numel(), block), dy, x, dx, x.numel(), TANH=approximate == "tanh", BLOCK=block)
     return dx
 
 
@@ -134,7 +141,7 @@ def reference(x: Tensor, approximate: str = "none") -> Tensor:
 def plain(x: Tensor, approximate: str = "tanh") -> Tensor:
     """The tanh form, of a contiguous tensor."""
     y = torch.empty_like(x)
-    launch(gelu_plain, triton.cdiv(x.numel(), 1024), x, y, x.numel(), BLOCK=1024)
+    launch(gelu_plain, ceil_div(x.numel(), 1024), x, y, x.numel(), BLOCK=1024)
     return y
 
 
@@ -162,7 +169,7 @@ KERNEL = Kernel(
         Case("integers", lambda fill: (fill(4).int(),)),
     ],
     benchmarks=[
-        Case("16384²", lambda fill: (fill(16384, 16384), "tanh")),
+        Case("16384²", lambda fill: (fill(16384, 16384), "tanh"), goal=1.01),
         Case("1 K", lambda fill: (fill(1024), "tanh")),
     ],
     sweep=lambda fill, size: (fill(size), "tanh"),

@@ -10,6 +10,7 @@ template <typename T, typename R, int N>
 __global__ void normalise(
     const T* __restrict__ x, const float* __restrict__ gamma, const float* __restrict__ beta, R* __restrict__ y,
     float* __restrict__ means, float* __restrict__ scales, int columns, float eps) {
+    constexpr int V = N < 4 ? N : 4;  // parameters that are read at once
     extern __shared__ float row[];
     __shared__ float scratch[MOST_WARPS];
     x += int64_t(blockIdx.x) * columns;
@@ -41,9 +42,13 @@ __global__ void normalise(
     for (int pack = threadIdx.x; pack < columns / N; pack += blockDim.x) {
         Pack<R, N> values;
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            const int column = pack * N + i;
-            values.values[i] = R((row[column] - mean) * scale * gamma[column] + beta[column]);
+        for (int i = 0; i < N; i += V) {
+            const auto factors = load<V>(gamma, (pack * N + i) / V), offsets = load<V>(beta, (pack * N + i) / V);
+#pragma unroll
+            for (int j = 0; j < V; j++) {
+                const float normal = (row[pack * N + i + j] - mean) * scale;
+                values.values[i + j] = R(normal * factors.values[j] + offsets.values[j]);
+            }
         }
         store<N>(y, pack, values);
     }
@@ -105,7 +110,8 @@ extern "C" int forward(
         status = with_type(result, [&](auto to) {
             using T = decltype(from);
             using R = decltype(to);
-            with_width<T>(aligned(x, y) && columns * sizeof(T) % 16 == 0 && columns * sizeof(R) % 16 == 0, [&](auto n) {
+            const bool wide = aligned(x, y, gamma, beta) && columns * sizeof(T) % 16 == 0 && columns * sizeof(R) % 16 == 0;
+            with_width<T>(wide, [&](auto n) {
                 constexpr int N = decltype(n)::value;
                 const size_t bytes = columns * sizeof(float);
                 allow(normalise<T, R, N>, bytes);

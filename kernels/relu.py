@@ -15,6 +15,7 @@ from optexp import extension
 from optexp.kernel import (
     Case,
     Kernel,
+    ceil_div,
     check_tensors,
     is_traced,
     laid_out_like,
@@ -51,14 +52,14 @@ def relu_plain(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
 def _forward(x: Tensor) -> Tensor:
     y = torch.empty_like(x)
     x, block = laid_out_like(x, y), 4096 // x.element_size()
-    launch(relu_forward, triton.cdiv(x.numel(), block), x, y, x.numel(), BLOCK=block)
+    launch(relu_forward, ceil_div(x.numel(), block), x, y, x.numel(), BLOCK=block)
     return y
 
 
 def _backward(dy: Tensor, y: Tensor) -> Tensor:
     dx = torch.empty_like(y)
     y, dy, block = laid_out_like(y, dx), laid_out_like(dy, dx), 4096 // y.element_size()
-    launch(relu_backward, triton.cdiv(y.numel(), block), dy, y, dx, y.numel(), BLOCK=block)
+    launch(relu_backward, ceil_div(y.numel(), block), dy, y, dx, y.numel(), BLOCK=block)
     return dx
 
 
@@ -125,7 +126,7 @@ def reference(x: Tensor) -> Tensor:
 def plain(x: Tensor) -> Tensor:
     """Of a contiguous tensor."""
     y = torch.empty_like(x)
-    launch(relu_plain, triton.cdiv(x.numel(), 1024), x, y, x.numel(), BLOCK=1024)
+    launch(relu_plain, ceil_div(x.numel(), 1024), x, y, x.numel(), BLOCK=1024)
     return y
 
 

@@ -11,7 +11,6 @@
 namespace optexp {
 
 constexpr int THREADS = 256;
-constexpr int UNROLL = 2;  // packs that a thread has on their way at once
 
 // N values that are read or written at once.
 template <typename T, int N>
@@ -37,14 +36,19 @@ __device__ Pack<T, N> combine(F f, const Pack<X, N>&... x) {
     return y;
 }
 
-// y = f(x...) for every element, N at once, and one by one what is left at the end.
+// y = f(x...) for every element, N at once, and one by one what is left at the end. y may be one of x.
 template <int N, typename F, typename T, typename... X>
 __device__ void transform(int64_t size, F f, T* y, const X*... x) {
     const int64_t packs = size / N;
-    const int64_t first = int64_t(blockIdx.x) * (THREADS * UNROLL) + threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < UNROLL; i++) {
-        const int64_t pack = first + i * THREADS;
+    const int64_t first = int64_t(blockIdx.x) * (THREADS * 2) + threadIdx.x, second = first + THREADS;
+    if (second < packs) {  // both are on their way before the first is written
+        const auto one = combine<N, F, T>(f, load<N>(x, first)...);
+        const auto two = combine<N, F, T>(f, load<N>(x, second)...);
+        store<N>(y, first, one);
+        store<N>(y, second, two);
+        return;
+    }
+    for (int64_t pack = first; pack <= second; pack += THREADS) {
         if (pack < packs) {
             store<N>(y, pack, combine<N, F, T>(f, load<N>(x, pack)...));
         } else if (pack - packs < size - packs * N) {
@@ -57,7 +61,7 @@ __device__ void transform(int64_t size, F f, T* y, const X*... x) {
 // Blocks for `transform`.
 inline unsigned blocks(int64_t size, int n) {
     const int64_t work = size / n + size % n;
-    return unsigned((work + THREADS * UNROLL - 1) / (THREADS * UNROLL));
+    return unsigned((work + THREADS * 2 - 1) / (THREADS * 2));
 }
 
 template <typename... P>

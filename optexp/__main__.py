@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from optexp import commandline, discovery, launching, outcome, sweep
 
 INTERRUPTED = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def job(config: DictConfig) -> None:
@@ -28,7 +29,9 @@ def job(config: DictConfig) -> None:
 
 def main() -> None:
     """What `optexp` and `python -m optexp` do."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # which is how a shell starts what runs in the background
+            signal.signal(number, _interrupt)
     # Asking CUDA itself how many devices there are would start it in this process, which only looks.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     wants_traceback = "HYDRA_FULL_ERROR" in os.environ
@@ -52,6 +55,10 @@ def main() -> None:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """The first ends the run in order; others would only keep arms alive and the record open."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    os.write(2, b"\noptexp: interrupted; ending what was started\n")
     raise KeyboardInterrupt
 
 

@@ -114,6 +114,9 @@ class Given(Own):
     def name(self) -> str:
         return self.model_name
 
+    def code(self) -> list[bytes]:
+        return [*super().code(), self.packed]
+
     def load(self) -> Parts:
         parts = {part: cloudpickle.loads(packed) for part, packed in cloudpickle.loads(self.packed).items()}
         return Parts(**parts)

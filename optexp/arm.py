@@ -21,8 +21,9 @@ from optexp.equivalence import dice, families, state, trajectory
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.golden import NoReference
+from optexp.equivalence.imprint import Imprint, imprint, left_behind
 from optexp.equivalence.judge import Judge
-from optexp.equivalence.observation import observed, overwritten, repeats
+from optexp.equivalence.observation import Observation, observed, overwritten, repeats
 from optexp.equivalence.trajectory import RATES, Rates
 from optexp.insight.calibration import calibrate
 from optexp.insight.trace import record
@@ -31,12 +32,13 @@ from optexp.parcel import Inbox, Outbox, Parcel
 from optexp.program import Batch, Outputs, Program, Snapshot, map_batch, tensors_of
 from optexp.repro import Script
 from optexp.strategy import REASSOCIATES, Contract, Notes, Strategy, Unsupported, compose
+from optexp.toolchain import counted
 from optexp.workload import Workload
 
 DISTINCT_BATCHES = 4
 MOST_OVERFLOWS = 40  # steps in which a loss scale may fall
 NOVEL = 7  # sets of batches that an arm has not met
-COLD_STEPS = 100  # of a block with emptied caches, which take longer to empty than most steps
+COLD_STEPS = 99  # of a block with emptied caches, which take longer to empty than most steps; no multiple of batches
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,25 @@ class Spec:
         return dtype
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Of one timed block: how many steps led to its end, what the last one returned, and what was left behind then."""
+
+    steps: int
+    outputs: Outputs
+    left: Imprint
+
+
 class Arm:
     """One program on one device. Every public method is a message."""
 
     def __init__(self) -> None:
+        self.outbox: Outbox | None = None
+        self.inbox = Inbox()
         self.fresh: list[Batch] = []
         self.brought: Batch | None = None
         self.blocks, self.dice = 0, Random()  # not seeded: nobody can tell which block is kept
-        self.kept: tuple[int, Outputs] | None = None
+        self.kept: Kept | None = None
 
     def setup(self, packed: bytes) -> dict[str, Any]:
         """Build the program, fold the stack over it, run it for the first time.
@@ -107,7 +120,8 @@ class Arm:
             program = autocast(program, spec.autocast)
         self.initial = Snapshot(program)
         variety = spec.workload.variety
-        count = -(-DISTINCT_BATCHES // variety) * variety
+        # At least two of each kind: a block that ends on the batch it began after tells little (see `_keep`).
+        count = max(2 if variety > 1 else 1, -(-DISTINCT_BATCHES // variety)) * variety
         self.batches = draw(spec.workload, self.device, spec.torch_dtype, spec.seed, count)
         program.feed.reset(self.batches)
         notes = {}
@@ -133,7 +147,9 @@ class Arm:
         self._settle_scale()
         if not outputs and not self.program.trains:
             raise NoReference("the model returns no tensor: return one, or several in a tuple, a dict or a dataclass")
-        return {"setup_s": setup_s, "notes": notes, "random": random, **facts(spec.workload, self.initial.values)}
+        sizes = [sum(tensor.nbytes for tensor in tensors_of(batch).values()) for batch in self.batches]
+        told = {"setup_s": setup_s, "notes": notes, "random": random, "batch_bytes": sum(sizes) / len(sizes)}
+        return told | facts(spec.workload, self.initial.values)
 
     def _settle_scale(self) -> None:
         """Let the loss scale fall until no step overflows; it starts from there. A check would find skipped steps."""
@@ -153,7 +169,7 @@ class Arm:
     def _settle(self, spec: Spec) -> None:
         placement.grant(spec.cores)
         self.device, self.seed = spec.torch_device, spec.seed
-        self.outbox, self.inbox = Outbox(spec.folders), Inbox()
+        self.outbox = self.outbox or Outbox(spec.folders)
         self.dropout, self.workload, self.dtype = spec.dropout, spec.workload, spec.dtype
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -179,12 +195,25 @@ class Arm:
 
     # --- equivalence
 
-    def load(self, parcel: Parcel, index: int, family: str) -> None:
-        """One batch of a set that the reference arm has drawn; the feed brings copies of it."""
+    def send(self, nest: Any) -> Parcel:
+        """Announce tensors to another arm; they must not change until they are copied."""
+        assert self.outbox is not None, "setup comes first"
+        return self.outbox.send(nest)
+
+    def fill(self, piece: int) -> None:
+        """Copy a piece of what was announced into shared memory."""
+        assert self.outbox is not None, "setup comes first"
+        self.outbox.fill(piece)
+
+    def take(self, parcel: Parcel, piece: int) -> None:
+        """Copy a piece of what another arm has announced, for the messages that follow."""
+        self.inbox.take(parcel, piece, self.device)
+
+    def load(self, index: int, family: str) -> None:
+        """What was taken is one batch of a set that the reference arm has drawn; the feed brings copies of it."""
         if index == 0:
             self.fresh, self.family, self.brought = [], family, None
-        batch: Batch = self.inbox.receive(parcel)
-        self.fresh.append(map_batch(lambda tensor: tensor.to(self.device, copy=True), batch))
+        self.fresh.append(self.inbox.contents)
 
     def bring(self, step: int) -> Batch:
         """A fresh batch, as the feed brings it: in new memory or, where inputs are exchanged, in the memory of the one
@@ -203,18 +232,36 @@ class Arm:
             self.restore()
         self.rates.set(RATES[step % len(RATES)])
         with self.quiet():
-            return self.outbox.send(observed(self.program, self.bring(step), noise=noise))
+            return self.send(observed(self.program, self.bring(step), noise=noise))
 
     def timed_steps(self) -> int:
         """How many steps led to the timed outputs that were kept, from the restored state on."""
-        return self.kept[0] if self.kept else 0
+        return self.kept.steps if self.kept else 0
 
-    def replay(self, steps: int) -> Parcel:
+    def timed(self) -> Imprint:
+        """What the kept block left behind."""
+        return self.kept.left if self.kept else {}
+
+    def repeated(self, steps: int) -> Imprint:
+        """The same of so many steps from the restored state, the last of them observed as `replay` does."""
+        return imprint(self._replayed(steps)[1])
+
+    def replay(self, steps: int, timed: bool) -> Parcel:
         """The last of so many steps from the restored state, observed as `observe` does.
 
-        Beside it batch/<name>: what it was given, flag/drawn: 1 where that is one of the core's own batches, and
-        timed/<name>: the outputs kept from the timed block that these steps repeat.
+        Beside it batch/<name>: what it was given, flag/drawn: 1 where that is one of the core's own batches, and where
+        it is asked for timed/<name>: the outputs kept from the timed block that these steps repeat.
         """
+        batch, seen = self._replayed(steps)
+        given = tensors_of(batch)
+        drawn = any(_same(given, tensors_of(own)) for own in self.batches)
+        seen |= {"flag/drawn": torch.tensor(drawn, dtype=torch.uint8)}
+        seen |= {f"batch/{name}": tensor for name, tensor in given.items()}
+        seen |= {f"timed/{name}": tensor for name, tensor in self.kept.outputs.items()} if timed and self.kept else {}
+        return self.send(seen)
+
+    def _replayed(self, steps: int) -> tuple[Batch, Observation]:
+        """The last step's batch, and what is seen of that step."""
         self.restore()
         with self.quiet():
             for _ in range(steps - 1):
@@ -222,12 +269,7 @@ class Arm:
             batch = map_batch(torch.clone, self.program.feed.next())
             seen = observed(self.program, map_batch(torch.clone, batch))
         self.program.feed.pause()
-        given = tensors_of(batch)
-        drawn = any(_same(given, tensors_of(own)) for own in self.batches)
-        seen |= {"flag/drawn": torch.tensor(drawn, dtype=torch.uint8)}
-        seen |= {f"batch/{name}": tensor for name, tensor in given.items()}
-        seen |= {f"timed/{name}": tensor for name, tensor in self.kept[1].items()} if self.kept else {}
-        return self.outbox.send(seen)
+        return batch, seen
 
     def overwritten(self) -> list[str]:
         """Outputs that do not outlive the next step."""
@@ -280,7 +322,9 @@ class Arm:
             self.program.run()
         count = steps_of_scale(self.program)
         if cold:
-            timing = clock.time_cold_block(self.program.run, min(steps, COLD_STEPS), self.device, self.flush)
+            steps = min(steps, COLD_STEPS)
+            keep = partial(self._keep, lead_in, steps)
+            timing = clock.time_cold_block(self.program.run, steps, self.device, self.flush, keep)
         else:
             timing = clock.time_block(self.program.run, steps, self.device, keep=partial(self._keep, lead_in, steps))
         self.program.feed.pause()
@@ -289,7 +333,7 @@ class Arm:
         return replace(timing, skipped=skipped)
 
     def _keep(self, lead_in: int, steps: int, outputs: Outputs) -> None:
-        """What the last step of a block returned, of one block picked at random.
+        """What the last step of a block returned and left behind, of one block picked at random.
 
         Where any do, of one that ends on another batch than the step before the clock did: a result of that one, kept
         and handed out all the while, would be right.
@@ -300,10 +344,12 @@ class Arm:
         elif self.kept is not None:
             return
         if not tells or self.dice.random() < 1 / self.blocks:
-            self.kept = lead_in + steps, {name: tensor.detach().clone() for name, tensor in outputs.items()}
+            copies = {name: tensor.detach().clone() for name, tensor in outputs.items()}
+            self.kept = Kept(lead_in + steps, copies, left_behind(self.program, outputs))
 
     def novelty(self, seed: int) -> float | None:
-        """How many times longer a step takes on batches that it meets for the first time than on the same ones again.
+        """How many times longer a step takes on batches that it has not met, the first time or the second, than on the
+        same ones again or on those that it is timed on.
 
         None where batches are not the core's to choose.
         """
@@ -312,16 +358,18 @@ class Arm:
         self.program.feed.pause()
         if not _same(first, tensors_of(self.batches[0])):
             return None
-        seconds: tuple[list[float], list[float]] = ([], [])
+        seconds: tuple[list[float], ...] = ([], [], [])
         for turn in range(NOVEL):
             fresh = draw(self.workload, self.device, getattr(torch, self.dtype), seed + turn, len(self.batches))
-            for taken in seconds:
+            for source, taken in zip((self.batches, fresh, fresh), seconds, strict=True):
                 self.restore()
-                self.program.run()
-                self.program.feed.reset(fresh)
-                taken.append(clock.time_block(self.program.run, len(fresh), self.device).wall_s)
+                for _ in self.batches:  # as a timed block does: what it keeps of them is there again
+                    self.program.run()
+                self.program.feed.reset(source)
+                taken.append(clock.time_block(self.program.run, len(source), self.device).wall_s)
         self.program.feed.pause()
-        return min(seconds[0]) / min(seconds[1])
+        own, once, again = map(min, seconds)
+        return max(once, again) / min(own, again)
 
     def moved(self) -> tuple[int, int]:
         """Bytes of a step's inputs, outputs and parameters, each counted once, and those that the L2 cache holds."""
@@ -348,11 +396,8 @@ class Arm:
         return torch.empty(size, dtype=torch.uint8, device=self.device).zero_
 
     def counters(self) -> dict[str, float]:
-        """What torch's compiler counted so far (graphs, breaks, recompiles), flattened; and this process's cores."""
-        utilities = sys.modules.get("torch._dynamo.utils")
-        compiler = utilities.counters if utilities is not None else {}
-        counted = {f"{group}/{name}": float(n) for group, values in compiler.items() for name, n in values.items()}
-        return counted | {"process/cores": float(len(os.sched_getaffinity(0)))}
+        """What torch's compiler counted so far, and this process's cores."""
+        return counted() | {"process/cores": float(len(os.sched_getaffinity(0)))}
 
     def peak_memory(self, steps: int) -> dict[str, float]:
         """Peak memory in MiB over steady steps: of the device; on a CPU only what lives between them.
@@ -361,6 +406,8 @@ class Arm:
         state to restore, does not. Empty where torch's allocator is switched off, and counts nothing.
         """
         one, *others = [list(tensors_of(batch).values()) for batch in self.batches]
+        self.fresh, self.brought = [], None
+        self.inbox.clear()
         if self.device.type != "cuda":
             return {"resident_mib": sum(t.nbytes for t in (*self.program.state().values(), *one)) / 2**20}
         ours = [t for tensors in others for t in tensors] + list(self.initial.values.values())
@@ -406,29 +453,37 @@ class Reference(Arm):
         self.judgement = Judge(spec.workload, spec.torch_device, spec.torch_dtype, spec.seed, spec.contract)
         return {"setup_s": clock.now() - start, **facts(spec.workload, self.judgement.fp64.initial)}
 
-    def recall(self, parcel: Parcel) -> None:
-        """The batch of a replayed step takes the place of drawn ones."""
-        self.judgement.recall(self.inbox.receive(parcel))
+    def take(self, parcel: Parcel, piece: int) -> None:
+        """To where fp64 runs or, where that is full, to the CPU: judging then moves there too."""
+        try:
+            self.inbox.take(parcel, piece, self.judgement.fp64.device)
+        except torch.OutOfMemoryError:
+            self.inbox.take(parcel, piece, torch.device("cpu"))
 
-    def judge_timed(self, step: int, parcel: Parcel) -> list[Mapping[str, Any]]:
-        return [finding.to_dict() for finding in self.judgement.judge_timed(step, self.inbox.receive(parcel))]
+    def recall(self) -> None:
+        """The batch of a replayed step takes the place of drawn ones."""
+        self.judgement.recall(self.inbox.contents)
+
+    def judge_timed(self, step: int) -> list[Mapping[str, Any]]:
+        return [finding.to_dict() for finding in self.judgement.judge_timed(step, self.inbox.contents)]
 
     def rest(self) -> None:
         """Give back what is not needed until it is set up again."""
+        self.inbox.clear()
         self.judgement.rest()
 
     def draw(self, seed: int, count: int, family: str) -> None:
         self.judgement.draw(seed, count, family)
 
     def batch(self, index: int) -> Parcel:
-        """One of those drawn: valid until the next one is asked for."""
-        return self.outbox.send(self.judgement.batches[index])
+        """One of those drawn."""
+        return self.send(self.judgement.batches[index])
 
-    def yardstick(self, step: int, parcel: Parcel) -> None:
-        self.judgement.yardstick(step, self.inbox.receive(parcel))
+    def yardstick(self, step: int) -> None:
+        self.judgement.yardstick(step, self.inbox.contents)
 
-    def judge(self, step: int, parcel: Parcel) -> list[Mapping[str, Any]]:
-        return [finding.to_dict() for finding in self.judgement.judge(step, self.inbox.receive(parcel))]
+    def judge(self, step: int) -> list[Mapping[str, Any]]:
+        return [finding.to_dict() for finding in self.judgement.judge(step, self.inbox.contents)]
 
     def reference_info(self) -> dict[str, Any]:
         return self.judgement.info()

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from optexp.tracing import Tracer
+
 # Without one of these a branch is not worth a stream of its own: waiting for it costs more than it takes.
 PRODUCTS: set[Any] = {
     operator.matmul, torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.einsum,
@@ -51,7 +53,7 @@ class Piece:
     run: Callable[..., Any] = tuple
 
 
-class Tracer(fx.Tracer):
+class Whole(Tracer):
     """A submodule that cannot be traced (its branches depend on values) stays whole."""
 
     def call_module(
@@ -72,7 +74,7 @@ def trace(model: nn.Module, constants: Mapping[str, Any]) -> fx.GraphModule:
 
     constants:  arguments of the model that are no tensors, by name: what depends on them is decided once
     """
-    graph = Tracer().trace(model, concrete_args=dict(constants) or None)
+    graph = Whole().trace(model, concrete_args=dict(constants) or None)
     for node in reversed(graph.nodes):  # checks that the constants are what they were: they are
         check = getattr(node.target, "__name__", "") in ("_assert", "_assert_is_none")
         if check or (node.target is operator.eq and not node.users):

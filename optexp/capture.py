@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -70,8 +70,7 @@ def capture(program: Program, warmup: int, rates: Sequence[Tensor] = ()) -> Capt
     """
     batch = map_batch(torch.clone, program.feed.next())
     program.feed.pause()  # a loader's thread that pins memory would disturb the capture
-    dice = own_dice(program.model)
-    before = [generator.get_state() for generator in dice]
+    dice = Dice(program)
     # On a side stream, so that nothing made lazily here belongs to the default one, which cannot be captured.
     current, side = torch.cuda.current_stream(program.device), torch.cuda.Stream(program.device)
     side.wait_stream(current)
@@ -81,20 +80,25 @@ def capture(program: Program, warmup: int, rates: Sequence[Tensor] = ()) -> Capt
     current.wait_stream(side)
     clear_gradients(program.model)  # so that backward makes new ones, inside the graph's memory
     graph = torch.cuda.CUDAGraph()
-    for generator, state in zip(dice, before, strict=True):
-        if not torch.equal(generator.get_state(), state):  # the default one is registered without being asked
-            graph.register_generator_state(generator)
-    with refusal("the step"), torch.cuda.graph(graph, pool=program.pool and program.pool.id):
+    for generator in dice.thrown():  # the default one is registered without being asked
+        graph.register_generator_state(generator)
+    with recording("the step", program) as pool, torch.cuda.graph(graph, pool=pool):
         outputs = program.step(program, batch)
     gradients = [(p, p.grad) for p in program.model.parameters() if p.grad is not None]
     return CapturedStep(graph, list(tensors_of(batch).values()), outputs, gradients, rates)
 
 
-def own_dice(model: nn.Module) -> list[torch.Generator]:
+class Dice:
     """Generators on the GPU that modules keep as attributes: a graph must know them, else its masks never change."""
-    values = chain.from_iterable(vars(module).values() for module in model.modules())
-    found = {id(v): v for v in values if isinstance(v, torch.Generator) and v.device.type == "cuda"}
-    return list(found.values())
+
+    def __init__(self, program: Program) -> None:
+        values = chain.from_iterable(vars(module).values() for module in program.model.modules())
+        own = (v for v in values if isinstance(v, torch.Generator) and v.device.type == program.device.type)
+        self.states = {generator: generator.get_state() for generator in own}
+
+    def thrown(self) -> list[torch.Generator]:
+        """Those of which numbers were drawn since."""
+        return [generator for generator, state in self.states.items() if not torch.equal(generator.get_state(), state)]
 
 
 # --- a model alone -----------------------------------------------------------------------------------------------
@@ -127,7 +131,14 @@ class GraphedModel:
 
 def graph_model(program: Program, warmup: int) -> GraphedModel:
     """Record forward and, where the program trains, backward of the model, each as a graph of its own."""
+    dice = Dice(program)
     args, kwargs = call_of(program)
+    if dice.thrown():
+        raise Unsupported(
+            "the model draws random numbers from a generator of its own, which torch.cuda.make_graphed_callables does"
+            " not make known to its graphs: capture more (strategy.cuda_graph.scope=forward_backward or step), or draw"
+            " from torch's default generator"
+        )
     leaves, spec = tree_flatten((args, kwargs))
     sample = [t.detach().clone().requires_grad_(t.requires_grad) for t in leaves if isinstance(t, Tensor)]
     call, trains = program.call, program.trains
@@ -144,13 +155,13 @@ def graph_model(program: Program, warmup: int) -> GraphedModel:
         return output
 
     program.feed.pause()
-    with preserved(program), refusal("the model"):
+    with preserved(program), recording("the model", program) as pool:
         graphed = torch.cuda.make_graphed_callables(
             Held(program.model, on_tensors),
             tuple(sample),
             num_warmup_iters=warmup,
             allow_unused_input=True,
-            pool=program.pool and program.pool.id,
+            pool=pool,
         )
     return GraphedModel(graphed, sample)
 
@@ -187,23 +198,46 @@ def require_same(captured: Iterable[Tensor], given: Iterable[Tensor]) -> None:
 
 
 @contextmanager
-def refusal(what: str) -> Iterator[None]:
-    """An error of the capture inside the block, as a reason that names the line which cannot be captured."""
+def recording(what: str, program: Program) -> Iterator[Any]:
+    """Yields the memory pool for what is captured inside. An error there becomes a reason that names the line which
+    cannot be captured; work goes on as if nothing had been."""
+    here = torch.cuda.current_stream(program.device)
+    pool = torch.cuda.graph_pool_handle() if program.pool is None else program.pool.id
     try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
+        yield pool
     except RuntimeError as error:
+        cause = first(error)
+        if isinstance(cause, torch.OutOfMemoryError):
+            raise cause from None
         raise Uncapturable(
-            f"{what} cannot be captured: {culprit(error)}; a graph cannot hold what waits for the GPU (.item(), .cpu(),"
+            f"{what} cannot be captured: {culprit(cause)}; a graph cannot hold what waits for the GPU (.item(), .cpu(),"
             " a branch on a tensor)"
         ) from error
+    finally:
+        if torch.cuda.current_stream(program.device) != here:  # torch could not end the capture
+            torch.cuda.set_stream(here)
+            abandon(pool, program)
+
+
+def abandon(pool: Any, program: Program) -> None:
+    """Undo what a capture began and could not end: allocations that go to its pool, generators that count for it."""
+    backend, index = torch._C, torch.cuda.current_device()
+    with suppress(RuntimeError):  # it did not get that far, or further
+        backend._cuda_endAllocateToPool(index, pool)
+        backend._cuda_releasePool(index, pool)
+    for generator in (torch.cuda.default_generators[index], *Dice(program).states):
+        generator.graphsafe_set_state(generator.clone_state())
+
+
+def first(error: BaseException) -> BaseException:
+    """What went wrong before all else: ending a broken capture raises once more."""
+    while isinstance(error.__context__, RuntimeError):
+        error = error.__context__
+    return error
 
 
 def culprit(error: BaseException) -> str:
-    """The line of the step at which a capture first failed, and the error's first line."""
-    while isinstance(error.__context__, RuntimeError):  # ending the broken capture raises once more
-        error = error.__context__
+    """The line of the step at which a capture failed, and the error's first line."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(str(Path(torch.__file__).parent))]
     frame = own[-1]

@@ -44,9 +44,10 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, ConfigError):
         return str(error)
     if isinstance(error, OverrideParseException):
+        given = (error.override or "").removeprefix("++")
         return (
-            f"cannot read {error.override!r}: write key=value, a stack as strategy=[amp,fusion], "
-            "and quote brackets for the shell"
+            f"cannot read {given!r}: write key=value, a stack as strategy=[amp,fusion], "
+            "and quote what has brackets or spaces, as in 'workload.inputs=[{shape: [32, 128]}]'"
         )
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
@@ -59,6 +60,8 @@ def explain(error: BaseException) -> str | None:
     if match := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '([^']*)'", text):
         key, _, value = match[1].partition("=")
         return f"{match[1]} names several: write {key}=[{value}] for all of them together, or add -m to try one by one"
+    if match := re.search(r"merging override \+*(\S+?)=(.*)\n.*Cannot merge DictConfig with ListConfig", text):
+        return f"{match[1]}={match[2]} is not allowed: it must be a list, as in {match[1]}=[{match[2]}]"
     if match := re.search(r"Could not override '([^']*)'", text):
         known = [key for key in discovery.compose([]) if key != "hydra"]
         where = " (--cfg hydra shows them all)" if match[1].startswith("hydra") else suggest(match[1], known)

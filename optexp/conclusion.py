@@ -107,21 +107,26 @@ def cost(session: Session, result: Result, first: Mapping[str, float | None]) ->
     """What set-up costs and after how many steps it has paid for itself.
 
     Set-up is the median over the processes that measured, so with warm compile caches; `first_setup_s` is the very
-    first's, which had to share the machine with the other arms' set-up.
+    first's, which had to share the machine with the other arms' set-up. Where caches were empty then, it is what has
+    to be paid back (`paid_back`: "cold"): compiling once is part of the price.
     """
     assert result.speedup is not None
     assert result.baseline.step_us is not None
-    extra = (result.candidate.setup_s or 0.0) - (result.baseline.setup_s or 0.0)
+    warm = {"baseline": result.baseline.setup_s, "candidate": result.candidate.setup_s}
+    paid = first if session.caches else warm
+    extra = (paid["candidate"] or 0.0) - (paid["baseline"] or 0.0)
     step_s = result.baseline.step_us / 1e6
 
     def break_even(speedup: float) -> int | str:
         steps = statistics.break_even(extra, step_s, speedup) if gains else None
         return "never" if steps is None else steps
 
-    gains = result.speedup.low > 1
+    low = result.speedup.low
+    gains = low > 1
     facts: dict[str, Any] = {
         "setup_s": result.candidate.setup_s,
         "baseline_setup_s": result.baseline.setup_s,
+        "paid_back": "cold" if session.caches else "warm",
         "break_even_steps": break_even(result.speedup.estimate),
         "break_even_steps_at_low": break_even(result.speedup.low),
     }
@@ -131,6 +136,7 @@ def cost(session: Session, result: Result, first: Mapping[str, float | None]) ->
         facts |= {
             "horizon_steps": horizon,
             "hours_saved": statistics.hours_saved(horizon, extra, step_s, result.speedup.estimate),
-            "hours_saved_at_low": statistics.hours_saved(horizon, extra, step_s, max(result.speedup.low, 1e-9)),
+            # An interval without a lower end tells nothing about what may be lost.
+            "hours_saved_at_low": statistics.hours_saved(horizon, extra, step_s, low) if low > 0 else None,
         }
     return facts

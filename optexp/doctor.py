@@ -218,7 +218,7 @@ def main() -> None:
         device = choose_device(asked.device)
     except ConfigError as mistake:
         sys.exit(f"optexp.doctor: {mistake}")
-    torch_device, wrong = torch.device(device), 0
+    torch_device, wrong, odd = torch.device(device), 0, 0
     parts = {
         "Installation": installation(),
         "Tools": tools(torch_device),
@@ -230,7 +230,9 @@ def main() -> None:
         for finding in findings:
             print(finding, flush=True)
             wrong += finding.ok is False
-    print(f"\n{wrong} to fix" if wrong else "\nFit to measure on.")
+            odd += finding.ok is None
+    known = f"; worth knowing: {odd}, marked {SIGNS[None]}" if odd else ""
+    print(f"\n{f'{wrong} to fix' if wrong else 'Fit to measure on'}{known}.")
     sys.exit(1 if wrong else 0)
 
 

@@ -83,6 +83,7 @@ def examine(
         profiles = {bare: profile(session, arms[bare], bare, calibration)}
         profiles[name] = profile(session, arms[name], name, calibration, beside=profiles[bare].trace)
     distrust = referee.distrust(arms[name])
+    distrust = distrust or referee.uncopied(profiles[bare].trace, profiles[name].trace, setups[bare]["batch_bytes"])
     referee.stay(arms, bare)
     notes = setups[name]["notes"]
     evidence = [

@@ -15,6 +15,7 @@ from functools import cache
 from types import MethodDescriptorType, ModuleType
 from typing import Any
 
+import torch
 from torch import fx
 
 OWN = "optexp"
@@ -299,27 +300,37 @@ def code_of(model: fx.GraphModule) -> str | None:
 
     None where it also needs values that only the traced one holds.
     """
-    code = model.graph.python_code("self")
+    if (spelled := spelled_graph(model.graph, "self")) is None:
+        return None
+    text, imports = spelled
+    header = re.search(r"def forward\((.*?)\).*?:\n", text)
+    assert header
+    arguments = ast.unparse(_Bare().visit(ast.parse(header[0] + "    pass").body[0].args))  # type: ignore[attr-defined]
+    body = text[header.end() :].rstrip()
+    return "\n".join([*sorted(imports), f"\n\ndef rewritten({arguments}):\n{body}\n"])
+
+
+def spelled_graph(graph: fx.Graph, model: str) -> tuple[str, set[str]] | None:
+    """The graph as `def forward(<model>, ...)`, and the imports that it needs; None where it needs other values."""
+    code = graph.python_code(model)
     if "_tensor_constant" in code.src:
         return None
-    text, imports = code.src, []
+    text, imports = code.src, set[str]()
     for name, value in code.globals.items():
         if not re.search(rf"\b{name}\b", text):
             continue
         if isinstance(value, MethodDescriptorType):
             text = re.sub(rf"\b{name}\b", f"torch.Tensor.{value.__name__}", text)
         elif isinstance(value, ModuleType):
-            imports.append(f"import {value.__name__} as {name}" if value.__name__ != name else f"import {name}")
-        elif getattr(value, "__module__", None):
+            imports.add(f"import {value.__name__} as {name}" if value.__name__ != name else f"import {name}")
+        elif value is torch.device:
+            text = re.sub(rf"\b{name}\(", "torch.device(", text)  # `device` is the file's own
+        elif getattr(value, "__module__", None) not in (None, "builtins"):
             if "." in value.__qualname__:
                 return None
             text = re.sub(rf"\b{value.__name__}\b", f"{value.__name__}_result", text)  # what fx calls its values
             text = re.sub(rf"\b{name}\b", value.__name__, text)
-            imports.append(f"from {value.__module__} import {value.__name__}")
+            imports.add(f"from {value.__module__} import {value.__name__}")
         elif isinstance(value, float):
             text = re.sub(rf"\b{name}\b", f"float({name!r})", text)
-    header = re.search(r"def forward\((.*?)\).*?:\n", text)
-    assert header
-    arguments = ast.unparse(_Bare().visit(ast.parse(header[0] + "    pass").body[0].args))  # type: ignore[attr-defined]
-    body = text[header.end() :].rstrip()
-    return "\n".join([*sorted(set(imports)), f"\n\ndef rewritten({arguments}):\n{body}\n"])
+    return text, imports

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from optexp.branches import HOLDS, Piece, cut, tensors, trace
+from optexp.inlining import spelled_graph
+from optexp.strategy import Unsupported
 
-PLAIN = {"inf", "nan", "NoneType", "torch", "device", "fx_pytree", "pytree", "getattr"}  # known without an import
 
-
-class NoBranches(Exception):
+class NoBranches(Unsupported):
     """The model has nothing to run side by side; the message says why."""
 
 
@@ -78,15 +78,18 @@ class SideBySide:
         return fx.node.map_arg(self.result, values.__getitem__)
 
     def listing(self) -> str:
-        """The same in plain PyTorch: lines that define `side_by_side` for a `model`. "" where the graph has operations
-        from elsewhere than torch."""
-        codes = [piece.run.graph.python_code("model") for piece in self.pieces]  # type: ignore[attr-defined]
-        if any(code.globals.keys() - PLAIN for code in codes):
+        """The same in plain PyTorch: lines that define `side_by_side` for a `model`. "" where the graph needs values
+        that only it holds."""
+        codes = [spelled_graph(piece.run.graph, "model") for piece in self.pieces]  # type: ignore[attr-defined]
+        known = [code for code in codes if code is not None]
+        if len(known) < len(codes):
             return ""
-        heads = [code.src.strip().replace("def forward(self, ", f"def piece_{i}(") for i, code in enumerate(codes)]
+        heads = [text.strip().replace("def forward(self, ", f"def piece_{i}(") for i, (text, _) in enumerate(known)]
+        imports = sorted(set().union(*(imports for _, imports in known)))
         streams, given = len(self.lanes.streams), self.signature.parameters.values()
         parameters = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in given)
         lines = [
+            *imports,
             f"lanes = [torch.cuda.Stream() for _ in range({streams})]",
             f"done = [torch.cuda.Event() for _ in range({len(self.pieces)})]",
             *(f"\n\n{head}" for head in heads),

@@ -17,6 +17,8 @@ from optexp.config import ConfigError, suggest
 def find(target: str, key: str) -> Any:
     """The object behind package.module:name, package.module.name or folder/file.py:name; `key` is what asks for it."""
     place, _, name = target.rpartition(":") if ":" in target else target.rpartition(".")
+    if not place or target.endswith(".py"):
+        raise ConfigError(f"{key}={target} names nothing in it: write package.module:Name or folder/file.py:Name")
     if place.endswith(".py"):
         found: Any = import_file(Path(place).expanduser(), key)
     else:
@@ -26,6 +28,16 @@ def find(target: str, key: str) -> Any:
             raise ConfigError(f"{key}={target}: {place} has no {part!r}{suggest(part, models_in(found))}")
         found = getattr(found, part)
     return found
+
+
+def source(target: str) -> Path | None:
+    """The file that `find` would import for it, found without importing anything; None where it is not a plain file."""
+    place = target.rpartition(":" if ":" in target else ".")[0]
+    if place.endswith(".py"):
+        return Path(place).expanduser()
+    modules = [Path(folder, *place.split(".")) for folder in sys.path]
+    files = (file for module in modules for file in (module / "__init__.py", Path(f"{module}.py")))
+    return next((file for file in files if file.is_file()), None)
 
 
 def _import(name: str, asked: str) -> ModuleType:

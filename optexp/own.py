@@ -40,6 +40,7 @@ from optexp.usercode import (
     kind,
     leading_size,
     own_loss,
+    scalar,
     seed_all,
 )
 from optexp.workload import Workload
@@ -183,7 +184,7 @@ class Own(Workload):
             model=model,
             step=TrainStep(own_step, self.unpack) if own_step else STEPS[self.mode],
             feed=self.feed(device, dtype),
-            loss=self.criterion() if trains and not own_step else None,
+            loss=scalar(self.criterion()) if trains and not own_step else None,
             targets=self.targets,
             constants=self.layout.constants,
             optimizer=self.new_optimizer(model) if learns else None,
@@ -303,7 +304,10 @@ class Own(Workload):
 
     def needed_labels(self, name: str) -> int:
         if not self.targets:
-            raise ConfigError(f"{name} compares outputs with a target, and a batch has none: add one to the inputs")
+            raise ConfigError(
+                f"{name} compares outputs with a target, and a batch has none: add one after the model's inputs,"
+                " as in {shape: [32], dtype: int64, high: 10}"
+            )
         return self.targets
 
     def new_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:

@@ -1,7 +1,11 @@
-"""Tensors from one process to another through shared host memory: batches, outputs, gradients.
+"""Tensors from one process to another through a little shared host memory: batches, outputs, gradients.
+
+However large they are, they pass through the same few megabytes, piece by piece: pages that a process touches for the
+first time cost several times what a copy does, and as many of them as there are bytes would be most of the work.
 
 The pages are not registered with CUDA, though copies would run at twice the speed: on an H200 in a container, results
-arrived wrong (and kernels failed with "resource already mapped") where each process had locked them.
+arrived wrong (and kernels failed with "resource already mapped") where each process had locked them. On their way to a
+device they pass through locked memory of the receiver's own.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,12 +25,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+PIECE = 2**25  # bytes
+STAGE = 2**22  # of locked memory, twice: one part is filled while the other is on its way
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one tensor lies in the file."""
+    """Where one tensor lies among a parcel's bytes."""
 
     offset: int
     dtype: torch.dtype
@@ -34,85 +41,148 @@ class Entry:
 
 @dataclass(frozen=True)
 class Parcel:
-    """A nest of tensors in a file of shared memory: the same nest, with an `Entry` for each tensor."""
+    """A nest of tensors that is on its way: the same nest, with an `Entry` for each tensor.
+
+    path:  of the shared memory that the pieces pass through
+    size:  of all tensors, in bytes
+    """
 
     path: str
+    size: int
     nest: Any
+
+    @property
+    def pieces(self) -> int:
+        return max(1, -(-self.size // PIECE))
 
 
 class Memory:
-    """A file of shared memory, as one process sees it."""
+    """A file of shared memory, as one process sees it: one half is filled while the other is read."""
 
-    def __init__(self, descriptor: int, size: int) -> None:
-        self.map, self.size = mmap.mmap(descriptor, size), size
+    size = 2 * PIECE
 
-    def view(self, entry: Entry) -> Tensor:
-        count = prod(entry.shape)
-        if count == 0:
-            return torch.empty(entry.shape, dtype=entry.dtype)
-        return torch.frombuffer(self.map, dtype=entry.dtype, count=count, offset=entry.offset).view(entry.shape)
+    def __init__(self, path: str) -> None:
+        with open(path, "r+b") as file:
+            self._bytes = torch.frombuffer(mmap.mmap(file.fileno(), self.size), dtype=torch.uint8)
+
+    def piece(self, index: int) -> Tensor:
+        """Where a piece lies until the next but one takes its place."""
+        return self._bytes.narrow(0, index % 2 * PIECE, PIECE)
 
 
 class Outbox:
-    """One process's outgoing shared memory. A parcel is valid until its sender's next one: memory is reused,
-    because touching new pages costs more than the copy."""
+    """What one process sends: a parcel at a time, piece by piece as it is asked for."""
 
     def __init__(self, folders: Sequence[str] = ()) -> None:
-        """folders: where it may lie, the preferred one first; its owner removes them."""
+        """folders: where the shared memory may lie, the preferred one first; its owner removes them."""
         self._folders = folders or (tempfile.gettempdir(),)
-        self._path: Path | None = None
+        self._path = ""
         self._memory: Memory | None = None
+        self._contents: list[tuple[int, Tensor]] = []  # bytes of every tensor, and where they begin
 
     def send(self, nest: Any) -> Parcel:
-        """Copy the nest's tensors (from any device) into shared memory."""
-        tensors: list[Tensor] = []
-        entries: list[Entry] = []
-        size = 0
+        """Hold the nest's tensors, of any device, until they are copied: they must not change before that."""
+        self._contents, size = [], 0
 
         def place(tensor: Tensor) -> Entry:
             nonlocal size
-            tensors.append(tensor)
-            entries.append(Entry(size, tensor.dtype, tuple(tensor.shape)))
-            size += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
-            return entries[-1]
+            content = _bytes_of(tensor)
+            self._contents.append((size, content))
+            entry = Entry(size, tensor.dtype, tuple(tensor.shape))
+            size += -(-len(content) // _ALIGNMENT) * _ALIGNMENT
+            return entry
 
         placed = tree_map(place, nest)
-        memory = self._reserve(max(size, _ALIGNMENT))
-        for tensor, entry in zip(tensors, entries, strict=True):
-            memory.view(entry).copy_(tensor.detach())
-        return Parcel(str(self._path), placed)
+        if self._memory is None:
+            self._path = _new_file(self._folders, Memory.size)
+            self._memory = Memory(self._path)
+        return Parcel(self._path, size, placed)
 
-    def _reserve(self, size: int) -> Memory:
-        if self._memory is None or size > self._memory.size:
-            self.close()
-            descriptor, name = tempfile.mkstemp(prefix="optexp-", suffix=".parcel", dir=_roomy(self._folders, size))
-            os.ftruncate(descriptor, size)
-            self._path, self._memory = Path(name), Memory(descriptor, size)
-            os.close(descriptor)
-        return self._memory
+    def fill(self, piece: int) -> None:
+        """Copy a piece of the parcel into shared memory, and let go of the tensors that end in it."""
+        assert self._memory is not None, "send comes first"
+        start, stop, memory = piece * PIECE, (piece + 1) * PIECE, self._memory.piece(piece)
+        for offset, content in self._contents:
+            low, high = max(offset, start), min(offset + len(content), stop)
+            if low < high:
+                memory[low - start : high - start].copy_(content[low - offset : high - offset])
+        self._contents = [(offset, content) for offset, content in self._contents if offset + len(content) > stop]
 
     def close(self) -> None:
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-        self._path = self._memory = None
+        Path(self._path).unlink(missing_ok=True)
+        self._path, self._memory, self._contents = "", None, []
+
+
+class Stage:
+    """A little locked memory, from which copies to a device need not be waited for."""
+
+    def __init__(self) -> None:
+        self._bytes = torch.empty(STAGE, dtype=torch.uint8, pin_memory=True)
+        self.left = torch.cuda.Event()
+
+    def copy(self, here: Tensor, there: Tensor) -> None:
+        self.left.synchronize()  # what it held before
+        part = self._bytes[: len(here)].copy_(here)
+        there.copy_(part, non_blocking=True)
+        self.left.record()
 
 
 class Inbox:
-    """What one process reads from others; files are kept open for as long as they exist."""
+    """What one process receives from others.
+
+    contents: of the parcel whose last piece was taken: a copy, in memory of its own
+    """
 
     def __init__(self) -> None:
         self._files: dict[str, Memory] = {}
+        self._arriving = torch.empty(0, dtype=torch.uint8)
+        self._stages: list[Stage] = []
+        self.contents: Any = None
 
-    def receive(self, parcel: Parcel) -> Any:
-        """The nest as CPU tensors over the shared pages: to be read at once, and not to be written to."""
+    def take(self, parcel: Parcel, piece: int, device: torch.device) -> None:
+        """Copy a piece that its sender has filled to where all of the parcel goes."""
+        if piece == 0:
+            self.clear()
+            self._arriving = torch.empty(parcel.size, dtype=torch.uint8, device=device)
         if parcel.path not in self._files:
-            for path in [path for path in self._files if not os.path.exists(path)]:
-                del self._files[path]
-            with open(parcel.path, "r+b") as file:
-                self._files[parcel.path] = Memory(file.fileno(), os.fstat(file.fileno()).st_size)
-        return tree_map(self._files[parcel.path].view, parcel.nest)
+            self._files[parcel.path] = Memory(parcel.path)
+        room = self._arriving[piece * PIECE : (piece + 1) * PIECE]
+        self._copy(self._files[parcel.path].piece(piece)[: len(room)], room)
+        if piece + 1 == parcel.pieces:
+            self.contents = tree_map(partial(_tensor_in, self._arriving), parcel.nest)
+
+    def _copy(self, here: Tensor, there: Tensor) -> None:
+        if there.device.type != "cuda":
+            there.copy_(here)
+            return
+        self._stages = self._stages or [Stage(), Stage()]
+        for index, (part, room) in enumerate(zip(here.split(STAGE), there.split(STAGE), strict=True)):
+            self._stages[index % 2].copy(part, room)
+        for stage in self._stages:
+            stage.left.synchronize()
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self.contents, self._arriving = None, torch.empty(0, dtype=torch.uint8)
 
 
-def _roomy(folders: Sequence[str], size: int) -> str:
-    """The first folder with room to spare, else the last."""
-    return next((folder for folder in folders if shutil.disk_usage(folder).free > 2 * size), folders[-1])
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """One after the other, without gaps; a copy only where it takes one."""
+    tensor = tensor.detach()
+    if type(tensor) is not Tensor:  # a subclass may do anything; `copy_` asks it for its values
+        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def _tensor_in(content: Tensor, entry: Entry) -> Tensor:
+    size = prod(entry.shape) * entry.dtype.itemsize
+    return content.narrow(0, entry.offset, size).view(entry.dtype).view(entry.shape)
+
+
+def _new_file(folders: Sequence[str], size: int) -> str:
+    """In the first folder with room to spare, else the last."""
+    folder = next((folder for folder in folders if shutil.disk_usage(folder).free > 2 * size), folders[-1])
+    descriptor, path = tempfile.mkstemp(prefix="optexp-", suffix=".parcel", dir=folder)
+    os.ftruncate(descriptor, size)
+    os.close(descriptor)
+    return path

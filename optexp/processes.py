@@ -144,6 +144,7 @@ class Launcher:
             **os.environ,
             # cudaGetDeviceCount would make later forks unusable; NVML answers the same question.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's, by which the card is read; CUDA's own is by speed
             "TORCH_WARM_POOL": "0",
             "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
             **(environment or {}),
@@ -157,6 +158,7 @@ class Launcher:
         )
         theirs.close()
         self._workers: list[Worker] = []
+        self._asked = False
 
     def preload(self, modules: Sequence[str]) -> None:
         """Import slow modules once, before workers are forked; does not wait for it."""
@@ -183,7 +185,7 @@ class Launcher:
         return f"exit code {status}"
 
     def _ask(self, request: dict[str, Any], descriptor: int | None = None, timeout_s: float = 60) -> dict[str, Any]:
-        message = json.dumps(request).encode()
+        self._asked, message = True, json.dumps(request).encode()
         try:
             self.socket.settimeout(timeout_s)
             socket.send_fds(self.socket, [message], [] if descriptor is None else [descriptor])
@@ -201,7 +203,7 @@ class Launcher:
         return self.process.poll() is None
 
     def end_workers(self) -> None:
-        """Returns when they are gone: who holds gigabytes on a GPU takes a while, and the next comparison needs them."""
+        """Returns when they are gone: who holds gigabytes on a GPU takes a while, which the next comparison needs."""
         for worker in self._workers:
             worker.close()
         if self.alive:
@@ -213,6 +215,8 @@ class Launcher:
     def close(self) -> None:
         self.end_workers()
         self.socket.close()
+        if not self._asked:  # it has nothing to end, and may be importing for seconds
+            self.process.kill()
         try:
             self.process.wait(timeout=5)
         except subprocess.TimeoutExpired:

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from optexp.kernel import INTERPRETED, launch, multiprocessors
+from optexp.kernel import INTERPRETED, ceil_div, launch, multiprocessors
 
 
 class Tiling(NamedTuple):
@@ -66,7 +66,7 @@ def takes(x: Tensor, w: Tensor) -> bool:
 def product(kernel: Any, tiling: Tiling, x: Tensor, w: Tensor, y: Tensor, *args: Any, **constants: Any) -> None:
     """Run a kernel that computes tiles of a result with rows of x and columns of w, one program a multiprocessor."""
     (m, k), n = x.shape, w.shape[0]
-    tiles = triton.cdiv(m, tiling.m) * triton.cdiv(n, tiling.n)
+    tiles = ceil_div(m, tiling.m) * ceil_div(n, tiling.n)
     descriptors = (
         TensorDescriptor.from_tensor(x, [tiling.m, tiling.k]),
         TensorDescriptor.from_tensor(w, [tiling.n, tiling.k]),

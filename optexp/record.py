@@ -35,6 +35,7 @@ class Recorder:
         try:
             name = f"{result.workload} · {result.label}"
             self.run = tracking.start(tracked, name, os.environ.get("OPTEXP_PARENT_RUN"))
+            result.environment["mlflow_run"] = self.run.run_id  # by which a sweep finds it, to correct it
         except tracking.TrackingError as error:
             self.trouble = str(error)
 
@@ -51,6 +52,8 @@ class Recorder:
                     self.run.finish("FINISHED")
                 except tracking.TrackingError as error:
                     result.measurement["notes"].append(f"not in MLflow: {error}")
+                    with suppress(tracking.TrackingError):
+                        self.run.finish("FAILED")
         self._write(result)
         self.session.progress.stop()
         self.show(result, self.output, self.run)

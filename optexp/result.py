@@ -99,11 +99,16 @@ TIMES = (
     "step_us", "device_us", "busy_us", "alone_us", "p5_us", "p95_us", "p99_us", "cold_us",
     "throughput", "energy_j", "power_w", "utilisation",
 )  # fmt: skip
+TELLING = ("cost", "pairs", "processes", "p_value", "p_holm")  # of the measurement: they hold the ratio
 
 
 @dataclass
 class Result:
-    """One comparison. Field names are `result.json`'s top-level keys, which dashboards depend on."""
+    """One comparison. Field names are `result.json`'s top-level keys, which dashboards depend on.
+
+    by_itself:  {verdict, headline}, as they were before a sweep corrected them, and where the winner was measured
+                again the folder (`again`) whose record replaced this one
+    """
 
     verdict: Verdict
     headline: str
@@ -123,6 +128,7 @@ class Result:
     config: dict[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     error: dict[str, Any] | None = None
+    by_itself: dict[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -141,9 +147,15 @@ class Result:
     def withhold(self) -> None:
         """No ratio may leave with a verdict that shows none: neither the speedup, nor two times to divide."""
         if self.verdict is not Verdict.PROFILED:
-            self.speedup = None
-            self.measurement.pop("cost", None)
-            for summary in (self.baseline, self.candidate):
+            self.speedup, self.explanation = None, []
+            for name in TELLING:
+                self.measurement.pop(name, None)
+            for part, name in (("l2", "cold"), ("placement", "unbound")):
+                self.measurement.get(part, {}).pop(name, None)
+            if watches := self.measurement.get("watchdogs"):  # some of the others say what both arms take
+                self.measurement["watchdogs"] = [w for w in watches if w["fatal"] and not w["ok"]]
+            for arm, summary in (("baseline", self.baseline), ("candidate", self.candidate)):
+                self.profile.get(arm, {}).get("metrics", {}).pop("step_us", None)
                 for name in TIMES:
                     setattr(summary, name, None)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import triton
 from torch import Tensor
 
-from optexp.kernel import launch, multiprocessors
+from optexp.kernel import ceil_div, launch, multiprocessors, power_of_two
 from optexp.tuning import bucket, fastest
 
 LONGEST = 32768  # columns that the registers of one program hold
@@ -26,9 +25,10 @@ class Launch(NamedTuple):
 def tiles(block: int) -> list[Launch]:
     """What may be fastest where each program takes one tile of up to `block` columns, the safest first."""
     if block <= 1024:
-        return [Launch(2048 // block, 4), Launch(4096 // block, 4), Launch(1024 // block, 1), Launch(2048 // block, 2)]
+        one = 1024 // block
+        return [Launch(2 * one, 4), Launch(4 * one, 4), Launch(one, 1), Launch(2 * one, 2), Launch(4 * one, 4, 8, 2)]
     if block <= 8192:
-        return [Launch(1, 8), Launch(1, 4), Launch(1, 16), Launch(1, 8, 4, 2), Launch(1, 4, 4, 2)]
+        return [Launch(1, 8), Launch(1, 4), Launch(1, 16), Launch(1, 8, 4, 2), Launch(1, 16, 2, 2)]
     return [Launch(1, 32), Launch(1, 16), Launch(1, 32, 1, 2), Launch(1, 16, 1, 2), Launch(1, 16, 2, 2)]
 
 
@@ -37,10 +37,10 @@ def in_rows(kernel: Any, rows: int, columns: int, *args: Any, **constants: Any) 
     if rows == 0 or columns == 0:
         return
     result = args[-1]
-    block = max(triton.next_power_of_2(columns), 16)
+    block = max(power_of_two(columns), 16)
 
     def run(how: Launch) -> None:
-        programs = triton.cdiv(rows, how.rows)
+        programs = ceil_div(rows, how.rows)
         if how.resident:
             programs = min(programs, how.resident * multiprocessors(result.device))
         tile = {"ROWS": how.rows, "BLOCK": block, "STAGES": how.stages, "num_warps": how.warps}

@@ -24,7 +24,7 @@ from optexp.config import ConfigError, Experiment
 from optexp.launching import launcher
 from optexp.measurement import placement
 from optexp.measurement.environment import describe as describe_environment
-from optexp.measurement.gpu import Gpu
+from optexp.measurement.gpu import UNREAD, Gpu
 from optexp.processes import InProcess, Launcher, Worker
 from optexp.result import Result, Verdict
 from optexp.stopwatch import Stopwatch
@@ -77,6 +77,8 @@ class Session:
             config=e.resolved | sizes | {"device": self.device},
         )
         self.gpu = Gpu.open(torch.device(self.device))
+        if self.gpu is None and self.device.startswith("cuda"):
+            e.notes.append(UNREAD)
         if self.protocol.l2 != "warm" and not (self.device.startswith("cuda") and self.workload.operation):
             e.notes.append(f"measurement.l2={self.protocol.l2}: only a single operation on a GPU is measured that way")
             self.protocol = replace(self.protocol, l2="warm")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
 from functools import total_ordering
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from optexp.program import Program
 
 Notes = dict[str, Any]  # picklable facts that `apply` found out: patterns replaced, modules compiled, ...
-Counters = Mapping[str, float]  # what the arm counted while it ran: dynamo's counters, ...
+Counters = Mapping[str, float]  # what the arm counted while it ran: dynamo's counters, ..., as "group/name"
 
 
 class Stage(IntEnum):
@@ -70,6 +71,24 @@ class Evidence:
 
 class Unsupported(Exception):
     """A strategy cannot apply here; the message says why and what to do, in words a user can act on."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, for such a message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def refusing(what: str, advice: str) -> Iterator[None]:
+    """An error inside is a reason, `what` (the error): `advice`; the plain program has none, or says so first."""
+    from torch import OutOfMemoryError  # torch takes long to import, and the command line can do without
+
+    try:
+        yield
+    except (OutOfMemoryError, Unsupported):
+        raise
+    except Exception as error:
+        raise Unsupported(f"{what} ({first_line(error)}): {advice}") from error
 
 
 @dataclass
@@ -157,6 +176,14 @@ class Strategy(ABC):
         plain = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(self)}
         changed = [f"{name}={getattr(self, name)}" for name, value in plain.items() if getattr(self, name) != value]
         return f"{self.name}[{','.join(changed)}]" if changed else self.name
+
+
+def grouped(counters: Counters, name: str) -> dict[str, float]:
+    """The counters of one group.
+
+    In "claimed" are the regions that a strategy of its own had torch.compile make, by compile id.
+    """
+    return {key.partition("/")[2]: count for key, count in counters.items() if key.partition("/")[0] == name}
 
 
 Stack = Sequence[Strategy]

@@ -103,11 +103,13 @@ def evidence(result: Result) -> list[str]:
 
 def measured(result: Result) -> str:
     """How: the preset and where the arms ran."""
-    placement = (result.measurement.get("placement") or {}).get("text")
+    placed = result.measurement.get("placement") or {}
+    placement = "; ".join(placed[name] for name in ("text", "unbound") if placed.get(name))
     preset = result.measurement.get("preset")
     passed = [name for name, c in controls(result).items() if c["ok"] and c["found"] and c["estimate"]]
-    parts = [f"{preset} preset" if preset else "", placement or ""]
-    parts += [f"controls passed ({', '.join(passed)})"] if passed else []
+    parts = [f"{preset} preset" if preset else "", placement]
+    days = {f", remembered from {c['since']}" for c in controls(result).values() if c.get("since")}
+    parts += [f"controls passed ({', '.join(passed)}{''.join(days)})"] if passed else []
     return ", ".join(text for text in parts if text)
 
 
@@ -133,6 +135,8 @@ def cost(result: Result) -> str:
         text += ", never paid back"
     elif steps is not None:
         text += f", paid back after {steps:,} steps" if steps > 0 else ", no more than the baseline's"
+    if steps is not None and facts.get("paid_back"):
+        text += " (empty caches)" if facts["paid_back"] == "cold" else " (warm caches)"
     if hours is not None:
         text += f"; {'saves' if hours >= 0 else 'loses'} {duration(abs(hours) * 3600)}"
         text += f" in {facts['horizon_steps']:,} steps"

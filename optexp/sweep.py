@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,20 +56,25 @@ class SweepCallback(Callback):
         """Rank what the jobs wrote down, print it with the answer of a study, and close the parent run."""
         from optexp import search, summary, terminal
 
-        folder, note = Path(config.hydra.sweep.dir), ""
+        folder, tags = Path(config.hydra.sweep.dir), {}
         try:
             jobs_done = read(folder)
             if jobs_done:
                 found = search.confirm(jobs_done, folder, _again)
                 results = summary.ranked(search.corrected(list(found.values())))
+                for job, result in found.items():
+                    if result.by_itself:
+                        correct(config, job, jobs_done[job], result)
                 record(results, folder)
+                verdicts = Counter(result.verdict for result in results)
+                tags["optexp.verdict"] = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
                 console = terminal.output()
                 console.print("", terminal.sweep_table(results), "", sep="\n")
                 if study := Study.of(config):
-                    note = answer(study, _name(config), folder, console, list(found.values()))
+                    tags["mlflow.note.content"] = answer(study, _name(config), folder, console, list(found.values()))
                 console.print(terminal.locations(folder, _parent))
         finally:
-            _finish("FINISHED", folder, note)
+            _finish("FINISHED", folder, tags)
 
 
 def abort(status: str = "KILLED") -> None:
@@ -94,6 +101,30 @@ def jobs(folder: Path) -> list[Path]:
     # A folder may hold an older sweep.
     recent = [job for job in found if (job / ".hydra" / "config.yaml").stat().st_mtime >= _started - 1]
     return sorted(recent, key=lambda job: [int(part) if part.isdecimal() else part for part in _PARTS.split(str(job))])
+
+
+def correct(config: DictConfig, job: Path, first: Result, result: Result) -> None:
+    """Make a job's record and its MLflow run say what the sweep found; a record that is replaced stays in by_itself."""
+    from optexp import report
+
+    if "again" in result.by_itself:
+        (job / "by_itself").mkdir(exist_ok=True)
+        for name in ("result.json", "report.html", "samples.parquet"):
+            if (job / name).is_file():
+                (job / name).replace(job / "by_itself" / name)
+        with suppress(FileNotFoundError):  # nothing was timed
+            shutil.copy(job / result.by_itself["again"] / "samples.parquet", job)
+    result.write(job / "result.json")
+    report.write(result, job / "report.html")
+    runs = dict.fromkeys(r.environment.get("mlflow_run") for r in (first, result))
+    if config.tracking.enabled:
+        from optexp import tracking
+
+        for run_id in filter(None, runs):
+            try:
+                tracking.reopen(config.tracking, run_id).correct(first, result, job)
+            except tracking.TrackingError as error:
+                print(f"optexp: what the sweep corrected is not in MLflow: {error}", file=sys.stderr)
 
 
 def record(results: Sequence[Result], folder: Path) -> None:
@@ -161,7 +192,7 @@ def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
-def _finish(status: str, folder: Path | None = None, note: str = "") -> None:
+def _finish(status: str, folder: Path | None = None, tags: Mapping[str, str] | None = None) -> None:
     global _parent
     run, _parent = _parent, None
     os.environ.pop(PARENT, None)
@@ -172,8 +203,8 @@ def _finish(status: str, folder: Path | None = None, note: str = "") -> None:
     try:
         if folder is not None:
             run.log_files(folder)
-        if note:
-            run.log_batch(tags={"mlflow.note.content": note[: tracking.TAG_LIMIT]})
+        if tags:
+            run.log_batch(tags={name: value[: tracking.TAG_LIMIT] for name, value in tags.items()})
     except tracking.TrackingError as error:
         print(f"optexp: the ranking is not in MLflow: {error}", file=sys.stderr)
     finally:

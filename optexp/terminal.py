@@ -17,7 +17,7 @@ from rich.text import Text
 
 from optexp import summary
 from optexp.result import Result, Verdict
-from optexp.wording import duration, ratio
+from optexp.wording import at_least, duration, ratio
 
 if TYPE_CHECKING:
     from optexp.tracking import Run
@@ -237,7 +237,7 @@ def sweep_table(results: Sequence[Result]) -> Table:
         measured = speedup is not None or result.verdict is Verdict.PROFILED
         cells: list[Text | str] = [
             Text(result.verdict, style=colour(result.verdict)),
-            ratio(speedup.low) if speedup else "",
+            f"{at_least(speedup.low)}×" if speedup else "",
             ratio(speedup.estimate) if speedup else "",
             summary.microseconds(arm.step_us) if measured and arm.step_us else "",
             summary.mebibytes(arm.peak_mib) if measured and arm.peak_mib else "",

@@ -12,13 +12,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from optexp.kernel import launch, multiprocessors
+from optexp.kernel import ceil_div, launch, multiprocessors, power_of_two
 
 
 @triton.jit
 def wide(x):
     """In the precision that kernels compute in: float32, or float64 where that was given."""
     return x if x.dtype == tl.float64 else x.to(tl.float32)
+
+
+@triton.jit
+def exp(x):
+    """tl.exp in half the instructions: what is too small for a normal number becomes zero."""
+    return tl.exp2(x * 1.4426950408889634)
 
 
 @triton.jit
@@ -64,7 +70,7 @@ def over_tiles(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any)
     """Write `result`, each tile by a program of its own."""
     rows, columns = matrix(result)
     shape = _tile_shape(columns, result.element_size())
-    programs = triton.cdiv(rows, shape["ROWS"]) * triton.cdiv(columns, shape["BLOCK"])
+    programs = ceil_div(rows, shape["ROWS"]) * ceil_div(columns, shape["BLOCK"])
     launch(kernel, programs, *operands, result, rows, columns, **constants, **shape)
     return result
 
@@ -76,8 +82,8 @@ def over_columns(kernel: Any, result: Tensor, *operands: Tensor | None, **consta
     """
     rows, columns = matrix(result)
     shape = _tile_shape(columns, result.element_size())
-    across = triton.cdiv(columns, shape["BLOCK"])
-    groups = max(1, min(8 * multiprocessors(result.device) // max(across, 1), triton.cdiv(rows, shape["ROWS"])))
+    across = ceil_div(columns, shape["BLOCK"])
+    groups = max(1, min(8 * multiprocessors(result.device) // max(across, 1), ceil_div(rows, shape["ROWS"])))
     widest = max((operand.dtype for operand in operands if operand is not None), key=lambda dtype: dtype.itemsize)
     sums = result.new_empty((groups, columns), dtype=torch.promote_types(widest, torch.float32))
     launch(kernel, groups * across, *operands, result, sums, rows, columns, **constants, **shape)
@@ -86,5 +92,5 @@ def over_columns(kernel: Any, result: Tensor, *operands: Tensor | None, **consta
 
 def _tile_shape(columns: int, element_size: int) -> dict[str, int]:
     """A tile of 8 KiB: two to four 16-byte accesses for each thread of four warps."""
-    block = max(16, min(triton.next_power_of_2(columns), 1024))
+    block = max(16, min(power_of_two(columns), 1024))
     return {"ROWS": 8192 // element_size // block, "BLOCK": block}

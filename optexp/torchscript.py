@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 FUSED = ("prim::TensorExprGroup", "prim::TensorExprDynamicGroup", "prim::FusionGroup", "prim::CudaFusionGroup")
 CALLS_TO_SETTLE = 3  # two that are profiled, one that is optimized
@@ -50,9 +52,19 @@ class Scripted:
         return self.traced(*values)
 
     def trace(self, values: tuple[Any, ...], names: Sequence[str]) -> Any:
-        traced = torch.jit.trace(Called(self.model, self.call, names), values, check_trace=False)
+        with GradientsStayOn() if self.trains else nullcontext():
+            traced = torch.jit.trace(Called(self.model, self.call, names), values, check_trace=False)
         frozen = not self.trains and not any(module.training for module in self.model.modules())
         return torch.jit.freeze(traced) if frozen else traced  # type: ignore[no-untyped-call]
+
+
+class GradientsStayOn(TorchFunctionMode):
+    """A trace leaves out that a model switches them off: what it makes would have gradients where there were none."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not torch.is_grad_enabled():
+            raise RuntimeError("its forward switches gradients off for a while, which a trace would leave out")
+        return func(*args, **(kwargs or {}))
 
 
 def fused_groups() -> int:

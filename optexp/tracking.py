@@ -6,9 +6,11 @@ Names of params, metrics, tags and artifacts are fixed: people and dashboards de
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,10 +27,24 @@ if TYPE_CHECKING:
 
 VALUE_LIMIT = 6000  # characters of a param that MLflow keeps
 TAG_LIMIT = 8000
+NAME_LIMIT = 250
+BATCH_LIMIT = 100  # params in one request
 ARTIFACTS = (
     "result.json", "report.html", "config.yaml", "environment.json", "samples.parquet", "repro.py", "repro.pkl",
     "sweep.json", "study.md", "traces/*.json.gz", "plots/*.png", "compile/**/*",
 )  # fmt: skip
+COLUMNS = (  # of the list of runs, in this order
+    "tags.`optexp.verdict`", "metrics.`speedup/low`", "metrics.`speedup/estimate`", "metrics.`time/baseline_us`",
+    "metrics.`time/candidate_us`", "metrics.`memory/candidate_peak_mib`", "tags.`optexp.device`",
+)  # fmt: skip
+VIEW = "optexp"  # MLflow's name for the list with these columns
+EXPERIMENT_TAGS = {
+    "mlflow.experimentKind": "custom_model_development",
+    f"mlflow.sharedViewState.{VIEW}": json.dumps(
+        {"selectedColumns": COLUMNS, "columnOrder": COLUMNS, "columnWidths": dict.fromkeys(COLUMNS, 130)}
+    ),
+}
+KIND = "workflowType=machine_learning"  # in an address; without it the page is about language models
 DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -67,6 +83,12 @@ class Run:
         self.log_batch(metrics(result), params(result), tags(result))
         self.log_files(folder)
 
+    def correct(self, first: Result, result: Result, folder: Path) -> None:
+        """What came of `first` in the end; a figure that is no longer shown becomes NaN: none can be deleted."""
+        found = metrics(result)
+        self.log_batch(dict.fromkeys(metrics(first), math.nan) | found, tags=tags(result))
+        self.log_files(folder)
+
     def log_batch(
         self,
         metrics: Mapping[str, float] | None = None,
@@ -78,12 +100,15 @@ class Run:
             from mlflow.entities import Metric, Param, RunTag
 
             now = int(time.time() * 1000)
+            entries = [Param(name, value) for name, value in (params or {}).items()]
             self.client.log_batch(
                 self.run_id,
                 metrics=[Metric(name, value, now, 0) for name, value in (metrics or {}).items()],
-                params=[Param(name, value) for name, value in (params or {}).items()],
+                params=entries[:BATCH_LIMIT],
                 tags=[RunTag(name, value) for name, value in (tags or {}).items()],
             )
+            for begin in range(BATCH_LIMIT, len(entries), BATCH_LIMIT):
+                self.client.log_batch(self.run_id, params=entries[begin : begin + BATCH_LIMIT])
 
     def log_files(self, folder: Path) -> None:
         """The files of `ARTIFACTS` that exist in `folder`, under the same relative paths."""
@@ -100,12 +125,13 @@ class Run:
 
     @property
     def where(self) -> str:
-        """How to look at it: an address on a server, else the command that shows a local store."""
+        """How to look at it: an address on a server, else the command that shows a local store, then its page."""
         if self.uri.startswith("http"):
-            return f"{_without_password(self.uri)}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+            return f"{_without_password(self.uri)}/#/experiments/{self.experiment_id}/runs/{self.run_id}?{KIND}"
+        page = f"http://127.0.0.1:5000/#/experiments/{self.experiment_id}/runs?{KIND}&viewStateShareKey={VIEW}"
         here = f"sqlite:///{Path.cwd()}/"
         uri = "sqlite:///" + self.uri.removeprefix(here) if self.uri.startswith(here) else self.uri
-        return f"mlflow ui --backend-store-uri {_without_password(uri)}"
+        return f"mlflow ui --backend-store-uri {_without_password(uri)}\n{page}"
 
 
 def start(config: Node, name: str, parent_run_id: str | None = None, tags: Mapping[str, str] | None = None) -> Run:
@@ -126,6 +152,16 @@ def start(config: Node, name: str, parent_run_id: str | None = None, tags: Mappi
         return Run(client, uri, experiment, run.info.run_id)
 
 
+def reopen(config: Node, run_id: str) -> Run:
+    """A run that has ended."""
+    uri = store_uri(config.uri)
+    with _failures_named(uri):
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(tracking_uri=uri)
+        return Run(client, uri, client.get_run(run_id).info.experiment_id, run_id)
+
+
 def store_uri(configured: str | None) -> str:
     """The configured store, else MLFLOW_TRACKING_URI, else an SQLite file in the working folder."""
     return configured or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
@@ -136,11 +172,14 @@ def _experiment(client: MlflowClient, name: str, uri: str) -> str:
     if found is not None:
         if found.lifecycle_stage != "active":
             raise TrackingError(f"the MLflow experiment {name!r} was deleted: restore it or set tracking.experiment=")
+        for tag in EXPERIMENT_TAGS.keys() - found.tags.keys():  # somebody else made it
+            client.set_experiment_tag(found.experiment_id, tag, EXPERIMENT_TAGS[tag])
         return str(found.experiment_id)
     file = _sqlite_file(uri)
+    # A server decides where its files go; those of an SQLite store go beside it.
+    place = (file.parent / "mlartifacts").as_uri() if file else None
     try:
-        # A server decides where its files go; those of an SQLite store go beside it.
-        return str(client.create_experiment(name, (file.parent / "mlartifacts").as_uri() if file else None))
+        return str(client.create_experiment(name, place, EXPERIMENT_TAGS))
     except Exception:
         found = client.get_experiment_by_name(name)  # another process was faster
         if found is None:
@@ -202,7 +241,12 @@ def params(result: Result) -> dict[str, str]:
     flat = summary.flatten(result.config)
     flat = {key: value for key, value in flat.items() if not key.endswith("_target_")}
     flat |= {"workload": result.workload, "strategy": result.label, "device": result.device, "seed": result.seed}
-    return {key: _as_typed(value)[:VALUE_LIMIT] for key, value in flat.items()}
+    return {_as_name(key): _as_typed(value)[:VALUE_LIMIT] for key, value in flat.items()}
+
+
+def _as_name(key: str) -> str:
+    """What MLflow accepts; a key of a user's own mapping may be anything, as in strategy.replace.names.*.weight."""
+    return re.sub(r"[^\w.\-:/ ]", "_", key)[:NAME_LIMIT]
 
 
 def _as_typed(value: Any) -> str:

@@ -30,7 +30,7 @@ def fastest(what: str, key: Key, candidates: Sequence[T], run: Callable[[T], obj
     """
     if device.type != "cuda" or len(candidates) == 1:
         return candidates[0]
-    known = (what, device.index, *key)
+    known = (what, device.index, *key, *candidates)  # of another layout there may be fewer ways
     choice = _chosen.get(known)
     if choice is not None:
         return choice  # type: ignore[return-value]

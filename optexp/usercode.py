@@ -65,12 +65,25 @@ class Maker:
     def __call__(self) -> nn.Module:
         if not self.makes:
             return Function(partial(self.given, *self.args, **self.kwargs) if self.args or self.kwargs else self.given)
+        self.check_arguments()
         made = self.given(*self.args, **self.kwargs)
         if not callable(made):
             raise ConfigError(
                 f"{self.key}, called without inputs, returned {kind(made)}: a factory must return an nn.Module"
             )
         return made if isinstance(made, nn.Module) else Function(made)
+
+    def check_arguments(self) -> None:
+        """A mistake in what it is called with is told without a traceback, in which nothing would be the user's."""
+        try:
+            signature = inspect.signature(self.given)
+        except (TypeError, ValueError):  # no Python function: it will say so itself
+            return
+        try:
+            signature.bind(*self.args, **self.kwargs)
+        except TypeError as error:
+            takes = signature.replace(return_annotation=inspect.Signature.empty)
+            raise ConfigError(f"{self.key} takes {takes}, and is given something else: {error}") from None
 
 
 class Copies(Maker):
@@ -159,6 +172,21 @@ def own_loss(output: Any, batch: Batch) -> Tensor:
         return own
     means = [t.float().square().mean() for t in flatten(output).values() if t.is_floating_point()]
     return torch.stack(means).sum()
+
+
+def scalar(loss: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Tensor]:
+    """The same loss, which says so where it is nothing that can be learned from."""
+
+    def checked(output: Any, batch: Batch) -> Tensor:
+        value = loss(output, batch)
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"the loss is {kind(value)}: it must be a tensor with one element (without .item())")
+        if value.numel() != 1:
+            shape = list(value.shape)
+            raise ConfigError(f"the loss has shape {shape}: it must be a tensor with one element, as .mean() gives it")
+        return value
+
+    return checked
 
 
 # --- batches -----------------------------------------------------------------------------------------------------

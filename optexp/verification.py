@@ -11,13 +11,18 @@ from optexp.equivalence.gates import TOLERANCES
 from optexp.equivalence.protocol import Plan, Verification, failure, verify, verify_randomness
 from optexp.equivalence.recheck import recheck
 from optexp.equivalence.state import undeclared
+from optexp.equivalence.watched import Watched
+from optexp.insight.trace import Trace
+from optexp.measurement.rounds import SIZES
 from optexp.processes import Failure
 from optexp.result import Verdict
 from optexp.session import Arm, Session, Stop
+from optexp.stopwatch import Stopwatch
 from optexp.strategy import Strategy, Unsupported, contract
 from optexp.workload import Workload
 
 NOVELTY = 1.5  # how many times longer fresh batches may take than those met before
+COPIED = 0.9  # of what the bare program copies to the device: whose traced steps may have met smaller batches
 
 
 @dataclass
@@ -35,6 +40,7 @@ class Referee:
     def __post_init__(self) -> None:
         self.promise = contract(self.stack)
         self.found = Verification(str(self.promise))
+        self.watch = Stopwatch()
         self.changed: Mapping[str, str] = {}
         self.reference: Arm | None = None
         self.yardstick: Arm | None = None
@@ -61,12 +67,13 @@ class Referee:
         session, tell = self.session, self.session.progress.update
         checked = self.without_dropout() if self.random else arms
         with session.working("verification", "comparing with fp64 on fresh inputs"):
-            found = verify(arms["reference"], checked["yardstick"], checked[self.name], self.plan(), self.promise, tell)
+            reference = self.watched(arms["reference"])
+            yardstick, candidate = self.watched(checked["yardstick"]), self.watched(checked[self.name])
+            found = verify(reference, yardstick, candidate, self.plan(), self.promise, tell)
             if self.random and found.ok:
                 tell("comparing distributions at the real dropout")
-                unit = TOLERANCES[self.promise.dtype or session.experiment.dtype].unit
-                seed = self.plan().seeds[0]
-                verify_randomness(found, arms["reference"], arms["yardstick"], arms[self.name], seed, unit)
+                yardstick, candidate = self.watched(arms["yardstick"]), self.watched(arms[self.name])
+                verify_randomness(found, reference, yardstick, candidate, self.plan().seeds[0], self.unit)
         for arm in checked.values() if self.random else ():
             arm.close()
         if found.ok and session.protocol.thorough:
@@ -76,8 +83,22 @@ class Referee:
         history = arms[self.name].call("settings"), bare.call("settings")
         self.changed, found.state = undeclared(*history, ()), dict(undeclared(*history, declared))
         found.notes += [f"the {self.name} changes {name}: {change}" for name, change in found.state.items()]
+        found.seconds = self.seconds
         self.found = found
         return found
+
+    def watched(self, arm: Arm) -> Watched:
+        """The same arm; where its time goes is known afterwards."""
+        return Watched(arm, self.watch)
+
+    @property
+    def unit(self) -> float:
+        """u of the arithmetic that was promised."""
+        return TOLERANCES[self.promise.dtype or self.session.experiment.dtype].unit
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return {part: round(seconds, 3) for part, seconds in self.watch.seconds.items()}
 
     def distrust(self, candidate: Arm) -> str | None:
         """Why nothing that its process measures can be believed."""
@@ -87,6 +108,20 @@ class Referee:
             changed = ", ".join(self.changed)
             return f"the {self.name} changes {changed} for the baseline too, in the same process: use isolation=process"
         return None
+
+    def uncopied(self, bare: Trace, stacked: Trace, batch_bytes: float) -> str | None:
+        """Feeds are filled while nobody times: where the bare program's steps copy their batch, so must these.
+
+        Numbers may travel in the dtype that was promised.
+        """
+        theirs, ours, given = to_device(bare), to_device(stacked), self.session.experiment.dtype
+        narrower = min(1.0, SIZES.get(self.promise.dtype or given, 4) / SIZES[given])
+        if theirs < COPIED * batch_bytes or ours >= COPIED * narrower * theirs:
+            return None
+        return (
+            f"the {self.name} copies {ours / 2**20:.3g} MiB to the device in a step, the bare program"
+            f" {theirs / 2**20:.3g}: batches that are brought there while nothing is timed make no step faster"
+        )
 
     def plan(self) -> Plan:
         """What is checked at the workload's own sizes; families of inputs only where there are no smaller ones."""
@@ -129,10 +164,12 @@ class Referee:
             arms = session.start({f"{name} at odd sizes": spec for name, spec in self.specs(workload).items()})
             yardstick, candidate, reference = arms.values()
             try:
-                for arm in arms.values():
-                    arm.wait()
+                with self.watch.phase("setup"):
+                    for arm in arms.values():
+                        arm.wait()
                 plan = Plan(self.plan().seeds[:1], families=self.families(), overwrites=self.overwrites, power=False)
-                there = verify(reference, yardstick, candidate, plan, self.promise)
+                judge, judged = self.watched(reference), self.watched(candidate)
+                there = verify(judge, self.watched(yardstick), judged, plan, self.promise)
             except (Unsupported, Failure) as reason:
                 if isinstance(reason, Failure) and candidate.name != reason.worker and reason.type != "NoReference":
                     raise
@@ -175,21 +212,23 @@ class Referee:
         assert self.reference is not None
         if reason := self.distrust(candidate) or self.only_seen_before(arms):
             raise Stop(Verdict.INVALID, reason)
-        if self.random:
-            found.recheck = {"note": "steps draw random numbers: no timed step can be repeated by another arm"}
-            session.result.equivalence = found.to_dict()
-            return
         with session.working("verification", "once more, after timing"):
             specs = self.specs(seed_offset=seed_offset)
-            self.reference.call("setup", packed=specs["reference"].pack())
-            yardstick = self.yardstick or arms["baseline"]
+            reference, yardstick = self.watched(self.reference), self.watched(self.yardstick or arms["baseline"])
+            judged = self.watched(candidate)
+            reference.call("setup", packed=specs["reference"].pack())
             if self.yardstick is not None:
-                self.yardstick.call("setup", packed=specs["yardstick"].pack())
-            plan = self.plan()
-            once = replace(plan, seeds=[plan.seeds[-1] + 1], families=(), power=False, follow=False)
-            fresh = verify(self.reference, yardstick, candidate, once, self.promise)
+                yardstick.call("setup", packed=specs["yardstick"].pack())
+            plan, fresh = self.plan(), Verification(str(self.promise))
+            seed = plan.seeds[-1] + 1
+            if self.random:
+                verify_randomness(fresh, reference, yardstick, judged, seed, self.unit)
+            else:
+                once = replace(plan, seeds=[seed], families=(), power=False, follow=False)
+                fresh = verify(reference, yardstick, judged, once, self.promise)
             trains = session.workload.mode == "train"
-            messages, facts = recheck(self.reference, yardstick, candidate, trains) if fresh.ok else ([], {})
+            messages, facts = recheck(reference, yardstick, judged, trains, self.random) if fresh.ok else ([], {})
+        found.seconds = self.seconds
         found.recheck = {"process": seed_offset + 1, "fresh inputs": fresh.ok, **facts}
         if failed := [message for message in messages if not message["ok"]]:
             where = {"seed": session.experiment.seed + seed_offset, "step": facts["steps"], "family": NORMAL}
@@ -209,3 +248,8 @@ class Referee:
             if ours is None or theirs is None or ours < NOVELTY * max(theirs, 1.0):
                 return None
         return f"the {self.name} takes {ours:.3g} times as long on inputs that it has not seen: it remembers results"
+
+
+def to_device(trace: Trace) -> float:
+    """Bytes that a step copies there."""
+    return sum(copy.bytes for copy in trace.copies if copy.kind == "HtoD") / len(trace.steps)

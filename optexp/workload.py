@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -75,6 +77,11 @@ class Workload(ABC):
     def flops(self) -> float | None:
         """Multiplications and additions of a step that no other way to compute it can save, where that is known."""
         return None
+
+    def code(self) -> list[bytes]:
+        """What it is written in, as far as that is known without importing a user's file: other code is other work."""
+        files = (getattr(sys.modules[cls.__module__], "__file__", None) for cls in type(self).__mro__)
+        return [Path(file).read_bytes() for file in dict.fromkeys(files) if file]
 
     def notes(self) -> list[str]:
         """What the user should know about how the program came to be; asked after `build`."""

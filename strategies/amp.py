@@ -14,11 +14,12 @@ from torch.utils._pytree import tree_leaves
 
 from optexp.config import one_of
 from optexp.program import Program, preserved, to_device
-from optexp.strategy import Contract, Counters, Evidence, Notes, Stage, Strategy, precision
+from optexp.strategy import Contract, Counters, Evidence, Notes, Stage, Strategy, precision, refusing
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
 
+FAILED, ADVICE = "model and loss do not run under autocast", "cast what fails to float32 there, or leave amp out"
 MATRIX_OPS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution")
 
 
@@ -46,15 +47,19 @@ class Amp(Strategy):
 
     def apply(self, program: Program) -> tuple[Program, Notes]:
         device, dtype = program.device, getattr(torch, self.dtype)
+        learns = program.loss is not None or program.optimizer is not None
         optimized = replace(
             program,
             forward=under_autocast(program.call, device, dtype),
             loss=program.loss and under_autocast(program.loss, device, dtype),
-            scaler=grad_scaler(device) if program.loss and dtype is torch.float16 else program.scaler,
+            scaler=grad_scaler(device) if learns and dtype is torch.float16 else program.scaler,
         )
-        # A probe, because no trace shows the operations inside a compiled region or a graph.
-        with preserved(program), torch.no_grad(), OperationsIn(dtype) as probe:
-            optimized.predict(to_device(program.feed.next(), device))
+        batch = to_device(program.feed.next(), device)
+        with refusing(FAILED, ADVICE), preserved(program), torch.set_grad_enabled(program.trains):
+            with OperationsIn(dtype) as probe:  # because no trace shows those inside a compiled region or a graph
+                output = optimized.predict(batch)
+            if optimized.loss is not None:
+                optimized.loss(output, batch)
         return optimized, {"operations": dict(probe.seen), "loss_scaling": optimized.scaler is not None}
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -35,7 +35,7 @@ class ChannelsLast(Strategy):
 
     def apply(self, program: Program) -> tuple[Program, Notes]:
         before = layouts(program)
-        program.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        lay_out(program.model)
         if program.optimizer is not None:
             for state in program.optimizer.state.values():
                 state.update({name: last(value) for name, value in state.items()})
@@ -57,7 +57,7 @@ class ChannelsLast(Strategy):
         return Evidence(True, text + (f", {turned[0]:g} transposes a step became {turned[1]:g}" if any(turned) else ""))
 
     def recipe(self, notes: Notes) -> str:
-        lines = "model.to(memory_format=torch.channels_last)\nforward = with_images_last(forward)\n"
+        lines = "lay_out(model)\nforward = with_images_last(forward)\n"
         if notes["resident"]:
             lines += "batches = itertools.cycle([tuple(map(last, batch)) for batch in itertools.islice(batches, 4)])\n"
         return "import itertools\n\n" + lines
@@ -68,6 +68,13 @@ def last(value: Any) -> Any:
     if isinstance(value, Tensor) and value.dim() == 4:
         return value.contiguous(memory_format=torch.channels_last)
     return value
+
+
+def lay_out(model: nn.Module) -> None:
+    """As `model.to(memory_format=torch.channels_last)`, which fails where there are weights of five dimensions too."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.to(memory_format=torch.channels_last)
 
 
 def with_images_last(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,7 +99,7 @@ class ImagesLast(ResidentFeed):
 
 def layouts(program: Program, optimized: Program | None = None) -> dict[str, int]:
     """How many convolutions of a forward pass return which layout; the program's state stays what it was."""
-    with preserved(program), torch.no_grad(), Convolutions() as seen:
+    with preserved(program), torch.set_grad_enabled(program.trains), Convolutions() as seen:
         (optimized or program).predict(to_device(program.feed.next(), program.device))
     return {layout: seen.layouts[layout] for layout in ("last", "first", "either")}
 

@@ -10,10 +10,12 @@ from torch.optim import SGD, Optimizer
 
 from optexp import toolchain
 from optexp.program import Program
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, grouped
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
+
+MARK = "Optimizer.step#"  # of a range in a trace
 
 
 @dataclass
@@ -44,13 +46,16 @@ class CompiledOptimizer(Strategy):
         return program, {"optimizer": type(program.optimizer).__name__}
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
-        graphs, operations = (int(counters.get(f"compiled_optimizer/{name}", 0)) for name in ("graphs", "operations"))
-        if not graphs:
-            return Evidence(False, f"torch.compile made no graph of {notes['optimizer']}.step: it ran eagerly")
-        if not after.compiled_calls() and not after.calls("cudaGraphLaunch"):
-            return Evidence(False, f"{notes['optimizer']}.step was compiled, but the profiled steps ran it eagerly")
-        times = "once" if graphs == 1 else f"{graphs} times"
-        return Evidence(True, f"{notes['optimizer']}.step compiled {times}, {operations / graphs:.0f} operations each")
+        ours, step = grouped(counters, "claimed"), f"{notes['optimizer']}.step"
+        if not ours:
+            return Evidence(False, f"torch.compile made no graph of {step}: it ran eagerly")
+        # Inside a captured step nothing calls the optimizer; outside, torch marks each call of it.
+        captured = after.calls("cudaGraphLaunch") and not any(s.name.startswith(MARK) for s in after.annotations)
+        if not captured and not ours.keys() & after.compiled_calls().keys():
+            return Evidence(False, f"{step} was compiled, but the profiled steps ran it eagerly")
+        graphs, operations = sum(ours.values()), counters["compiled_optimizer/operations"]
+        times = "once" if graphs == 1 else f"{graphs:g} times"
+        return Evidence(True, f"{step} compiled {times}, {operations / graphs:.0f} operations each")
 
     def recipe(self, notes: Notes) -> str:
         return "onto_device(optimizer, device)\noptimizer.step = torch.compile(optimizer.step)"
@@ -68,11 +73,11 @@ def onto_device(optimizer: Optimizer, device: torch.device) -> None:
 
 
 def counted(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-    """Inductor, which is told from other compiled code by these counters."""
+    """Inductor; what it compiles here is claimed, so that it is told from other compiled code."""
     from torch._dynamo.utils import counters
+    from torch._guards import CompileContext
     from torch._inductor.compile_fx import compile_fx
 
-    ours = counters["compiled_optimizer"]
-    ours["graphs"] += 1
-    ours["operations"] += sum(node.op.startswith("call") for node in graph.graph.nodes)
+    counters["claimed"][str(CompileContext.current_compile_id())] += 1
+    counters["compiled_optimizer"]["operations"] += sum(node.op.startswith("call") for node in graph.graph.nodes)
     return compile_fx(graph, inputs)

@@ -18,6 +18,8 @@ from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsuppor
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
 
+FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # in a kernel that can be captured
+
 SMALLER = {  # where a step cannot be captured
     "step": "take it out of the step, leave it outside (strategy.cuda_graph.scope=forward_backward, or model)",
     "forward_backward": "take it out of the step, or leave it outside (strategy.cuda_graph.scope=model)",
@@ -38,6 +40,15 @@ class CudaGraph(Strategy):
 
     scope: str = one_of("step", "forward_backward", "model")
     warmup: int = 3
+
+    def __post_init__(self) -> None:
+        if self.warmup < 1:
+            raise ValueError(f"warmup={self.warmup} must be at least 1")
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """A model's graphs are recorded outside the step, whatever the step puts around the model."""
+        return frozenset({"model_graph"} if self.scope == "model" else ())
 
     @property
     def overwrites(self) -> bool:
@@ -67,10 +78,11 @@ class CudaGraph(Strategy):
             return None
         name, keys = type(program.optimizer).__name__, program.optimizer.defaults
         outside = "or leave the optimizer outside with strategy.cuda_graph.scope=forward_backward"
-        if program.scaler is not None and "fused" not in keys:
+        fused = isinstance(program.optimizer, FUSED)
+        if program.scaler is not None and not fused:
             needs = f"a captured GradScaler needs a fused optimizer, which {name} has not"
             return f"{needs}: use Adam, AdamW or SGD, {outside}"
-        if "capturable" not in keys and "fused" not in keys:
+        if "capturable" not in keys and not fused:
             return f"{name} keeps its step on the CPU, where a graph cannot follow: use Adam, AdamW or SGD, {outside}"
         if any(p.dtype is torch.float64 for p in program.model.parameters()):
             return f"captured optimizers hold learning rate and step count in float32: use dtype=float32, {outside}"

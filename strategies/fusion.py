@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from optexp import toolchain
+from optexp.carrying import carried
 from optexp.config import one_of
 from optexp.program import Batch, Outputs, Program, Step, preserved, to_device
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported, first_line, grouped, refusing
 from optexp.torchscript import CALLS_TO_SETTLE, Scripted, fused_groups
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class Fusion(Strategy):
               kernels, cuda: ours, in Triton or in CUDA C++, in the place of the patterns they implement; the rest
               runs as it did
     mode:     of inductor
+    fullgraph, dynamic:  as torch.compile has them: no graph break is allowed; one graph for all shapes
     """
 
     stage = Stage.COMPILE
@@ -73,16 +76,22 @@ class Fusion(Strategy):
         if self.backend == "torchscript":
             return script(program)
         captures = self.mode in CAPTURING and program.device.type == "cuda"
+        notes: Notes = {"captures": captures}
+        how: dict[str, Any] = {"mode": self.mode}
+        if self.ours:
+            how, known = put_in(self.backend)
+            notes |= known
         optimized = replace(
             program,
-            forward=self.compile(program.call),
-            loss=program.loss and self.compile(program.loss),
+            forward=self.compile(program.call, how),
+            loss=program.loss and self.compile(program.loss, how),
             step=marked(program.step) if captures else program.step,
         )
-        return optimized, {"captures": captures, **(implemented(self.backend) if self.ours else {})}
+        if self.fullgraph:
+            require_whole(optimized)
+        return optimized, notes
 
-    def compile(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        how = {"backend": put_in(self.backend)} if self.ours else {"mode": self.mode}
+    def compile(self, call: Callable[..., Any], how: Mapping[str, Any]) -> Callable[..., Any]:
         options: dict[str, Any] = {"fullgraph": self.fullgraph, "dynamic": self.dynamic, **how}
         compiled: Callable[..., Any] = torch.compile(call, **options)
         return compiled
@@ -90,18 +99,20 @@ class Fusion(Strategy):
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
         if self.backend == "torchscript":
             return scripted_evidence(before, after, notes)
-        count = int(counters.get("stats/unique_graphs", 0))
+        others = grouped(counters, "claimed")
+        count = int(counters.get("stats/unique_graphs", 0) - sum(others.values()))
         graphs = f"{count} graph{'' if count == 1 else 's'}"
-        breaks = {name: n for name, n in counters.items() if name.startswith("graph_break/")}
-        broken = f", {int(sum(breaks.values()))} graph breaks ({_first_line(min(breaks))})" if breaks else ""
+        broken = graph_breaks(counters)
         if not count:
             return Evidence(False, f"torch.compile made no graph{broken}: the step ran eagerly")
-        fused = after.compiled_calls()
+        fused = sum(times for region, times in after.compiled_calls().items() if region not in others)
         replays = after.calls("cudaGraphLaunch")
         if not fused and not replays:
             return Evidence(False, f"{graphs} compiled{broken}, but the profiled step ran none of them")
-        if notes["captures"] and not replays:
-            return Evidence(False, f"{graphs} compiled{broken}, but none was replayed as a CUDA Graph")
+        if notes["captures"]:
+            broken += f", {skips:g} not captured" if (skips := counters.get("inductor/cudagraph_skips", 0)) else ""
+            if not replays:
+                return Evidence(False, f"{graphs} compiled{broken}, but none was replayed as a CUDA Graph")
         # Inside a captured step, no call of compiled code is visible.
         ran = f"{replays:g} CUDA Graph launches a step" if replays else f"{fused / len(after.steps):g} calls a step"
         text = f"{graphs} compiled{broken}, {ran}"
@@ -109,13 +120,40 @@ class Fusion(Strategy):
 
     def recipe(self, notes: Notes) -> str:
         if self.ours:
-            return ""  # the kernels themselves are what one would have to take along
+            return self.taken_along(list(notes["replaced"]) or notes["patterns"])
         if self.backend == "torchscript":
             return f"forward = Scripted(model, forward, trains={notes['trains']})\n"
         options = f"mode={self.mode!r}, fullgraph={self.fullgraph}, dynamic={self.dynamic}"
         lines = f"forward = torch.compile(forward, {options})\n"
         lines += f"loss_fn = loss_fn and torch.compile(loss_fn, {options})\n"
         return lines + (MARKED if notes["captures"] else "")
+
+    def taken_along(self, names: list[str]) -> str:
+        """The kernels that were put in, and what puts them in, as they stand in optexp."""
+        from optexp.extension import sources
+
+        cuda = self.backend == "cuda"
+        beside = dict.fromkeys(file for name in names for file in sources(name)) if cuda else ()
+        return carried([*(f"kernels.{name}" for name in names), "rewriting"], beside) + TAKEN.format(
+            names=names,
+            choice="replace(kernel, function=kernel.cuda)" if cuda else "kernel",
+            options=f"fullgraph={self.fullgraph}, dynamic={self.dynamic}",
+        )
+
+
+TAKEN = """
+import importlib
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+kernels = [importlib.import_module(f"carried.kernels.{{name}}").KERNEL for name in {names}]
+rewriting = importlib.import_module("carried.rewriting")
+put_in = rewriting.backend(rewriting.Rewriter([{choice} for kernel in kernels]))
+forward = torch.compile(forward, backend=put_in, {options})
+loss_fn = loss_fn and torch.compile(loss_fn, backend=put_in, {options})
+"""
 
 
 # --- inductor ----------------------------------------------------------------------------------------------------
@@ -139,8 +177,29 @@ def marked(step: Step) -> Step:
     return announced
 
 
-def _first_line(counter: str) -> str:
-    return counter.removeprefix("graph_break/").strip().splitlines()[0]
+def graph_breaks(counters: Counters) -> str:
+    """How many, where, and why the first."""
+    breaks, lines = (grouped(counters, name) for name in ("graph_break", "graph_break_at"))
+    if not breaks:
+        return ""
+    why = min(breaks).strip().splitlines()[0]
+    where = f" at {', '.join(sorted(lines)[:3])}" if lines else ""
+    return f", {sum(breaks.values()):g} graph breaks{where} ({why})"
+
+
+def require_whole(program: Program) -> None:
+    """Compile now, where a graph break is a reason and not yet an error."""
+    from torch._dynamo.exc import Unsupported as Break
+
+    try:
+        with preserved(program):
+            program.run()
+    except Break as error:
+        lines = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in error.real_stack[-1:]]
+        raise Unsupported(
+            f"one graph cannot hold the model and its loss ({' '.join([*lines, first_line(error)])}): take that out, or"
+            " allow graph breaks with strategy.fusion.fullgraph=false"
+        ) from error
 
 
 # --- our kernels; what needs Triton is imported where it is known to be there ------------------------------------
@@ -170,23 +229,21 @@ def chosen(backend: str) -> list[Kernel]:
     return [replace(k, function=k.cuda) for k in every if k.cuda] if backend == "cuda" else list(every)
 
 
-def put_in(backend: str) -> Callable[..., Any]:
-    """For torch.compile."""
+def put_in(backend: str) -> tuple[dict[str, Any], Notes]:
+    """How torch.compile puts them in; what they implement, the names by which a trace shows them, and, as soon as it is
+    known, what they replaced."""
     from optexp import rewriting
-
-    return rewriting.backend(rewriting.Rewriter(chosen(backend)))
-
-
-def implemented(backend: str) -> Notes:
-    """What the kernels implement, and the names by which a trace shows them."""
     from optexp.kernel import symbols
 
-    return {"patterns": [kernel.name for kernel in chosen(backend)], "kernels": sorted(symbols())}
+    rewriter = rewriting.Rewriter(chosen(backend))
+    patterns = [kernel.name for kernel in rewriter.kernels]
+    notes = {"patterns": patterns, "kernels": sorted(symbols()), "replaced": rewriter.replaced}
+    return {"backend": rewriting.backend(rewriter)}, notes
 
 
 def replacements(after: Trace, notes: Notes, counters: Counters, graphs: str) -> Evidence:
     """Which patterns our kernels took the place of, and that the step launched them."""
-    replaced, refused = (_group(counters, name) for name in ("replaced", "refused"))
+    replaced, refused = (grouped(counters, name) for name in ("replaced", "refused"))
     if not replaced:
         left = f"; left alone: {'; '.join(sorted(refused)[:5])}" if refused else ""
         known = ", ".join(notes["patterns"])
@@ -203,10 +260,6 @@ def replacements(after: Trace, notes: Notes, counters: Counters, graphs: str) ->
 CUDA_KERNEL = "optexp::"  # the namespace that ours are in
 
 
-def _group(counters: Counters, group: str) -> dict[str, float]:
-    return {name.partition("/")[2]: n for name, n in counters.items() if name.partition("/")[0] == group}
-
-
 # --- TorchScript -------------------------------------------------------------------------------------------------
 
 
@@ -220,17 +273,10 @@ def script(program: Program) -> tuple[Program, Notes]:
     """The model through TorchScript; it is called a few times here, since it optimizes what it has seen."""
     optimized = replace(program, forward=Scripted(program.model, program.call, program.trains))
     batch = to_device(program.feed.next(), program.device)
-    try:
-        with preserved(program), torch.set_grad_enabled(program.trains):
-            for _ in range(CALLS_TO_SETTLE):
-                optimized.predict(batch)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise Unsupported(
-            f"TorchScript cannot trace this model ({reason}): use strategy.fusion.backend=inductor"
-        ) from error
+    reason = refusing("TorchScript cannot trace this model", "use strategy.fusion.backend=inductor")
+    with reason, preserved(program), torch.set_grad_enabled(program.trains):
+        for _ in range(CALLS_TO_SETTLE):
+            optimized.predict(batch)
     return optimized, {"trains": program.trains, "groups": fused_groups()}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from optexp.program import Batch, Outputs, Program, Step, preserved
-from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
+from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy, refusing
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
@@ -26,7 +26,7 @@ class InferenceMode(Strategy):
 
     @property
     def excludes(self) -> frozenset[str]:
-        return frozenset({"optimizer"})  # which learns
+        return frozenset({"optimizer", "model_graph"})  # what learns, and what it would not reach
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if program.trains:
@@ -35,7 +35,7 @@ class InferenceMode(Strategy):
 
     def apply(self, program: Program) -> tuple[Program, Notes]:
         optimized = replace(program, step=inferring(program.step))
-        with preserved(program):
+        with refusing("the step does not run in inference mode", "leave it out"), preserved(program):
             outputs = optimized.run()
         marked = [name for name, tensor in outputs.items() if tensor.is_inference()]
         return optimized, {"outputs": len(outputs), "marked": len(marked)}

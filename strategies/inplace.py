@@ -16,7 +16,8 @@ from torch.fx.passes.shape_prop import ShapeProp
 
 from optexp.inlining import code_of
 from optexp.program import Program, to_device
-from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy, Unsupported
+from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy, Unsupported, refusing
+from optexp.tracing import Tracer
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
@@ -35,6 +36,8 @@ OTHER_PRODUCERS: set[Any] = {
     F.linear, F.conv1d, F.conv2d, F.conv3d, F.layer_norm,
     torch.matmul, operator.matmul, torch.mm, torch.bmm, torch.addmm,
 }  # fmt: skip
+
+UNTRACED = "inplace rewrites the model's graph, and torch.fx cannot trace this model"
 
 NAMES: dict[Any, str] = {
     **{getattr(torch, name): name for name in POINTWISE - {"gelu", "silu"}},
@@ -65,7 +68,8 @@ class Inplace(Strategy):
     def apply(self, program: Program) -> tuple[Program, Notes]:
         model = trace(program.model)
         batch = to_device(program.feed.next(), program.device)
-        infer_shapes(model, *program.arguments(batch))
+        with refusing("inplace cannot tell the shapes of all values", "leave it out"):
+            infer_shapes(model, *program.arguments(batch))
         rewritten, kept = Rewriter(model, program.trains).run()
         notes = {"rewritten": len(rewritten), "operations": dict(Counter(rewritten)), "kept": dict(Counter(kept))}
         notes["code"] = code_of(model)
@@ -87,14 +91,8 @@ class Inplace(Strategy):
 
 def trace(model: nn.Module) -> fx.GraphModule:
     """The model as a graph that shares its parameters and buffers, under the same names."""
-    try:
-        traced = fx.symbolic_trace(model)
-    except Exception as error:
-        message = str(error).strip().splitlines()
-        raise Unsupported(
-            "inplace rewrites the model's graph, and torch.fx cannot trace this model"
-            f" ({message[0] if message else type(error).__name__}): leave inplace out, or take branches on values out"
-        ) from error
+    with refusing(UNTRACED, "leave inplace out, or take that out of its forward"):
+        traced = fx.GraphModule(model, Tracer().trace(model))
     if dict(traced.named_parameters()).keys() != dict(model.named_parameters()).keys() or (
         dict(traced.named_buffers()).keys() != dict(model.named_buffers()).keys()
     ):
@@ -160,7 +158,8 @@ class Rewriter:
             arguments = (name, *arguments)
         with self.model.graph.inserting_before(node):
             named = options(node, self.model)
-            new = self.model.graph.create_node("call_function", function, arguments, named, name=f"{name}_")
+            kind = "call_method" if isinstance(function, str) else "call_function"
+            new = self.model.graph.create_node(kind, function, arguments, named, name=f"{name}_")
         new.meta = node.meta
         node.replace_all_uses_with(new)
         self.model.graph.erase_node(node)
@@ -182,15 +181,14 @@ def pointwise_name(node: fx.Node, model: fx.GraphModule) -> str | None:
     return None if name == "pow" and len(node.all_input_nodes) > 1 else name
 
 
-def in_place(name: str, tensors: bool) -> Callable[..., Tensor]:
-    """The in-place form of an operation; `unless_autocast` takes its name first."""
+def in_place(name: str, tensors: bool) -> Callable[..., Tensor] | str:
+    """The in-place form of an operation, or the name of the method; `unless_autocast` takes its name first."""
     if name in ("gelu", "silu"):
         overloads: Callable[..., Tensor] = getattr(torch.ops.aten, f"{name}_")
         return overloads
     if tensors or name in ("pow", "exp"):
         return unless_autocast
-    inplace: Callable[..., Tensor] = getattr(Tensor, f"{name}_")
-    return inplace
+    return f"{name}_"
 
 
 def unless_autocast(name: str, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:

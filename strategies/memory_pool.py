@@ -152,13 +152,18 @@ def in_pool(segment: Mapping[str, Any], pool: torch.cuda.MemPool) -> bool:
 def share_workspaces(model: nn.Module) -> dict[str, Any]:
     """One workspace, as large as the largest, for all modules that keep one and use it one after the other."""
     kept = [(m, w) for m in model.modules() if isinstance(w := vars(m).get("workspace"), Tensor)]
-    shared: dict[Any, Tensor] = {}
-    for _, workspace in kept:
-        kind = (workspace.dtype, workspace.device)
-        if kind not in shared or shared[kind].numel() < workspace.numel():
-            shared[kind] = workspace.view(-1)
-    for module, workspace in kept:
-        common = shared[workspace.dtype, workspace.device]
-        module.workspace = common[: workspace.numel()].view(workspace.shape)  # type: ignore[assignment]
-    nbytes = [sum(w.nbytes for _, w in kept), sum(w.nbytes for w in shared.values())]
+    largest: dict[Any, int] = {}
+    for _, w in kept:
+        largest[w.dtype, w.device] = max(extent(w), largest.get((w.dtype, w.device), 0))
+    shared = {(dtype, device): torch.empty(n, dtype=dtype, device=device) for (dtype, device), n in largest.items()}
+    for module, w in kept:
+        common = shared[w.dtype, w.device].as_strided(w.shape, w.stride())
+        module.workspace = common  # type: ignore[assignment]
+    nbytes = [sum(extent(w) * w.itemsize for _, w in kept), sum(w.nbytes for w in shared.values())]
     return {"modules": len(kept), "bytes": nbytes}
+
+
+def extent(tensor: Tensor) -> int:
+    """How many elements lie between its first and its last, gaps included."""
+    steps = (stride * (size - 1) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + sum(steps) if tensor.numel() else 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from optexp.feeds import nothing_copied, settings
 from optexp.program import Program
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 @dataclass
 class PinnedMemory(Strategy):
     """Batches in page-locked memory and copies that do not wait, for a feed (and a step) that can do both.
+
+    A DataLoader locks each batch's pages while it is timed; batches that lie in host memory are locked once, before.
 
     workers:  processes that make a DataLoader's batches; None leaves what it has
     """
@@ -44,6 +47,12 @@ class PinnedMemory(Strategy):
             )
         if self.workers is not None and "workers" not in settings(program.feed):
             return "workers make the batches of a DataLoader, and here there is none: leave workers out"
+        loader: Any = settings(program.feed).get("loader")
+        if self.workers and isinstance(loader.dataset, IterableDataset) and not loader.num_workers:
+            return (
+                "each worker would give all of an iterable data set: shard it by torch.utils.data.get_worker_info, and"
+                " give the loader itself num_workers; or leave workers out"
+            )
         return None
 
     def apply(self, program: Program) -> tuple[Program, Notes]:
@@ -75,7 +84,8 @@ class PinnedMemory(Strategy):
         text = f"{len(pinned) / steps:g} copies a step from pinned memory ({mib:.3g} MiB)"
         if left := len(copies) - len(pinned):
             text += f", {left / steps:g} from pageable"
-        return Evidence(True, f"{text}, {workers}" if workers else text)
+        text += f", {workers}" if workers else ""
+        return Evidence(True, text if notes["loader"] else f"{text}; they were pinned before the clock ran")
 
     def recipe(self, notes: Notes) -> str:
         if not notes["loader"]:

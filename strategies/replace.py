@@ -59,7 +59,7 @@ class Replace(Strategy):
         optimized = replace(program, model=new, forward=None, aliases=aliases)
         calls: list[None] = []
         hook = new.register_forward_hook(lambda *_: calls.append(None))
-        with preserved(optimized), torch.no_grad():
+        with preserved(optimized), torch.set_grad_enabled(program.trains):
             optimized.predict(to_device(program.feed.next(), program.device))
         hook.remove()
         made = {"args": args, "kwargs": kwargs, "function": isinstance(new, Function)}

@@ -14,7 +14,7 @@ from optexp.feeds import settings
 from optexp.insight.intervals import Union
 from optexp.lanes import Lanes, NoBranches, side_by_side
 from optexp.program import Batch, Program, flatten, forward, map_batch, preserved, tensors_of, to_device
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported, refusing
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
@@ -94,21 +94,15 @@ class Streams(Strategy):
     def branch(self, program: Program) -> Notes:
         """Put what runs side by side under the model, where whatever was wrapped around it finds it."""
         args, kwargs = program.arguments(to_device(program.feed.next(), program.device))
+        untraced = "branches are found in the model's graph, and torch.fx cannot trace this model"
+        advice = "call the towers from a forward without that, or try strategy.streams.mode=split"
         try:
-            with preserved(program):
+            with refusing(untraced, advice), preserved(program):
                 found = side_by_side(program.model, args, kwargs, self.streams or 4)
         except NoBranches as reason:
             raise Unsupported(
                 f"the model has no branches: {reason}; for inference, try strategy.streams.mode=split"
             ) from reason
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            message = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise Unsupported(
-                f"branches are found in the model's graph, and torch.fx cannot trace this model ({message}):"
-                " call the towers from a forward without branches on values, or try strategy.streams.mode=split"
-            ) from error
         forward: Any = found.__call__
         if "torch._dynamo" in sys.modules:  # compiled, each piece becomes a graph of its own, on its own lane
             forward = torch.compiler.disable(forward, recursive=False)
@@ -144,7 +138,8 @@ def require_rows(program: Program, batch: Batch) -> list[str]:
     count = rows(tensors_of(batch))
     if count is None:
         raise Unsupported("the batch's tensors have no first dimension in common, along which to take it apart")
-    with preserved(program), torch.no_grad():
+    failed = "the model does not take a part of a batch"
+    with refusing(failed, "write its forward for any number of rows"), preserved(program), torch.no_grad():
         few = map_batch(lambda tensor: tensor[: max(1, count // 8)].to(program.device), batch)
         results = flatten(program.predict(few))
     if rows(results) != rows(tensors_of(few)):

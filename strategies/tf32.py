@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from optexp.insight.trace import short_name
 from optexp.program import Program, preserved, to_device
@@ -13,6 +18,8 @@ from optexp.strategy import Contract, Counters, Evidence, Notes, Stage, Strategy
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
+
+NAMED = re.compile("tf32|s1688")  # the size of the tensor cores' tile in TF32
 
 
 @dataclass
@@ -50,39 +57,75 @@ class Tf32(Strategy):
         return None
 
     def apply(self, program: Program) -> tuple[Program, Notes]:
-        from torch.utils.flop_counter import FlopCounterMode  # imports triton
-
         before = flags()
         allow_tf32()
-        with preserved(program), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        with preserved(program), torch.set_grad_enabled(program.trains), Products(before) as probe:
             program.predict(to_device(program.feed.next(), program.device))
-        products = sorted(op.__name__ for op in counter.get_flop_counts().get("Global", {}))
-        return program, {"before": before, "after": flags(), "products": products}
+        notes = {"found": dict(probe.found), "lowered": dict(probe.lowered)}
+        return program, {"before": before, "after": flags(), **notes}
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
-        convolutions = [name for name in notes["products"] if "conv" in name]
-        changed = {name for name, value in notes["after"].items() if value != notes["before"][name]}
-        lowered = [n for n in notes["products"] if ("convolutions" if n in convolutions else "products") in changed]
-        default = " (convolutions were in TF32 already, as torch has it)" if set(convolutions) - set(lowered) else ""
+        changed = {flag for flag, value in notes["after"].items() if value != notes["before"][flag]}
+        found, lowered = ({n: c for n, c in notes[key].items() if kind(n) in changed} for key in ("found", "lowered"))
+        already = "convolutions" in {kind(name) for name in notes["found"]} - changed
+        left = " (convolutions were in TF32 already, as torch has it)" if already else ""
+        if not found:
+            return Evidence(False, f"no product in float32 was left to lower{left}")
         if not lowered:
-            return Evidence(False, f"no product in float32 was left to lower{default}")
-        new = {short_name(k.name) for k in after.kernels} - {short_name(k.name) for k in before.kernels}
-        if not new:
-            return Evidence(False, f"{', '.join(lowered)} may run in TF32, but the same kernels ran as before")
-        return Evidence(True, f"in TF32: {', '.join(lowered)}; new kernels: {', '.join(sorted(new)[:3])}{default}")
+            names = ", ".join(sorted(found))
+            return Evidence(False, f"{names} may run in TF32, but give the same bits as before{left}")
+        counts = ", ".join(f"{count} of {found[name]} {name}" for name, count in sorted(lowered.items()))
+        named = sorted({short_name(k.name) for k in after.kernels if NAMED.search(k.name)})
+        kernels = f"; kernels: {', '.join(named[:3])}" if named else ""
+        return Evidence(True, f"in TF32, with other bits than before: {counts}{kernels}{left}")
 
     def recipe(self, notes: Notes) -> str:
         return "allow_tf32()"
 
 
-def allow_tf32() -> None:
+def allow_tf32(products: bool = True, convolutions: bool = True) -> None:
     """These two keep the older and the newer settings of torch in step; assigning `matmul.fp32_precision` alone makes
     `get_float32_matmul_precision` raise, which torch.compile calls."""
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("high" if products else "highest")
+    torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def flags() -> dict[str, str]:
     """What torch now does with float32, read back."""
     backends: Any = torch.backends
     return {"products": backends.cuda.matmul.fp32_precision, "convolutions": backends.cudnn.conv.fp32_precision}
+
+
+def kind(operation: str) -> str:
+    """Which of the flags an operation obeys."""
+    return "convolutions" if "conv" in operation else "products"
+
+
+class Products(TorchDispatchMode):
+    """Computes each product a second time with the flags that held before: equal bits show that it was not lowered.
+
+    Kernels' names show it less well: not all of them tell the precision, and a stack changes them for other reasons.
+    """
+
+    def __init__(self, before: dict[str, str]) -> None:
+        super().__init__()
+        self.before = {flag: value == "tf32" for flag, value in before.items()}
+        self.found: Counter[str] = Counter()
+        self.lowered: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from torch.utils.flop_counter import flop_registry  # imports triton
+
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in flop_registry and torch.Tag.nondeterministic_seeded not in func.tags:
+            allow_tf32(**self.before)
+            exact = func(*args, **(kwargs or {}))
+            allow_tf32()
+            name = func.overloadpacket.__name__
+            self.found[name] += 1
+            self.lowered += Counter({name: int(not all(map(torch.equal, tensors(result), tensors(exact))))})
+        return result
+
+
+def tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ import pytest
 
 from optexp import audit
 from optexp.audit import derived, problems
-from optexp.measurement import statistics
+from optexp.measurement import statistics, table
+from optexp.measurement.sampling import SAME
 from optexp.result import Result, Speedup, Verdict, digest
 from optexp.wording import at_least
+from tests.measurement.samples import constant, made
 
 Record = dict[str, Any]
 
@@ -32,8 +36,6 @@ EQUIVALENCE = {
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
     """FASTER, as a comparison writes it."""
-    from math import log
-
     interval = statistics.interval([[log(b / c) for b, c in process] for process in PAIRS], 0.99)
     low = at_least(interval.ratios()[1])
     result = Result(
@@ -71,6 +73,11 @@ EDITS: dict[str, tuple[Callable[[Record], None], str]] = {
     "a failure": (set_in("equivalence/failures", [{}]), "1 failures"),
     "not equivalent": (set_in("equivalence/ok", False), "the record gives NOT_EQUIVALENT"),
     "no power": (set_in("equivalence/mutants", {}), "no mutant"),
+    "recheck failed": (set_in("equivalence/recheck/ok", False), "checked again, and failed"),
+    "no evidence": (set_in("evidence", []), "0 of 1 strategies"),
+    "surer than it was": (set_in("config", {"measurement.confidence": 0.999}), "0.999 was asked for"),
+    "another effect": (set_in("config", {"measurement.min_effect": 0.05}), "0.05 was asked for"),
+    "more processes": (set_in("speedup/processes", 15), "pairs of 5 listed"),
     "not rechecked": (set_in("equivalence/recheck", {}), "not checked again"),
     "not engaged": (set_in("evidence", [{"engaged": False}]), "the record gives NOT_ENGAGED"),
     "untrusted": (set_in("measurement/watchdogs", [{"ok": False, "fatal": True}]), "the record gives INVALID"),
@@ -100,6 +107,45 @@ def test_a_verdict_that_promises_less_is_no_lie(record: Record) -> None:
     record["verdict"], record["headline"] = "INCONCLUSIVE", "INCONCLUSIVE: one of 12 comparisons"
     record["digest"] = digest(record)
     assert problems(record) == []
+
+
+def test_a_claim_that_was_one_of_many_is_derived_as_it_was_corrected(record: Record) -> None:
+    p = statistics.p_value([[log(b / c) for b, c in process] for process in PAIRS], 0.01)
+    record["measurement"] |= {"p_value": p, "p_holm": 0.02}
+    assert derived(record) is Verdict.INCONCLUSIVE
+    assert any("the record gives INCONCLUSIVE" in problem for problem in problems(record))
+    record["measurement"]["p_holm"] = 5 * p
+    assert derived(record) is Verdict.FASTER
+    record["measurement"]["p_holm"] = p / 2
+    assert any("makes no claim surer" in problem for problem in problems(record))
+    record["measurement"]["p_value"] = p + 0.001
+    assert any("the pairs give" in problem for problem in problems(record))
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_the_blocks_beside_the_record_are_its_pairs(cold: bool, tmp_path: Path, record: Record) -> None:
+    samples = made(constant(2e-3), constant(1e-3), pairs=12)
+    for sample in samples:
+        sample.pairs = [replace(p, baseline=replace(p.baseline, device_s=1e-4, cold=cold)) for p in sample.pairs]
+        sample.pairs[3] = replace(sample.pairs[3], candidate=replace(sample.pairs[3].candidate, skipped=True))
+        sample.pairs.insert(5, replace(sample.pairs[5], kind=SAME))
+    samples[1].pairs = [replace(p, candidate=replace(p.candidate, skipped=True)) for p in samples[1].pairs]
+    table.write(samples, tmp_path / table.FILE)
+    pairs = [[[p.baseline.step_s * 1e6, p.candidate.step_s * 1e6] for p in s.kept] for s in samples]
+    record["measurement"] |= {"pairs": json.loads(json.dumps(pairs)), "l2": {"headline": "cold" if cold else "warm"}}
+    assert list(audit._beside(record, tmp_path)) == []
+    record["measurement"]["pairs"][0].pop()
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(record))
+    assert any("other pairs" in problem for problem in audit._beside(record, tmp_path))
+    assert audit.main([str(path)]) == 3
+
+
+def test_no_speedup_is_shown_without_a_verification_whatever_the_verdict(record: Record) -> None:
+    record["verdict"], record["headline"] = "INCONCLUSIVE", "INCONCLUSIVE (best estimate 1.98×)"
+    record["equivalence"] = {}
+    record["digest"] = digest(record)
+    assert any("INCONCLUSIVE without a verification" in problem for problem in problems(record))
 
 
 def test_the_command(record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from omegaconf import DictConfig
 
 from optexp import commandline, outcome, runner
-from optexp.__main__ import main
+from optexp.__main__ import SIGNALS, main
 from optexp.config import ConfigError, resolve
 from optexp.result import Result, Verdict
 
@@ -84,9 +84,10 @@ def cli(ran: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.delenv("HYDRA_FULL_ERROR")
     monkeypatch.chdir(tmp_path)
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = [(number, signal.getsignal(number)) for number in SIGNALS]
     yield call
-    signal.signal(signal.SIGTERM, handler)
+    for number, handler in handlers:
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +171,8 @@ def test_an_interrupted_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, raised: t
         (["strategy=null"], ["strategy=[]"]),
         (["strategy"], ["cannot read 'strategy'", "key=value"]),
         (["strategy=[amp"], ["cannot read 'strategy=[amp'"]),
+        (["workload.inputs=[{shape:"], ["cannot read 'workload.inputs=[{shape:'", "quote"]),
+        (["workload=module", "workload.inputs={shape: [2]}"], ["as in workload.inputs=[{shape: [2]}]"]),
     ],
 )
 def test_a_mistake_gets_one_line(

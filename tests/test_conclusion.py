@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from optexp.conclusion import summarize
+from optexp import report, summary
+from optexp.conclusion import cost, summarize
 from optexp.measurement.load import Load
 from optexp.measurement.sampling import COLD, Pair
-from optexp.result import ArmSummary, Result, Verdict
+from optexp.result import ArmSummary, Result, Speedup, Verdict
 from tests.measurement.samples import constant, made, timing
 
 
@@ -50,9 +55,53 @@ def test_energy_cold_caches_and_the_device() -> None:
     assert (figures.power_w, figures.utilisation) == (500.0, 0.9)
 
 
+@pytest.mark.parametrize(("caches", "paid", "steps"), [({}, "warm", 1000), ({"TRITON_CACHE_DIR": "/x"}, "cold", 61000)])
+def test_what_must_be_paid_back_is_compiling_once_where_that_was_seen(
+    caches: dict[str, str], paid: str, steps: int
+) -> None:
+    result = Result(Verdict.FASTER, "FASTER", "mlp", ["fusion"], "cuda:0", 0, speedup=Speedup(2.0, 1.9, 2.1, 0.99, 5))
+    result.baseline, result.candidate = ArmSummary(step_us=2000, setup_s=1.0), ArmSummary(step_us=1000, setup_s=2.0)
+    session: Any = SimpleNamespace(caches=caches, experiment=SimpleNamespace(horizon_steps=3_600_000))
+    found = cost(session, result, {"baseline": 1.0, "candidate": 62.0})
+    assert (found["paid_back"], found["break_even_steps"]) == (paid, steps)
+    assert found["hours_saved"] == pytest.approx(1 - steps / 3_600_000)
+    result.measurement["cost"] = found
+    assert f"paid back after {steps:,} steps ({'empty' if caches else 'warm'} caches)" in summary.cost(result)
+
+
+def test_an_interval_without_a_lower_end_loses_no_billions_of_hours() -> None:
+    result = Result(Verdict.INCONCLUSIVE, "", "mlp", [], "cpu", 0, speedup=Speedup(1.2, 0.0, math.inf, 0.99, 1))
+    result.baseline, result.candidate = ArmSummary(step_us=2000, setup_s=1.0), ArmSummary(step_us=1000, setup_s=2.0)
+    session: Any = SimpleNamespace(caches={}, experiment=SimpleNamespace(horizon_steps=1000))
+    found = cost(session, result, {})
+    assert found["hours_saved_at_low"] is None
+    assert found["break_even_steps"] == "never"
+
+
 def test_no_figure_that_could_be_divided_leaves_with_an_invalid_measurement() -> None:
     figures = dict.fromkeys(vars(ArmSummary()), 1.0)
     result = Result(Verdict.INVALID, "", "mlp", [], "cpu", 0, candidate=ArmSummary(**figures))
     result.withhold()
     left = {name for name, value in vars(result.candidate).items() if value is not None}
     assert left == {"peak_mib", "setup_s", "kernels", "gpu_busy"}
+
+
+def test_no_ratio_leaves_with_an_invalid_measurement_in_words_or_figures() -> None:
+    heat = {"name": "throttling", "ok": False, "text": "the GPU was slowed", "fatal": True}
+    beside = {"name": "device and wall", "ok": True, "text": "device time improves 1.80×", "fatal": False}
+    result = Result(Verdict.INVALID, "INVALID: the GPU was slowed", "mlp", ["amp"], "cuda:0", 0)
+    result.explanation = ["625 µs a step are saved, 619 µs of them in gaps."]
+    result.measurement = {
+        "preset": "default", "min_effect": 0.01, "p_value": 1e-9, "pairs": [[[1.8, 1.0]]],
+        "processes": [{"log_ratio": 0.59, "pairs": 1}], "cost": {"break_even_steps": 7},
+        "l2": {"headline": "warm", "cold": {"estimate": 1.8, "text": "device time 1.80×"}},
+        "placement": {"text": "both arms bound to the same 1 core", "unbound": "free on all 16 cores it is 1.30×"},
+        "watchdogs": [heat, beside],
+    }  # fmt: skip
+    result.withhold()
+    assert result.measurement == {
+        "preset": "default", "min_effect": 0.01, "l2": {"headline": "warm"}, "watchdogs": [heat],
+        "placement": {"text": "both arms bound to the same 1 core"},
+    }  # fmt: skip
+    assert result.explanation == []
+    assert "×" not in report.render(result)

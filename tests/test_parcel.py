@@ -1,56 +1,166 @@
 """Tensors arrive as they were sent, in any nest, through memory that is used again."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from optexp.parcel import Inbox, Outbox
+from optexp import parcel
+from optexp.equivalence.protocol import convey
+from optexp.parcel import Inbox, Memory, Outbox
+from optexp.processes import Failure, InProcess
+
+CPU = torch.device("cpu")
 
 
-def test_a_nest_arrives_as_it_was_sent() -> None:
-    nest = [
+def carried(outbox, inbox, nest, device=CPU):
+    """What arrives of a nest, each piece filled before the one before it is taken."""
+    sent = outbox.send(nest)
+    outbox.fill(0)
+    for piece in range(sent.pieces):
+        if piece + 1 < sent.pieces:
+            outbox.fill(piece + 1)
+        inbox.take(sent, piece, device)
+    return inbox.contents
+
+
+@pytest.fixture
+def outbox(tmp_path):
+    return Outbox([str(tmp_path)])
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(parcel, "PIECE", 256)
+    monkeypatch.setattr(Memory, "size", 512)
+
+
+def a_nest():
+    return [
         (torch.randn(3, 5), torch.arange(7)),
         {"mask": torch.tensor([True, False]), "empty": torch.empty(0, 4), "scalar": torch.tensor(2.5)},
         torch.randn(4, 6, dtype=torch.bfloat16).t(),
+        torch.randn(9, dtype=torch.complex64).conj(),
+        torch.randn(40, 41)[:, ::2],
     ]
-    outbox = Outbox()
-    arrived = Inbox().receive(outbox.send(nest))
-    torch.testing.assert_close(arrived, nest, rtol=0, atol=0)
-    outbox.close()
 
 
-def test_a_larger_parcel_follows_a_smaller_one() -> None:
-    outbox, inbox = Outbox(), Inbox()
-    assert torch.equal(inbox.receive(outbox.send([torch.zeros(4)]))[0], torch.zeros(4))
-    large = torch.randn(100_000)
-    assert torch.equal(inbox.receive(outbox.send([large]))[0], large)
-    outbox.close()
+def test_a_nest_arrives_as_it_was_sent(outbox):
+    nest = a_nest()
+    torch.testing.assert_close(carried(outbox, Inbox(), nest), nest, rtol=0, atol=0)
 
 
-def test_the_next_parcel_is_found_in_the_same_memory() -> None:
-    outbox, inbox = Outbox(), Inbox()
-    first = inbox.receive(outbox.send([torch.ones(8)]))[0]
-    second = inbox.receive(outbox.send([torch.zeros(8)]))[0]
-    assert first.data_ptr() == second.data_ptr()
-    assert torch.equal(second, torch.zeros(8))
-    outbox.close()
+def test_a_nest_of_many_pieces_arrives_as_it_was_sent(outbox, small_pieces):
+    nest = a_nest()
+    assert outbox.send(nest).pieces > 10
+    torch.testing.assert_close(carried(outbox, Inbox(), nest), nest, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("count", [0, 255, 256, 257, 512, 513])
+def test_tensors_may_end_with_a_piece_or_beside_its_end(outbox, small_pieces, count):
+    nest = [torch.arange(count) % 251, torch.ones(3)]
+    torch.testing.assert_close(carried(outbox, Inbox(), nest), nest, rtol=0, atol=0)
+
+
+def test_all_parcels_pass_through_the_same_memory(outbox, small_pieces, tmp_path):
+    inbox = Inbox()
+    for size in (4, 100_000, 10):
+        sent = torch.randn(size)
+        assert torch.equal(carried(outbox, inbox, [sent])[0], sent)
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_size == 512
+
+
+def test_what_has_arrived_is_the_receivers_own(outbox):
+    inbox = Inbox()
+    first = carried(outbox, inbox, [torch.ones(8)])[0]
+    second = carried(outbox, inbox, [torch.zeros(8)])[0]
+    assert torch.equal(first, torch.ones(8))
+    second.fill_(3)
+    assert torch.equal(carried(outbox, inbox, [torch.zeros(8)])[0], torch.zeros(8))
+
+
+def test_a_tensor_without_memory_of_its_own_is_asked_for_its_values(outbox):
+    class Lazy(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten.detach.default:
+                return args[0]
+            return function(*(a.inner if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+
+    arrived = carried(outbox, Inbox(), [Lazy(torch.arange(5))])[0]
+    assert type(arrived) is torch.Tensor
+    assert arrived.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.gpu
-def test_tensors_of_a_gpu_arrive_in_files_that_grow() -> None:
-    outbox, inbox = Outbox(), Inbox()
-    for size in (2**20, 2**22, 2**20, 2**24):  # the second does not fit into the first one's file
-        sent = torch.randn(size, device="cuda")
-        arrived = inbox.receive(outbox.send([sent]))[0]
-        assert torch.equal(arrived.to("cuda"), sent)
-    outbox.close()
-    assert torch.ones(1, device="cuda").item() == 1.0  # no error is left pending
+def test_tensors_of_a_gpu_arrive_there(outbox):
+    inbox, device = Inbox(), torch.device("cuda")
+    for size in (2**20, 2**26 + 3, 17):  # the second is more than shared memory holds
+        sent = torch.randn(size, device=device)
+        arrived = carried(outbox, inbox, {"x": sent, "y": torch.ones(3)}, device)
+        assert arrived["x"].device.type == "cuda"
+        assert torch.equal(arrived["x"], sent)
+        assert torch.equal(arrived["y"].cpu(), torch.ones(3))
+    assert torch.ones(1, device=device).item() == 1.0  # no error is left pending
 
 
-def test_nothing_is_left_behind() -> None:
-    from pathlib import Path
-
-    outbox = Outbox()
+def test_nothing_is_left_behind(outbox):
     path = Path(outbox.send([torch.ones(8)]).path)
     assert path.exists()
     outbox.close()
     assert not path.exists()
+
+
+def test_a_sender_lets_go_of_what_has_been_filled(outbox):
+    outbox.send([torch.ones(8)])
+    outbox.fill(0)
+    assert outbox._contents == []
+
+
+class Party:
+    """Sends to others and receives from them."""
+
+    def __init__(self, folder):
+        self.outbox, self.inbox, self.done = Outbox([str(folder)]), Inbox(), []
+
+    def send(self, nest):
+        return self.outbox.send(nest)
+
+    def fill(self, piece):
+        self.done.append(piece)
+        self.outbox.fill(piece)
+
+    def take(self, parcel, piece):
+        self.done.append(piece)
+        self.inbox.take(parcel, piece, CPU)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_parcels_are_conveyed_to_all_who_receive_them(tmp_path, small_pieces, count):
+    sender, *receivers = (InProcess(Party(tmp_path), name) for name in ("one", "two", "three"))
+    sent = [torch.arange(count * 32)]  # 256 bytes each
+    convey(sender.call("send", nest=sent), sender, *receivers)
+    for arm in (sender, *receivers):
+        assert arm.target.done == list(range(count))
+    for arm in receivers:
+        assert torch.equal(arm.target.inbox.contents[0], sent[0])
+    assert receivers[0].target.inbox.contents[0].data_ptr() != receivers[1].target.inbox.contents[0].data_ptr()
+
+
+def test_no_answer_of_the_sender_is_left_behind_where_a_receiver_fails(tmp_path, small_pieces):
+    """Else it would be taken for the answer to the next message."""
+    sender, receiver = (InProcess(Party(tmp_path), name) for name in ("one", "two"))
+    receiver.target.inbox.take = None
+    sent, answer, waited = sender.call("send", nest=[torch.arange(64)]), sender.wait, []
+    sender.wait = lambda: waited.append(sender.target.done[-1]) or answer()
+    with pytest.raises(Failure, match="two"):
+        convey(sent, sender, receiver)
+    assert waited == [0, 1]

@@ -61,6 +61,10 @@ def worker(launcher: Launcher, tmp_path: Path) -> Iterator[Worker]:
     worker.close()
 
 
+def test_an_arm_counts_cards_as_nvml_does(worker: Worker) -> None:
+    assert worker.call("variable", name="CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+
+
 def test_answers(worker: Worker) -> None:
     assert worker.call("greet", name="you") == f"hello you from {worker.pid}"
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import optexp
 from optexp import discovery
+from optexp.carrying import CARRIED
 from optexp.program import Program, tensors_of
 from optexp.repro import Script
 from optexp.strategies.amp import Amp
@@ -80,7 +81,9 @@ def written(
 
 
 def executed(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The file's names, made where optexp cannot be imported."""
+    """The file's names, made where neither optexp can be imported nor what another file took along."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == CARRIED]:
+        del sys.modules[name]
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "optexp", None)
         module = ModuleType("repro")

@@ -173,6 +173,13 @@ def test_what_is_too_small_for_a_launch_of_ours_stays_torchs() -> None:
 
     with FakeTensorMode():
         small, large = (torch.empty(rows, 1024, device="cuda") for rows in (1, 1024))
-    for name, args in (("gelu", ("tanh",)), ("softmax", (-1, None)), ("layernorm", ((1024,), None, None, 1e-5))):
+    for name, args in (
+        ("gelu", ("tanh",)),
+        ("softmax", (-1, None)),
+        ("layernorm", ((1024,), None, None, 1e-5)),
+        ("relu_bias_scale", (None, 1.5)),
+        ("relu_bias_dropout", (None, 0.1, True)),
+        ("bias_gelu", (None, "tanh")),
+    ):
         assert not kernels()[name].worthwhile(small, *args)
         assert kernels()[name].worthwhile(large, *args)

@@ -36,6 +36,8 @@ def test_a_claim_among_many_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert a.verdict is Verdict.FASTER
     assert b.verdict is Verdict.INCONCLUSIVE
     assert "one of 10 comparisons" in b.headline
+    assert b.by_itself == {"verdict": Verdict.FASTER, "headline": "FASTER (...)"}
+    assert a.by_itself == {}
     assert {r.verdict for r in rest} == {Verdict.INCONCLUSIVE}
     (alone,) = search.corrected([result("b", 1.02, 0.004)])
     assert alone.verdict is Verdict.FASTER
@@ -85,7 +87,32 @@ def test_the_winner_is_measured_again_and_that_is_reported(jobs: dict[Path, Resu
     assert again.speedup is not None
     assert again.speedup.low == 1.3
     assert "in the search it was 1.5" in again.measurement["notes"][0]
+    assert again.by_itself == {"verdict": "FASTER", "headline": "FASTER (...)", "again": "../winners/0"}
     assert found[tmp_path / "amp"] is jobs[tmp_path / "amp"]
+
+
+def test_a_winner_that_fails_its_second_look_shows_no_speedup_of_the_first(
+    jobs: dict[Path, Result], tmp_path: Path
+) -> None:
+    def run(config: DictConfig, output: Path) -> Result:
+        return Result(Verdict.NOT_EQUIVALENT, "", "mlp", ["fusion"], "cpu", 1003, measurement={"notes": []})
+
+    again = search.confirm(jobs, tmp_path, run)[tmp_path / "fusion"]
+    assert again.by_itself == {"verdict": "FASTER", "again": "../winners/0"}
+    assert "×" not in "".join(again.measurement["notes"])
+
+
+def test_whoever_wins_after_that_is_measured_again_too(jobs: dict[Path, Result], tmp_path: Path) -> None:
+    """The lucky first falls behind the second, which nobody had measured twice; the third never led."""
+    asked = []
+
+    def run(config: DictConfig, output: Path) -> Result:
+        asked.append(output.name)
+        return result("again", {"0": 1.0, "1": 1.15}[output.name])
+
+    found = search.confirm(jobs, tmp_path, run)
+    assert asked == ["0", "1"]
+    assert [found[tmp_path / name].speedup.low for name in ("fusion", "amp", "inplace")] == [1.0, 1.15, 1.0]  # type: ignore[union-attr]
 
 
 def test_a_device_that_is_not_here_leaves_the_first_result(jobs: dict[Path, Result], tmp_path: Path) -> None:

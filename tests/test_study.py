@@ -15,7 +15,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from optexp import commandline, outcome, runner, summary, sweep, terminal
-from optexp.__main__ import main
+from optexp.__main__ import SIGNALS, main
 from optexp.config import ConfigError, resolve
 from optexp.insight.roofline import matrix_flop
 from optexp.insight.trace import Op, Span, Trace
@@ -59,9 +59,10 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.delenv("HYDRA_FULL_ERROR")
     monkeypatch.chdir(tmp_path)
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = [(number, signal.getsignal(number)) for number in SIGNALS]
     yield call
-    signal.signal(signal.SIGTERM, handler)
+    for number, handler in handlers:
+        signal.signal(number, handler)
 
 
 def study(**values: Any) -> Study:

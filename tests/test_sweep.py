@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from optexp import sweep, tracking
-from optexp.result import Verdict
+from optexp import outcome, search, sweep, tracking
+from optexp.result import Result, Verdict
 
 EXAMPLES = Path(__file__).parent / "results"
 
@@ -30,6 +30,9 @@ class FakeRun:
 
     def log_files(self, folder: Path) -> None:
         self.done.append({str(file.relative_to(folder)) for file in folder.rglob("*.*") if file.parent.name != "jobs"})
+
+    def log_batch(self, tags: dict[str, str]) -> None:
+        self.tags = tags
 
     def finish(self, status: str) -> None:
         self.done.append(status)
@@ -92,6 +95,7 @@ def test_jobs_nest_under_the_sweep_and_the_ranking_is_logged(
     assert opened[2]["optexp.sweep"].startswith(opened[0])
     assert {"sweep.json", "plots/speedup.png"} <= logged
     assert status == "FINISHED"
+    assert run.tags == {"optexp.verdict": "1 FASTER, 1 SAME, 1 UNSUPPORTED, 1 ERROR"}
 
     table = json.loads((tmp_path / "sweep.json").read_text())
     assert [row["verdict"] for row in table] == [Verdict.FASTER, Verdict.SAME, Verdict.UNSUPPORTED, Verdict.ERROR]
@@ -130,6 +134,78 @@ def test_a_store_out_of_reach_does_not_stop_a_sweep(
     assert "refused" in captured.err
     assert "FASTER" in captured.out
     assert run.done == []
+
+
+def two_stacks(folder: Path, p: float) -> None:
+    """A search: the second job is its winner, and both are told apart from chance by `p` alone."""
+    for number, low in enumerate((1.2, 1.5)):
+        add_job(folder, number, "faster")
+        result = Result.read(folder / str(number) / "result.json")
+        assert result.speedup is not None
+        result.speedup.low = low
+        result.measurement |= {"p_value": p, "notes": []}
+        result.config["measurement.confirm"] = True
+        result.environment["mlflow_run"] = f"run {number}"
+        result.write(folder / str(number) / "result.json")
+
+
+class Corrections(FakeRun):
+    """Stands for the MLflow runs of jobs, which have ended."""
+
+    def reopen(self, node: Any, run_id: str) -> Corrections:
+        self.done.append(run_id)
+        return self
+
+    def correct(self, first: Result, result: Result, folder: Path) -> None:
+        self.done.append((first.verdict, result.verdict, folder.name))
+
+
+@pytest.fixture
+def corrections(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> Corrections:
+    made = Corrections()
+    monkeypatch.setattr(tracking, "reopen", made.reopen)
+    return made
+
+
+def test_a_winner_that_is_wrong_on_other_inputs_is_wrong_everywhere(
+    corrections: Corrections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def again(config: DictConfig, output: Path) -> Result:
+        result = Result.read(EXAMPLES / "not_equivalent.json")
+        result.measurement["notes"] = []
+        output.mkdir(parents=True)
+        result.write(output / "result.json")
+        return result
+
+    two_stacks(tmp_path, p=1e-9)
+    monkeypatch.setattr(sweep, "_again", again)
+    (tmp_path / "1" / "samples.parquet").write_text("of the first")
+    sweep.SweepCallback().on_multirun_end(config(tmp_path))
+    outcome.ExitStatus().on_multirun_end(config(tmp_path))
+    assert outcome.status() == 3
+    found = Result.read(tmp_path / "1" / "result.json")
+    assert (found.verdict, found.speedup) == (Verdict.NOT_EQUIVALENT, None)
+    assert found.by_itself == {"verdict": "FASTER", "again": "../winners/0"}
+    assert "NOT_EQUIVALENT" in (tmp_path / "1" / "report.html").read_text()
+    assert Result.read(tmp_path / "1" / "by_itself" / "result.json").verdict is Verdict.FASTER
+    assert not (tmp_path / "1" / "samples.parquet").exists()
+    assert corrections.done == ["run 1", (Verdict.FASTER, Verdict.NOT_EQUIVALENT, "1")]
+
+
+def test_a_claim_that_is_lost_among_many_is_lost_in_its_record(
+    corrections: Corrections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_stacks(tmp_path, p=0.009)
+    monkeypatch.setattr(search, "confirm", lambda results, folder, run: dict(results))
+    sweep.SweepCallback().on_multirun_end(config(tmp_path))
+    outcome.ExitStatus().on_multirun_end(config(tmp_path))
+    assert outcome.status() == 0
+    for number in "01":
+        found = Result.read(tmp_path / number / "result.json")
+        assert found.verdict is Verdict.INCONCLUSIVE
+        assert found.by_itself["verdict"] == "FASTER"
+        assert found.by_itself["headline"].startswith("FASTER")
+    assert [said for said in corrections.done if isinstance(said, str)] == ["run 0", "run 1"]
 
 
 def test_without_tracking_nothing_is_opened(run: FakeRun, tmp_path: Path) -> None:

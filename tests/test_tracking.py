@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -72,6 +74,19 @@ def test_params_are_the_flat_configuration_as_it_is_typed() -> None:
     assert len(tracking.params(replace(FASTER, config={"long": "x" * 9000}))["long"]) == 6000
 
 
+def test_a_configuration_with_many_keys_and_odd_ones_is_logged_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    names = {f"layers.{index}.*": "w.T" for index in range(150)}
+    run = tracking.start(Tracking(), "example")
+    run.log(replace(FASTER, config={"strategy": {"replace": {"names": names}}}), tmp_path)
+    logged = run.client.get_run(run.run_id).data.params
+    assert logged["strategy.replace.names.layers.149._"] == "w.T"
+    assert len(logged) == 154
+
+
 @pytest.mark.parametrize("verdict", Verdict)
 def test_tags_and_note_of_every_verdict(verdict: Verdict) -> None:
     result = RESULTS[verdict]
@@ -131,4 +146,16 @@ def test_a_sweep_and_its_runs_in_a_store_of_their_own(
         "result.json", "report.html", "traces", "plots",
     }  # fmt: skip
     assert client.get_run(parent.run_id).data.tags["optexp.sweep"] == "strategy=cuda_graph"
-    assert child.where == "mlflow ui --backend-store-uri sqlite:///mlflow.db"
+    command, page = child.where.splitlines()
+    assert command == "mlflow ui --backend-store-uri sqlite:///mlflow.db"
+    assert page.startswith(f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs?")
+    assert page.endswith("viewStateShareKey=optexp")
+    wrong = RESULTS[Verdict.NOT_EQUIVALENT]
+    tracking.reopen(Tracking(), child.run_id).correct(FASTER, wrong, job)
+    run = client.get_run(child.run_id)
+    assert run.data.tags["optexp.verdict"] == "NOT_EQUIVALENT"
+    assert math.isnan(run.data.metrics["speedup/low"])
+    assert run.info.status == "FINISHED"
+    columns = json.loads(experiment.tags["mlflow.sharedViewState.optexp"])["selectedColumns"]
+    kinds = {"tags": run.data.tags, "metrics": run.data.metrics}
+    assert all(name.strip("`") in kinds[kind] for kind, _, name in (column.partition(".") for column in columns))

@@ -62,6 +62,12 @@ def test_while_a_graph_is_captured_nothing_is_timed(card: Card, monkeypatch: pyt
     assert tuning.fastest("kernel", (), WAYS, run, CUDA) == "fast"
 
 
+def test_a_way_that_is_not_offered_is_not_taken(card: Card) -> None:
+    """What suits aligned memory may be the fastest there; of the same shape elsewhere it is not among the ways."""
+    assert tuning.fastest("kernel", (7,), ["slow", "fast"], run, CUDA) == "fast"
+    assert tuning.fastest("kernel", (7,), ["slow", "broken"], run, CUDA) == "slow"
+
+
 def test_on_a_cpu_it_is_the_first(card: Card) -> None:
     assert tuning.fastest("kernel", (), WAYS, run, torch.device("cpu")) == "slow"
     assert not card.races

@@ -1,7 +1,8 @@
 """Steps that draw random numbers: no two implementations draw the same ones, so their distributions are compared.
 
 Each arm runs one batch from one state with many seeds; of every output and gradient some moments are kept. A wrong rate
-or scale moves them, and a mask that is reused within a tensor changes how much they scatter.
+or scale moves them, a mask that is reused within a tensor changes how much they scatter, and the results of another
+batch sum up to something else under signs that belong to each element's place.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from optexp.program import Batch, Program, Snapshot, gradients
 SEEDS = 64
 ALARM = 1e-3  # how often honest arms may differ by luck, over all tests of a comparison together
 
-Moments = dict[str, list[list[float]]]  # by tensor, for each seed: mean, RMS, share of zeros
-_MOMENTS = ("mean", "RMS", "share of zeros")
+SIGNED = 4  # sums under signs
+PLACES = 2**14  # elements that they are of
+
+Moments = dict[str, list[list[float]]]  # by tensor, for each seed: mean, RMS, share of zeros, signed sums
+_MOMENTS = ("mean", "RMS", "share of zeros", *(f"sum {index + 1} under random signs" for index in range(SIGNED)))
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,16 @@ def _moments(tensor: Tensor) -> list[float]:
         tensor.mean(dtype=wide),
         torch.linalg.vector_norm(tensor, dtype=wide) / sqrt(tensor.numel()),
         (tensor == 0).sum() / tensor.numel(),
+        *_signed(tensor.reshape(-1)[:PLACES].to(wide)),
     ]
     return torch.stack([value.to(wide) for value in values]).tolist()
+
+
+def _signed(values: Tensor) -> Tensor:
+    """Sums under fixed signs, of the size of one element."""
+    dice = torch.Generator(values.device).manual_seed(0)
+    signs = torch.randint(2, (SIGNED, values.numel()), generator=dice, device=values.device) * 2.0 - 1.0
+    return signs.to(values) @ values / sqrt(values.numel())
 
 
 def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:

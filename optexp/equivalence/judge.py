@@ -143,6 +143,7 @@ class Judge:
         """Keep nothing of what was judged."""
         self._forget()
         self.earlier = {}
+        self.fp64.known.clear()
         if self.fp64.drawn_on.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -171,7 +172,9 @@ class Judge:
             )
         noisy = bool(seen["flag/noisy"])
         if not noisy:
-            self.earlier = {n: t for n, t in self.baseline.items() if n.startswith(("out/", "grad/"))} or self.earlier
+            # Cloned, so that they do not keep all that arrived with them.
+            returned = {n: t.clone() for n, t in self.baseline.items() if n.startswith(("out/", "grad/"))}
+            self.earlier = returned or self.earlier
             self.step, self.baseline = step, seen
         unjudged = {name for name in seen if name.startswith(("out/", "grad/", "buffer/", "after/"))}
         unjudged = {name for name in unjudged if not name.startswith("after/scaler/") and not optional(name)}
@@ -396,8 +399,8 @@ class Judge:
         return work(*args)
 
     def _here(self, observation: Mapping[str, Tensor]) -> Observation:
-        """A copy: what an arm sent lies in shared memory that its next message overwrites."""
-        return {name: tensor.detach().to(self.fp64.device, copy=True) for name, tensor in observation.items()}
+        """Where fp64 runs."""
+        return {name: tensor.detach().to(self.fp64.device) for name, tensor in observation.items()}
 
     def _forget(self) -> None:
         self.step = -1

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from optexp.equivalence import dice, trajectory
 from optexp.equivalence.families import FAMILIES, NONCONTIGUOUS, NORMAL, ONE_BY_ONE
 from optexp.equivalence.gates import broken
+from optexp.parcel import Parcel
 from optexp.strategy import BITWISE, REASSOCIATES, Contract
 
 REPEATS = 3  # how often the baseline must give the same bits again
@@ -23,13 +24,18 @@ Progress = Callable[[str], None]
 class Arm(Protocol):
     """A process that holds one program, or the judge.
 
-    reference: draw(seed, count, family); batch(index) -> parcel; reference_info() -> dict; yardstick(step, parcel);
-               judge(step, parcel) -> messages; dead() -> names; power() -> trials; distribution(tensor) -> shares
-    others:    load(parcel, index, family); observe(step, restore, noise) -> parcel; repeats(times) -> bool;
+    all:       fill(piece) and take(parcel, piece), for what is asked next is about the parcel that was taken last
+    reference: draw(seed, count, family); batch(index) -> parcel; reference_info() -> dict; yardstick(step);
+               judge(step) -> messages; dead() -> names; power() -> trials; distribution(tensor) -> shares
+    others:    load(index, family); observe(step, restore, noise) -> parcel; repeats(times) -> bool;
                overwritten() -> names; losses(unit, seed) -> list; throw() -> dice.Throws
     """
 
     def call(self, method: str, **arguments: Any) -> Any: ...
+
+    def start(self, method: str, **arguments: Any) -> None: ...
+
+    def wait(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,7 @@ class Verification:
     trajectory:   of many training steps: where the loss strays farthest, as a share of what it may
     recheck:      of the last step of a timed block, and of fresh inputs after timing
     state:        global settings that the candidate changed without saying so
+    seconds:      where its time went (see `optexp.equivalence.watched`)
     """
 
     contract: str
@@ -95,6 +102,7 @@ class Verification:
     randomness: Message = field(default_factory=dict)
     recheck: Message = field(default_factory=dict)
     state: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     error_ratio: float | None = None
     max_ratio: float | None = None
@@ -137,8 +145,8 @@ class Trial:
 
     def measure(self, step: int, restore: bool, noise: int | None = None) -> None:
         """One more run of the baseline for the reference to take its yardsticks from."""
-        seen = self.yardstick.call("observe", step=step, restore=restore, noise=noise)
-        self.reference.call("yardstick", step=step, parcel=seen)
+        convey(self.yardstick.call("observe", step=step, restore=restore, noise=noise), self.yardstick, self.reference)
+        self.reference.call("yardstick", step=step)
 
     def add(self, messages: Sequence[Message], seed: int, step: int, family: str) -> None:
         self.messages += [{**message, "seed": seed, "step": step, "family": family} for message in messages]
@@ -180,11 +188,26 @@ def verify(
 
 
 def deliver(reference: Arm, arms: Sequence[Arm], count: int, family: str) -> None:
-    """What the reference has drawn, batch by batch: so much memory is shared, and no more."""
+    """What the reference has drawn, batch by batch."""
     for index in range(count):
-        parcel = reference.call("batch", index=index)
+        convey(reference.call("batch", index=index), reference, *arms)
         for arm in arms:
-            arm.call("load", parcel=parcel, index=index, family=family)
+            arm.call("load", index=index, family=family)
+
+
+def convey(parcel: Parcel, sender: Arm, *receivers: Arm) -> None:
+    """Every piece of a parcel: the next one is filled while one is taken."""
+    sender.call("fill", piece=0)
+    for piece in range(parcel.pieces):
+        more = piece + 1 < parcel.pieces
+        if more:
+            sender.start("fill", piece=piece + 1)
+        try:
+            for receiver in receivers:
+                receiver.call("take", parcel=parcel, piece=piece)
+        finally:
+            if more:
+                sender.wait()
 
 
 # --- the checks ------------------------------------------------------------------------------------------------
@@ -206,7 +229,8 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
     for step in range(steps):
         trial.measure(step, restart or step == 0)
         seen = trial.candidate.call("observe", step=step, restore=restart or step == 0, noise=None)
-        trial.add(trial.reference.call("judge", step=step, parcel=seen), seed, step, family)
+        convey(seen, trial.candidate, trial.reference)
+        trial.add(trial.reference.call("judge", step=step), seed, step, family)
     if family in (NORMAL, ONE_BY_ONE):
         verification.seeds.append(seed)
     name = NORMAL if restart else family

@@ -1,7 +1,8 @@
 """Was the result that was timed the right one? The last step of a timed block is repeated and judged.
 
 The candidate repeats the block from its restored start, so that the state before its last step is known; the baseline
-does the same and is the yardstick. What the block itself returned is judged beside what its repetition returns.
+does the same and is the yardstick. What the block itself returned is judged beside what its repetition returns, and
+all that it left behind is held against what repetitions leave.
 """
 
 from __future__ import annotations
@@ -9,31 +10,65 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from optexp.equivalence import imprint
+from optexp.equivalence.conduct import title
 from optexp.equivalence.families import NORMAL
-from optexp.equivalence.protocol import Arm, Message, deliver
+from optexp.equivalence.gates import broken
+from optexp.equivalence.protocol import Arm, Message, convey, deliver
 from optexp.equivalence.trajectory import TIMED
 
 
-def recheck(reference: Arm, yardstick: Arm, candidate: Arm, trains: bool) -> tuple[list[Message], Mapping[str, Any]]:
+def recheck(
+    reference: Arm, yardstick: Arm, candidate: Arm, trains: bool, random: bool
+) -> tuple[list[Message], Mapping[str, Any]]:
     """Messages of the gates, and what was done.
 
     trains: steps change what later ones start from, so that a candidate that does not repeat itself has no second run
+            that starts its last step from the same state
+    random: steps draw random numbers, which no other arm draws too
     """
     steps = candidate.call("timed_steps")
     if not steps:
         return [], {"steps": 0, "note": "no block was kept"}
-    if trains and not candidate.call("repeats", times=1):
-        return [], {"steps": steps, "note": "the candidate does not repeat itself bit for bit: not rechecked"}
-    theirs = yardstick.call("replay", steps=steps)
-    reference.call("recall", parcel=theirs)
-    reference.call("yardstick", step=TIMED, parcel=theirs)
-    deliver(reference, [yardstick], 1, NORMAL)
-    for noise in range(reference.call("reference_info")["noisy_steps"]):
-        seen = yardstick.call("observe", step=TIMED, restore=True, noise=noise + 1)
-        reference.call("yardstick", step=TIMED, parcel=seen)
-    ours = candidate.call("replay", steps=steps)
-    messages = [
-        *reference.call("judge", step=TIMED, parcel=ours),
-        *reference.call("judge_timed", step=TIMED, parcel=ours),
-    ]
-    return messages, {"steps": steps, "ok": all(message["ok"] for message in messages)}
+    messages, repetitions = repeated(candidate, steps)
+    facts: dict[str, Any] = {"steps": steps, "repetitions": repetitions}
+    if random:
+        facts["note"] = "steps draw random numbers: what was timed is held against repetitions, not against fp64"
+    else:
+        repeats = not trains or candidate.call("repeats", times=1)
+        if not repeats:
+            facts["note"] = (
+                "the candidate does not repeat itself bit for bit: what was timed is held against repetitions, and one"
+                " of them against fp64"
+            )
+        messages += judged(reference, yardstick, candidate, steps, repeats)
+    return messages, {**facts, "ok": all(message["ok"] for message in messages)}
+
+
+def repeated(candidate: Arm, steps: int) -> tuple[list[Message], int]:
+    """What the timed step left and repetitions of the same steps do not, and how many there were of these."""
+    timed, again = candidate.call("timed"), list[imprint.Imprint]()
+    astray: Mapping[str, str] = timed
+    while astray and len(again) < imprint.MOST:
+        again.append(candidate.call("repeated", steps=steps))
+        astray = imprint.astray(timed, again)
+    gate = {"gate": "REPEATED", "failed": ("REPEATED",)}
+    return [{**broken(title(name), text).to_dict(), **gate} for name, text in astray.items()], len(again)
+
+
+def judged(reference: Arm, yardstick: Arm, candidate: Arm, steps: int, timed: bool) -> list[Message]:
+    """A repetition beside the baseline's, both held against fp64.
+
+    timed: so is what the block itself returned, which started its last step from the same state
+    """
+    convey(yardstick.call("replay", steps=steps, timed=False), yardstick, reference)
+    reference.call("recall")
+    reference.call("yardstick", step=TIMED)
+    if noisy := reference.call("reference_info")["noisy_steps"]:
+        deliver(reference, [yardstick], 1, NORMAL)
+    for noise in range(noisy):
+        convey(yardstick.call("observe", step=TIMED, restore=True, noise=noise + 1), yardstick, reference)
+        reference.call("yardstick", step=TIMED)
+    convey(candidate.call("replay", steps=steps, timed=timed), candidate, reference)
+    messages: list[Message] = reference.call("judge", step=TIMED)
+    return [*messages, *reference.call("judge_timed", step=TIMED)] if timed else messages

@@ -222,10 +222,11 @@ class Trace:
         """How often a step calls this function of the CUDA runtime or driver (`cudaGraphLaunch`)."""
         return sum(call.name == name for call in self.api) / len(self.steps)
 
-    def compiled_calls(self) -> int:
-        """How often torch.compile's code ran, over all steps."""
-        regions = sum(op.name.startswith("Torch-Compiled Region") for op in self.ops)
-        return regions or sum("CompiledFxGraph" in span.name for span in self.annotations)
+    def compiled_calls(self) -> Counter[str]:
+        """How often each region that torch.compile made ran, over all steps, by its compile id ("0/0"; "": unknown)."""
+        heads = (op.name.partition("Torch-Compiled Region") for op in self.ops)
+        regions = Counter(name.removeprefix(": ") for before, found, name in heads if found and not before)
+        return regions or Counter("" for span in self.annotations if "CompiledFxGraph" in span.name)
 
     def op_dtypes(self, names: Collection[str]) -> Counter[str]:
         """Dtypes of the first tensor that these operators were given, counted over all steps."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
@@ -18,6 +19,10 @@ now = perf_counter
 _cuda_synchronize: Callable[[], None] = getattr(torch._C, "_cuda_synchronize", lambda: None)
 _Event = torch.cuda.Event
 _record, _elapsed_ms = torch.cuda.Event.record, torch.cuda.Event.elapsed_time
+_rest: Callable[[int], None] = getattr(torch._C, "_cuda_sleep", lambda cycles: None)  # below torch.cuda._sleep
+
+CYCLES = 2e9  # of an SM in a second, at most
+MOST_REST_S = 1e-3
 
 _HANDS: list[tuple[Any, str]] = [
     *((time, name) for name in ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns")),
@@ -64,6 +69,14 @@ def synchronize(device: torch.device) -> None:
             _cuda_synchronize()
 
 
+def worked_s(pid: int) -> float:
+    """CPU seconds that all threads of another process have used so far; 0 where it has ended."""
+    try:
+        return time.clock_gettime(~pid << 3 | 2)  # CPUCLOCK_SCHED of that process: Linux has a clock for each
+    except OSError:
+        return 0.0
+
+
 def tampered() -> list[str]:
     """Functions that tell or await time and are no longer what they were when this module was imported."""
     return [
@@ -71,6 +84,18 @@ def tampered() -> list[str]:
         for (owner, name), original in zip(_HANDS, _ORIGINAL, strict=True)
         if getattr(owner, name, None) is not original
     ]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Garbage is collected before or after."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def time_block(
@@ -82,9 +107,7 @@ def time_block(
     """
     on_gpu = device.type == "cuda"
     first, last = (_Event(enable_timing=True), _Event(enable_timing=True)) if on_gpu else (None, None)
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with _no_collection():
         synchronize(device)
         start = now()
         if first is not None:
@@ -98,25 +121,40 @@ def time_block(
         wall = now() - start
         if keep is not None:
             keep(result)
-    finally:
-        if collecting:
-            gc.enable()
     device_s = None if first is None or last is None else _elapsed_ms(first, last) / 1e3 / steps
     return Timing(steps, wall / steps, device_s, start)
 
 
-def time_cold_block(run: Callable[[], object], steps: int, device: torch.device, flush: Callable[[], object]) -> Timing:
-    """Like `time_block`, with `flush` before every step; it stays outside of the events, whose median counts."""
+def time_cold_block(
+    run: Callable[[], object],
+    steps: int,
+    device: torch.device,
+    flush: Callable[[], object],
+    keep: Callable[[Any], object] | None = None,
+) -> Timing:
+    """Like `time_block`, with `flush` before every step; it stays outside of the events, whose median counts.
+
+    The device rests before each flush for as long as the host needs to ask for a step, so that it never waits for the
+    host between a step's kernels.
+    """
     events = [(_Event(enable_timing=True), _Event(enable_timing=True)) for _ in range(steps)]
-    synchronize(device)
-    start = now()
-    for first, last in events:
-        flush()
-        _record(first)
-        run()
-        _record(last)
-    synchronize(device)
-    wall = now() - start
+    rest_s, result = 0.0, None
+    with _no_collection():
+        synchronize(device)
+        start = now()
+        for index, (first, last) in enumerate(events):
+            _rest(int(rest_s * CYCLES))
+            flush()
+            asked = now()
+            _record(first)
+            result = run()
+            _record(last)
+            if not index:  # later ones may have to wait for room in the queue
+                rest_s = min(now() - asked, MOST_REST_S)
+        synchronize(device)
+        wall = now() - start
+        if keep is not None:
+            keep(result)
     return Timing(steps, wall / steps, median(_elapsed_ms(*pair) for pair in events) / 1e3, start, cold=True)
 
 

@@ -1,11 +1,12 @@
-"""Does the measurement work here? Two programs that are the same must not differ, and a known delay must be seen."""
+"""Does the measurement work here? Two programs that are the same must not differ; a known delay tells what is seen."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from math import exp, isinf, log
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ class Control:
 
     ok:     its interval does not exclude what is known to be true
     found:  a known difference was seen
+    since:  the day on which it was, where that is remembered
     """
 
     kind: str
@@ -33,6 +35,7 @@ class Control:
     estimate: float | None = None
     low: float | None = None
     high: float | None = None
+    since: str | None = None
 
 
 def judge(samples: Sequence[Sample], protocol: Protocol) -> dict[str, Control]:
@@ -75,20 +78,25 @@ def cache_file(key: str) -> Path:
 
 
 def remembered(path: Path) -> dict[str, Control]:
-    """What was found here before; nothing where there is nothing that can be read."""
+    """What was found here before, and when; nothing where there is nothing that can be read."""
     try:
         found: dict[str, Any] = json.loads(path.read_text())
-        return {name: Control(**facts) for name, facts in found.items()}
+        known = {name: Control(**facts) for name, facts in found.items()}
     except (OSError, ValueError, TypeError):
         return {}
+    return {name: replace(c, text=f"{c.text} (remembered from {c.since})") for name, c in known.items()}
 
 
 def remember(path: Path, controls: dict[str, Control]) -> None:
+    """Only where all was found: what was too noisy once may be seen the next time."""
+    if not all(control.ok and control.found for control in controls.values()):
+        return
+    today = f"{datetime.now():%Y-%m-%d}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
         unfinished.write_text(
-            json.dumps({name: asdict(control) for name, control in controls.items()}, indent=2) + "\n"
+            json.dumps({name: asdict(replace(c, since=today)) for name, c in controls.items()}, indent=2) + "\n"
         )
         unfinished.replace(path)
     except OSError:

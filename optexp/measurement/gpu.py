@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from optexp.measurement.clock import now
 
-POWER_CAP = "power cap"
+UNREAD = (
+    "the GPU's own instruments cannot be read (NVML does not answer, or this is a MIG slice): nobody looked at clocks,"
+    " throttling, power, energy, free memory and other programs on it"
+)
+POWER_CAP, THERMAL = "power cap", "thermal slow-down"
+BRIEF = 0.01  # share of the time for which clocks may be held down before it counts
 REASONS = {  # NVML's bits for clocks below their maximum; idleness and settings of an administrator are no trouble
     0x04: POWER_CAP,
     0x08: "hardware slow-down",
-    0x20: "thermal slow-down",
+    0x20: THERMAL,
     0x40: "thermal slow-down by hardware",
     0x80: "power brake",
 }
@@ -25,6 +30,7 @@ class Reading:
     """What the card said at a moment of `clock.now`: MHz, W, °C, J since its driver was loaded, why its clocks are low.
 
     None is what this card does not tell.
+    held_s:  by reason: seconds so far, since the driver was loaded, for which clocks were held down
     """
 
     at_s: float
@@ -34,11 +40,26 @@ class Reading:
     temperature_c: float | None = None
     energy_j: float | None = None
     reasons: tuple[str, ...] = ()
+    held_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def slowed(self) -> tuple[str, ...]:
-        """Reasons that make a time worthless; at its power cap a card does what it always does under such load."""
-        return tuple(reason for reason in self.reasons if reason != POWER_CAP)
+        return slowing(self.reasons)
+
+
+def slowing(reasons: Iterable[str]) -> tuple[str, ...]:
+    """Those that make a time worthless; at its power cap a card does what it always does under such load."""
+    return tuple(reason for reason in reasons if reason != POWER_CAP)
+
+
+def between(readings: Sequence[Reading]) -> tuple[str, ...]:
+    """Why clocks were low, at the readings or between the first and the last: when it is read, a card may idle."""
+    found = [reason for reading in readings for reason in reading.reasons]
+    if readings:
+        first, last = readings[0], readings[-1]
+        brief = BRIEF * (last.at_s - first.at_s)
+        found += [name for name, held in last.held_s.items() if held - first.held_s.get(name, held) > brief]
+    return tuple(dict.fromkeys(found))
 
 
 class Gpu:
@@ -49,7 +70,7 @@ class Gpu:
 
     @classmethod
     def open(cls, device: torch.device) -> Gpu | None:
-        """The card that torch calls `device`; None on a CPU and where there is no NVML."""
+        """The card that arms call `device`; None on a CPU, for a MIG slice, and where there is no NVML."""
         if device.type != "cuda":
             return None
         try:
@@ -58,7 +79,7 @@ class Gpu:
             return None
         try:
             pynvml.nvmlInit()
-            # Not the same number where CUDA_VISIBLE_DEVICES leaves some out.
+            # Not the same number where CUDA_VISIBLE_DEVICES leaves some out. Arms number cards by bus, as NVML does.
             return cls(pynvml, pynvml.nvmlDeviceGetHandleByIndex(torch.cuda._get_nvml_device_index(device)))
         except (pynvml.NVMLError, RuntimeError):  # torch's, about a device that it does not see
             return None
@@ -73,6 +94,8 @@ class Gpu:
     def read(self) -> Reading:
         """Everything that changes while the card works."""
         bits = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        policies = {POWER_CAP: self.nvml.NVML_PERF_POLICY_POWER, THERMAL: self.nvml.NVML_PERF_POLICY_THERMAL}
+        held = {name: self.ask("nvmlDeviceGetViolationStatus", policy) for name, policy in policies.items()}
         return Reading(
             at_s=now(),
             sm_mhz=self.ask("nvmlDeviceGetClockInfo", self.nvml.NVML_CLOCK_SM),
@@ -81,6 +104,7 @@ class Gpu:
             temperature_c=self.ask("nvmlDeviceGetTemperature", self.nvml.NVML_TEMPERATURE_GPU),
             energy_j=_scaled(self.ask("nvmlDeviceGetTotalEnergyConsumption"), 1e-3),
             reasons=tuple(name for bit, name in REASONS.items() if bits & bit),
+            held_s={name: status.violationTime / 1e9 for name, status in held.items() if status is not None},
         )
 
     def utilisation(self) -> list[float]:

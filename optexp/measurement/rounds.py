@@ -24,6 +24,7 @@ from optexp.wording import duration, ratio
 FEWEST_PAIRS = 10
 RESTART_PAIRS = 40  # that could be measured while processes start and warm up: some 2 s
 HOST_BOUND = 0.9  # of the step: below, the GPU waits for the host
+ON_STREAM = 0.7  # of what keeps the GPU busy in warm steps: cold ones that take less leave work out
 SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 CONTEXT_MIB = 1024  # that a process takes of the card for itself, at least
 
@@ -82,17 +83,31 @@ def measure(session: Session, finally_: Callable[[Mapping[str, Arm], int], None]
             judged = controls.judge(samples, protocol)
             if controls.failed(judged):
                 judged = controls.judge(retried(session, order), protocol)
+    refuse_work_aside(session.result, samples)
     if waiting := host_bound(session.result):
         placed = session.result.measurement["placement"]
         placed["text"] += f"; {waiting}"
         if protocol.processes_max > 1 and session.isolated and set(session.cores) < session.own_cores:
-            placed["text"] += f"; {unbound(session, len(samples), order)}"
+            placed["unbound"] = unbound(session, len(samples), order)
     if protocol.lock_clocks:
         session.result.measurement["notes"].append(how_to_lock(session, samples))
     session.result.measurement["controls"] = {name: asdict(control) for name, control in judged.items()}
-    if due and known and not controls.failed(judged):
+    if due and known:
         controls.remember(known, judged)
     return samples
+
+
+def refuse_work_aside(result: Result, samples: Sequence[Sample]) -> None:
+    """Steps with emptied caches are timed on their own stream: what that does not wait for would cost nothing."""
+    for name in ("baseline", "candidate"):
+        busy_us = getattr(result, name).busy_us or 0.0
+        cold = [t for s in samples for p in (*s.kept, *s.of(COLD)) if (t := getattr(p, name)).cold]
+        if cold and (cold_us := median(timing.step_s for timing in cold) * 1e6) < ON_STREAM * busy_us:
+            raise Stop(
+                Verdict.INVALID,
+                f"a step of the {name} keeps the GPU busy for {duration(busy_us / 1e6)} and its own stream for"
+                f" {duration(cold_us / 1e6)}: that stream does not wait for all of the work",
+            )
 
 
 def host_bound(result: Result) -> str:
@@ -133,12 +148,13 @@ def retried(session: Session, order: Random) -> list[Sample]:
 
 
 def fingerprint(session: Session) -> str:
-    """Of device, workload and baseline: what controls depend on."""
+    """Of device, workload and its code, and baseline: what controls depend on."""
     environment, config = session.result.environment, session.result.config
     facts = [
         {k: v for k, v in config.items() if k.startswith(("workload", "baseline", "dtype", "measurement"))},
         [environment.get(key) for key in ("gpu_uuid", "driver", "cpu", "torch", "triton")],
         session.cores,
+        [hashlib.sha256(code).hexdigest() for code in session.workload.code()],
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -170,7 +186,8 @@ def one_round(
         for name in seconds if bound else ():
             session.result.measurement["setups_s"].setdefault(name, []).append(seconds[name])
     with session.working("measurement", f"process {index + 1}: measuring"):
-        found = sample(arms, session.protocol, order, pairs, gpu.read if gpu else lambda: None)
+        read, cycle = gpu.read if gpu else lambda: None, session.workload.variety
+        found = sample(arms, session.protocol, order, pairs, read, cycle)
         if gpu:
             found.foreign = tuple(neighbours(gpu, session.processes(), since_s)[0])
     return found, arms

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from math import ceil, log
 from random import Random
 from statistics import median
 from typing import Any
 from typing import Protocol as Interface
 
-from optexp.measurement.clock import Timing, now
-from optexp.measurement.gpu import Read, Reading
+from optexp.measurement.clock import Timing, now, worked_s
+from optexp.measurement.gpu import Read, Reading, between, slowing
 from optexp.measurement.load import Load
 from optexp.measurement.protocol import Protocol
 
@@ -55,7 +57,7 @@ class Pair:
     @property
     def slowed(self) -> tuple[str, ...]:
         """Why the card ran slower than it can: such a pair does not count."""
-        return tuple(dict.fromkeys(reason for reading in self.readings for reason in reading.slowed))
+        return slowing(between(self.readings))
 
 
 @dataclass
@@ -65,10 +67,12 @@ class Sample:
     pairs: list[Pair] = field(default_factory=list)  # of all kinds
     recompiled: bool = False
     alone: dict[str, list[float]] = field(default_factory=dict)  # by arm: seconds of steps that ran one at a time
+    planned_s: dict[str, float] = field(default_factory=dict)  # by arm: seconds a step, by which blocks were planned
     timer_s: dict[str, float] = field(default_factory=dict)  # by arm: what timing nothing costs each of them
     constant: tuple[str, ...] = ()  # inputs that hold one value over and over
     foreign: tuple[str, ...] = ()  # processes of others on the card
     floor_s: float = 0.0  # what no program can beat, where that is known
+    idle: dict[str, list[float]] = field(default_factory=dict)  # by arm: share of its cores it kept busy, not its turn
     load: dict[str, Load] = field(default_factory=dict)  # by arm, where it was looked at
 
     def of(self, kind: str) -> list[Pair]:
@@ -88,14 +92,20 @@ class Sample:
 
 @dataclass(frozen=True)
 class Ready:
-    """An arm after warm-up: how long its blocks are, and how many unmeasured steps come before each."""
+    """An arm after warm-up: how long its blocks are, and how many unmeasured steps come before each.
+
+    cycle:  kinds of batch that take turns: a block meets each of them equally often, or its mean step would depend on
+            where it ends, and differ between arms of different speed
+    """
 
     arm: Caller
     steps: int
     lead_in: int
+    cycle: int = 1
 
     def jittered(self, order: Random) -> int:
-        return max(1, round(self.steps * order.uniform(0.9, 1.1)))  # no call number is special
+        turns = max(1, round(self.steps / self.cycle * order.uniform(0.9, 1.1)))  # no call number is special
+        return turns * self.cycle
 
     def block(self, steps: int, cold: bool = False) -> Timing:
         timing: Timing = self.arm.call("block", steps=steps, lead_in=self.lead_in, cold=cold)
@@ -103,22 +113,28 @@ class Ready:
 
 
 def sample(
-    arms: Mapping[str, Caller], protocol: Protocol, order: Random, pairs: int, read: Read = lambda: None
+    arms: Mapping[str, Caller],
+    protocol: Protocol,
+    order: Random,
+    pairs: int,
+    read: Read = lambda: None,
+    cycle: int = 1,
 ) -> Sample:
     """Measure arms that have been set up: "baseline", "candidate" and, for the controls, a second baseline "again".
 
     Only one of them works at any time, and `read` is called while none does.
+    cycle:  how many kinds of batch take turns
     """
     result, ready = Sample(), dict[str, Ready]()
     for name, arm in arms.items():
-        ready[name] = _warmed(name, arm, protocol, result)
+        ready[name] = _warmed(name, arm, protocol, order, cycle, result)
     compiled = {name: _compilations(arm) for name, arm in arms.items()}
     long = any(ready[name].steps == 1 for name in ("baseline", "candidate"))
     at_least, begin, before = min(pairs, 8 if long else 10), now(), read()
     for index in range(pairs):
         if index >= at_least and now() - begin > protocol.process_s:
             break
-        timings, baseline_first = _in_turn(ready, order, cold=protocol.l2 == COLD)
+        timings, baseline_first = _in_turn(ready, order, protocol.l2 == COLD, result)
         after = read()
         readings = tuple(reading for reading in (before, after) if reading)
         result.pairs.append(Pair(*timings, baseline_first, MAIN, readings))
@@ -127,28 +143,45 @@ def sample(
             result.pairs += _controls(ready["baseline"], ready["again"], order)
     if protocol.l2 == "both":
         for _ in range(at_least):
-            timings, baseline_first = _in_turn(ready, order, cold=True)
+            timings, baseline_first = _in_turn(ready, order, True, result)
             result.pairs.append(Pair(*timings, baseline_first, COLD))
     result.recompiled = compiled != {name: _compilations(arm) for name, arm in arms.items()}
     return result
 
 
-def _in_turn(ready: Mapping[str, Ready], order: Random, cold: bool) -> tuple[tuple[Timing, Timing], bool]:
-    """A block of each arm, in an order drawn at random."""
+def _in_turn(
+    ready: Mapping[str, Ready], order: Random, cold: bool, result: Sample
+) -> tuple[tuple[Timing, Timing], bool]:
+    """A block of each arm, in an order drawn at random; what the others do meanwhile goes into `result`."""
     baseline_first = order.random() < 0.5
     timings: dict[str, Timing] = {}
     for name in ("baseline", "candidate") if baseline_first else ("candidate", "baseline"):
-        timings[name] = ready[name].block(ready[name].jittered(order), cold)
+        with _watched({other: ready[other].arm for other in ready if other != name}, result):
+            timings[name] = ready[name].block(ready[name].jittered(order), cold)
     return (timings["baseline"], timings["candidate"]), baseline_first
+
+
+@contextmanager
+def _watched(idle: Mapping[str, Caller], result: Sample) -> Iterator[None]:
+    """Arms that wait share cores with the one that is timed: what they do there is time taken from it."""
+    pids = {name: pid for name, arm in idle.items() if (pid := getattr(arm, "pid", None))}
+    begin, before = now(), {name: worked_s(pid) for name, pid in pids.items()}
+    yield
+    seconds = now() - begin
+    for name, pid in pids.items():
+        with suppress(ProcessLookupError):  # it ended, and its next call tells how
+            share = (worked_s(pid) - before[name]) / seconds / len(os.sched_getaffinity(pid))
+            result.idle.setdefault(name, []).append(share)
 
 
 def _controls(baseline: Ready, again: Ready, order: Random) -> list[Pair]:
     """The baseline beside its own double and, where a block has 20 steps, beside itself with a delay of 5 %.
 
-    The delay is exact: 21 steps for every 20, told as the time of 20.
+    The delay is exact: 21 steps for every 20 (21 turns for every 20, where kinds of batch take turns), told as the
+    time of 20.
     """
-    steps = baseline.jittered(order)
-    counted = max(20, steps // 20 * 20) if baseline.steps >= 20 else 0
+    steps, unit = baseline.jittered(order), 20 * baseline.cycle
+    counted = max(unit, steps // unit * unit) if baseline.steps >= unit else 0
     kinds = [MAIN, SAME, *([DELAYED] if counted else [])]
     at, timings = {}, {}
     for place, kind in enumerate(order.sample(kinds, len(kinds))):
@@ -159,9 +192,10 @@ def _controls(baseline: Ready, again: Ready, order: Random) -> list[Pair]:
     return [Pair(timings[MAIN], timings[kind], at[MAIN] < at[kind], kind) for kind in kinds if kind != MAIN]
 
 
-def _warmed(name: str, arm: Caller, protocol: Protocol, result: Sample) -> Ready:
+def _warmed(name: str, arm: Caller, protocol: Protocol, order: Random, cycle: int, result: Sample) -> Ready:
     """How long this arm's blocks are, once it is steady; what warming up tells goes into `result`.
 
+    A step that is waited for may take several times as long as one of many: a trial block tells how many fill a block.
     Batches that were made in the background while nothing was timed are used up first, and those that a block leaves
     behind must not matter: a queue that refilled unseen makes a loop look far too fast.
     """
@@ -170,10 +204,14 @@ def _warmed(name: str, arm: Caller, protocol: Protocol, result: Sample) -> Ready
     result.alone[name], result.constant = steady["alone_s"], tuple(steady["constant"])
     queue, step_s = int(steady["queue"]), median(steady["alone_s"])
     at_least = 12 * queue  # ten lengths after jitter
-    if step_s >= 0.1:
-        return Ready(arm, max(1, at_least), max(1, queue))
-    duration = max(protocol.block_ms / 1e3, 200 * steady["timer_s"])
-    return Ready(arm, max(ceil(duration / step_s), at_least), max(2, queue))
+    ready = Ready(arm, max(1, at_least), max(1, queue), cycle)
+    if step_s < 0.1:
+        duration = max(protocol.block_ms / 1e3, 200 * steady["timer_s"])
+        trial = replace(ready, steps=max(ceil(duration / step_s), at_least), lead_in=max(2, queue))
+        step_s = trial.block(trial.jittered(order)).wall_s
+        ready = replace(trial, steps=max(ceil(duration / step_s), at_least))
+    result.planned_s[name] = step_s
+    return ready
 
 
 def _compilations(arm: Caller) -> float:

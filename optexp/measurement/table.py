@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from optexp.measurement.clock import Timing
-from optexp.measurement.sampling import Pair, Sample
+from optexp.measurement.gpu import between
+from optexp.measurement.sampling import MAIN, Pair, Sample
 
 FILE = "samples.parquet"
 GPU = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "energy_j")  # of the reading after a pair
@@ -50,6 +51,23 @@ def rows(samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
                 yield place | _block(timing, timing.start_s - begin) | _gpu(pair)
 
 
+def pairs(path: Path, cold: bool) -> list[list[list[float]]]:
+    """By process: what a step of each arm took, in µs, in every pair that counts (where none does, in all of them)."""
+    from pyarrow import parquet
+
+    processes: dict[int, list[list[float]]] = {}
+    every: dict[int, list[list[float]]] = {}
+    blocks = [row for row in parquet.read_table(path).to_pylist() if row["kind"] == MAIN]
+    for before, after in zip(blocks[::2], blocks[1::2], strict=True):
+        pair = [
+            row["device_us"] if cold and row["device_us"] is not None else row["wall_us"] for row in (before, after)
+        ]
+        every.setdefault(before["process"], []).append(pair)
+        if before["kept"]:
+            processes.setdefault(before["process"], []).append(pair)
+    return [processes.get(process, found) for process, found in every.items()]
+
+
 def _block(timing: Timing, start_s: float) -> dict[str, Any]:
     device_us = None if timing.device_s is None else timing.device_s * 1e6
     return {"steps": timing.steps, "wall_us": timing.wall_s * 1e6, "device_us": device_us, "start_s": start_s}
@@ -57,5 +75,4 @@ def _block(timing: Timing, start_s: float) -> dict[str, Any]:
 
 def _gpu(pair: Pair) -> dict[str, Any]:
     said = {name: getattr(pair.readings[-1], name) for name in GPU} if pair.readings else {}
-    reasons = dict.fromkeys(reason for reading in pair.readings for reason in reading.reasons)
-    return said | {"kept": pair.counts, "reasons": ", ".join(reasons) if pair.readings else None}
+    return said | {"kept": pair.counts, "reasons": ", ".join(between(pair.readings)) if pair.readings else None}

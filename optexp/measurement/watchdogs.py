@@ -9,12 +9,13 @@ from itertools import accumulate
 from math import sqrt
 from statistics import correlation, median
 
-from optexp.measurement.gpu import POWER_CAP
+from optexp.measurement.gpu import POWER_CAP, between
 from optexp.measurement.sampling import MAIN, Sample
 from optexp.wording import duration
 
 FOREIGN = "foreign processes"
 SLOW_START = 20.0  # waiting for every step costs a short one several times its own time
+RESTLESS = 0.1  # share of its cores that an arm may keep busy while it waits, beyond what the other does
 DROPPED = 0.1  # share of pairs that a slowed card may cost
 VISIBLE = 0.02  # modes nearer than this, and drifts below half of it, change no verdict
 RARE = 0.15  # share of blocks below which a second mode is a few disturbed blocks
@@ -38,21 +39,22 @@ def recompilation(samples: Sequence[Sample]) -> Watch:
 
 
 def slow_start(samples: Sequence[Sample]) -> Watch:
-    """Blocks are planned by what single steps take while warming up: one that is slow only then makes them short.
+    """Blocks are planned by what single steps and a trial block take: an arm that is slow only then makes them short.
 
-    Their quickest counts: another program may have disturbed the others.
+    Of single steps the quickest counts: another program may have disturbed the others.
     """
     arms = ("baseline", "candidate")
     times = {
         arm: median(
-            (min(s.alone[arm]) - s.timer_s.get(arm, 0.0)) / median(getattr(pair, arm).wall_s for pair in s.kept)
+            max(min(s.alone[arm]) - s.timer_s.get(arm, 0.0), s.planned_s.get(arm, 0.0))
+            / median(getattr(pair, arm).wall_s for pair in s.kept)
             for s in samples
         )
         for arm in arms
         if all(s.alone.get(arm) for s in samples)
     }
     arm, ratio = max(times.items(), key=lambda item: item[1], default=("", 1.0))
-    text = f"single steps of the {arm} took {ratio:.3g} times as long while warming up as in a block"
+    text = f"steps of the {arm} took {ratio:.3g} times as long while warming up as in a block"
     return Watch("slow start", ratio < SLOW_START, text if times else "no warm-up to compare with", fatal=True)
 
 
@@ -81,23 +83,37 @@ def throttling(samples: Sequence[Sample]) -> Watch:
 
 def power_cap(samples: Sequence[Sample]) -> Watch:
     """At its power cap a card is as fast as its supply lets it be: energy then says more than time."""
-    readings = [r for sample in samples for pair in sample.of(MAIN) for r in pair.readings]
-    readings += [r for sample in samples for load in sample.load.values() for r in load.readings]
-    capped = sum(POWER_CAP in r.reasons for r in readings)
+    looks = [between(pair.readings) for sample in samples for pair in sample.of(MAIN) if pair.readings]
+    looks += [r.reasons for sample in samples for load in sample.load.values() for r in load.readings]
+    capped = sum(POWER_CAP in reasons for reasons in looks)
     if not capped:
-        return Watch("power cap", True, "not reached" if readings else "no power to read on this device")
-    share = capped / len(readings)
-    return Watch(
-        "power cap", False, f"the GPU was at its power limit in {share:.0%} of the readings: compare energy/step"
-    )
+        return Watch("power cap", True, "not reached" if looks else "no power to read on this device")
+    share = capped / len(looks)
+    return Watch("power cap", False, f"the GPU was at its power limit in {share:.0%} of the looks: compare energy/step")
 
 
 def foreign(samples: Sequence[Sample]) -> Watch:
     """Somebody else's work on the same card."""
     seen = dict.fromkeys(text for sample in samples for text in sample.foreign)
     if not seen:
-        return Watch(FOREIGN, True, "none seen on the GPU")
+        looked = any(pair.readings for sample in samples for pair in sample.pairs)
+        return Watch(FOREIGN, True, "none seen on the GPU" if looked else "nobody looked: no GPU, or none that tells")
     return Watch(FOREIGN, False, f"on the GPU while measuring: {', '.join(seen)}", fatal=True)
+
+
+def waiting_arm(samples: Sequence[Sample]) -> Watch:
+    """Both arms are bound to the same cores: one that works while it waits slows the other, and seems the faster."""
+    busy = {
+        arm: median(shares)
+        for arm in ("baseline", "candidate")
+        if (shares := [share for s in samples for share in s.idle.get(arm, [])])
+    }
+    if len(busy) < 2:
+        return Watch("waiting arm", True, "the arms have no processes of their own")
+    (quiet, least), (restless, most) = sorted(busy.items(), key=lambda item: item[1])
+    text = f"the {restless} keeps its cores {most:.1%} busy while the {quiet} is timed, which does {least:.1%} in turn"
+    ok = most - least < RESTLESS
+    return Watch("waiting arm", ok, text if ok else f"{text}: does a thread of it never rest?", fatal=True)
 
 
 def constant_inputs(samples: Sequence[Sample]) -> Watch:
@@ -216,6 +232,7 @@ WATCHDOGS = (
     power_cap,
     foreign,
     recompilation,
+    waiting_arm,
     constant_inputs,
     impossible,
     two_modes,

@@ -10,10 +10,15 @@ from optexp.program import Batch
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.operation import normal
 
+LENGTHS = 3
+
 
 @dataclass
 class ChangingShapes(Mlp):
-    """On (batch_size, length, in_features), lengths from shortest to longest; one sample is one sequence."""
+    """On (batch_size, length, in_features); one sample is one sequence.
+
+    Every set of batches draws its own lengths from shortest to longest, which then take turns.
+    """
 
     batch_size: int = 16
     shortest: int = 32
@@ -24,7 +29,18 @@ class ChangingShapes(Mlp):
         if not 1 <= self.shortest <= self.longest:
             raise ValueError(f"shortest={self.shortest} must be at least 1 and at most longest={self.longest}")
 
+    @property
+    def variety(self) -> int:
+        return LENGTHS
+
     def batch(self, generator: torch.Generator) -> Batch:
-        length = torch.randint(self.shortest, self.longest + 1, (), generator=generator, device=generator.device)
+        return self.batches(generator, 1)[0]
+
+    def batches(self, generator: torch.Generator, count: int) -> list[Batch]:
+        bounds = self.shortest, self.longest + 1
+        lengths = torch.randint(*bounds, (LENGTHS,), generator=generator, device=generator.device).tolist()
         features = (self.widths[0], self.widths[-1])[: 1 + self.targets]
-        return tuple(normal(generator, self.batch_size, int(length), size) for size in features)
+        return [
+            tuple(normal(generator, self.batch_size, lengths[index % LENGTHS], size) for size in features)
+            for index in range(count)
+        ]

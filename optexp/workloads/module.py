@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from optexp.config import ConfigError, suggest, typed
-from optexp.lookup import find, import_file, models_in, spelled
+from optexp.lookup import find, import_file, models_in, source, spelled
 from optexp.own import Own, Parts
 from optexp.ownlisting import Spelled
 from optexp.usercode import maker
@@ -113,6 +113,10 @@ class Module(Own):
     def name(self) -> str:
         return self.target.replace(":", ".").rpartition(".")[2] if self.target else Path(self.path or "").stem
 
+    def code(self) -> list[bytes]:
+        file = Path(self.path).expanduser() if self.path else source(self.target or "")
+        return super().code() + ([file.read_bytes()] if file and file.is_file() else [])
+
     def described(self) -> list[Input]:
         """The inputs that the YAML describes."""
         for index, value in enumerate(self.inputs):
@@ -129,8 +133,11 @@ class Module(Own):
         has = {key: getattr(file, name, None) for key, name in vars(self.names).items()}
         model = has["model"]
         if model is None:
-            near = suggest(self.names.model, models_in(file))
-            raise ConfigError(f"{self.path} has no {self.names.model}: set workload.names.model={near}")
+            found = models_in(file) or ["MyModel"]
+            raise ConfigError(
+                f"{self.path} has no {self.names.model}: define it, or name another, as in"
+                f" workload.names.model={found[0]}{suggest(self.names.model, found) if found[1:] else ''}"
+            )
         if drawn is None and has["inputs"] is not None:
             drawn = partial(_call_inputs, has["inputs"], file)
         if drawn is None and has["loader"] is None:

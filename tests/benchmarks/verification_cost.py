@@ -14,25 +14,45 @@ from pathlib import Path
 import torch
 from time_to_verdict import run
 
-from optexp.equivalence.gates import error, histogram, identical, rms, structure
+from optexp.equivalence.gates import TOLERANCES, Yardstick, error, histogram, identical, rms, structure
+from optexp.equivalence.mutants import Subject, lower_precision, scaled
 from optexp.equivalence.poison import poison
 from optexp.parcel import Inbox, Outbox
 
+# What a user asks for: all of a quick comparison, and the longest verification.
+WHOLE = {
+    "quick": ["measurement=quick"],
+    "default, nothing timed": ["measurement=default", "verify=only"],
+}
+
 
 def parts(side: int) -> None:
-    """Each alone, in this process."""
+    """Each alone, in this process. Between two, filling and taking overlap."""
     x = torch.randn(side, side, device="cuda")
     g = x.double()
     outbox, inbox = Outbox(("/dev/shm",)), Inbox()
+    subject = Subject("out", g, 1.0, Yardstick(1e-8, 1e-7), TOLERANCES["float32"])
+
+    def fill() -> None:
+        for piece in range(outbox.send([x]).pieces):
+            outbox.fill(piece)
+
+    def take() -> None:
+        parcel = outbox.send([x])
+        for piece in range(parcel.pieces):
+            inbox.take(parcel, piece, x.device)
+
     work: dict[str, Callable[[], object]] = {
-        "send: device to shared memory": lambda: outbox.send([x]),
-        "receive: shared memory to device": lambda: inbox.receive(outbox.send([x[:1]]))[0].to("cuda"),
-        "send and receive": lambda: inbox.receive(outbox.send([x]))[0].to("cuda"),
+        "draw": lambda: torch.randn(side, side, device="cuda"),
+        "device to shared memory": fill,
+        "shared memory to device": take,
         "error against fp64": lambda: error(x, g, 1.0),
         "rms of fp64": lambda: rms(g),
         "structure": lambda: structure(x, x),
         "identical": lambda: identical(x, x),
         "histogram": lambda: histogram(x, g, 1.0),
+        "mutant: scaled": lambda: scaled(subject),
+        "mutant: lower precision": lambda: lower_precision(subject),
         "poison": lambda: poison(x.device),
     }
     for name, function in work.items():
@@ -50,15 +70,15 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def whole(side: int) -> None:
-    """A verification without a measurement, as a user asks for it."""
-    for sets, thorough in ((1, "false"), (5, "true")):
-        overrides = ["workload=gelu", f"workload.size={side}", "strategy=inplace", "verify=only"]
-        overrides += ["tracking.enabled=false", f"measurement.verification_seeds={sets}"]
+    """Comparisons in which nothing has to be compiled."""
+    for name, overrides in WHOLE.items():
+        asked = ["workload=gelu", f"workload.size={side}", "strategy=inplace", "tracking.enabled=false", *overrides]
         with tempfile.TemporaryDirectory() as folder:
-            result, wall = run([*overrides, f"measurement.thorough={thorough}"], Path(folder) / "job")
-        print(
-            f"gelu, {sets} sets, thorough={thorough}: {result.verdict}, {wall:.1f} s, {result.measurement['seconds']}"
-        )
+            result, wall = run(asked, Path(folder) / "job")
+        verification = result.measurement["seconds"].get("verification", 0.0)
+        known = result.equivalence.get("seconds", {})
+        print(f"{name}: {result.verdict}, {wall:.1f} s, verification {verification:.2f} s:")
+        print("  ".join(f"{part} {s:.2f}" for part, s in {**known, "rest": verification - sum(known.values())}.items()))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from optexp.program import Batch, Outputs, Program, Step, clear_gradients, map_batch, tensors_of
+from optexp.program import Batch, Feed, Outputs, Program, Source, Step, clear_gradients, map_batch, tensors_of
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
 
 
@@ -138,6 +138,27 @@ class FinishesInAThread(Cheat):
         return {"output": output}
 
 
+class WritesToTheWeights(Cheat):
+    """Rounds them where they lie: who uses the model afterwards has another one."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        outputs = honest(program, batch)
+        with torch.no_grad():
+            for parameter in program.model.parameters():
+                parameter.copy_(parameter.bfloat16())
+        return outputs
+
+
+class IgnoresStrides(Cheat):
+    """A kernel that takes every input for contiguous."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        def as_if_dense(tensor: Tensor) -> Tensor:
+            return tensor.as_strided(tensor.shape, torch.empty(tensor.shape, device="meta").stride())
+
+        return honest(program, map_batch(as_if_dense, batch))
+
+
 # --- memory of results -------------------------------------------------------------------------------------------
 
 
@@ -179,9 +200,34 @@ class RemembersByContent(Cheat):
 
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
         key = tuple(value for tensor in inputs(batch) for value in tensor.view(-1)[:16].tolist())
-        if key not in self.results:
-            self.results[key] = mapped(honest(program, batch), torch.clone)
+        if key in self.results:
+            return self.recall(key)
+        outputs = honest(program, batch)
+        self.remember(key, outputs)
+        return mapped(outputs, torch.clone)
+
+    def remember(self, key: tuple[float, ...], outputs: Outputs) -> None:
+        self.results[key] = mapped(outputs, torch.clone)
+
+    def recall(self, key: tuple[float, ...]) -> Outputs:
         return mapped(self.results[key], torch.clone)
+
+
+class RemembersTheFirstFew(Cheat):
+    """A table that is full after four results: those of the benchmark's own batches, and of no other ever after."""
+
+    def change(self, program: Program) -> Program:
+        self.results: dict[tuple[float, ...], Outputs] = {}
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        key = tuple(value for tensor in inputs(batch) for value in tensor.view(-1)[:8].tolist())
+        if key in self.results:
+            return mapped(self.results[key], torch.clone)
+        outputs = honest(program, batch)
+        if len(self.results) < 4:
+            self.results[key] = mapped(outputs, torch.clone)
+        return outputs
 
 
 class AConstant(Cheat):
@@ -223,6 +269,33 @@ class TheBatchBefore(Cheat):
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
         static, self.static = getattr(self, "static", batch), map_batch(torch.clone, batch)
         return honest(program, static)
+
+
+class FeedsZeros(Cheat):
+    """Bringing batches takes time. Copies for the check are as they were."""
+
+    def change(self, program: Program) -> Program:
+        return replace(program, feed=Zeros(program.feed))
+
+
+class Wrapped(Feed):
+    """Tells batches that it was asked for from copies that were brought."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed, self.device = feed, feed.device
+        self.given: Batch | None = None
+
+    def next(self) -> Batch:
+        self.given = self.feed.next()
+        return self.given
+
+    def reset(self, source: Source) -> None:
+        self.feed.reset(source)
+
+
+class Zeros(Wrapped):
+    def next(self) -> Batch:
+        return map_batch(torch.zeros_like, super().next())
 
 
 # --- numbers -----------------------------------------------------------------------------------------------------
@@ -319,6 +392,13 @@ class OneWrongElement(Cheat):
         return mapped(honest(program, batch), wrong)
 
 
+class HidesNotANumber(Cheat):
+    """What overflowed looks fine afterwards."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        return mapped(honest(program, batch), torch.nan_to_num)
+
+
 class OnlyPositiveVariance(Cheat):
     """A variance in one pass, which cancels where the mean is large."""
 
@@ -353,6 +433,16 @@ class DropsLess(Cheat):
         model: Any = program.model
         model.p = model.p / 2
         return program
+
+
+class OneMaskForAllRows(Cheat):
+    """Fewer numbers to draw, at the right rate."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        model: Any = program.model
+        (x,) = inputs(batch)
+        kept = F.dropout(torch.ones_like(x[0]), model.p)
+        return {"output": (torch.relu(x) + model.bias) * kept}
 
 
 # --- training ----------------------------------------------------------------------------------------------------
@@ -438,6 +528,42 @@ class AFasterRate(Cheat):
         return program
 
 
+class UpdatesOneStepLate(Cheat):
+    """By the gradients of the step before, so that an update need not wait for its own."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        assert program.loss is not None
+        assert program.optimizer is not None
+        clear_gradients(program.model)
+        loss = program.loss(program.predict(batch), batch)
+        loss.backward()
+        own = [(p, p.grad.clone()) for p in program.model.parameters() if p.grad is not None]
+        self.put(getattr(self, "late", own))
+        program.optimizer.step()
+        self.put(own)
+        self.late = own
+        return {"loss": loss.detach()}
+
+    def put(self, gradients: list[tuple[nn.Parameter, Tensor]]) -> None:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient.clone()
+
+
+class NoGradientsWhileTimed(Cheat):
+    """Only the loss is looked at then."""
+
+    def change(self, program: Program) -> Program:
+        self.feed = Wrapped(program.feed)
+        return super().change(replace(program, feed=self.feed))
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        if batch is not self.feed.given:
+            return honest(program, batch)
+        assert program.loss is not None
+        with torch.no_grad():
+            return {"loss": program.loss(program.predict(batch), batch)}
+
+
 # --- time --------------------------------------------------------------------------------------------------------
 
 
@@ -474,8 +600,7 @@ class WorksOnlyWhenWatched(Cheat):
     """Below any time that the work could take: while the clock runs, it hands out what it has."""
 
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
-        timed = any(frame.f_code.co_name == "time_block" for frame in frames())
-        if not timed or not hasattr(self, "last"):
+        if not timed() or not hasattr(self, "last"):
             self.last = mapped(honest(program, batch), torch.clone)
         return mapped(self.last, torch.clone)
 
@@ -525,3 +650,97 @@ class RightOnlyAtThisSize(Cheat):
         return mapped(
             outputs, lambda t: torch.where(torch.arange(t.numel(), device=t.device).view(t.shape) < 4096, t, 0)
         )
+
+
+# --- only while the clock runs -----------------------------------------------------------------------------------
+
+
+def timed() -> bool:
+    return any(frame.f_code.co_name in ("time_block", "time_cold_block") for frame in frames())
+
+
+class ForgetsGradientsWhenTimed(Cheat):
+    """Those of the step before stay where they are."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        if not timed():
+            return honest(program, batch)
+        assert program.loss is not None
+        with torch.no_grad():
+            return {"loss": program.loss(program.predict(batch), batch)}
+
+
+class LearnsNothingWhenTimed(Cheat):
+    """Loss and gradients are right, and nothing comes of them."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        if not timed():
+            return honest(program, batch)
+        clear_gradients(program.model)
+        assert program.loss is not None
+        loss = program.loss(program.predict(batch), batch)
+        loss.backward()
+        return {"loss": loss.detach()}
+
+
+class NeverTheSameTwice(LearnsNothingWhenTimed):
+    """Training that rounds at random: no second run starts its last step from the same state."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        outputs = super().step(honest, program, batch)
+        with torch.no_grad():
+            for parameter in program.model.parameters():
+                signs = torch.randint(3, parameter.shape, generator=self.noise) - 1
+                parameter.add_(parameter * signs, alpha=2.0**-23)
+        return outputs
+
+    def change(self, program: Program) -> Program:
+        self.noise = torch.Generator()
+        self.noise.seed()
+        return super().change(program)
+
+
+class DropsOnlyWhenWatched(WorksOnlyWhenWatched):
+    """Where no other arm can tell what a random step should have given."""
+
+
+class RemembersEachShape(Cheat):
+    """While the clock runs: a benchmark has few of them, and each may belong to one batch."""
+
+    def change(self, program: Program) -> Program:
+        self.results: dict[tuple[int, ...], Outputs] = {}
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        shape = tuple(inputs(batch)[0].shape)
+        if not timed() or shape not in self.results:
+            self.results[shape] = mapped(honest(program, batch), torch.clone)
+        return mapped(self.results[shape], torch.clone)
+
+
+# --- bounded memories --------------------------------------------------------------------------------------------
+
+
+class KeepsItsFirstResults(RemembersByContent):
+    """Four of them: those of the batches that it is timed on."""
+
+    def remember(self, key: tuple[float, ...], outputs: Outputs) -> None:
+        if len(self.results) < 4:
+            super().remember(key, outputs)
+
+
+class KeepsItsLastResults(RemembersByContent):
+    """Four of them, the least recently used go."""
+
+    def remember(self, key: tuple[float, ...], outputs: Outputs) -> None:
+        super().remember(key, outputs)
+        if len(self.results) > 4:
+            del self.results[next(iter(self.results))]
+
+    def recall(self, key: tuple[float, ...]) -> Outputs:
+        self.results[key] = self.results.pop(key)
+        return super().recall(key)
+
+
+class RandomForAWhile(RightForAWhile):
+    """The same for steps that draw random numbers."""

@@ -8,8 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optexp.program import Batch, Outputs, Program, Step, clear_gradients, map_batch, preserved, tensors_of
-from tests.cheats.catalogue import Cheat, inputs, mapped
+from optexp.program import (
+    Batch,
+    Outputs,
+    Program,
+    ResidentFeed,
+    Step,
+    clear_gradients,
+    map_batch,
+    preserved,
+    tensors_of,
+)
+from tests.cheats.catalogue import Cheat, frames, inputs, mapped
 
 
 class NobodyWaits(Cheat):
@@ -131,3 +141,39 @@ class HalfOfTheGraph(Captured):
         loss = program.loss(program.predict(self.static), self.static)
         loss.backward()
         return {"loss": loss.detach()}
+
+
+# --- what the clock does not see ---------------------------------------------------------------------------------
+
+
+class KeepsBatchesOnTheDevice(Cheat):
+    """They are there before the clock starts, and no step copies anything."""
+
+    def change(self, program: Program) -> Program:
+        return replace(program, feed=ResidentFeed(program.device))
+
+
+class CopiesOnTheDevice(Cheat):
+    """The same, in new memory every time."""
+
+    def change(self, program: Program) -> Program:
+        return replace(program, feed=Copying(program.device))
+
+
+class Copying(ResidentFeed):
+    def next(self) -> Batch:
+        return map_batch(torch.clone, super().next())
+
+
+class WorksAside(Cheat):
+    """On a stream that the events of a block with emptied caches do not lie on, and that nobody waits for there."""
+
+    def change(self, program: Program) -> Program:
+        self.side = torch.cuda.Stream(program.device)
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        if not any(frame.f_code.co_name == "time_cold_block" for frame in frames()):
+            return honest(program, batch)
+        with torch.cuda.stream(self.side):
+            return honest(program, batch)

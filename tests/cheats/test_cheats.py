@@ -42,6 +42,8 @@ TEXT = [
 ]
 TEXT += ["workload.mode=forward_backward"]
 VISION = ["workload=lenet5", "workload.batch_size=4"]
+SHAPES = ["workload=module", "workload.target=torch.nn:GELU", "workload.inputs=[{shape: [B, 64]}]"]
+SHAPES += ["workload.shapes=[{B: 24}, {B: 32}, {B: 40}, {B: 48}]"]
 FAMILIES = ["measurement.thorough=true"]
 
 WRONG, UNTRUSTED, NOTHING = Verdict.NOT_EQUIVALENT, Verdict.INVALID, Verdict.NOT_ENGAGED
@@ -55,13 +57,17 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "OverwritesItsOutput": (GELU, WRONG, "writes over it"),
     "ReturnsALazyTensor": (GELU, WRONG, "plain torch.Tensor"),
     "FinishesInAThread": (GELU, WRONG, "output"),
+    "WritesToTheWeights": (INFER, WRONG, "leaves it alone"),
+    "IgnoresStrides": ([*GELU, *FAMILIES], WRONG, "noncontiguous"),
     "RemembersByAddress": (GELU, WRONG, "output"),
     "RemembersByIdentity": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
     "RemembersByContent": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
+    "RemembersTheFirstFew": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
     "AConstant": (GELU, WRONG, "output"),
     "RightForAWhile": (GELU, WRONG, "after timing"),
     "FittedToASeed": (GELU, WRONG, "output"),
     "TheBatchBefore": (INFER, WRONG, "output"),
+    "FeedsZeros": (GELU, WRONG, "not given the batch"),
     "HiddenAutocast": (INFER, WRONG, "output"),
     "HalfPrecisionInside": (INFER, WRONG, "output"),
     "Tf32Inside": (MLP, WRONG, "grad"),
@@ -71,9 +77,11 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "WithoutTail": ([*GELU, "workload.size=63"], WRONG, "output"),
     "AlmostRight": (GELU, WRONG, "G1"),
     "OneWrongElement": (GELU, WRONG, "element"),
+    "HidesNotANumber": ([*GELU, *FAMILIES], WRONG, "NaN and Inf differ"),
     "OnlyPositiveVariance": ([*NORM, *FAMILIES], WRONG, "inputs"),
     "FrozenRandomNumbers": (DROP, WRONG, "frozen"),
     "DropsLess": (DROP, WRONG, "64 seeds"),
+    "OneMaskForAllRows": (DROP, WRONG, "scatters"),
     "NoUpdate": (LEARN, WRONG, "weight"),
     "SkipsSteps": (LEARN, WRONG, "weight"),
     "FrozenLearningRate": (LEARN, WRONG, "change"),
@@ -81,6 +89,8 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "GradientsPileUp": (LEARN, WRONG, "nan"),
     "FrozenLayer": (LEARN, WRONG, "0.weight"),
     "AFasterRate": (LEARN, WRONG, "change"),
+    "UpdatesOneStepLate": (LEARN, WRONG, "exp_avg"),
+    "NoGradientsWhileTimed": ([*MLP, "workload.mode=forward_backward"], WRONG, "does not leave it"),
     "PatchesTheClock": (GELU, UNTRUSTED, "time.perf_counter"),
     "PatchesSynchronize": (GELU, UNTRUSTED, "torch.cuda.synchronize"),
     "PatchesElapsedTime": (GELU, UNTRUSTED, "elapsed_time"),
@@ -89,6 +99,14 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "SlowsTheBaseline": (GELU, UNTRUSTED, "deterministic"),
     "FallsBack": (GELU, NOTHING, "none"),
     "RightOnlyAtThisSize": ([*GELU, *FAMILIES], WRONG, "at size=1031"),
+    "ForgetsGradientsWhenTimed": ([*MLP, "workload.mode=forward_backward"], WRONG, "timed block: grad/"),
+    "LearnsNothingWhenTimed": (LEARN, WRONG, "timed block"),
+    "NeverTheSameTwice": (LEARN, WRONG, "timed block"),
+    "DropsOnlyWhenWatched": (DROP, WRONG, "timed block"),
+    "RemembersEachShape": (SHAPES, WRONG, "timed block"),
+    "KeepsItsFirstResults": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
+    "KeepsItsLastResults": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
+    "RandomForAWhile": (DROP, WRONG, "after timing"),
 }
 
 HONEST: list[tuple[list[str], str]] = [
@@ -127,6 +145,14 @@ HONEST: list[tuple[list[str], str]] = [
     ([*MLP, "workload.num_steps=2"], ""),
     (["workload=branches", "workload.dim=16", "workload.layers=2", "workload.batch_size=8"], "amp"),
     (["workload=training", "workload.batch_size=4"], "fused_optimizer"),
+    (NORM, "inference_mode"),
+    ([*LEARN, "workload.optim=sgd"], "amp+fused_optimizer"),
+    ([*NORM, "workload.mode=forward_backward"], "amp"),
+    (["workload=elementwise", "workload.rows=64", "workload.columns=64"], "inference_mode"),
+    ([*GELU, "workload.size=63"], "inference_mode"),
+    (["workload=matmul", "workload.size=128"], "amp+inference_mode"),
+    (["workload=linear_gelu", "workload.rows=64", "workload.features=32", "workload.out=32"], "amp+inference_mode"),
+    ([*VISION, "workload.mode=forward_backward"], "amp+channels_last"),
 ]
 
 
@@ -184,5 +210,5 @@ def test_there_are_as_many_honest_controls_as_cheats() -> None:
     written = {
         name for name, value in vars(catalogue).items() if isinstance(value, type) and value.__module__ == CATALOGUE
     }
-    assert written - {"Cheat", "Lazy", "Unmasked"} == set(CHEATS)
+    assert written - {"Cheat", "Lazy", "Unmasked", "Wrapped", "Zeros"} == set(CHEATS)
     assert 26 <= len(CHEATS) <= len(HONEST)

@@ -17,6 +17,8 @@ ON_GPU = "tests.cheats.on_gpu"
 HERE = [*QUICK, "device=cuda", "isolation=none", "environment.allow_foreign=true"]
 WIDE = ["workload=gelu", "workload.size=2048"]
 SGD = [*LEARN, "workload.optim=sgd"]
+FROM_HOST = ["workload=mlp", "workload.dim=256", "workload.layers=2", "workload.batch_size=512", "workload.source=host"]
+COLD = ["workload=gelu", "workload.size=2048", "measurement.l2=cold"]
 
 WRONG, UNTRUSTED = Verdict.NOT_EQUIVALENT, Verdict.INVALID
 CHEATS: dict[str, tuple[str, list[str], Verdict, str]] = {
@@ -37,6 +39,15 @@ CHEATS: dict[str, tuple[str, list[str], Verdict, str]] = {
     "PatchesElapsedTime": (CATALOGUE, GELU, UNTRUSTED, "elapsed_time"),
     "FrozenRandomNumbers": (CATALOGUE, DROP, WRONG, "frozen"),
     "AFasterRate": (CATALOGUE, LEARN, WRONG, "change"),
+    "KeepsBatchesOnTheDevice": (ON_GPU, FROM_HOST, UNTRUSTED, "copies 0 MiB to the device"),
+    "CopiesOnTheDevice": (ON_GPU, FROM_HOST, UNTRUSTED, "copies 0 MiB to the device"),
+    "WorksAside": (ON_GPU, [*COLD, "workload.size=8192"], UNTRUSTED, "its own stream"),
+    "WorksOnlyWhenWatched in cold blocks": (CATALOGUE, COLD, WRONG, "timed block"),
+    "ForgetsGradientsWhenTimed": (CATALOGUE, MLP, WRONG, "timed block"),
+    "LearnsNothingWhenTimed": (CATALOGUE, LEARN, WRONG, "timed block"),
+    "DropsOnlyWhenWatched": (CATALOGUE, DROP, WRONG, "timed block"),
+    "RandomForAWhile": (CATALOGUE, DROP, WRONG, "after timing"),
+    "KeepsItsFirstResults": (CATALOGUE, ["workload=matmul", "workload.size=4096"], UNTRUSTED, "has not seen"),
 }
 HONEST: list[tuple[list[str], str]] = [
     (MLP, ""),
@@ -56,6 +67,13 @@ HONEST: list[tuple[list[str], str]] = [
     (VISION, "amp"),
     ([*TEXT, "workload.dropout=0.1"], "cuda_graph"),
     (TEXT, "amp"),
+    (COLD, ""),
+    (COLD, "fusion"),
+    (FROM_HOST, "pinned_memory+prefetch"),
+    (FROM_HOST, "amp+pinned_memory"),
+    (["workload=training", "workload.batch_size=64", "workload.workers=2"], "pinned_memory+prefetch"),
+    (["workload=pipeline", "workload.rows=4096", "workload.dim=64"], "pinned_memory+streams"),
+    (DROP, ""),
 ]
 
 
@@ -72,7 +90,7 @@ def _as_it_was() -> Iterator[None]:
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_cheats_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Result]]) -> None:
     module, overrides, verdict, words = CHEATS[cheat]
-    result = compare(tmp_path, [*HERE, *overrides], f"{module}.{cheat}")
+    result = compare(tmp_path, [*HERE, *overrides], f"{module}.{cheat.partition(' ')[0]}")
     count.append(("cheat", result))
     assert result.verdict is verdict, result.headline
     assert words in result.headline

@@ -14,7 +14,7 @@ from optexp.config import one_of
 from optexp.equivalence import families
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.judge import Judge
-from optexp.equivalence.observation import Observation, observed, overwritten, repeats
+from optexp.equivalence.observation import observed, overwritten, repeats
 from optexp.equivalence.protocol import Plan, Verification, verify
 from optexp.equivalence.trajectory import RATES, Rates, losses
 from optexp.program import Batch, Program, Snapshot, map_batch
@@ -23,6 +23,14 @@ from optexp.workload import Workload
 
 CPU = torch.device("cpu")
 Change = Callable[[Program], Program]
+
+
+@dataclass
+class Sent:
+    """A parcel that stays in this process."""
+
+    nest: Any
+    pieces: int = 1
 
 
 class LocalArm:
@@ -37,16 +45,22 @@ class LocalArm:
         self.calls.append(method)
         return getattr(self, method)(**arguments)
 
-    def load(self, parcel: Batch, index: int, family: str) -> None:
+    def fill(self, piece: int) -> None:
+        pass
+
+    def take(self, parcel: Sent, piece: int) -> None:
+        self.arrived = parcel.nest
+
+    def load(self, index: int, family: str) -> None:
         if index == 0:
             self.fresh, self.family, self.brought = [], family, None
-        self.fresh.append(map_batch(torch.clone, parcel))
+        self.fresh.append(map_batch(torch.clone, self.arrived))
 
     def restore(self) -> None:
         self.start.restore(self.program)
         self.rates.set(1.0)
 
-    def observe(self, step: int, restore: bool, noise: int | None) -> Observation:
+    def observe(self, step: int, restore: bool, noise: int | None) -> Sent:
         if restore:
             self.restore()
         self.rates.set(RATES[step % len(RATES)])
@@ -55,7 +69,7 @@ class LocalArm:
             given = self.brought = families.refilled(self.brought, given)
         elif self.family == families.NONCONTIGUOUS:
             given = map_batch(families.with_gaps, given)
-        return observed(self.program, given, noise)
+        return Sent(observed(self.program, given, noise))
 
     def repeats(self, times: int) -> bool:
         self.restore()
@@ -80,10 +94,14 @@ class LocalReference:
         if method == "reference_info":
             return self.judgement.info()
         if method == "batch":
-            return self.judgement.batches[arguments["index"]]
+            return Sent(self.judgement.batches[arguments["index"]])
+        if method == "take":
+            self.arrived = arguments["parcel"].nest
+        if method in ("take", "fill"):
+            return None
         if method not in ("judge", "yardstick"):
             return getattr(self.judgement, method)(**arguments)
-        answer = getattr(self.judgement, method)(arguments["step"], arguments["parcel"])
+        answer = getattr(self.judgement, method)(arguments["step"], self.arrived)
         return [finding.to_dict() for finding in answer] if method == "judge" else answer
 
 

@@ -56,7 +56,8 @@ def launch(function: Any, programs: int, *args: Any, **constants: Any) -> None:
     code = assembly.code_of(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options))
     pointers = [text for text in signature.values() if text.startswith("*")]
     fact = {"name": code.name, "registers": code.registers, "spills": code.spills, "shared": code.shared}
-    print(json.dumps({**fact, "pointers": pointers, "options": options, "instructions": code.instructions}), flush=True)
+    fact |= {"pointers": pointers, "constants": [*fixed.values()], "options": options}
+    print(json.dumps({**fact, "instructions": code.instructions}), flush=True)
 
 
 def every_way(what: str, key: object, candidates: Any, run: Any, device: torch.device) -> Any:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms
-from optexp.kernels.layernorm_linear import by_tiles, layernorm_linear_forward
+from optexp.kernels.layernorm_linear import FEW, Few, by_few, by_tiles, layernorm_linear_forward
 from optexp.products import TILINGS, Tiling
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run
@@ -22,7 +22,7 @@ EVERY = [
 MEDIUM = [pytest.param("cpu", SMALL), pytest.param("cuda", TILINGS[1], marks=pytest.mark.gpu)]
 
 
-def compare(tiling: Tiling, x: Tensor, *parameters: Tensor | None, eps: float = 1e-5) -> None:
+def compare(way: Tiling | Few, x: Tensor, *parameters: Tensor | None, eps: float = 1e-5) -> None:
     gamma, beta, weight, bias = parameters
     wide = [None if p is None else p.double() for p in parameters]
 
@@ -33,7 +33,8 @@ def compare(tiling: Tiling, x: Tensor, *parameters: Tensor | None, eps: float = 
     scale = rms(golden)
     theirs = error(baseline, golden, scale)
     yardstick = Yardstick(theirs.rms, theirs.peak)
-    ours = error(by_tiles(tiling, x, gamma, beta, weight, bias, eps), golden, scale)
+    by = by_tiles if isinstance(way, Tiling) else by_few
+    ours = error(by(way, x, gamma, beta, weight, bias, eps), golden, scale)
     finding = measure("output", ours, scale, yardstick, yardstick, Limits(TOLERANCES[name_of(x.dtype)]))
     assert finding.ok, finding.message
 
@@ -81,6 +82,21 @@ def test_rows_without_any_spread(tiling: Tiling, device: str, normal) -> None:
     x = normal(device, torch.bfloat16, m, k)
     x[7], x[8] = 3.0, 0.0
     compare(tiling, x, None, None, normal(device, torch.bfloat16, n, k) / 12, None)
+
+
+@pytest.mark.parametrize("mean", [0.0, 17.0, 1000.0])
+@pytest.mark.parametrize(("m", "n", "k"), [(128, 1024, 1024), (37, 88, 200), (1, 8, 2048)])
+@pytest.mark.parametrize(
+    ("device", "way"),
+    [pytest.param("cpu", Few(16, 32, 64, 4, 3)), *(pytest.param("cuda", w, marks=pytest.mark.gpu) for w in FEW)],
+)
+def test_few_rows(way: Few, m: int, n: int, k: int, mean: float, device: str, normal) -> None:
+    if device == "cpu":
+        m, n, k = min(m, 37), min(n, 40), min(k, 200)
+    x, weight = normal(device, torch.bfloat16, m, k) + mean, normal(device, torch.bfloat16, n, k) / k**0.5
+    gamma, beta, bias = (normal(device, torch.bfloat16, size) for size in (k, k, n))
+    compare(way, x, gamma, beta, weight, bias)
+    compare(way, x, None, None, weight, None)
 
 
 @pytest.mark.gpu

@@ -49,3 +49,21 @@ def test_every_way(
     unit = torch.finfo(leaf.dtype).eps
     for ours, theirs in ((y, golden), (dx, golden_dx)):
         torch.testing.assert_close(ours.double(), theirs, rtol=2 * unit, atol=2 * unit * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize(
+    ("columns", "device"), [(70, "cpu"), *(pytest.param(c, "cuda", marks=pytest.mark.gpu) for c in COLUMNS)]
+)
+def test_every_way_back_through_a_norm(columns: int, number: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layernorm, "fastest", lambda what, key, ways, run, on: ways[number])
+    torch.manual_seed(0)
+    x, dy = (torch.randn(601 if device == "cuda" else 21, columns, device=device) for _ in range(2))
+    weight, bias = (torch.randn(columns, device=device) for _ in range(2))
+    found = []
+    for dtype, norm in ((torch.float32, layernorm.layernorm), (torch.float64, torch.nn.functional.layer_norm)):
+        leaves = [t.to(dtype).requires_grad_() for t in (x, weight, bias)]
+        y = norm(leaves[0], (columns,), *leaves[1:])
+        found.append(torch.autograd.grad(y, leaves, dy.to(dtype)))
+    for ours, golden in zip(*found, strict=True):
+        torch.testing.assert_close(ours.double(), golden, rtol=1e-5, atol=1e-5 * golden.abs().max().item())

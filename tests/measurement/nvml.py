@@ -15,6 +15,7 @@ class Nvml:
 
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+    NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL = 0, 1
 
     def __init__(self) -> None:
         self.reasons: int | None = 0
@@ -26,6 +27,7 @@ class Nvml:
         self.utilisation: dict[int, int] = {}
         self.max_clock = 1980
         self.present = True
+        self.held_ns: dict[int, int] | None = {0: 0, 1: 0}  # by policy
         self.free = 100 * 2**30
 
     def nvmlInit(self) -> None:  # noqa: N802
@@ -37,6 +39,9 @@ class Nvml:
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:  # noqa: N802
         return self._told(self.reasons)
+
+    def nvmlDeviceGetViolationStatus(self, handle: int, policy: int) -> Any:  # noqa: N802
+        return SimpleNamespace(referenceTime=0, violationTime=self._told(self.held_ns)[policy])
 
     def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:  # noqa: N802
         return self.clocks[kind]

@@ -1,5 +1,6 @@
 """The clock against the operating system's sleep, and its use in blocks and warm-up."""
 
+import gc
 import time
 from statistics import median
 
@@ -28,6 +29,40 @@ def test_a_sleep_measures_as_long_as_it_is() -> None:
 def test_patching_the_standard_clock_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
     assert clock.time_block(lambda: time.sleep(0.01), 1, CPU).wall_s > 0.009
+
+
+class NoEvent:
+    """Stands for torch.cuda.Event where there is no GPU."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        self.at_s = 0.0
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_garbage_is_not_collected_while_a_block_is_timed(on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "_Event", NoEvent)
+    monkeypatch.setattr(clock, "_record", lambda event: None)
+    monkeypatch.setattr(clock, "_elapsed_ms", lambda first, last: 1.0)
+    seen: list[bool] = []
+
+    def run() -> None:
+        seen.append(gc.isenabled())
+
+    def broken() -> None:
+        raise RuntimeError
+
+    was = gc.isenabled()
+    try:
+        gc.enable() if on else gc.disable()
+        clock.time_block(run, 3, CPU)
+        clock.time_cold_block(run, 3, CPU, flush=run)
+        with pytest.raises(RuntimeError):
+            clock.time_cold_block(broken, 3, CPU, flush=run)
+        assert gc.isenabled() is on
+    finally:
+        gc.enable() if was else gc.disable()
+    assert len(seen) == 10
+    assert not any(seen)
 
 
 def test_warm_up_outlasts_a_slow_start() -> None:

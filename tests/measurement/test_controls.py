@@ -63,7 +63,12 @@ def test_long_steps_have_no_known_delay() -> None:
 def test_what_passed_is_remembered(tmp_path: Path) -> None:
     path, found = tmp_path / "new" / "controls.json", controls.judge(rounds(1.0, 1.05), Protocol())
     assert controls.remembered(path) == {}
+    noisy = controls.judge(rounds(1.0, 1.05, luck=0.1), Protocol())
+    controls.remember(path, noisy)
+    assert controls.remembered(path) == {}
     controls.remember(path, found)
-    assert controls.remembered(path) == found
+    known = controls.remembered(path)
+    assert {name: control.estimate for name, control in known.items()} == {n: c.estimate for n, c in found.items()}
+    assert all(control.text.endswith(f"(remembered from {control.since})") for control in known.values())
     path.write_text("{")
     assert controls.remembered(path) == {}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from optexp.measurement import clock
-from optexp.measurement.gpu import Gpu
+from optexp.measurement.gpu import Gpu, between
 from optexp.measurement.neighbours import neighbours
 from optexp.result import Result, Verdict
 from tests.benchmarks.false_alarms import kernel_us
@@ -49,6 +49,8 @@ def test_a_reading_is_complete_and_quick() -> None:
     for said in readings:
         assert None not in (said.sm_mhz, said.memory_mhz, said.power_w, said.temperature_c, said.energy_j)
         assert said.at_s > first.at_s
+        assert all(said.held_s[name] >= held for name, held in first.held_s.items())
+        assert "thermal slow-down" not in between([first, said])
     assert gpu.utilisation()
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -13,8 +16,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from pyarrow import parquet
 
-from optexp import discovery, runner
-from optexp.config import resolve
+from optexp import discovery, runner, summary
+from optexp.config import Experiment, resolve
 from optexp.measurement import rounds
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.protocol import Protocol
@@ -26,6 +29,7 @@ from optexp.stopwatch import Stopwatch
 from optexp.terminal import Progress
 from tests.measurement.nvml import Nvml
 from tests.measurement.samples import constant, made, timing
+from tests.measurement.test_controls import rounds as with_controls
 
 
 def job(folder: Path, *overrides: str) -> Result:
@@ -53,7 +57,7 @@ def test_fewer_pairs_where_processes_differ_more_than_blocks(luck: float, noise:
 
 def test_controls_run_in_the_same_rounds_and_are_recorded(tmp_path: Path) -> None:
     few = ["measurement.processes_min=2", "measurement.processes_max=2", "measurement.pairs=10"]
-    result = job(tmp_path, "workload=sleep", "workload.ms=1", "strategy=baseline", *few)
+    result = job(tmp_path, "workload=sleep", "workload.ms=0.4", "strategy=baseline", *few)
     assert result.verdict.measured or result.verdict is Verdict.INVALID, result.headline
     found = result.measurement["controls"]
     assert set(found) == {"A/A", "known delay"}
@@ -134,6 +138,57 @@ def test_compile_caches_begin_empty_where_asked(tmp_path: Path) -> None:
         shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize(
+    "named", ["workload.path=mine.py", "workload.target=mine:Model", "workload.target=mine.py:Model"]
+)
+def test_controls_are_of_the_code_that_they_were_run_on(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, experiment: Callable[..., Experiment]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = []
+    for line in ("import torch", "import torch", "import torch, time"):
+        (tmp_path / "mine.py").write_text(line)
+        asked = experiment("workload=module", named, "workload.inputs=[{shape: [4]}]")
+        session = Session(asked, "cpu", tmp_path, Stopwatch(), Progress())
+        session.close()
+        found.append(rounds.fingerprint(session))
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_controls_that_found_the_delay_are_remembered_and_say_from_when(
+    seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds_run = []
+
+    def one_round(session: Any, index: int, pairs: int, order: Random, control: bool, bound: bool = True) -> Any:
+        rounds_run.append(control)
+        found = with_controls(1.0, 1.05, luck=0.001 if seen else 0.1)[index]
+        main = made(constant(2e-3), constant(1e-3), pairs=pairs, processes=1)[0].pairs
+        return replace(found, pairs=[*main, *found.pairs]), {"baseline": Mock()}
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(rounds, "one_round", one_round)
+    monkeypatch.setattr(rounds, "fingerprint", lambda session: "0")
+    for name in ("differences", "floor", "look_at_load"):
+        monkeypatch.setattr(rounds, name, lambda *_: 0.0)
+    result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
+    result.measurement = {"notes": [], "placement": {"text": ""}}
+    session = SimpleNamespace(
+        protocol=Protocol(), result=result, experiment=SimpleNamespace(seed=0), watch=Stopwatch(),
+        progress=SimpleNamespace(update=lambda *args, **kwargs: None), isolated=False, cores=[1],
+        gpu=SimpleNamespace(free_mib=lambda: None),
+    )  # fmt: skip
+    for again in (False, True):
+        rounds_run.clear()
+        rounds.measure(session, lambda arms, index: None)  # type: ignore[arg-type]
+        assert any(rounds_run) is not (again and seen)
+        said = [control["text"] for control in result.measurement["controls"].values()]
+        assert all(f"(remembered from {date.today()})" in text for text in said) is (again and seen)
+    assert (f"remembered from {date.today()}" in summary.measured(result)) is seen
+
+
 def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -160,7 +215,7 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
     )
     assert len(rounds.measure(session, lambda arms, index: None)) == 5  # type: ignore[arg-type]
     assert asked == [True] * 5 + [False]
-    text = result.measurement["placement"]["text"]
+    text = summary.measured(result)
     assert "host-bound: the GPU is busy 21% of the baseline's step;" in text
     assert "free on all 2 cores it is 2.00× (2 ms and 1 ms, one process)" in text
     session.protocol = Protocol(controls=False, processes_min=1, processes_max=1)

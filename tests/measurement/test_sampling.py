@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from math import log
 from random import Random
 from statistics import median
+from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -57,10 +61,54 @@ def test_blocks_alternate_in_random_order_and_jittered_length() -> None:
     assert len(set(steps)) > 4
 
 
+class Waited(Scripted):
+    """An arm whose step takes several times as long where it is waited for."""
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        found = super().call(method, **arguments)
+        return found | {"alone_s": [8 * self.step_s] * 20} if method == "warm_up" else found
+
+
+def test_blocks_of_short_steps_are_as_long_as_asked() -> None:
+    arm = Waited(5e-6)
+    found = measured(pairs=10, baseline=Scripted(5e-6), candidate=arm)
+    lasted = [call["steps"] * arm.step_s for call in arm.calls[1:]]
+    assert min(lasted) >= 0.018  # 20 ms, less 10 %
+    assert max(lasted) <= 0.022
+    assert found.planned_s["candidate"] == 5e-6
+
+
 def test_a_long_step_is_a_block_by_itself() -> None:
     arms = {"baseline": Scripted(0.5), "candidate": Scripted(0.4)}
     measured(pairs=8, **arms)
     assert {(call["steps"], call["lead_in"]) for arm in arms.values() for call in arm.calls} == {(1, 1)}
+
+
+class Shapes(Scripted):
+    """An arm whose batches take turns; their steps take 1, 10 and 80 units of time."""
+
+    COSTS = (1, 10, 80)
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        if method == "warm_up":
+            alone = [self.step_s * cost for cost in self.COSTS] * 7
+            return {"alone_s": alone, "timer_s": 1e-6, "queue": 0, "constant": []}
+        if method == "block":
+            steps, start = arguments["steps"], arguments["lead_in"]
+            total = sum(self.COSTS[index % 3] for index in range(start, start + steps))
+            return Timing(steps, self.step_s * total / steps, None)
+        return super().call(method, **arguments)
+
+
+@pytest.mark.parametrize("unit", [1e-6, 9.8e-5, 9.8e-4, 0.02])
+def test_every_shape_is_timed_equally_often(unit: float) -> None:
+    """A block that ends anywhere called an arm 1.3 times as fast as another of 1.03 times its speed."""
+    arms = {"baseline": Shapes(1.03 * unit), "candidate": Shapes(unit), "again": Shapes(1.03 * unit)}
+    found = sample(arms, Protocol(), Random(0), 12, cycle=3)
+    assert {round(pair.log_ratio, 9) for pair in found.of(MAIN)} == {round(log(1.03), 9)}
+    assert found.pairs[0].candidate.wall_s == pytest.approx(unit * sum(Shapes.COSTS) / 3)
+    assert {round(pair.log_ratio, 9) for pair in found.of(SAME)} == {0.0}
+    assert {round(pair.log_ratio, 9) for pair in found.of(DELAYED)} <= {-round(log(1.05), 9)}
 
 
 def test_a_compiler_that_works_in_the_middle_is_noticed() -> None:
@@ -83,7 +131,7 @@ def test_the_card_is_read_around_every_pair_and_never_in_a_block() -> None:
 def test_a_card_that_heats_up_loses_the_pairs_from_then_on(nvml: Nvml, gpu: Gpu) -> None:
     class Heating(Scripted):
         def call(self, method: str, **arguments: Any) -> Any:
-            if len(self.calls) == 9:
+            if len(self.calls) == 10:  # a trial block, and those of nine pairs
                 nvml.reasons = 0x20
             return super().call(method, **arguments)
 
@@ -113,6 +161,30 @@ def test_cold_caches_are_compared_by_the_device_alone(l2: str, main_is_cold: boo
     assert {pair.baseline.cold for pair in found.of(MAIN)} == {main_is_cold}
     assert len(found.of(COLD)) == cold
     assert found.pairs[0].baseline.step_s == (5e-4 if main_is_cold else 1e-3)
+
+
+def test_what_an_arm_does_while_it_waits_is_seen() -> None:
+    """Two processes stand for the arms': one sleeps, one never rests."""
+    endless = "import time\nwhile True: {}"
+    commands = [[sys.executable, "-c", endless.format(line)] for line in ("time.sleep(1)", "pass")]
+    with Popen(commands[0]) as asleep, Popen(commands[1]) as awake:
+
+        class Slow(Scripted):
+            def call(self, method: str, **arguments: Any) -> Any:
+                if method == "block":
+                    time.sleep(0.02)
+                return super().call(method, **arguments)
+
+        arms = {"baseline": Slow(1e-3), "candidate": Slow(1e-3)}
+        for arm, process in zip(arms.values(), (asleep, awake), strict=True):
+            os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
+            arm.pid = process.pid  # type: ignore[attr-defined]
+        time.sleep(0.1)  # until they have started
+        found = measured(pairs=10, **arms)
+        for process in (asleep, awake):
+            process.kill()
+    assert median(found.idle["baseline"]) < 0.05
+    assert median(found.idle["candidate"]) > 0.1
 
 
 def test_what_an_operation_must_move() -> None:

@@ -50,11 +50,49 @@ def test_a_thermal_flag_drops_pairs_and_too_many_are_no_measurement(gpu: Gpu, nv
     assert everything[0].log_ratio == pytest.approx(0, abs=0.01)  # of what there is: the refusal says the rest
 
 
+def test_a_slow_down_inside_a_block_is_found_although_the_card_idles_when_it_is_read(gpu: Gpu, nvml: Nvml) -> None:
+    before = replace(gpu.read(), at_s=0.0)
+    nvml.held_ns = {0: 0, 1: 10**7}  # a quarter of the 40 ms
+    samples = made(constant(1e-3), constant(1e-3), readings=[before, replace(gpu.read(), at_s=0.04)])
+    watch = barking(samples)["throttling"]
+    assert "thermal slow-down" in watch.text
+    assert watch.fatal
+    nvml.held_ns = {0: 10**7, 1: 0}
+    samples = made(constant(1e-3), constant(1e-3), readings=[before, replace(gpu.read(), at_s=0.04)])
+    assert set(barking(samples)) == {"power cap"}
+
+
+def test_a_trial_block_that_was_slow_is_fatal() -> None:
+    samples = made(constant(1e-3), constant(1e-3))
+    for sample in samples:
+        sample.alone = {arm: [1.1e-3] for arm in ("baseline", "candidate")}
+        sample.planned_s = {"baseline": 1e-3, "candidate": 1e-3}
+    assert barking(samples) == {}
+    for sample in samples:
+        sample.planned_s["candidate"] = 0.03
+    watch = barking(samples)["slow start"]
+    assert "the candidate took 30 times as long while warming up" in watch.text
+    assert watch.fatal
+
+
 def test_a_power_cap_is_said_and_keeps_its_pairs(gpu: Gpu, nvml: Nvml) -> None:
     samples = hot(gpu, nvml, 0.5, 0x04)
     assert set(barking(samples)) == {"power cap"}
     assert not barking(samples)["power cap"].fatal
     assert len(samples[0].kept) == 40
+
+
+def test_an_arm_that_works_while_it_waits_is_named_and_fatal() -> None:
+    """On the core that both are bound to, it takes time from the other."""
+    samples = made(constant(2e-3), constant(1e-3))
+    for sample in samples:
+        sample.idle = {"baseline": [0.004] * 39 + [0.9], "candidate": [0.004] * 40}
+    assert barking(samples) == {}  # a burst is nothing
+    for sample in samples:
+        sample.idle["candidate"] = [0.45] * 40
+    watch = barking(samples)["waiting arm"]
+    assert watch.fatal
+    assert "the candidate keeps its cores 45.0% busy while the baseline is timed" in watch.text
 
 
 def test_a_foreign_process_is_named_and_fatal() -> None:

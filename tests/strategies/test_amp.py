@@ -1,12 +1,15 @@
 """Autocast where it lowers something, the loss scaled where it must be, and a reason where nothing changes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from optexp.insight.trace import Op, Span, Trace, record
 from optexp.strategies.amp import MATRIX_OPS, Amp
 from optexp.strategies.inplace import Inplace
-from optexp.strategy import precision
+from optexp.strategy import Unsupported, precision
+from optexp.trainstep import TrainStep
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
 
@@ -128,6 +131,55 @@ def test_in_place_operations_leave_autocast_its_choice_of_dtype(build):
     expected, output = (p.step(p, batch)["output"] for p in (alone, stacked))
     assert output.dtype is expected.dtype is torch.float32
     assert torch.equal(output, expected)
+
+
+class Gathers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gathered(self.linear(x))
+
+    @staticmethod
+    def gathered(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(x.shape).scatter(0, torch.zeros(x.shape, dtype=torch.int64), x)
+
+
+def test_what_does_not_run_in_lower_precision_is_a_reason(build):
+    program = replace(build(Gelu(size=8)), model=Gathers())
+    program.run()
+    with pytest.raises(Unsupported, match=r"do not run under autocast .*: cast what fails to float32"):
+        Amp().apply(program)
+    program = build(Mlp(mode="forward_backward", dim=8, batch_size=2))
+    with pytest.raises(Unsupported, match="do not run under autocast"):
+        Amp().apply(replace(program, loss=lambda output, batch: Gathers.gathered(output)))
+
+
+def test_a_step_of_ones_own_cannot_scale_its_loss(build):
+    def step(model, batch, optimizer):
+        model(batch[0]).square().mean().backward()
+        optimizer.step()
+
+    program = replace(build(Mlp(mode="train", dim=8, batch_size=2)), step=TrainStep(step, lambda b: b), loss=None)
+    Amp("bfloat16").apply(program)[0].run()
+    with pytest.raises(Unsupported, match=r"use strategy.amp.dtype=bfloat16"):
+        Amp("float16").apply(program)[0].run()
+
+
+def test_a_model_that_differentiates_inside_is_lowered_too(build):
+    class Force(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.requires_grad_()
+            return torch.autograd.grad(self.linear(x).square().sum(), x, create_graph=True)[0]
+
+    program = build(Mlp(mode="forward_backward", dim=8, batch_size=2))
+    program, notes = Amp().apply(replace(program, model=Force()))
+    assert notes["operations"]
 
 
 def test_promises_its_precision():

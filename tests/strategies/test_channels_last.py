@@ -65,6 +65,17 @@ def test_a_model_that_is_so_already_is_not_engaged():
     assert evidence.text == "1 of 1 convolutions return channels-last, as many as before"
 
 
+def test_weights_for_volumes_stay_as_they_are():
+    feed = ResidentFeed(torch.device("cpu"))
+    feed.reset([(torch.randn(2, 4, 5, 5),)])
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Unflatten(1, (2, 4)), nn.Conv3d(2, 3, 2))
+    expected = model(feed.next()[0])
+    program, notes = ChannelsLast().apply(Program(model=model, step=forward, feed=feed))
+    torch.testing.assert_close(program.step(program, feed.next())["output"], expected)
+    trace = Trace(steps=(Span("step", 0.0, 9.0),))
+    assert ChannelsLast().evidence(trace, trace, notes, {}).text.startswith("1 of 1 convolutions")
+
+
 def test_a_model_without_images_is_unsupported(build):
     assert "leave channels_last out" in ChannelsLast().unsupported(build(Mlp(dim=4)), torch.device("cpu"))
 

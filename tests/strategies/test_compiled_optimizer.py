@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from optexp.insight.trace import Op, Span, Trace
+from optexp.insight.trace import Call, Op, Span, Trace, record
 from optexp.strategies.compiled_optimizer import CompiledOptimizer, onto_device
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fused_optimizer import FusedOptimizer
 from optexp.strategies.fusion import Fusion
-from optexp.strategy import Unsupported, compose
+from optexp.strategy import Unsupported, compose, grouped
 from optexp.workloads.mlp import Mlp
 
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ def small(optim: str = "sgd") -> Mlp:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optim", ["sgd", "adamw"])
-def test_updates_are_those_of_the_plain_optimizer_at_any_rate(build, optim: str):
+def test_updates_are_those_of_the_plain_optimizer_at_any_rate(build, optim: str, tmp_path):
     torch._dynamo.reset()
     counters.clear()
     plain, compiled = build(small(optim)), build(small(optim), CompiledOptimizer())
@@ -34,10 +34,16 @@ def test_updates_are_those_of_the_plain_optimizer_at_any_rate(build, optim: str)
         torch.testing.assert_close(compiled.run(), plain.run())
         for ours, theirs in zip(compiled.model.parameters(), plain.model.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
-    found = {f"{group}/{name}": n for group, values in counters.items() for name, n in values.items()}
-    assert found["compiled_optimizer/graphs"] <= 2
-    trace = Trace(steps=STEPS, ops=(Op("Torch-Compiled Region: 0/0", 1.0, 1.0),))
-    assert CompiledOptimizer().evidence(trace, trace, {"optimizer": "SGD"}, found).engaged
+    found = {f"{group}/{name}": float(n) for group, values in counters.items() for name, n in values.items()}
+    traces = []
+    for name, program in (("plain", plain), ("compiled", compiled)):
+        record(program.run, 2, tmp_path / f"{name}.json.gz", CPU)
+        traces.append(Trace.read(tmp_path / f"{name}.json.gz"))
+    assert sum(grouped(found, "claimed").values()) == found["stats/unique_graphs"] <= 2
+    assert CompiledOptimizer().evidence(*traces, {"optimizer": "SGD"}, found).engaged
+    assert not CompiledOptimizer().evidence(*reversed(traces), {"optimizer": "SGD"}, found).engaged
+    fused = Fusion().evidence(*traces, {"captures": False}, found)
+    assert fused.text.startswith("torch.compile made no graph"), "this one is not fusion's"
 
 
 def test_rates_and_counts_become_tensors_and_keep_their_values(build):
@@ -51,16 +57,27 @@ def test_rates_and_counts_become_tensors_and_keep_their_values(build):
     program.run()
 
 
+TWICE = {"claimed/1/0": 1.0, "claimed/1/1": 1.0, "compiled_optimizer/operations": 80.0}
+
+
 @pytest.mark.parametrize(
-    ("found", "regions", "words"),
+    ("found", "region", "launches", "eager", "words"),
     [
-        ({}, 1, "no graph of AdamW.step"),
-        ({"compiled_optimizer/graphs": 1.0, "compiled_optimizer/operations": 40.0}, 0, "ran it eagerly"),
-        ({"compiled_optimizer/graphs": 2.0, "compiled_optimizer/operations": 80.0}, 1, "2 times, 40 operations each"),
+        ({}, "0/0", 0, False, "no graph of AdamW.step"),
+        (TWICE, None, 0, True, "ran it eagerly"),
+        (TWICE, "0/0", 0, True, "ran it eagerly"),  # another strategy's region
+        (TWICE, None, 1, True, "ran it eagerly"),  # another strategy's graph, and the optimizer outside
+        (TWICE, "1/1", 0, False, "2 times, 40 operations each"),
+        (TWICE, None, 1, False, "2 times, 40 operations each"),
     ],
 )
-def test_evidence_needs_a_graph_that_ran(found: dict[str, float], regions: int, words: str):
-    trace = Trace(steps=STEPS, ops=(Op("Torch-Compiled Region: 0/0", 1.0, 1.0),) * regions)
+def test_evidence_needs_a_graph_of_its_own_that_ran(found, region: str | None, launches: int, eager: bool, words: str):
+    trace = Trace(
+        steps=STEPS,
+        ops=(Op(f"Torch-Compiled Region: {region}", 1.0, 1.0),) if region else (),
+        api=(Call("cudaGraphLaunch", 0.0, 1.0),) * launches,
+        annotations=(Span("Optimizer.step#AdamW.step", 0.0, 1.0),) * eager,
+    )
     evidence = CompiledOptimizer().evidence(trace, trace, {"optimizer": "AdamW"}, found)
     assert evidence.engaged == ("each" in words)
     assert words in evidence.text

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
-from optexp.capture import CapturedStep, GraphedModel, call_of, culprit, graph_model
+from optexp import capture
+from optexp.capture import CapturedStep, GraphedModel, call_of, culprit, first, graph_model, recording
 from optexp.insight.trace import Call, Kernel, Span, Trace
 from optexp.program import Program, clear_gradients
 from optexp.strategies.amp import grad_scaler
@@ -60,6 +62,8 @@ def test_a_cpu_is_told_what_to_do_in_one_line(build):
         (torch.optim.RMSprop, False, None),
         (torch.optim.RMSprop, True, "needs a fused optimizer, which RMSprop has not"),
         (torch.optim.LBFGS, False, "LBFGS keeps its step on the CPU"),
+        (torch.optim.Adagrad, False, "Adagrad keeps its step on the CPU"),
+        (torch.optim.Adagrad, True, "needs a fused optimizer, which Adagrad has not"),
     ],
 )
 def test_optimizers_that_cannot_be_captured_are_named(build, optimizer, scaled: bool, expected: str | None):
@@ -180,8 +184,69 @@ def test_the_one_call_of_the_model_is_found_and_two_are_refused(build):
         call_of(replace(program, step=twice))
 
 
-def test_a_model_that_returns_more_than_tensors_is_refused(build, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def uncaptured(streams, monkeypatch: pytest.MonkeyPatch):
+    """Capturing without a GPU: what would be recorded runs."""
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda module, sample, **options: module(*sample))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(streams, "current", stream))
+    return streams
+
+
+class Noise(nn.Module):
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.dice, self.unused = torch.Generator() if own else None, torch.Generator()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(x.shape, generator=self.dice)
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_the_graph_of_a_model_does_not_know_dice_of_its_own(build):
+    program = build(Gelu(size=4))
+    graph_model(replace(program, model=Noise(own=False)), warmup=3)
+    with pytest.raises(Unsupported, match=r"a generator of its own.*scope=forward_backward or step"):
+        graph_model(replace(program, model=Noise(own=True)), warmup=3)
+
+
+def test_after_a_broken_capture_work_goes_on_where_it_was(build, uncaptured, monkeypatch: pytest.MonkeyPatch):
+    undone: list[object] = []
+    monkeypatch.setattr(capture, "abandon", lambda pool, program: undone.append(pool))
+    program, side = build(Gelu(size=4)), uncaptured()
+
+    def fail(ended: bool) -> None:
+        with recording("the step", program):
+            uncaptured.current = uncaptured.current if ended else side
+            torch.ones(2).view(3)
+
+    for ended in (True, False):
+        with pytest.raises(Unsupported, match="the step cannot be captured"):
+            fail(ended)
+        assert uncaptured.current.name == "main"
+        assert undone == [(0, 7)] * (not ended)
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_too_little_memory_is_not_called_uncapturable(build):
+    def fail() -> None:
+        with recording("the step", build(Gelu(size=4))):
+            try:
+                raise torch.OutOfMemoryError("no room")
+            finally:
+                raise RuntimeError("capture could not be ended")
+
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        fail()
+
+
+def test_lazy_things_need_a_step_before_the_capture():
+    with pytest.raises(ValueError, match="warmup=0 must be at least 1"):
+        CudaGraph(warmup=0)
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_a_model_that_returns_more_than_tensors_is_refused(build):
     program = build(Mlp(mode="forward", dim=8, batch_size=4))
     graph_model(program, warmup=3)
     with pytest.raises(Unsupported, match="the model returns NoneType, and its graph holds tensors alone"):
@@ -223,7 +288,7 @@ def test_the_line_that_broke_the_capture_is_named():
         except RuntimeError:
             raise RuntimeError("capture could not be ended") from None
     except RuntimeError as error:
-        text = culprit(error)
+        text = culprit(first(error))
     assert "test_cuda_graph.py" in text
     assert "torch.ones(2).view(3)" in text
     assert "capture could not be ended" not in text

@@ -1,5 +1,8 @@
 """torch.compile through the stack: right numbers, graph breaks told, and reasons where it cannot run."""
 
+import inspect
+import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -9,6 +12,7 @@ from torch import Tensor, nn
 from optexp import kernel, toolchain
 from optexp.insight.trace import Call, Kernel, Op, Span, Trace, record
 from optexp.program import Program
+from optexp.repro import Script
 from optexp.strategies import fusion
 from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
@@ -23,8 +27,10 @@ from optexp.workloads.gelu import Gelu
 from optexp.workloads.layernorm_linear import LayerNormLinear
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.softmax import Softmax
+from tests.test_repro import executed
 
 CPU = torch.device("cpu")
+SKIPS = "inductor/cudagraph_skips"
 
 
 def profile(regions: int = 0, launches: int = 0, kernels: tuple[str, ...] = ()) -> Trace:
@@ -65,30 +71,47 @@ def test_formula_compiled_after_rewriting_in_place(build, observe, tmp_path):
 
 class Broken(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
         torch._dynamo.graph_break()
         return x + 1
 
 
-def test_fullgraph_refuses_a_graph_break(build):
+BREAK = inspect.getsourcelines(Broken)[1] + 3
+
+
+def test_fullgraph_refuses_a_graph_break_and_says_where_it_is(build):
     plain = build(Gelu(size=4))
     program = Program(model=Broken(), step=plain.step, feed=plain.feed)
-    whole, _ = Fusion(fullgraph=True).apply(program)
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        whole.run()
+    with pytest.raises(Unsupported, match=rf"\(test_fusion.py:{BREAK} .*fullgraph=false"):
+        Fusion(backend="kernels", fullgraph=True).apply(program)
+
+
+def test_graph_breaks_are_told_with_their_lines(build):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    plain = build(Gelu(size=4))
+    program, _ = Fusion(backend="kernels").apply(Program(model=Broken(), step=plain.step, feed=plain.feed))
+    program.run()
+    assert re.match(rf", 1 graph breaks at test_fusion.py:{BREAK} \(Call to", fusion.graph_breaks(toolchain.counted()))
 
 
 def test_evidence_counts_graphs_and_breaks():
     strategy, notes = Fusion(), {"captures": False}
-    counters = {"stats/unique_graphs": 2.0, "graph_break/call to print\n  more": 1.0}
+    counters = {"stats/unique_graphs": 2.0, "graph_break/call to print\n  more": 1.0, "graph_break_at/net.py:7": 1.0}
     engaged = strategy.evidence(profile(), profile(regions=6), notes, counters)
     assert engaged.engaged
-    assert engaged.text == "2 graphs compiled, 1 graph breaks (call to print), 6 calls a step"
+    assert engaged.text == "2 graphs compiled, 1 graph breaks at net.py:7 (call to print), 6 calls a step"
     assert not strategy.evidence(profile(), profile(), notes, counters).engaged  # compiled, never run
     assert not strategy.evidence(profile(), profile(regions=6), notes, {}).engaged  # run by someone else
     # Inside a captured step only its launches are visible.
     assert strategy.evidence(profile(), profile(launches=1), notes, counters).engaged
     # A capturing mode that fell back to plain launches did not do what it says.
-    assert not strategy.evidence(profile(), profile(regions=6), {"captures": True}, counters).engaged
+    skipped = strategy.evidence(profile(), profile(regions=6), {"captures": True}, {**counters, SKIPS: 2.0})
+    assert not skipped.engaged
+    assert "2 not captured, but none was replayed" in skipped.text
+    # Nor did code that another strategy had compiled.
+    assert not strategy.evidence(profile(), profile(regions=6), notes, {**counters, "claimed/0/0": 1.0}).engaged
+    assert not strategy.evidence(profile(), profile(launches=1), notes, {**counters, "claimed/0/0": 2.0}).engaged
 
 
 @pytest.mark.parametrize(
@@ -122,6 +145,34 @@ def test_our_kernels_in_the_place_of_patterns(build, observe, tmp_path, workload
 
 def counted(group: str) -> dict[str, float]:
     return dict(torch._dynamo.utils.counters[group])
+
+
+@pytest.mark.parametrize(
+    ("workload", "kernels"),
+    [
+        (Mlp(mode="train", dim=8, layers=2, batch_size=4), ["linear_gelu"]),
+        (LayerNormLinear(rows=8, features=8, out=8), ["layernorm_linear"]),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_our_kernels_are_taken_home(workload, kernels: list[str], tmp_path, monkeypatch: pytest.MonkeyPatch):
+    plain = workload.build(CPU, torch.float32, 0)
+    plain.feed.reset(batches := workload.batches(torch.Generator().manual_seed(1), 4))
+    program, notes = Fusion(backend="kernels").apply(plain)
+    expected = program.step(program, batches[0])
+    assert list(notes["replaced"]) == kernels
+    fresh = workload.build(CPU, torch.float32, 0)
+    stack = [Fusion(backend="kernels")]
+    for name, content in Script(workload, fresh, batches[0], "float32", 0, stack, {"fusion": notes}).files().items():
+        (tmp_path / name).write_bytes(content)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    torch._dynamo.reset()
+    file = executed(tmp_path / "repro.py", monkeypatch)
+    file["model"].load_state_dict(fresh.model.state_dict())
+    result = file["step"](batches[0])
+    torch.testing.assert_close(result, next(iter(expected.values())))
+    (rewriter,) = (cell.cell_contents for cell in file["put_in"].__closure__)
+    assert list(rewriter.replaced) == kernels
 
 
 def test_a_model_without_our_patterns_is_not_engaged(build):
@@ -177,6 +228,20 @@ def test_scripting_by_name_and_what_it_refuses(build):
         Fusion(backend="torchscript").apply(replace(plain, model=Named(), constants={"scale": 2.0}))
 
 
+class HalfFrozen(Named):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        with torch.no_grad():
+            x = self.layer(x)
+        return self.layer(x)
+
+
+def test_scripting_keeps_gradients_off_where_they_are_off(build):
+    plain = build(Mlp(mode="forward_backward", dim=4, batch_size=2))
+    with pytest.raises(Unsupported, match="its forward switches gradients off for a while"):
+        Fusion(backend="torchscript").apply(replace(plain, model=HalfFrozen()))
+    Fusion(backend="torchscript").apply(replace(plain, model=HalfFrozen(), loss=None))
+
+
 def test_what_torchscript_shows(monkeypatch: pytest.MonkeyPatch, build):
     strategy, one = Fusion(backend="torchscript"), {"groups": 1}
     assert not strategy.evidence(profile(), profile(), {"groups": 0}, {}).engaged
@@ -195,7 +260,7 @@ def test_what_torchscript_shows(monkeypatch: pytest.MonkeyPatch, build):
 def test_backend_cuda_puts_in_what_cuda_has():
     names = [kernel.name for kernel in fusion.chosen("cuda")]
     assert names == ["add", "gelu", "layernorm_linear", "relu", "relu_bias_scale"]
-    strategy, notes = Fusion(backend="cuda"), {"captures": False, **fusion.implemented("cuda")}
+    strategy, notes = Fusion(backend="cuda"), {"captures": False, **fusion.put_in("cuda")[1]}
     counters = {"stats/unique_graphs": 1.0, "replaced/gelu": 1.0}
     launched = profile(regions=1, kernels=("void optexp::gelu_forward<float, 4, true>(float const*, float*, long)",))
     assert strategy.evidence(profile(), launched, notes, counters).engaged

@@ -64,9 +64,9 @@ def evidence(strategy: Strategy, workload: Workload, stack: list[Strategy], buil
             program.run()
         record(program.run, 3, folder / f"{name}.json.gz", CUDA)
         traces.append(Trace.read(folder / f"{name}.json.gz"))
-    _, notes = strategy.apply(build(workload, device="cuda"))
     every = torch._dynamo.utils.counters.items()
     counters = {f"{group}/{name}": float(n) for group, values in every for name, n in values.items()}
+    _, notes = strategy.apply(build(workload, device="cuda"))  # which compiles, and counts
     return strategy.evidence(*traces, notes, counters)
 
 

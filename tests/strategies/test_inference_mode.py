@@ -8,7 +8,7 @@ from optexp.program import Program, ResidentFeed, forward
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion
 from optexp.strategies.inference_mode import InferenceMode
-from optexp.strategy import BITWISE
+from optexp.strategy import BITWISE, Unsupported, compose
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
 
@@ -45,6 +45,27 @@ def test_a_model_that_returns_its_input_is_not_engaged():
 def test_what_is_differentiated_is_unsupported(build, mode: str):
     program = build(Mlp(mode=mode, dim=8, batch_size=4))
     assert "use workload.mode=forward" in InferenceMode().unsupported(program, torch.device("cpu"))
+
+
+def test_a_model_that_differentiates_inside_says_why_not():
+    class Force(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                x = x.clone().requires_grad_()
+                return torch.autograd.grad(x.square().sum(), x)[0]
+
+    feed = ResidentFeed(torch.device("cpu"))
+    feed.reset([(torch.ones(4),)])
+    program = Program(model=Force(), step=forward, feed=feed)
+    program.run()
+    with pytest.raises(Unsupported, match=r"does not run in inference mode .*: leave it out"):
+        InferenceMode().apply(program)
+
+
+def test_a_model_that_is_captured_by_itself_is_out_of_its_reach():
+    with pytest.raises(Unsupported, match=r"inference_mode does not work with cuda_graph\[scope=model\]"):
+        compose([InferenceMode(), CudaGraph("model")])
+    compose([InferenceMode(), CudaGraph()])
 
 
 @pytest.mark.gpu

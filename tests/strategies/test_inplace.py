@@ -138,5 +138,15 @@ def test_a_branch_on_a_value_is_unsupported():
         operations(program_of(Branches(), torch.ones(2)))
 
 
+class Selects(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0] + 1
+
+
+def test_shapes_that_depend_on_values_are_unsupported():
+    with pytest.raises(Unsupported, match=r"cannot tell the shapes of all values .*: leave it out"):
+        operations(program_of(Selects(), torch.ones(2)))
+
+
 def test_promises_bits():
     assert Inplace().contract is BITWISE

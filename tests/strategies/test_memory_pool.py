@@ -15,7 +15,7 @@ from optexp.program import Snapshot
 from optexp.session import Session
 from optexp.stopwatch import Stopwatch
 from optexp.strategies.cuda_graph import CudaGraph
-from optexp.strategies.memory_pool import MemoryPool
+from optexp.strategies.memory_pool import MemoryPool, share_workspaces
 from optexp.strategies.streams import Streams
 from optexp.strategy import Unsupported, compose
 from optexp.terminal import Progress
@@ -125,6 +125,20 @@ def test_the_largest_workspace_serves_all(build):
     _, notes = MemoryPool("workspace").apply(program)
     assert notes["bytes"][1] <= 10 * 10_000 * 4
     assert program.model[0].workspace.shape == (2, 36, 64)
+
+
+def test_a_workspace_keeps_its_strides(build):
+    program = build(SMALL)
+    program.run()
+    odd = {0: torch.empty(36, 128)[:, ::2].t(), 2: torch.empty(2, 4, 8, 8).to(memory_format=torch.channels_last)}
+    for index, workspace in odd.items():
+        program.model[index].workspace = workspace
+    program.model[4].workspace = torch.empty(0, 3)
+    notes = share_workspaces(program.model)
+    assert notes == {"modules": 3, "bytes": [4 * (36 * 128 - 1 + 512), 4 * (36 * 128 - 1)]}
+    for index, workspace in odd.items():
+        assert program.model[index].workspace.shape == workspace.shape
+        assert program.model[index].workspace.stride() == workspace.stride()
 
 
 def test_nothing_to_share_is_not_engaged(build):

@@ -13,6 +13,7 @@ from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion
 from optexp.strategies.inplace import Inplace
+from optexp.strategy import Unsupported
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
 
@@ -260,6 +261,58 @@ def test_a_step_that_waits_for_the_gpu_is_unsupported_and_its_line_named(tmp_pat
     script.write_text(WAITS)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.startswith("the step cannot be captured: waits.py:11: return x * x.sum().item() ("), done.stderr
+
+
+AFTERWARDS = f"""
+import sys
+sys.path[:] = {sys.path!r}
+import torch
+from torch import nn
+from optexp.program import Program, ResidentFeed, forward
+from optexp.strategies.cuda_graph import CudaGraph
+from optexp.strategy import Unsupported
+
+class Waits(nn.Module):
+    def forward(self, x):
+        return nn.functional.dropout(x) * x.sum().item()
+
+def program(model):
+    feed = ResidentFeed(torch.device("cuda"))
+    feed.reset([(torch.ones(64, 64),)])
+    return Program(model=model, step=forward, feed=feed)
+
+here = torch.cuda.current_stream()
+for scope in ("step", "forward_backward", "model"):
+    try:
+        CudaGraph(scope).apply(program(Waits()))
+    except Unsupported as reason:
+        print(reason)
+    assert torch.cuda.current_stream() == here
+    assert not torch.equal(torch.rand(64, device="cuda"), torch.rand(64, device="cuda"))
+    torch.empty(2**28, device="cuda")
+    torch.cuda.empty_cache()
+    captured, _ = CudaGraph(scope).apply(program(nn.Dropout(0.5)))
+    first, second = (captured.run()["output"].clone() for _ in range(2))
+    assert not torch.equal(first, second)
+    assert 0.3 < (first == 0).float().mean() < 0.7
+print("works")
+"""
+
+
+def test_after_a_broken_capture_the_process_draws_allocates_and_captures_again(tmp_path):
+    script = tmp_path / "afterwards.py"
+    script.write_text(AFTERWARDS)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("cannot be captured") == 3
+    assert done.stdout.endswith("works\n")
+
+
+def test_the_graph_of_a_model_does_not_know_dice_of_its_own():
+    feed = ResidentFeed(torch.device("cuda"))
+    feed.reset([(torch.zeros(64, 64),)])
+    with pytest.raises(Unsupported, match="a generator of its own"):
+        CudaGraph("model").apply(Program(model=Own(), step=forward, feed=feed))
 
 
 def test_the_batch_a_step_was_captured_on_is_not_kept(build):

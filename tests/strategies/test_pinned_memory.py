@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from optexp.feeds import HostFeed, LoaderFeed
 from optexp.insight.trace import Copy, Span, Trace, record
@@ -15,6 +15,11 @@ from optexp.workloads.pipeline import Pipeline
 from optexp.workloads.training import Training
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.ones(4))
 
 
 def program_of(workload, device: torch.device = CPU) -> Program:
@@ -37,6 +42,9 @@ def test_resident_batches_and_missing_workers_are_said():
     assert "lie on the device before" in PinnedMemory().unsupported(program_of(Mlp(dim=4)), CUDA)
     reason = PinnedMemory(workers=2).unsupported(program_of(Pipeline(rows=8, dim=4)), CUDA)
     assert "leave workers out" in reason
+    whole = replace(program_of(Training(batch_size=4)), feed=LoaderFeed(DataLoader(Stream()), CPU))
+    assert "each worker would give all of an iterable data set" in PinnedMemory(workers=2).unsupported(whole, CUDA)
+    assert PinnedMemory().unsupported(whole, CUDA) is None
     with pytest.raises(ValueError, match="workers=-1 must be at least 0"):
         PinnedMemory(workers=-1)
 
@@ -77,10 +85,12 @@ def test_a_loaders_own_dice_start_where_they_did():
     ],
 )
 def test_evidence(after: tuple[str, ...], already: bool, workers: list[int], engaged: bool, words: str):
-    notes = {"already": already, "workers": workers}
-    evidence = PinnedMemory().evidence(copies("pageable"), copies(*after), notes, {})
-    assert evidence.engaged is engaged
-    assert words in evidence.text
+    for loader in (False, True):
+        notes = {"already": already, "workers": workers, "loader": loader}
+        evidence = PinnedMemory().evidence(copies("pageable"), copies(*after), notes, {})
+        assert evidence.engaged is engaged
+        assert words in evidence.text
+        assert ("before the clock ran" in evidence.text) is (engaged and not already and not loader)
 
 
 @pytest.mark.gpu

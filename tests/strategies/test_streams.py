@@ -130,6 +130,17 @@ def test_what_meets_in_memory_keeps_its_order(how: str, first: str, then: str):
         assert pieces[at["b"]].lane == pieces[at["add_"]].lane or at["add_"] in pieces[at["b"]].waits
 
 
+class Formula(nn.Module):
+    """What inplace rewrites to a function of its own, in both branches; and a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.a(x) + 1).exp() + (self.b(x) + 2).exp().to(torch.device("cpu"))
+
+
 class Moody(nn.Module):
     """Cannot be traced: it looks at its values."""
 
@@ -168,6 +179,7 @@ MODELS = {
     "overwritten": (lambda: Shared("overwritten"), lambda: (torch.randn(4, 8),), {}),
     "counted": (lambda: Shared("counted"), lambda: (torch.randn(4, 8),), {}),
     "sized": (Sized, lambda: (torch.randn(4, 8),), {}),
+    "formula": (Formula, lambda: (torch.randn(4, 8),), {}),
     "moody": (TwoMoody, lambda: (torch.randn(4, 8),), {"scale": 3.0}),
 }
 
@@ -239,7 +251,7 @@ def test_the_recipe_of_branches_computes_the_same(case: str, streams):
     make, inputs, options = MODELS[case]
     model, given = make(), inputs()
     found = side_by_side(model, given, options, 4)
-    names = {"torch": torch, "model": model, "device": torch.device}
+    names = {"torch": torch, "model": model, "device": torch.device("cpu")}
     exec(found.listing(), names)
     model.forward = names["side_by_side"]
     streams.log.clear()
@@ -248,6 +260,18 @@ def test_the_recipe_of_branches_computes_the_same(case: str, streams):
     ):
         assert torch.equal(ours, theirs)
     assert streams.log.count("side waits for main") == streams.log.count("main waits for side") > 0
+
+
+def test_the_recipe_of_branches_has_what_another_strategy_put_in(streams, build):
+    plain = build(Mlp(mode="forward", dim=8, batch_size=4))
+    program = replace(plain, model=Formula())
+    rewritten, _ = Inplace().apply(program)
+    _, notes = Streams().apply(rewritten)
+    assert "from optexp.strategies.inplace import unless_autocast" in Streams().recipe(notes)
+    names = {"torch": torch, "model": program.model}
+    exec(Streams().recipe(notes), names)
+    batch = plain.feed.batches[0]
+    assert torch.equal(names["side_by_side"](*batch), Formula.forward(program.model, *batch))
 
 
 @pytest.mark.parametrize("mode", ["split", "chunks"])
@@ -283,6 +307,16 @@ def test_results_without_rows_cannot_be_put_together(streams, build):
 
     program = replace(build(Mlp(mode="forward", dim=8, batch_size=16)), model=Mean())
     with pytest.raises(Unsupported, match="no row for each row of the batch"):
+        Streams(mode="split").apply(program)
+
+
+def test_a_model_of_one_size_cannot_be_given_a_part(streams, build):
+    class Fixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.view(16, 8)
+
+    program = replace(build(Mlp(mode="forward", dim=8, batch_size=16)), model=Fixed())
+    with pytest.raises(Unsupported, match=r"does not take a part of a batch .*: write its forward"):
         Streams(mode="split").apply(program)
 
 
@@ -386,7 +420,7 @@ class Casts(TorchDispatchMode):
 def test_lanes_do_not_share_what_autocast_made_on_one_of_them(streams, recipe: bool):
     model, x = Sized(), torch.randn(4, 8)
     found = side_by_side(model, (x,), {}, 4)
-    names = {"torch": torch, "model": model, "device": torch.device}
+    names = {"torch": torch, "model": model}
     exec(found.listing(), names)
     with torch.autocast("cpu", torch.bfloat16), Casts() as casts:
         (names["side_by_side"] if recipe else found)(x)

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from optexp.equivalence import state
 from optexp.insight.trace import Kernel, Span, Trace
 from optexp.strategies.amp import Amp
-from optexp.strategies.tf32 import Tf32, flags
+from optexp.strategies.tf32 import Tf32, allow_tf32, flags, kind
 from optexp.strategy import Unsupported, compose, precision
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
@@ -69,7 +70,7 @@ def test_flags_are_set_in_both_generations_of_settings(build):
     program, notes = Tf32().apply(build(Mlp(dim=8, layers=2)))
     assert off["products"] != "tf32"
     assert (notes["before"], notes["after"], flags()) == (off, ON, ON)
-    assert notes["products"] == ["addmm"]
+    assert notes["found"] == {"addmm": 2}
     # The older settings can still be read: torch.compile does, and mixed settings raise.
     assert torch.get_float32_matmul_precision() == "high"
     assert torch.backends.cuda.matmul.allow_tf32 is True
@@ -79,37 +80,50 @@ def test_flags_are_set_in_both_generations_of_settings(build):
 
 
 @pytest.mark.parametrize(
-    ("products", "after", "engaged", "words"),
+    ("found", "lowered", "engaged", "words"),
     [
-        (["addmm"], "tf32_gemm", True, "in TF32: addmm; new kernels: tf32_gemm"),
-        (["addmm"], "sgemm", False, "the same kernels ran as before"),
-        ([], "tf32_gemm", False, "no product in float32 was left"),
-        (["convolution"], "tf32_gemm", False, "convolutions were in TF32 already"),
-        (["addmm", "convolution"], "tf32_gemm", True, "in TF32: addmm; new kernels: tf32_gemm (convolutions were"),
+        ({"addmm": 3}, {"addmm": 2}, True, "with other bits than before: 2 of 3 addmm; kernels: s1688gemm"),
+        ({"addmm": 3}, {}, False, "addmm may run in TF32, but give the same bits as before"),
+        ({}, {}, False, "no product in float32 was left to lower"),
+        ({"convolution": 1}, {"convolution": 1}, False, "convolutions were in TF32 already"),
+        ({"addmm": 1, "convolution": 1}, {"addmm": 1}, True, "1 of 1 addmm; kernels: s1688gemm (convolutions were"),
     ],
 )
-def test_evidence_is_a_flag_products_and_other_kernels(products: list[str], after: str, engaged: bool, words: str):
-    notes = {"before": OFF, "after": ON, "products": products}
-    evidence = Tf32().evidence(kernels("gelu", "sgemm"), kernels("gelu", after), notes, {})
+def test_evidence_is_a_flag_and_products_with_other_bits(found: dict, lowered: dict, engaged: bool, words: str):
+    """Other kernels prove nothing: fusion brings some too."""
+    notes = {"before": OFF, "after": ON, "found": found, "lowered": lowered}
+    evidence = Tf32().evidence(kernels("gelu", "sgemm"), kernels("triton_fused", "s1688gemm"), notes, {})
     assert evidence.engaged is engaged
     assert words in evidence.text
 
 
 @pytest.mark.usefixtures("_flags")
 def test_a_formula_has_no_products(build):
-    assert Tf32().apply(build(Gelu(size=8)))[1]["products"] == []
+    assert Tf32().apply(build(Gelu(size=8)))[1]["found"] == {}
+
+
+class Rounding(TorchDispatchMode):
+    """As a card would, where the flags let it: products of numbers with 11 bits."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        lowered = name in ("addmm", "convolution") and flags()[kind(name)] == "tf32"
+        return result.to(torch.float16).to(result.dtype) if lowered else result
 
 
 @pytest.mark.usefixtures("_flags")
-def test_convolutions_count_where_they_were_exact_before(build):
-    model = nn.Conv2d(1, 2, 3)
+@pytest.mark.parametrize(("exact", "lowered"), [("products", {"addmm": 1}), ("convolutions", {"convolution": 1})])
+def test_what_comes_out_with_other_bits_counts(build, exact: str, lowered: dict):
+    allow_tf32(**{"products": True, "convolutions": True, exact: False})
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 4))
     program = replace(build(Gelu(size=8)), model=model)
-    program.feed.reset([(torch.ones(1, 1, 8, 8),)])
-    _, notes = Tf32().apply(program)
-    assert notes["products"] == ["convolution"]
-    notes["before"] = {"products": "tf32", "convolutions": "none"}
-    evidence = Tf32().evidence(kernels("conv"), kernels("tf32_conv"), notes, {})
-    assert evidence.text == "in TF32: convolution; new kernels: tf32_conv"
+    program.feed.reset([(torch.randn(1, 1, 8, 8),)])
+    with Rounding():
+        _, notes = Tf32().apply(program)
+    assert notes["found"] == {"addmm": 1, "convolution": 1}
+    assert notes["lowered"] == lowered
+    assert flags() == ON
 
 
 # --- on a GPU, in a process of its own: the flags are the process's
@@ -142,7 +156,7 @@ loss, after = lowered.run()["loss"].item(), traced("after.json", lowered)
 evidence = Tf32().evidence(before, after, notes, {{}})
 print(evidence.text)
 assert evidence.engaged
-assert not Tf32().evidence(after, after, notes, {{}}).engaged
+assert not Tf32().evidence(after, after, Tf32().apply(program())[1], {{}}).engaged, "the second time nothing is left"
 x, w = torch.randn(2, 512, 512, device="cuda")
 error = ((x @ w).double() - x.double() @ w.double()).abs().max().item()
 assert 1e-3 < error < 0.5, error
@@ -159,7 +173,8 @@ def test_products_run_in_tf32_forward_and_backward_compiled_too(tmp_path):
     script.write_text(ON_GPU)
     done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("in TF32: addmm; new kernels: ")
+    assert done.stdout.startswith("in TF32, with other bits than before: ")
+    assert " addmm" in done.stdout
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from optexp.arm import Arm, Spec
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.workloads.changing_shapes import ChangingShapes
 
@@ -20,6 +21,16 @@ def test_lengths_change_within_bounds_and_repeat_with_the_seed():
     assert all(2 <= length <= 9 for length in lengths(0))
     assert lengths(0) == lengths(0)
     assert lengths(0) != lengths(1)
+
+
+def test_lengths_take_turns_so_that_a_block_can_meet_each_equally_often():
+    workload = ChangingShapes(dim=2, batch_size=3, shortest=2, longest=900)
+    found = [x.shape[1] for x, _ in workload.batches(torch.Generator().manual_seed(1), 2 * workload.variety)]
+    assert found[: workload.variety] == found[workload.variety :]
+    assert len(set(found)) == workload.variety > 1
+    arm = Arm()
+    arm.setup(Spec(workload, [], "cpu", "float32", 0).pack())
+    assert len(arm.batches) % workload.variety == 0
 
 
 @pytest.mark.parametrize("mode", ["forward", "forward_backward", "train"])

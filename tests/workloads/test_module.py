@@ -129,11 +129,18 @@ def test_a_mistake_is_one_sentence(settings: dict[str, Any], words: str) -> None
         ("no_such_package.net:Net", "there is no module 'no_such_package'"),
         ("torch.nn:Lineer", "did you mean Linear"),
         ("torch:float32", "a dtype: it must be an nn.Module"),
+        ("net", "workload.target=net names nothing in it: write package.module:Name"),
+        ("net.py", "workload.target=net.py names nothing in it"),
     ],
 )
 def test_what_is_not_there_is_named(target: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ready(Module(target=target, inputs=[{"shape": [2]}]))
+
+
+def test_arguments_that_a_class_does_not_take_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"takes \(in_features: int.*\), .*: missing .* 'in_features'"):
+        ready(Module(target="torch.nn:Linear", kwargs={"in_feature": 8}, inputs=[{"shape": [2]}]))
 
 
 # --- learning ----------------------------------------------------------------------------------------------------
@@ -305,7 +312,8 @@ def test_a_training_step_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("class Net(nn.Module): pass\ndef get_inputs(): return 1", r"workload.names.model= \(allowed: Net\)"),
+        ("class Net(nn.Module): pass\ndef get_inputs(): return 1", "workload.names.model=Net$"),
+        ("class A(nn.Module): pass\nclass B(A): pass", r"workload.names.model=A \(allowed: A, B\)"),
         ("Model = nn.Tanh", r"neither get_inputs\(\) nor get_loader\(\)"),
         ("Model = nn.Tanh\ndef get_inputs(): return ['a']", "a list of str: there is no tensor"),
         ("Model = nn.Tanh\ndef get_inputs(): return [torch.ones(1), [torch.ones(1)]]", "entry 1 of a batch is a list"),
@@ -317,6 +325,20 @@ def test_a_training_step_of_ones_own(tmp_path: Path) -> None:
 def test_what_a_file_lacks_is_named(text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         ready(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ("outputs.sum().item()", r"the loss is a float: .* \(without .item\(\)\)"),
+        ("outputs.square()", r"the loss has shape \[4, 2\]: .*\.mean\(\)"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_is_named(loss: str, words: str, tmp_path: Path) -> None:
+    text = "Model = nn.Linear(2, 2)\ndef get_inputs(): return torch.ones(4, 2)\n"
+    workload = written(tmp_path, f"{text}def loss(outputs, batch): return {loss}", mode="forward_backward")
+    with pytest.raises(ConfigError, match=words):
+        ready(workload).run()
 
 
 def test_a_precision_that_is_overridden_is_reported(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""What a timed step left behind, in two numbers for each tensor: it is held against repetitions of the same steps.
+
+Outputs alone may be right where gradients and parameters are nobody's work; and where steps draw random numbers, or do
+not repeat bit for bit, no other arm can tell what they should have been. The same arm can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from optexp.program import Outputs, Program, gradients
+
+MOST = 8  # repetitions, where the first ones differ from what was timed
+FACTOR = 5.0  # how much farther from a repetition than those from each other
+FLOOR = 2.0**-20  # of a tensor's RMS: a last bit that rarely differs
+PARTS = ("out/", "grad/", "buffer/", "after/")  # of an observation
+
+Imprint = dict[str, tuple[float, float]]  # mean and RMS of each tensor, by name
+
+
+def left_behind(program: Program, outputs: Outputs) -> Imprint:
+    """After a step, by the names that an observation of it has (see `optexp.equivalence.observation`)."""
+    tensors = {f"out/{name}": tensor for name, tensor in outputs.items()}
+    tensors |= gradients(program) if program.trains else {}
+    tensors |= {f"buffer/{name}": tensor for name, tensor in program.buffers().items()}
+    if program.optimizer is not None:
+        tensors |= {f"after/{name}": t for name, t in program.state().items() if not name.startswith("buffer/")}
+    return imprint(tensors)
+
+
+def imprint(tensors: Mapping[str, Tensor]) -> Imprint:
+    return {name: _numbers(tensor.detach()) for name, tensor in tensors.items() if name.startswith(PARTS)}
+
+
+def astray(timed: Imprint, again: Sequence[Imprint]) -> dict[str, str]:
+    """By name, what is farther from the first repetition than the others explain, in words."""
+    first, *others = again
+    found = {}
+    for name in sorted(timed.keys() | first.keys()):
+        if name not in timed or name not in first:
+            found[name] = f"the timed step {'leaves' if name in timed else 'does not leave'} it, its repetition does"
+            found[name] += " not" if name in timed else ""
+            continue
+        for what, at in (("mean", 0), ("RMS", 1)):
+            here, there = timed[name][at], first[name][at]
+            spread = max((abs(other[name][at] - there) for other in others if name in other), default=0.0)
+            if abs(here - there) > FACTOR * spread + FLOOR * first[name][1]:
+                found[name] = f"its {what} is {here:.6g}, and {there:.6g} where the same steps are repeated"
+    return found
+
+
+def _numbers(tensor: Tensor) -> tuple[float, float]:
+    """NaN counts as 0: what diverges does so in every repetition."""
+    tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    if not tensor.numel():
+        return 0.0, 0.0
+    wide = tensor.to(torch.float64) if tensor.itemsize == 1 or not tensor.is_floating_point() else tensor
+    rms = torch.linalg.vector_norm(wide, dtype=torch.float64) / sqrt(wide.numel())
+    mean, size = torch.stack([wide.mean(dtype=torch.float64), rms]).nan_to_num(0.0).tolist()
+    return mean, size

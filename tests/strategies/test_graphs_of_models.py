@@ -1,0 +1,96 @@
+"""A graph that would be another program is refused by whoever works on graphs; a part that would be stays whole."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from optexp.lanes import side_by_side
+from optexp.program import Program, ResidentFeed, forward
+from optexp.strategies.inplace import Inplace
+from optexp.strategies.streams import Streams
+from optexp.strategy import Unsupported
+from optexp.tracing import Tracer
+
+
+class Tower(nn.Module):
+    """Two products beside each other, inside of something."""
+
+    def __init__(self, around: Callable[[], AbstractContextManager[object]]) -> None:
+        super().__init__()
+        self.around, self.a, self.b = around, nn.Linear(4, 4), nn.Linear(4, 4)
+        self.calls, self.last = 0, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.around():
+            x = self.a(x) + self.b(x)
+        return x.relu()
+
+
+class Checkpointed(Tower):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class Counting(Tower):
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+class Remembering(Tower):
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = super().forward(x)
+        return self.last
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "autocast": (lambda: Tower(lambda: torch.autocast("cpu", torch.bfloat16)), "changes torch.is_autocast_enabled"),
+    "no_grad": (lambda: Tower(torch.no_grad), "changes torch.is_grad_enabled"),
+    "attention": (lambda: Tower(lambda: sdpa_kernel(SDPBackend.MATH)), "changes torch.backends.cuda.flash_sdp_enabled"),
+    "device": (lambda: Tower(lambda: torch.device("cpu")), "changes the modes of torch functions"),
+    "checkpoint": (lambda: Checkpointed(nullcontext), "changes hooks for saved tensors"),
+    "counter": (lambda: Counting(nullcontext), "assigns self.calls"),
+    "state": (lambda: Remembering(nullcontext), "assigns self.last"),
+}
+
+
+def program(model: nn.Module) -> Program:
+    feed = ResidentFeed(torch.device("cpu"))
+    feed.reset([(torch.randn(2, 4),)])
+    return Program(model=model, step=forward, feed=feed)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_strategies_that_work_on_graphs_say_what_a_graph_would_leave_out(case: str, streams: object) -> None:
+    make, words = CASES[case]
+    for strategy in (Streams(), Inplace()):
+        with pytest.raises(Unsupported, match=rf"torch\.fx cannot trace this model \(its forward {words}"):
+            strategy.apply(program(make()))
+
+
+def test_a_plain_model_is_traced_wherever_it_is_called() -> None:
+    with torch.no_grad(), torch.autocast("cpu"):
+        assert len(Tracer().trace(Tower(nullcontext)).nodes) == 6
+
+
+def test_a_tower_with_a_context_of_its_own_stays_whole_and_keeps_it(streams: object) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.low = Tower(lambda: torch.autocast("cpu", torch.bfloat16))
+            self.frozen = Tower(torch.no_grad)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"low": self.low(x), "frozen": self.frozen(x)}
+
+    model, x = Both(), torch.randn(2, 4)
+    found = side_by_side(model, (x,), {}, 4)
+    outputs = found(x)
+    assert {node.name: piece.lane for piece in found.pieces for node in piece.nodes} == {"low": 0, "frozen": 1}
+    assert (outputs["low"].dtype, outputs["low"].requires_grad) == (torch.bfloat16, True)
+    assert (outputs["frozen"].dtype, outputs["frozen"].requires_grad) == (torch.float32, False)
