@@ -1,30 +1,60 @@
 """`python -m optexp.audit result.json`: does the verdict follow from the record, and is the record as it was written?
 
 Offline: nothing is run again. The digest shows an edit that forgot it; an edit that did not has to keep a whole record
-consistent: pairs, interval, verdict, headline, gates, tensors, evidence, and the blocks in samples.parquet beside it.
+consistent: pairs, what is computed from them, verdict, headline, gates, tensors, evidence, watchdogs, and the files
+beside it (samples.parquet, config.yaml, environment.json). What stands there once, and follows from nothing, is named.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from math import isclose, log
+from dataclasses import replace
+from math import inf, isclose, log
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from optexp.measurement import statistics
-from optexp.result import Verdict, digest
-from optexp.wording import at_least
+from optexp.result import Result, Verdict, against_itself, digest, finite
+from optexp.wording import headline
 
 Record = Mapping[str, Any]
-BLOCKS = "samples.parquet"
+BLOCKS, ASKED, MACHINE = "samples.parquet", "config.yaml", "environment.json"
+ARMS = ("baseline", "candidate")
+# What looks at every measurement; of those that may find something, a verdict stands beside what the second list finds.
+WATCHDOGS = (
+    "slow start", "skipped steps", "throttling", "power cap", "foreign processes", "recompilation", "waiting arm",
+    "inputs", "physical floor", "modes", "drift", "order", "device and wall",
+)  # fmt: skip
+REMARKS = ("power cap", "inputs", "modes", "drift", "order", "device and wall")
+CONTROLS = ("A/A", "known delay")
+GATES = {"BITWISE": "BITWISE", "PRECISION": "CAP"}  # that a contract has to itself
+RAW = {
+    "peak memory": "peak_mib", "set-up time": "setup_s", "single steps": "alone_us", "energy": "energy_j",
+    "kernels": "kernels", "cold caches": "cold_us",
+}  # fmt: skip
 CLAIMS = {Verdict.FASTER, Verdict.SLOWER, Verdict.SAME, Verdict.VERIFIED}  # the others promise nothing
 
 
 def problems(record: Record) -> list[str]:
     """What is wrong with a record, in sentences; none where everything follows."""
-    return [*_edited(record), *_verdict(record), *_speedup(record), *_verification(record)]
+    parts = (_edited, _verdict, _asked, _speedup, _figures, _trust, _headline, _verification, _contract)
+    return [problem for part in parts for problem in part(record)]
+
+
+def underived(record: Record, folder: Path) -> list[str]:
+    """What it says that follows from nothing: it may be wrong, and nobody could tell."""
+    if not _claims(record):
+        return []
+    missing = [("device", MACHINE), ("workload, dtype, strategy and protocol", ASKED), ("pairs", BLOCKS)]
+    if not record["measurement"].get("pairs"):
+        missing.pop()
+    names = [f"{what} (no {name} beside it)" for what, name in missing if not (folder / name).is_file()]
+    shown = [name for name, figure in RAW.items() if any(record[arm].get(figure) is not None for arm in ARMS)]
+    return [*shown, "what gates, mutants and evidence saw", *names]
 
 
 def derived(record: Record) -> Verdict | None:
@@ -48,6 +78,8 @@ def derived(record: Record) -> Verdict | None:
     if len(measurement["pairs"]) == 1 and statistics.too_noisy(interval):
         return Verdict.INCONCLUSIVE
     found = statistics.decide(interval, measurement["min_effect"])
+    if found in (Verdict.FASTER, Verdict.SLOWER) and against_itself(record["config"]):
+        return Verdict.INVALID
     # One of many comparisons: by itself it would be a claim.
     lost = found in (Verdict.FASTER, Verdict.SLOWER) and measurement.get("p_holm", 0.0) >= 1 - _confidence(record)
     return Verdict.INCONCLUSIVE if lost else found
@@ -73,6 +105,22 @@ def _verdict(record: Record) -> Iterator[str]:
         yield f"a speedup is shown with {verdict}"
 
 
+def _claims(record: Record) -> bool:
+    return Verdict(record["verdict"]) in CLAIMS or bool(record["speedup"])
+
+
+def _asked(record: Record) -> Iterator[str]:
+    """What was compared, where, is what the configuration asked for."""
+    if not _claims(record):
+        return
+    config, label = record["config"], "+".join(record["strategy"]) or "baseline"
+    for name, said in (("workload", record["workload"]), ("device", record["device"]), ("strategy", label)):
+        if config.get(name) != said:
+            yield f"{name} is {said}, and {config.get(name)} was asked for"
+    if record["environment"].get("device") != record["device"]:
+        yield f"device is {record['device']}, and the environment's {record['environment'].get('device')}"
+
+
 def _speedup(record: Record) -> Iterator[str]:
     claimed, interval = record["speedup"], _interval(record)
     if not claimed:
@@ -91,8 +139,111 @@ def _speedup(record: Record) -> Iterator[str]:
         if claimed[name] is not None and not isclose(claimed[name], value, rel_tol=1e-9):
             yield f"speedup.{name} is {claimed[name]:.6g}, and the pairs give {value:.6g}"
     yield from _chance(record["measurement"])
-    if record["verdict"] == Verdict.FASTER and f"at least {at_least(interval.ratios()[1])}×" not in record["headline"]:
-        yield f"the headline does not name the interval's low end, {at_least(interval.ratios()[1])}×"
+
+
+def _figures(record: Record) -> Iterator[str]:
+    """Times of each arm, and what each process came to, follow from the pairs."""
+    measurement = record["measurement"]
+    pairs = measurement.get("pairs")
+    if not record["speedup"] or not pairs:
+        return
+    for place, arm in enumerate(ARMS):
+        yield from _differs(f"{arm}.step_us", record[arm]["step_us"], _typical(pairs, place))
+        if setups := measurement.get("setups_s", {}).get(arm):
+            yield from _differs(f"{arm}.setup_s", record[arm]["setup_s"], median(setups))
+        if (power := record[arm].get("power_w")) is not None:
+            yield from _differs(f"{arm}.energy_j", record[arm].get("energy_j"), power * _typical(pairs, place) / 1e6)
+    samples = [(record[arm]["throughput"] or 0.0) * _typical(pairs, place) for place, arm in enumerate(ARMS)]
+    yield from _differs("samples of a step of the candidate", samples[1], samples[0], "those of the baseline are")
+    processes, ratios = measurement.get("processes", []), _ratios(pairs)
+    if len(processes) != len(ratios):
+        yield f"{len(processes)} processes are listed, and pairs of {len(ratios)}"
+    for process, found in zip(processes, ratios, strict=False):
+        yield from _differs("log_ratio of a process", process["log_ratio"], median(found))
+        yield from _differs("pairs of a process", process["pairs"], len(found))
+
+
+def _typical(pairs: Sequence[Sequence[Sequence[float]]], place: int) -> float:
+    return median(median(pair[place] for pair in process) for process in pairs)
+
+
+def _differs(name: str, said: float | None, found: float, source: str = "the pairs give") -> Iterator[str]:
+    if said is None or not isclose(said, found, rel_tol=1e-9, abs_tol=1e-12):
+        yield f"{name} is {said}, and {source} {found:.6g}"
+
+
+def _trust(record: Record) -> Iterator[str]:
+    """Every watchdog looked, every control that was asked for ran, and none of them refuses the measurement."""
+    measurement, config = record["measurement"], record["config"]
+    if not record["speedup"]:
+        return
+    watches, controls = measurement.get("watchdogs", []), measurement.get("controls", {})
+    if tuple(watch["name"] for watch in watches) != WATCHDOGS:
+        missing = [name for name in WATCHDOGS if name not in [watch["name"] for watch in watches]]
+        yield f"watchdogs are missing: {', '.join(missing)}" if missing else "a watchdog is listed twice"
+    for watch in watches:
+        accepted = watch["name"] == "foreign processes" and config.get("environment.allow_foreign")
+        dropped = re.search(r"(\d+) of (\d+) pairs dropped", watch["text"])
+        few = dropped is not None and 10 * int(dropped[1]) <= int(dropped[2])
+        if not (watch["ok"] or accepted or few or watch["name"] in REMARKS):
+            yield f"watchdog {watch['name']} refuses it: {watch['text']}"
+    unmeasured = any(note.startswith("no controls:") for note in measurement.get("notes", []))
+    if config.get("measurement.controls") and not unmeasured and tuple(controls) != CONTROLS:
+        yield f"controls were asked for, and there are {', '.join(controls) or 'none'}"
+    for name, control in controls.items():
+        if not control["ok"]:
+            yield f"control {name} failed"
+
+
+def _headline(record: Record) -> Iterator[str]:
+    """Word for word what the record gives, its precision and its weakness included."""
+    said, interval = record["headline"], _interval(record)
+    if not record["speedup"] or interval is None:
+        return
+    found = Result.of(record)
+    assert found.speedup is not None
+    measurement = {"l2": {"headline": "warm"}} | found.measurement
+    # By itself, as it was before a correction for many comparisons.
+    own = statistics.decide(interval, record["measurement"]["min_effect"])
+    if len(record["measurement"]["pairs"]) == 1 and statistics.too_noisy(interval):
+        own = Verdict.INCONCLUSIVE
+    speedup = replace(found.speedup, high=inf if found.speedup.high is None else found.speedup.high)
+    precision = _dtype(record["equivalence"].get("contract", "")) or record["config"].get("dtype", "float32")
+    against, weakest = record["config"].get("baseline", "baseline"), record["equivalence"].get("weakest")
+    text = headline(
+        replace(found, verdict=own, speedup=speedup, measurement=measurement), precision, against, _weakness(weakest)
+    )
+    alone = said if found.verdict is own else said.partition("by itself ")[2]
+    if alone and alone != text:
+        yield f"the headline says {alone!r}, and the record gives {text!r}"
+
+
+def _weakness(weakest: Record | None) -> str | None:
+    if not weakest:
+        return None
+    from optexp.equivalence.protocol import Verification  # torch is slow to import
+
+    return Verification("", weakest=dict(weakest)).weakness
+
+
+def _dtype(contract: str) -> str:
+    return contract.partition("(")[2].rstrip(")")
+
+
+def _contract(record: Record) -> Iterator[str]:
+    """The promise is the one by whose gates the results were judged."""
+    found = record["equivalence"]
+    if not _claims(record) or not found.get("gates"):
+        return
+    name = found["contract"].partition("(")[0]
+    if bool(_dtype(found["contract"])) != (name == "PRECISION") or name not in ("REASSOCIATES", *GATES):
+        yield f"there is no contract {found['contract']}"
+    if (own := GATES.get(name)) and own not in found["gates"]:
+        yield f"the contract is {found['contract']}, and its gate {own} is missing"
+    if name != "PRECISION" and GATES["PRECISION"] in found["gates"]:
+        yield f"the contract is {found['contract']}, and the gates are those of PRECISION"
+    if name == "BITWISE" and not found["bitwise"]:
+        yield "the contract is BITWISE, and bits differ"
 
 
 def _chance(measurement: Record) -> Iterator[str]:
@@ -108,7 +259,7 @@ def _chance(measurement: Record) -> Iterator[str]:
 def _verification(record: Record) -> Iterator[str]:
     """A claim, or any speedup, rests on gates that passed, over tensors that are listed, with mutants that were caught,
     and on the evidence of every strategy."""
-    if Verdict(record["verdict"]) not in CLAIMS and not record["speedup"]:
+    if not _claims(record):
         return
     found = record["equivalence"]
     if len(record["evidence"]) != len(record["strategy"]):
@@ -123,13 +274,17 @@ def _verification(record: Record) -> Iterator[str]:
     for name, tensor in found["tensors"].items():
         if not tensor["ok"] or tensor["used"] is None or tensor["used"] > 1:
             yield f"{name} is beyond its limit"
+    worst = found["worst"]
+    if found["tensors"].get(worst["tensor"], {}).get("used") != worst["used"]:
+        yield f"{worst['tensor']} is nearest to its limit, and not listed so"
     if found["failures"]:
         yield f"{len(found['failures'])} failures are listed"
     if not any(row["caught"] for row in found["mutants"].values()):
         yield "no mutant was caught: nothing shows that the gates see anything"
-    if Verdict(record["verdict"]).measured and not found["recheck"]:
+    parts = [found["recheck"].get(part) for part in ("fresh inputs", "ok")]
+    if Verdict(record["verdict"]).measured and None in parts:
         yield "what was timed was not checked again"
-    elif not all(found["recheck"].get(part, True) for part in ("ok", "fresh inputs")):
+    elif False in parts:
         yield "what was timed was checked again, and failed"
 
 
@@ -151,7 +306,10 @@ def _confidence(record: Record) -> float:
 
 
 def _beside(record: Record, folder: Path) -> Iterator[str]:
-    """The record's pairs are those of the blocks that were written down one by one."""
+    """The record's pairs are those of the blocks that were written down one by one; what was asked, and where it ran,
+    stands in files of its own."""
+    if _claims(record):
+        yield from _copied(record, folder)
     pairs, blocks = record["measurement"].get("pairs"), folder / BLOCKS
     if not pairs or not blocks.is_file():
         return
@@ -160,6 +318,29 @@ def _beside(record: Record, folder: Path) -> Iterator[str]:
     cold = record["measurement"].get("l2", {}).get("headline") == "cold"
     if table.pairs(blocks, cold) != pairs:
         yield f"{BLOCKS} beside it holds other pairs than the record"
+    device = table.pairs(blocks, cold=True)
+    for place, arm in enumerate(ARMS):
+        if (said := record[arm].get("device_us")) is not None:
+            yield from _differs(f"{arm}.device_us", said, _typical(device, place), f"{BLOCKS} beside it gives")
+
+
+def _copied(record: Record, folder: Path) -> Iterator[str]:
+    # The machine of a winner that was measured again is described where that was done.
+    machine = folder / record["by_itself"].get("again", "") / MACHINE
+    files: dict[str, Path] = {"config": folder / ASKED, "environment": machine}
+    for part, path in files.items():
+        if not path.is_file():
+            continue
+        held = finite(json.loads(path.read_text()) if path.suffix == ".json" else _yaml(path))
+        keys = sorted(key for key in {*held, *record[part]} if held.get(key) != record[part].get(key))
+        if keys:
+            yield f"{path.name} beside it says otherwise about {', '.join(keys)}"
+
+
+def _yaml(path: Path) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(OmegaConf.load(path))
 
 
 # --- the command -----------------------------------------------------------------------------------------------
@@ -184,6 +365,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{path}: {record['verdict']}, " + ("does not hold" if found else f"follows from the record ({basis})"))
         for problem in found:
             print(f"  {problem}")
+        if raw := underived(record, path.parent):
+            print(f"  not derivable: {', '.join(raw)}")
         worst = worst or (3 if found else 0)
     return worst
 

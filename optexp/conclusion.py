@@ -12,7 +12,7 @@ from optexp.measurement import statistics, table
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.sampling import COLD, MAIN, Sample
 from optexp.measurement.watchdogs import FOREIGN, WATCHDOGS
-from optexp.result import ArmSummary, Result, Speedup, Verdict
+from optexp.result import ArmSummary, Result, Speedup, Verdict, against_itself
 from optexp.session import Session, Stop
 from optexp.strategy import label
 from optexp.wording import headline, ratio
@@ -44,10 +44,12 @@ def conclude(session: Session, samples: Sequence[Sample], verification: Verifica
         "series": series(samples),
         "cost": cost(session, result, first) | {"first_setup_s": first},
     }
-    result.headline = headline(result, session.contract, label(session.baseline), verification.weakness)
+    result.headline = headline(result, session.precision, label(session.baseline), verification.weakness)
     result.explanation = agreeing(result.verdict, result.explanation)
     wrong = [watch.text for watch in watches if watch.fatal and not watch.ok]
     wrong += [f"{name}: {c['text']}" for name, c in result.measurement["controls"].items() if not c["ok"]]
+    if against_itself(result.config) and result.verdict in (Verdict.FASTER, Verdict.SLOWER):
+        wrong.append(f"the same program differs from itself by {abs(interval.estimate):.1%}: the machine disturbs")
     if wrong:
         raise Stop(Verdict.INVALID, "; ".join(wrong))
 

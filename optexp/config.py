@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from optexp.strategy import label
+from optexp.strategy import Composed, Strategy, label
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from optexp.measurement.protocol import Protocol
-    from optexp.strategy import Strategy
     from optexp.workload import Workload
 
 T = TypeVar("T")
@@ -187,9 +186,9 @@ def _strategy_nodes(names: list[str], key: str) -> dict[str, Any]:
     return {name: composed.get(name) or {} for name in names}
 
 
-def _build_all(nodes: Mapping[str, Any], key: str) -> list[Strategy]:
-    strategies = [build(node, f"{key}.{name}") for name, node in nodes.items()]
-    return sorted(strategies, key=lambda s: (s.stage, s.name))
+def _build_all(nodes: Mapping[str, Any], key: str) -> Composed:
+    strategies: list[Strategy] = [build(node, f"{key}.{name}") for name, node in nodes.items()]
+    return Composed(sorted(strategies, key=lambda s: (s.stage, s.name)))
 
 
 # --- one node --------------------------------------------------------------------------------------------------

@@ -8,18 +8,33 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from optexp.config import ConfigError, suggest
+from optexp.equivalence.float64 import InFloat64
+from optexp.equivalence.golden import NoReference
 from optexp.feeds import LoaderFeed
-from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, map_batch, prime, tensors_of
+from optexp.program import (
+    STEPS,
+    Batch,
+    Feed,
+    Program,
+    ResidentFeed,
+    clear_gradients,
+    map_batch,
+    preserved,
+    prime,
+    tensors_of,
+)
+from optexp.strategy import first_line
 from optexp.trainstep import TrainStep
 from optexp.usercode import (
     LOSSES,
@@ -39,6 +54,7 @@ from optexp.usercode import (
     fits,
     kind,
     leading_size,
+    odd_rows,
     own_loss,
     scalar,
     seed_all,
@@ -97,7 +113,11 @@ class Own(Workload):
     """loss, optimizer:  names in torch.nn.functional or torch.nn, and in torch.optim; before what the code itself gives
     labels:            how many entries at a batch's end only the loss sees; None finds out
     shapes:            values of named sizes, which take turns
+    odd_batch:         leave out the last rows of every batch, so that an odd number stays
     """
+
+    families: ClassVar = ("normal", "integers", "large", "small", "offset")
+    tails_may_be_refused: ClassVar = True
 
     loss: str | None = None  # type: ignore[assignment]  # here a name; `build` finds what it stands for
     loss_args: dict[str, Any] = field(default_factory=dict)
@@ -106,6 +126,7 @@ class Own(Workload):
     lr: float = 1e-3
     labels: int | None = None
     shapes: list[dict[str, int]] = field(default_factory=list)
+    odd_batch: bool = False
 
     def __post_init__(self) -> None:
         spelt = {name.lower(): name for name in OPTIMIZERS}
@@ -131,6 +152,13 @@ class Own(Workload):
 
     def resolve(self, device: str) -> Self:
         return self
+
+    def tails(self) -> list[Self]:
+        if self.odd_batch:
+            return []
+        tail = copy.copy(self)  # what it holds that is no field goes along
+        tail.odd_batch = True
+        return [tail]
 
     @property
     def samples(self) -> int:
@@ -191,7 +219,19 @@ class Own(Workload):
             made_with=(parts.model.args, parts.model.kwargs),
         )
         prime(program)
+        if self.odd_batch:
+            self.try_odd(program, dtype)
         return program
+
+    def try_odd(self, program: Program, dtype: torch.dtype) -> None:
+        """A model need not take a batch of any size; what it refuses says nothing about a strategy."""
+        batch = self.batch(torch.Generator(program.device).manual_seed(0))
+        try:
+            with preserved(program), InFloat64() if dtype is torch.float64 else nullcontext():
+                program.step(program, map_batch(lambda t: t.to(dtype) if t.is_floating_point() else t, batch))
+        except Exception as error:
+            raise NoReference(f"the model does not take {self.leading[0]} rows ({first_line(error)})") from error
+        clear_gradients(program.model)
 
     # --- batches ------------------------------------------------------------------------------------------------
 
@@ -262,6 +302,7 @@ class Own(Workload):
             expected = entries(self.layout.names)
             raise ConfigError(f"batches differ: the first has {expected}, another {entries(tensors)}")
         batch = {name: tensors[name] for name in self.layout.names}
+        batch = odd_rows(batch) if self.odd_batch else batch
         return tuple(batch.values()) if self.layout.plain else batch
 
     def unpack(self, batch: Batch) -> Any:

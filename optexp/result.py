@@ -161,18 +161,32 @@ class Result:
 
     def write(self, path: Path) -> None:
         """JSON has no word for infinities: they become null. The digest is over all the rest."""
-        record = json.loads(json.dumps(_finite(asdict(self)), default=str, allow_nan=False))
+        record = json.loads(json.dumps(finite(asdict(self)), default=str, allow_nan=False))
         path.write_text(json.dumps({**record, "digest": digest(record)}, indent=2) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        data = json.loads(path.read_text())
-        data.pop("digest", None)
+        return cls.of(json.loads(path.read_text()))
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Result:
+        """From what `write` wrote."""
+        data = {key: value for key, value in record.items() if key != "digest"}
         data["verdict"] = Verdict(data["verdict"])
         data["speedup"] = Speedup(**data["speedup"]) if data["speedup"] else None
         data["baseline"] = ArmSummary(**data["baseline"])
         data["candidate"] = ArmSummary(**data["candidate"])
         return cls(**data)
+
+
+def against_itself(config: Mapping[str, Any]) -> bool:
+    """Whether both stacks are the same, with the same options: then no difference in time is theirs."""
+    options = {"strategy": dict[str, Any](), "baseline": dict[str, Any]()}
+    for key, value in config.items():
+        stack, _, option = key.partition(".")
+        if stack in options:
+            options[stack][option] = value
+    return options["strategy"] == options["baseline"] != {}
 
 
 def digest(record: Mapping[str, Any]) -> str:
@@ -181,11 +195,12 @@ def digest(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same without the numbers that JSON has no word for."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

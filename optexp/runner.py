@@ -27,6 +27,7 @@ from optexp.session import Session, Stop, alongside, choose_device
 from optexp.stopwatch import Stopwatch, process_age_s
 from optexp.strategy import Unsupported, compose
 from optexp.terminal import Progress
+from optexp.wording import at_precision
 from optexp.workload import Workload
 
 _first_run = True
@@ -110,7 +111,8 @@ def compare(session: Session, meanwhile: Callable[[], None]) -> None:
         if examined and examined.distrust:
             raise Stop(Verdict.INVALID, examined.distrust)
     if session.experiment.verify == "only":
-        result.verdict, result.headline = Verdict.VERIFIED, "VERIFIED: the results are the same; nothing was timed"
+        result.verdict = Verdict.VERIFIED
+        result.headline = f"VERIFIED: the results are the same{at_precision(session.precision)}; nothing was timed"
         return
     if baseline:
         baseline.referee.leave()

@@ -28,10 +28,12 @@ from optexp.measurement.gpu import UNREAD, Gpu
 from optexp.processes import InProcess, Launcher, Worker
 from optexp.result import Result, Verdict
 from optexp.stopwatch import Stopwatch
-from optexp.strategy import REASSOCIATES, Contract, Strategy, contract, environment
+from optexp.strategy import REASSOCIATES, Composed, Contract, Strategy, environment
 from optexp.terminal import Progress
 
 RECORD_SCHEMA = 1
+# Packages that all arms may find imported: importing any other may change more than how long that takes.
+SHARED = {"optexp", "torch", "triton", "torchvision", "transformers", "sklearn"}
 # They change what is run with, not what is run.
 NOT_COMPARED = {"device", "isolation", "verify", "horizon_steps", "timeout_s"}
 
@@ -64,13 +66,13 @@ class Session:
         e.workload = e.workload.resolve(torch.device(self.device).type)
         self.workload = e.workload
         self.protocol = e.measurement
-        self.stack, self.baseline = list(e.strategies), list(e.baseline)
+        self.stack, self.baseline = Composed(e.strategies), Composed(e.baseline)
         sizes = {f"workload.{key}": value for key, value in asdict(e.workload).items()}
         self.result = Result(
             verdict=Verdict.ERROR,
             headline="",
             workload=e.workload.name,
-            strategy=[s.label for s in (self.baseline if e.mode == "profile" else self.stack)],
+            strategy=list((self.baseline if e.mode == "profile" else self.stack).labels),
             device=self.device,
             seed=e.seed,
             environment=describe_environment(torch.device(self.device)),
@@ -95,7 +97,12 @@ class Session:
     @property
     def contract(self) -> Contract:
         """What the candidate promises."""
-        return contract(self.stack)
+        return self.stack.contract
+
+    @property
+    def precision(self) -> str:
+        """The dtype by whose limits the candidate's results are judged."""
+        return self.contract.dtype or self.experiment.dtype
 
     @property
     def isolated(self) -> bool:
@@ -173,9 +180,8 @@ class Session:
         if variables and key not in self.launchers:
             self.launchers[key] = Launcher(variables)
         chosen = self.launchers[key] if variables else launcher()
-        slow = {module for s in (*self.stack, *self.baseline) for module in s.preload}
-        slow |= {module for module in self.workload.preload if find_spec(module.partition(".")[0])}
-        chosen.preload(sorted(slow))
+        slow = {module for part in (*self.stack, *self.baseline, self.workload) for module in part.preload}
+        chosen.preload(sorted(module for module in slow if _shared(module.partition(".")[0])))
         return chosen
 
     @property
@@ -205,6 +211,10 @@ class Session:
             torch._dynamo.utils.counters.clear()
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _shared(package: str) -> bool:
+    return package in SHARED and find_spec(package) is not None
 
 
 @contextmanager

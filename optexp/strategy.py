@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
@@ -35,6 +35,9 @@ class Stage(IntEnum):
     CAPTURE = 9
 
 
+PRECISIONS = ("bfloat16", "float16", "tf32")  # to which there is a plain autocast, as a yardstick
+
+
 @total_ordering
 @dataclass(frozen=True)
 class Contract:
@@ -43,6 +46,10 @@ class Contract:
     level: int
     name: str
     dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (None, *PRECISIONS):
+            raise Unsupported(f"{self} is no promise that can be checked: promise one of {', '.join(PRECISIONS)}")
 
     def __lt__(self, other: Contract) -> bool:
         return (self.level, self.dtype or "") < (other.level, other.dtype or "")
@@ -56,7 +63,7 @@ REASSOCIATES = Contract(1, "REASSOCIATES")
 
 
 def precision(dtype: str) -> Contract:
-    """PRECISION(dtype): the arithmetic is that of plain autocast to `dtype` ("bfloat16", "float16", "tf32")."""
+    """PRECISION(dtype): the arithmetic is that of plain autocast to `dtype`, one of `PRECISIONS`."""
     # float16 and tf32 keep 11 bits, bfloat16 8: the weakest promise sorts last.
     return Contract(3 if dtype == "bfloat16" else 2, "PRECISION", dtype)
 
@@ -96,7 +103,7 @@ class Strategy(ABC):
     """One optimization. The dataclass's fields are the keys of its YAML, checked for name and type."""
 
     stage: ClassVar[Stage]
-    preload: ClassVar[tuple[str, ...]] = ()  # slow imports, made once before arms are forked
+    preload: ClassVar[tuple[str, ...]] = ()  # slow imports of `session.SHARED`, made once before arms are forked
 
     @property
     def name(self) -> str:
@@ -189,6 +196,27 @@ def grouped(counters: Counters, name: str) -> dict[str, float]:
 Stack = Sequence[Strategy]
 
 
+class Composed(list[Strategy]):
+    """Strategies, and what they said of themselves when they were put together: asked once, so that all hear the same.
+
+    labels:    of each, as people write it
+    contract:  the weakest member's promise; the empty stack is the baseline itself
+    """
+
+    labels: list[str]
+    contract: Contract
+
+    def __init__(self, strategies: Iterable[Strategy]) -> None:
+        super().__init__(strategies)
+        if isinstance(strategies, Composed):
+            self.labels, self.contract = strategies.labels, strategies.contract
+        else:
+            self.labels = [s.label for s in self]
+            promises = (s.contract for s in self)
+            # Whoever is judged by the limits of a dtype promises that precision, whatever he calls it.
+            self.contract = max((precision(p.dtype) if p.dtype else p for p in promises), default=BITWISE)
+
+
 def compose(strategies: Stack) -> list[Strategy]:
     """The stack in the order of its stages, or `Unsupported` where its members cannot work together."""
     stack = sorted(strategies, key=lambda s: (s.stage, s.name))
@@ -216,13 +244,13 @@ def traits(strategy: Strategy) -> frozenset[str]:
 
 
 def contract(stack: Stack) -> Contract:
-    """A stack promises what its weakest member does; the empty stack is the baseline itself."""
-    return max((s.contract for s in stack), default=BITWISE)
+    """What a stack promises."""
+    return Composed(stack).contract
 
 
 def label(stack: Stack) -> str:
     """`amp+cuda_graph`, or `baseline` for the empty stack."""
-    return "+".join(s.label for s in stack) or "baseline"
+    return "+".join(Composed(stack).labels) or "baseline"
 
 
 def environment(stack: Stack) -> dict[str, str]:

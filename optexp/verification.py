@@ -124,14 +124,15 @@ class Referee:
         )
 
     def plan(self) -> Plan:
-        """What is checked at the workload's own sizes; families of inputs only where there are no smaller ones."""
+        """What is checked at the workload's own sizes; families of inputs only where no smaller ones are sure."""
         workload, protocol = self.session.workload, self.session.protocol
         first = self.session.experiment.seed + 1
+        here = workload.tails_may_be_refused or not workload.tails()
         return Plan(
             seeds=range(first, first + protocol.verification_seeds),
             # A frozen step count shows from the second on.
             steps=max(workload.variety, 3 if workload.mode == "train" else 1),
-            families=self.families() if protocol.thorough and not workload.tails() else (),
+            families=self.families() if protocol.thorough and here else (),
             overwrites=self.overwrites,
             follow=protocol.thorough and workload.mode == "train",
         )

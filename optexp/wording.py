@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import floor, log10
 
 from optexp.result import Result, Verdict
-from optexp.strategy import Contract
 
 
 def ratio(value: float) -> str:
@@ -19,8 +18,16 @@ def at_least(value: float) -> str:
     return f"{floor(value * 10**digits) / 10**digits:.{digits}f}"
 
 
-def headline(result: Result, contract: Contract, against: str, weakness: str | None) -> str:
-    """What was measured, the guaranteed end of the interval first."""
+def at_precision(dtype: str) -> str:
+    """Of the limits that results were held to, where they are not those of torch's own default."""
+    return "" if dtype == "float32" else f", at {dtype} precision"
+
+
+def headline(result: Result, precision: str, against: str, weakness: str | None) -> str:
+    """What was measured, the guaranteed end of the interval first.
+
+    precision:  the dtype by whose limits the results were judged
+    """
     verdict, speedup, baseline, candidate = result.verdict, result.speedup, result.baseline, result.candidate
     assert speedup is not None
     than = "" if against == "baseline" else f" than {against}"
@@ -44,8 +51,8 @@ def headline(result: Result, contract: Contract, against: str, weakness: str | N
         case _:
             more = ": measurement=default looks closer" if speedup.processes == 1 else ": more processes may decide it"
             text = f"INCONCLUSIVE ({basis}){more}"
-    if contract.dtype and verdict in (Verdict.FASTER, Verdict.SAME, Verdict.SLOWER):
-        text += f", at {contract.dtype} precision"
+    if verdict is not Verdict.INCONCLUSIVE:
+        text += at_precision(precision)
     if weakness:
         text += f"; equivalent, but weaker: {weakness}"
     return text

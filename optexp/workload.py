@@ -32,6 +32,7 @@ class Workload(ABC):
 
     families: ClassVar[tuple[str, ...]] = ("normal",)  # of inputs that mean something to it (optexp.equivalence)
     sizes: ClassVar[Mapping[str, Mapping[str, int]]] = {}  # of fields left open (None), by kind of device
+    tails_may_be_refused: ClassVar[bool] = False  # families of inputs are then tried at its own sizes too
     operation: ClassVar[bool] = False  # a single one: whether its inputs lie in the cache is then half of its time
     preload: ClassVar[tuple[str, ...]] = ()  # slow imports, made once before arms are forked, where installed
 
@@ -82,6 +83,11 @@ class Workload(ABC):
         """What it is written in, as far as that is known without importing a user's file: other code is other work."""
         files = (getattr(sys.modules[cls.__module__], "__file__", None) for cls in type(self).__mro__)
         return [Path(file).read_bytes() for file in dict.fromkeys(files) if file]
+
+    @property
+    def bounded(self) -> frozenset[str]:
+        """Inputs, by name or position, whose values have a range of their own: families leave them as they are."""
+        return frozenset()
 
     def notes(self) -> list[str]:
         """What the user should know about how the program came to be; asked after `build`."""

@@ -20,6 +20,7 @@ import optexp
 from optexp import api
 from optexp.config import ConfigError
 from optexp.result import Result, Verdict
+from tests.reached import measured
 
 CHECKOUT = Path(__file__).parent.parent
 QUICK = ["measurement.warmup_s=0.3", "measurement.block_ms=2", "measurement.pairs=10", "measurement.process_s=2"]
@@ -63,7 +64,7 @@ def compare(*args: Any, overrides: tuple[str, ...] = (), **kwargs: Any) -> Resul
 )
 def test_a_model_however_it_is_given(model: Any, inputs: Any) -> None:
     result = compare(model, inputs)
-    assert result.verdict.measured, result.headline
+    assert measured(result), result.headline
     assert result.equivalence["bitwise"]
     assert list(Path("outputs").rglob("result.json"))
 
@@ -87,7 +88,7 @@ def test_trains_with_functions_of_the_caller() -> None:
         loss=lambda outputs, batch: nn.functional.cross_entropy(outputs["logits"], batch[1]),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     )
-    assert result.verdict.measured, result.headline
+    assert measured(result), result.headline
     assert result.strategy == ["amp"]
     assert "parameter changes" in result.equivalence["headline"]
     assert result.measurement["notes"] == [
@@ -101,7 +102,7 @@ def test_the_precision_is_the_models_own() -> None:
 
 def test_shapes_are_arguments_of_the_function() -> None:
     result = compare(Net, lambda rows: torch.randn(rows, 4), shapes=[{"rows": 2}, {"rows": 6}])
-    assert result.verdict.measured, result.headline
+    assert measured(result), result.headline
     with pytest.raises(ConfigError, match="a function that makes inputs"):
         compare(Net, torch.randn(2, 4), shapes=[{"rows": 2}])
 
@@ -112,7 +113,7 @@ def test_what_cannot_travel_is_named_and_its_factory_can() -> None:
 
     with pytest.raises(ConfigError, match=r"model cannot be copied .*parametrized.* a function that makes it"):
         compare(normalized(), torch.randn(8, 4))
-    assert compare(normalized, torch.randn(8, 4)).verdict.measured
+    assert measured(compare(normalized, torch.randn(8, 4)))
     lock = threading.Lock()
     with pytest.raises(ConfigError, match=r"inputs cannot be copied .*lock"):
         compare(Net, lambda: (lock, torch.randn(8, 4)))
@@ -176,7 +177,7 @@ def test_the_callers_own_hydra_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").write_text("answer: 42\n")
     with initialize_config_dir(version_base="1.3", config_dir=str(tmp_path / "mine")):
-        assert compare(Net, torch.randn(8, 4)).verdict.measured
+        assert measured(compare(Net, torch.randn(8, 4)))
         assert hydra_compose("config").answer == 42
     assert not GlobalHydra.instance().is_initialized()
 

@@ -10,16 +10,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import log
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from optexp import audit
 from optexp.audit import derived, problems
 from optexp.measurement import statistics, table
+from optexp.measurement.controls import NAMES
 from optexp.measurement.sampling import SAME
-from optexp.result import Result, Speedup, Verdict, digest
-from optexp.wording import at_least
+from optexp.measurement.watchdogs import DROPPED, FOREIGN, WATCHDOGS
+from optexp.result import ArmSummary, Result, Speedup, Verdict, digest
+from optexp.wording import at_least, ratio
 from tests.measurement.samples import constant, made
 
 Record = dict[str, Any]
@@ -28,23 +32,45 @@ PAIRS = [[[2.0 + 0.01 * i, 1.0 + 0.001 * j] for i in range(12)] for j in range(5
 TENSOR = {"ok": True, "used": 0.4, "gate": "G1"}
 EQUIVALENCE = {
     "ok": True, "seeds": [1, 2], "reference": "fp64 on cpu", "families": ["normal"], "failures": [],
-    "gates": {"G1": {"passed": True, "worst_ratio": 1.0}}, "tensors": {"output": TENSOR},
-    "mutants": {"scaled": {"tried": 1, "caught": 1, "passed": []}}, "recheck": {"steps": 30, "ok": True},
+    "gates": {"G1": {"passed": True, "worst_ratio": 1.0}, "CAP": {"passed": True, "worst_ratio": None}},
+    "tensors": {"output": TENSOR}, "worst": {"tensor": "output", **TENSOR}, "bitwise": False,
+    "mutants": {"scaled": {"tried": 1, "caught": 1, "passed": []}}, "contract": "PRECISION(bfloat16)",
+    "weakest": {"tensor": "output", "error_ratio": 1.6}, "recheck": {"steps": 30, "fresh inputs": True, "ok": True},
 }  # fmt: skip
+CONFIG = {"workload": "mlp", "device": "cpu", "dtype": "float32", "strategy": "amp", "strategy.amp.dtype": "bfloat16"}
+CONFIG |= {"baseline": "baseline", "measurement.controls": True}
+CONTROLS = {name: {"ok": True} for name in ("A/A", "known delay")}
+
+
+def watches(**failed: bool) -> list[Record]:
+    """All of them; those that failed by name, and whether they refuse the measurement."""
+    return [{"name": n, "ok": n not in failed, "fatal": failed.get(n, False), "text": ""} for n in audit.WATCHDOGS]
 
 
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
     """FASTER, as a comparison writes it."""
-    interval = statistics.interval([[log(b / c) for b, c in process] for process in PAIRS], 0.99)
-    low = at_least(interval.ratios()[1])
+    ratios = [[log(b / c) for b, c in process] for process in PAIRS]
+    estimate, low, high = statistics.interval(ratios, 0.99).ratios()
+    basis = f"best estimate {ratio(estimate)}, 99% interval {at_least(low)} to {high:.3g}, 5 processes"
+    weaker = "equivalent, but weaker: output has 1.60× its error"
+    times = [median(median(pair[place] for pair in process) for process in PAIRS) for place in (0, 1)]
+    arms = [ArmSummary(step_us=t, throughput=32e6 / t, setup_s=2.0, peak_mib=7.0, power_w=3.0) for t in times]
+    for arm, t in zip(arms, times, strict=True):
+        arm.energy_j = 3.0 * t / 1e6
     result = Result(
-        Verdict.FASTER, f"FASTER, at least {low}× (...)", "mlp", ["amp"], "cpu", 0,
-        speedup=Speedup(*interval.ratios(), 0.99, 5), equivalence=copy.deepcopy(EQUIVALENCE),
-        measurement={"pairs": PAIRS, "min_effect": 0.01, "watchdogs": [{"name": "drift", "ok": True, "fatal": False}]},
-        evidence=[{"strategy": "amp", "engaged": True, "text": ""}],
+        Verdict.FASTER, f"FASTER, at least {at_least(low)}× ({basis}), at bfloat16 precision; {weaker}",
+        "mlp", ["amp"], "cpu", 0, Speedup(estimate, low, high, 0.99, 5), *arms, copy.deepcopy(EQUIVALENCE),
+        measurement={
+            "pairs": PAIRS, "min_effect": 0.01, "watchdogs": watches(), "controls": CONTROLS,
+            "processes": [{"log_ratio": median(process), "pairs": 12} for process in ratios],
+            "setups_s": {"baseline": [1.0, 2.0, 4.0], "candidate": [2.0]}, "l2": {"headline": "warm"},
+        },
+        evidence=[{"strategy": "amp", "engaged": True, "text": ""}], config=CONFIG, environment={"device": "cpu"},
     )  # fmt: skip
     result.write(tmp_path / "result.json")
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(CONFIG)))
+    (tmp_path / "environment.json").write_text(json.dumps(result.environment))
     written: Record = json.loads((tmp_path / "result.json").read_text())
     return written
 
@@ -75,18 +101,45 @@ EDITS: dict[str, tuple[Callable[[Record], None], str]] = {
     "no power": (set_in("equivalence/mutants", {}), "no mutant"),
     "recheck failed": (set_in("equivalence/recheck/ok", False), "checked again, and failed"),
     "no evidence": (set_in("evidence", []), "0 of 1 strategies"),
-    "surer than it was": (set_in("config", {"measurement.confidence": 0.999}), "0.999 was asked for"),
-    "another effect": (set_in("config", {"measurement.min_effect": 0.05}), "0.05 was asked for"),
+    "surer than it was": (set_in("config", {**CONFIG, "measurement.confidence": 0.999}), "0.999 was asked for"),
+    "another effect": (set_in("config", {**CONFIG, "measurement.min_effect": 0.05}), "0.05 was asked for"),
+    "another workload": (set_in("workload", "bert"), "workload is bert, and mlp was asked for"),
+    "another device": (set_in("device", "cuda:0"), "the environment's cpu"),
+    "another strategy": (set_in("strategy", ["fusion"]), "strategy is fusion, and amp was asked for"),
+    "a quicker step": (set_in("candidate/step_us", 0.1), "candidate.step_us is 0.1, and the pairs give 1.0"),
+    "more throughput": (set_in("candidate/throughput", 1e9), "samples of a step"),
+    "less energy": (set_in("candidate/energy_j", 1e-9), "candidate.energy_j"),
+    "a quicker start": (set_in("candidate/setup_s", 0.1), "candidate.setup_s is 0.1, and the pairs give 2"),
+    "another process": (set_in("measurement/processes/1/log_ratio", 9.0), "log_ratio of a process is 9.0"),
+    "fewer pairs named": (set_in("measurement/processes/1/pairs", 3), "pairs of a process is 3"),
+    "a process forgotten": (set_in("measurement/processes", []), "0 processes are listed"),
+    "nobody watched": (set_in("measurement/watchdogs", []), "watchdogs are missing: slow start"),
+    "one watched twice": (set_in("measurement/watchdogs", [*watches(), watches()[0]]), "listed twice"),
+    "called a remark": (set_in("measurement/watchdogs", watches(recompilation=False)), "recompilation refuses it"),
+    "no controls": (set_in("measurement/controls", {}), "controls were asked for, and there are none"),
+    "another contract": (set_in("equivalence/contract", "REASSOCIATES"), "the gates are those of PRECISION"),
+    "another precision": (set_in("equivalence/contract", "PRECISION(float16)"), "at float16 precision"),
+    "equal bits": (set_in("equivalence/contract", "BITWISE"), "its gate BITWISE is missing"),
+    "no weakness": (set_in("equivalence/weakest", {}), "the record gives 'FASTER"),
+    "another tensor": (set_in("equivalence/tensors", {"output": {"ok": True, "used": 0}}), "not listed so"),
+    "a note on the recheck": (set_in("equivalence/recheck", {"note": "x"}), "not checked again"),
+    "against itself": (
+        set_in("config", CONFIG | {"baseline": "amp", "baseline.amp.dtype": "bfloat16"}),
+        "gives INVALID",
+    ),
     "more processes": (set_in("speedup/processes", 15), "pairs of 5 listed"),
     "not rechecked": (set_in("equivalence/recheck", {}), "not checked again"),
     "not engaged": (set_in("evidence", [{"engaged": False}]), "the record gives NOT_ENGAGED"),
-    "untrusted": (set_in("measurement/watchdogs", [{"ok": False, "fatal": True}]), "the record gives INVALID"),
+    "untrusted": (set_in("measurement/watchdogs", watches(drift=True)), "the record gives INVALID"),
     "a control failed": (set_in("measurement/controls", {"A/A": {"ok": False}}), "the record gives INVALID"),
     "an error": (set_in("error", {"type": "Crash"}), "the record gives ERROR"),
     "no pairs": (set_in("measurement/pairs", []), "no pairs that it comes from"),
     "another claim": (set_in("verdict", "SLOWER"), "the record gives FASTER"),
-    "another headline": (set_in("headline", "FASTER, at least 9.99× (...)"), "the interval's low end"),
-    "a note": (set_in("workload", "bert"), "the digest does not fit"),
+    "another headline": (
+        set_in("headline", "FASTER, at least 9.99× (...)"),
+        "the headline says 'FASTER, at least 9",
+    ),
+    "a note": (set_in("explanation", ["luck"]), "the digest does not fit"),
 }
 
 
@@ -133,12 +186,51 @@ def test_the_blocks_beside_the_record_are_its_pairs(cold: bool, tmp_path: Path, 
     table.write(samples, tmp_path / table.FILE)
     pairs = [[[p.baseline.step_s * 1e6, p.candidate.step_s * 1e6] for p in s.kept] for s in samples]
     record["measurement"] |= {"pairs": json.loads(json.dumps(pairs)), "l2": {"headline": "cold" if cold else "warm"}}
+    record["baseline"]["device_us"] = 100.0
     assert list(audit._beside(record, tmp_path)) == []
+    record["baseline"]["device_us"] = 50.0
+    assert [p for p in audit._beside(record, tmp_path) if "baseline.device_us is 50.0" in p]
     record["measurement"]["pairs"][0].pop()
     path = tmp_path / "result.json"
     path.write_text(json.dumps(record))
     assert any("other pairs" in problem for problem in audit._beside(record, tmp_path))
     assert audit.main([str(path)]) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("config.yaml", "workload", "bert"),
+        ("config.yaml", "dtype", "bfloat16"),
+        ("environment.json", "device", "cuda:0"),
+    ],
+)
+def test_what_lies_beside_it_says_the_same(name: str, key: str, value: str, tmp_path: Path, record: Record) -> None:
+    assert list(audit._beside(record, tmp_path)) == []
+    path = tmp_path / name
+    held = OmegaConf.load(path)
+    held[key] = value
+    path.write_text(OmegaConf.to_yaml(held) if path.suffix == ".yaml" else json.dumps(OmegaConf.to_container(held)))
+    assert list(audit._beside(record, tmp_path)) == [f"{name} beside it says otherwise about {key}"]
+    path.unlink()
+    assert any(f"(no {name} beside it)" in words for words in audit.underived(record, tmp_path))
+
+
+def test_remarks_and_a_few_dropped_pairs_refuse_nothing(record: Record) -> None:
+    record["measurement"]["watchdogs"] = watches(modes=False, throttling=False, drift=False)
+    throttling = record["measurement"]["watchdogs"][audit.WATCHDOGS.index("throttling")]
+    throttling["text"] = "the GPU was slowed (heat): 6 of 60 pairs dropped; SM clock 1700 MHz"
+    assert list(audit._trust(record)) == []
+    throttling["text"] = "the GPU was slowed (heat): 7 of 60 pairs dropped; SM clock 1700 MHz"
+    assert [p for p in audit._trust(record) if "throttling refuses it" in p]
+
+
+def test_the_watchdogs_and_controls_that_are_asked_for_are_those_that_there_are() -> None:
+    samples = made(constant(2e-3), constant(1e-3))
+    assert tuple(watchdog(samples).name for watchdog in WATCHDOGS) == audit.WATCHDOGS
+    assert tuple(NAMES.values()) == audit.CONTROLS
+    assert FOREIGN in audit.WATCHDOGS
+    assert DROPPED == 0.1
 
 
 def test_no_speedup_is_shown_without_a_verification_whatever_the_verdict(record: Record) -> None:
@@ -151,7 +243,10 @@ def test_no_speedup_is_shown_without_a_verification_whatever_the_verdict(record:
 def test_the_command(record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "result.json"
     assert audit.main([str(path)]) == 0
-    assert "FASTER, follows from the record (60 pairs, 1 tensors)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "FASTER, follows from the record (60 pairs, 1 tensors)" in said
+    assert "  not derivable: peak memory, set-up time, energy, what gates, mutants and evidence saw, pairs (no" in said
+    assert "config.yaml" not in said
     record["speedup"]["low"] = 3.0
     path.write_text(json.dumps(record))
     assert audit.main([str(path)]) == 3

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from optexp import report, summary
-from optexp.conclusion import cost, summarize
+from optexp.conclusion import conclude, cost, summarize
+from optexp.config import Experiment
+from optexp.equivalence.protocol import Verification
 from optexp.measurement.load import Load
 from optexp.measurement.sampling import COLD, Pair
 from optexp.result import ArmSummary, Result, Speedup, Verdict
+from optexp.session import Session, Stop
+from optexp.stopwatch import Stopwatch
+from optexp.terminal import Progress
 from tests.measurement.samples import constant, made, timing
 
 
@@ -105,3 +113,60 @@ def test_no_ratio_leaves_with_an_invalid_measurement_in_words_or_figures() -> No
     }  # fmt: skip
     assert result.explanation == []
     assert "×" not in report.render(result)
+
+
+# --- from samples to the verdict ---------------------------------------------------------------------------------
+
+Of = Callable[..., Experiment]
+BFLOAT, HALF = "{amp: {dtype: bfloat16}}", "{amp: {dtype: float16}}"
+
+
+@contextmanager
+def session(asked: Experiment, folder: Path) -> Iterator[Session]:
+    """What `conclude` needs of one whose arms have been measured."""
+    with Progress() as progress:
+        found = Session(asked, "cpu", folder, Stopwatch(), progress)
+        found.samples, found.result.explanation = 32, ["the step got faster"]
+        found.result.measurement |= {"setups_s": {"baseline": [1.0], "candidate": [1.0]}, "controls": {}}
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+def concluded(asked: Experiment, folder: Path, ratio: float) -> Result:
+    with session(asked, folder) as held:
+        samples = made(constant(ratio * 1e-3), constant(1e-3), noise=0.0001, processes=1)
+        conclude(held, samples, Verification(str(held.contract)))
+        return held.result
+
+
+@pytest.mark.parametrize("stacks", [["strategy=baseline"], ["strategy=amp", f"baseline=[{BFLOAT}]"]])
+@pytest.mark.parametrize("ratio", [1.03, 0.97])
+def test_a_program_is_neither_faster_nor_slower_than_itself(
+    stacks: list[str], ratio: float, experiment: Of, tmp_path: Path
+) -> None:
+    asked = experiment("workload=gelu", "measurement=quick", "device=cpu", "isolation=none", *stacks)
+    with pytest.raises(Stop, match=r"the same program differs from itself by 3\.0%: the machine disturbs") as stop:
+        concluded(asked, tmp_path, ratio)
+    assert stop.value.verdict is Verdict.INVALID
+    assert concluded(asked, tmp_path, 1.0).verdict is Verdict.SAME
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        (["strategy=amp", f"baseline=[{HALF}]"], ", at bfloat16 precision"),
+        (["strategy=inplace", "dtype=bfloat16"], ", at bfloat16 precision"),
+        (["strategy=amp", "strategy.amp.dtype=float16", "dtype=bfloat16"], ", at float16 precision"),
+        (["strategy=inplace"], ""),
+    ],
+)
+def test_the_headline_names_the_precision_of_the_limits(
+    asked: list[str], named: str, experiment: Of, tmp_path: Path
+) -> None:
+    found = concluded(
+        experiment("workload=gelu", "measurement=quick", "device=cpu", "isolation=none", *asked), tmp_path, 1.03
+    )
+    assert found.verdict is Verdict.FASTER
+    assert found.headline.endswith(f"one process){named}")

@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 
 from optexp import discovery, runner
 from optexp.result import Result, Verdict
+from tests.reached import measured
 
 OUTSIDE = Path(__file__).parent / "outside"
 INPUT = "\ndef get_inputs():\n    return [torch.randn(8, 4)]\n"
@@ -122,7 +123,7 @@ def test_nested_outputs_keyword_arguments_and_no_parameters(tmp_path: Path) -> N
         "def get_inputs():\n    return {'x': torch.randn(8, 4), 'scale': torch.ones(4), 'flag': True}\n"
     )
     result = run(tmp_path, written(tmp_path, text))
-    assert result.verdict.measured, result.headline
+    assert measured(result), result.headline
     assert result.equivalence["ok"]
     assert result.baseline.throughput is not None
 
@@ -165,7 +166,7 @@ def test_a_training_script_is_ported_in_twenty_lines(tmp_path: Path) -> None:
     port = DIGITS / "port.py"
     assert len([line for line in port.read_text().splitlines() if line.strip()]) <= 20
     result = run(tmp_path, f"workload.path={port}", "workload.mode=train", "strategy=amp")
-    assert result.verdict.measured, result.headline
+    assert measured(result), result.headline
     assert result.equivalence["headline"].startswith("gradients, parameter changes and optimizer state")
     assert result.evidence[0]["engaged"]
     assert result.measurement["notes"] == []
@@ -184,6 +185,6 @@ def test_dropout_while_training_is_compared_twice(tmp_path: Path) -> None:
     init = "self.linear, self.rate = nn.Linear(4, 4), 0.5"
     text = model("return nn.functional.dropout(self.linear(x), self.rate, self.training)", init)
     result = run(tmp_path, written(tmp_path, text), "workload.mode=train", "strategy=amp")
-    assert result.verdict.measured, result.headline
+    assert measured(result), result.headline
     assert result.equivalence["gates"]["DICE"]["passed"]
     assert "with every dropout at p = 0" in result.equivalence["headline"]

@@ -1,8 +1,9 @@
 """Stacks are put in order, and members that cannot work together are refused before anything starts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -15,8 +16,22 @@ from optexp.strategies.amp import Amp
 from optexp.strategies.fused_optimizer import FusedOptimizer
 from optexp.strategies.inplace import Inplace
 from optexp.strategies.replace import Replace
-from optexp.strategy import Evidence, Notes, Stage, Strategy, Unsupported, compose, environment
+from optexp.strategy import (
+    REASSOCIATES,
+    Contract,
+    Evidence,
+    Notes,
+    Stage,
+    Strategy,
+    Unsupported,
+    compose,
+    contract,
+    environment,
+    label,
+    precision,
+)
 from optexp.terminal import Progress
+from optexp.verification import Referee
 from optexp.workloads.gelu import Gelu
 
 
@@ -80,6 +95,53 @@ def test_members_that_disagree_are_refused(stack: list[Strategy], words: str):
 def test_members_that_agree_share_their_variables():
     assert environment(compose([Allocates(), OTHER])) == {"ALLOCATOR": "a"}
     assert compose([Allocates(needs="memory"), OTHER])
+
+
+@dataclass
+class TwoFaced(Allocates):
+    """Another promise and another name whenever it is asked."""
+
+    asked: ClassVar[int] = 0
+
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+    @property
+    def contract(self) -> Contract:
+        TwoFaced.asked += 1
+        return precision("bfloat16") if TwoFaced.asked % 2 else REASSOCIATES
+
+    @property
+    def label(self) -> str:
+        TwoFaced.asked += 2
+        return f"two-faced-{TwoFaced.asked}"
+
+
+def test_members_are_asked_once_what_they_promise_and_are_called(
+    tmp_path: Path, experiment: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+):
+    """The limits of the judge, the record and the headline are of one promise."""
+    monkeypatch.setattr("optexp.strategies.inplace.Inplace", TwoFaced)
+    asked = experiment("workload=gelu", "strategy=inplace", "device=cpu", "isolation=none")
+    with Progress() as progress:
+        session = Session(asked, "cpu", tmp_path, Stopwatch(), progress)
+        try:
+            judged = Referee(session, session.stack, "candidate")
+            assert session.result.strategy == [label(session.stack)] == [session.result.config["strategy"]]
+            assert judged.promise == session.contract == contract(session.stack)
+            assert judged.found.contract == str(session.contract)
+        finally:
+            session.close()
+
+
+def test_whoever_is_judged_by_a_precision_promises_it():
+    @dataclass
+    class Rough(Allocates):
+        @property
+        def contract(self) -> Contract:
+            return Contract(1, "REASSOCIATES", "bfloat16")
+
+    assert contract([Rough()]) == precision("bfloat16")
 
 
 def test_nothing_starts_for_a_stack_that_cannot_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,12 +1,12 @@
 """Families of inputs beside the usual ones: where arithmetic that is right on normal values goes wrong.
 
-A workload declares those that mean something to it. Each changes the real inputs of a normal batch; targets and
-integers stay as they are.
+A workload declares those that mean something to it. Each changes the real inputs of a normal batch; targets, integers
+and what has a range of its own stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
@@ -57,13 +57,13 @@ FAMILIES: dict[str, Callable[[Tensor], Tensor]] = {
 FORWARD_ONLY = {"large", "nonfinite"}  # gradients overflow, or are NaN whatever computes them
 
 
-def of(family: str, batch: Batch, targets: int) -> Batch:
-    """The batch as one of this family."""
+def of(family: str, batch: Batch, targets: int, bounded: Collection[str] = ()) -> Batch:
+    """The batch as one of this family, but for inputs with a range of their own; itself where nothing changes."""
     if family not in FAMILIES:
         return batch
-    change, tensors = FAMILIES[family], tensors_of(batch)
-    inputs = {id(t) for t in list(tensors.values())[: len(tensors) - targets] if t.is_floating_point()}
-    return map_batch(lambda t: change(t) if id(t) in inputs else t, batch)
+    change, named = FAMILIES[family], list(tensors_of(batch).items())
+    inputs = {id(t) for name, t in named[: len(named) - targets] if t.is_floating_point() and name not in bounded}
+    return map_batch(lambda t: change(t) if id(t) in inputs else t, batch) if inputs else batch
 
 
 def exchanged(first: Batch, second: Batch, limit: int = 8) -> list[Batch]:

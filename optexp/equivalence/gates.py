@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from math import inf, sqrt
+from math import frexp, inf, sqrt
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ CACHED = 2**18  # on a CPU: larger intermediates leave its caches, and are new p
 BLOCK = 4096  # elements that G3 looks at together
 BLOCK_FACTOR = 4.0  # its m
 SPREAD = (-18.0, 2.0, 80)  # powers of ten from … to, and how many parts
+SMALL = 16  # elements; fewer say too little about an error's size, and one run may be right by luck
+FILL = 2.0**10  # numbers that fill masks are larger; probabilities and normalized values are not
+FILL_OCTAVES, FILL_GAP = 3, 6  # they lie this close together (two may be added), and this far above all else
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ def broken(tensor: str, message: str) -> Finding:
 def rms(tensor: Tensor) -> float:
     """Root mean square of the finite elements, 0 where there are none."""
     sums = []
-    for _, (part,) in _chunks(tensor):
+    for _, (part,) in chunks(tensor):
         wide = part.to(torch.float64)
         finite = wide.isfinite()
         sums.append(torch.stack([torch.where(finite, wide, 0.0).square_().sum(), finite.sum()]))
@@ -149,10 +152,49 @@ def rms(tensor: Tensor) -> float:
     return sqrt(total / count) if count else 0.0
 
 
+def filled(reference: Tensor, dtype: torch.dtype) -> float | None:
+    """From which size on elements are numbers that stand for none, as −1e9 where a mask says so; None: there are none.
+
+    They are few values, far above all others. Beside them s would be theirs, and any logit would pass for rounding.
+
+    dtype:  of what is compared; what it cannot hold as a normal number is no size that others are measured by
+    """
+    if largest(reference) < FILL:
+        return None
+    counts, limit = _exponents(reference), None
+    sizes = [size for size in sorted(counts, reverse=True) if size >= frexp(torch.finfo(dtype).tiny)[1]]
+    while sizes:
+        fill = [size for size in sizes if size > sizes[0] - FILL_OCTAVES]
+        others, lowest = sizes[len(fill) :], 2.0 ** (fill[-1] - 1)
+        near = not others or fill[-1] - others[0] <= FILL_GAP
+        if lowest < FILL or near or sum(counts[size] for size in others) < SMALL:
+            break
+        sizes, limit = others, lowest
+    return limit
+
+
+def largest(tensor: Tensor) -> float:
+    """The largest finite magnitude."""
+    peaks = [part.abs().nan_to_num(0, 0, 0).max() for _, (part,) in chunks(tensor)]
+    return float(torch.stack(peaks).max()) if peaks else 0.0
+
+
+def _exponents(tensor: Tensor) -> dict[int, int]:
+    """How many finite elements have which size: from 2^(e−1) up to 2^e."""
+    low = -1100  # below float64's smallest; here also what is 0
+    counts = torch.zeros(0, dtype=torch.int64)
+    for _, (part,) in chunks(tensor):
+        mantissa, exponent = torch.frexp(part.to(torch.float64).nan_to_num(0, 0, 0))
+        places = torch.where(mantissa == 0, 0, exponent - low)
+        here = torch.bincount(places, minlength=1025 - low).cpu()
+        counts = counts + here if len(counts) else here
+    return {at + low: count for at, count in enumerate(counts.tolist()) if at and count}
+
+
 def error(candidate: Tensor, reference: Tensor, scale: float) -> Error:
     """The error of the elements that are finite in both; `structure` has compared the others."""
     facts, squares = [], []  # of each chunk; they stay on the device until all are there
-    for start, (c, g) in _chunks(candidate, reference):
+    for start, (c, g) in chunks(candidate, reference):
         c, g = c.to(torch.float64), g.to(torch.float64)
         difference = (c - g).abs_()
         finite = difference.isfinite()
@@ -163,9 +205,9 @@ def error(candidate: Tensor, reference: Tensor, scale: float) -> Error:
         squares.append(F.pad(square, (0, -len(c) % BLOCK)).view(-1, BLOCK).sum(1))
     if not facts:
         return Error()
-    chunks = torch.stack(facts).tolist()
-    _, _, peak, index, c, g = max(chunks, key=lambda chunk: chunk[2])
-    total, count = (sum(column) for column in list(zip(*chunks, strict=True))[:2])
+    found = torch.stack(facts).tolist()
+    _, _, peak, index, c, g = max(found, key=lambda chunk: chunk[2])
+    total, count = (sum(column) for column in list(zip(*found, strict=True))[:2])
     blocks = torch.cat(squares).div_(BLOCK).sqrt_() if candidate.numel() > BLOCK else None
     return Error(sqrt(total / max(count, 1.0)), peak, _index(int(index), candidate), c, g, blocks)
 
@@ -174,7 +216,7 @@ def histogram(candidate: Tensor, reference: Tensor, scale: float) -> list[float]
     """The distribution of |c−g|/s: the share of elements without error, then of those in each part of `SPREAD`."""
     low, high, parts = SPREAD
     counts, total = torch.zeros(parts + 1, dtype=torch.float64), 0
-    for _, (c, g) in _chunks(candidate, reference):
+    for _, (c, g) in chunks(candidate, reference):
         off = (c.to(torch.float64) - g.to(torch.float64)).abs_().div_(scale or 1.0)
         off = off[off.isfinite()]
         decades = off[off > 0].log10_().clamp_(low, high)
@@ -192,7 +234,7 @@ def structure(candidate: Tensor, baseline: Tensor, *, any_dtype: bool = False) -
         return f"dtype {name_of(candidate.dtype)} instead of {name_of(baseline.dtype)}"
     if not (candidate.is_floating_point() or candidate.is_complex()):
         return None
-    for start, (c, b) in _chunks(candidate, baseline):
+    for start, (c, b) in chunks(candidate, baseline):
         same = (c.isnan() == b.isnan()) & (c.isposinf() == b.isposinf()) & (c.isneginf() == b.isneginf())
         if not bool(same.all()):
             at = int((~same).to(torch.uint8).argmax())
@@ -205,12 +247,12 @@ def identical(a: Tensor, b: Tensor) -> bool:
     """The same dtype, shape and bits (so NaN equals NaN, and 0 is not −0)."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return all(bool((_bits(x) == _bits(y)).all()) for _, (x, y) in _chunks(a, b))
+    return all(bool((_bits(x) == _bits(y)).all()) for _, (x, y) in chunks(a, b))
 
 
 def exact(name: str, candidate: Tensor, baseline: Tensor, reference: Tensor | None) -> Finding:
     """Integers and bools: each element is the baseline's or, where an argmax was a tie in low precision, fp64's."""
-    for start, (c, b, g) in _chunks(candidate, baseline, baseline if reference is None else reference):
+    for start, (c, b, g) in chunks(candidate, baseline, baseline if reference is None else reference):
         wrong = (c != b) & (c != g)
         if bool(wrong.any()):
             at = int(wrong.to(torch.uint8).argmax())
@@ -294,7 +336,7 @@ def _share(value: float, limit: float) -> float:
     return value / limit if limit > 0.0 else inf
 
 
-def _chunks(*tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+def chunks(*tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
     """Equal pieces of all tensors as vectors, with the offset of the first element; complex numbers as pairs."""
     flat = [(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).detach().reshape(-1) for t in tensors]
     chunk = min(CHUNK, CACHED) if flat[0].device.type == "cpu" else CHUNK

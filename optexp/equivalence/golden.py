@@ -60,7 +60,10 @@ class Golden:
             first, *_, second = self.workload.batches(generator, self.workload.variety + 1)  # of the same kind
             drawn = families.exchanged(first, second)
         else:
-            drawn = [families.of(family, b, self.targets) for b in self.workload.batches(generator, count)]
+            usual = self.workload.batches(generator, count)
+            drawn = [families.of(family, batch, self.targets, self.workload.bounded) for batch in usual]
+            if family in families.FAMILIES and drawn[0] is usual[0]:
+                raise NoReference("no input takes such values")
         self._take([map_batch(lambda t: t.to(self.dtype) if t.is_floating_point() else t, b) for b in drawn], family)
 
     def recall(self, observation: Mapping[str, Tensor]) -> None:

@@ -12,10 +12,11 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from optexp.equivalence.gates import chunks
 from optexp.program import Outputs, Program, gradients
 
 MOST = 8  # repetitions, where the first ones differ from what was timed
-FACTOR = 5.0  # how much farther from a repetition than those from each other
+FACTOR = 10.0  # how much farther from a repetition than those from each other: of hundreds of tensors one is lucky
 FLOOR = 2.0**-20  # of a tensor's RMS: a last bit that rarely differs
 PARTS = ("out/", "grad/", "buffer/", "after/")  # of an observation
 
@@ -55,11 +56,11 @@ def astray(timed: Imprint, again: Sequence[Imprint]) -> dict[str, str]:
 
 def _numbers(tensor: Tensor) -> tuple[float, float]:
     """NaN counts as 0: what diverges does so in every repetition."""
-    tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
-    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    if not tensor.numel():
-        return 0.0, 0.0
-    wide = tensor.to(torch.float64) if tensor.itemsize == 1 or not tensor.is_floating_point() else tensor
-    rms = torch.linalg.vector_norm(wide, dtype=torch.float64) / sqrt(wide.numel())
-    mean, size = torch.stack([wide.mean(dtype=torch.float64), rms]).nan_to_num(0.0).tolist()
-    return mean, size
+    sums = torch.zeros(2, dtype=torch.float64, device=tensor.device)
+    count = 0
+    for _, (part,) in chunks(tensor if tensor.layout is torch.strided else tensor.to_dense()):
+        wide = part.to(torch.float64)
+        sums += torch.stack([wide.sum(), wide.square().sum()])
+        count += wide.numel()
+    total, squares = (sums / max(count, 1)).nan_to_num(0.0).tolist()
+    return total, sqrt(squares)

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from optexp.equivalence import mutants
 from optexp.equivalence.conduct import conduct, optional, title
-from optexp.equivalence.families import NORMAL, integers
+from optexp.equivalence.families import FAMILIES, NORMAL, integers, nonfinite
 from optexp.equivalence.gates import (
     PRECISION_CAP,
+    SMALL,
     TOLERANCES,
     Finding,
     Limits,
@@ -30,8 +31,10 @@ from optexp.equivalence.gates import (
     broken,
     error,
     exact,
+    filled,
     histogram,
     identical,
+    largest,
     measure,
     name_of,
     rms,
@@ -47,8 +50,8 @@ from optexp.strategy import Contract
 from optexp.workload import Workload
 
 SUBJECTS = 4  # tensors of a kind that mutants are made of, the largest ones
-SMALL = 16  # elements; fewer say too little about an error's size, and one run may be right by luck
 POWERLESS = 0.1  # a baseline this far from fp64 (in units of s) leaves the gates nothing to see
+UNMASKED = " (unmasked)"  # a result without the numbers that fill its mask (see `filled`)
 
 T = TypeVar("T")
 
@@ -88,6 +91,7 @@ class Judge:
         self.rough = dtype is torch.float64  # the reference is no more exact than the arms
         self.step = -1  # the one whose yardstick is known
         self.skipped: set[int] = set()
+        self.infinite: set[str] = set()  # outputs that the baseline gives no finite numbers for on normal inputs
         self.baseline: Observation = {}
         self.candidate: Observation = {}
         self.earlier: Observation = {}  # outputs and gradients of the baseline's step before
@@ -157,10 +161,8 @@ class Judge:
 
     def distribution(self, tensor: str) -> dict[str, Any]:
         """How the errors of one output of the step judged last are distributed, in both arms (see `histogram`)."""
-        golden = self._guarded(self._golden, self.step, self.candidate)[f"out/{tensor}"]
-        scale = rms(golden)
         arms = {"baseline": self.baseline, "candidate": self.candidate}
-        return {name: histogram(seen[f"out/{tensor}"], golden, scale) for name, seen in arms.items()}
+        return {name: self._guarded(self._histogram, seen, f"out/{tensor}") for name, seen in arms.items()}
 
     # --- yardsticks ---------------------------------------------------------------------------------------------
 
@@ -171,6 +173,7 @@ class Judge:
                 "a step draws random numbers even with every dropout at p = 0, so no two implementations need agree"
             )
         noisy = bool(seen["flag/noisy"])
+        self._require_finite(seen)
         if not noisy:
             # Cloned, so that they do not keep all that arrived with them.
             returned = {n: t.clone() for n, t in self.baseline.items() if n.startswith(("out/", "grad/"))}
@@ -190,6 +193,15 @@ class Judge:
             self._rounded_hyperparameters(step, seen)
         if unjudged and not _skipped(seen):
             raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")
+
+    def _require_finite(self, seen: Observation) -> None:
+        """Where only a family of inputs makes the baseline overflow, how it does so is no implementation's duty."""
+        outputs = {name: t for name, t in seen.items() if name.startswith("out/")}
+        found = {name for name, t in outputs.items() if not bool(t.isfinite().all())}
+        if self.fp64.family not in FAMILIES:
+            self.infinite |= found
+        elif self.fp64.family != nonfinite.__name__ and (lost := found - self.infinite):
+            raise NoReference(f"the baseline gives NaN or Inf in {', '.join(sorted(map(title, lost)))}")
 
     def _rounded_hyperparameters(self, step: int, seen: Observation) -> None:
         """What float32 hyperparameters move is allowed to any candidate (see `optexp.equivalence.hyperparameters`)."""
@@ -212,7 +224,7 @@ class Judge:
 
     def _require_power(self, quantity: Quantity, spread: float) -> None:
         enough = quantity.reference.numel() >= SMALL and quantity.name.startswith("out/")
-        if enough and self.precise and spread > POWERLESS * quantity.scale:
+        if enough and self.precise and spread > POWERLESS * quantity.scale and not _noise(quantity, spread):
             raise NoReference(
                 f"the baseline's own {quantity.name[4:]} is off by {spread:.2g} where fp64 has a size of"
                 f" {quantity.scale:.2g}, so that a wrong result could not be told from a right one"
@@ -247,6 +259,8 @@ class Judge:
                 raise NoReference("gradients overflow in every step, so that no update can be compared")
             findings.append(Finding("scaler", "SKIPPED", message="a step was skipped in both: its gradients overflow"))
         for quantity in self._quantities(step, seen):
+            if _noise(quantity, self._plain(quantity).rms):
+                continue
             source = _source(quantity.name)
             same = identical(seen[source], self.baseline[source]) if source in self.baseline else False
             finding = replace(self._compare(quantity), bitwise=same)
@@ -276,6 +290,10 @@ class Judge:
             finding = replace(finding, message="; ".join(filter(None, (finding.message, note))))
         return finding
 
+    def _histogram(self, seen: Observation, name: str) -> list[float]:
+        quantity = next(q for q in self._quantities(self.step, seen) if q.name == name)
+        return histogram(quantity.value, quantity.reference, quantity.scale)
+
     def _baseline_at(self, quantity: str, index: list[int]) -> float | None:
         """What the baseline has where a candidate errs most."""
         after, start = self.baseline.get(_source(quantity)), self.baseline.get(_source(quantity, "before"))
@@ -297,7 +315,14 @@ class Judge:
                 stored = _resolution(seen[name]) if small else (0.0, 0.0)
                 limits = Limits(self._row(seen[name]), gradient, stored, cap)
                 spread = golden.get(name.replace("running_mean", "running_var")) if "running_mean" in name else None
-                yield Quantity(name, seen[name], reference, limits, spread)
+                value, comparable = seen[name], forward and reference.is_floating_point()
+                if comparable and largest(reference) > (most := torch.finfo(value.dtype).max):
+                    reference = reference.clamp(-most, most)  # the least float64 where the arms have their own
+                yield Quantity(name, value, reference, limits, spread)
+                if comparable and not small and (fill := filled(reference, value.dtype)):
+                    masked = ~(reference.abs() < fill)
+                    value, reference = value.masked_fill(masked, 0), reference.masked_fill(masked, 0)
+                    yield Quantity(name + UNMASKED, value, reference, limits)
         if any(name.startswith("after/") for name in seen):
             yield from self._updates(seen)
 
@@ -380,7 +405,8 @@ class Judge:
 
     def _subjects(self) -> Iterator[Quantity]:
         """Of every kind of real tensor the largest ones."""
-        real = [q for q in self._quantities(self.step, self.baseline) if q.value.is_floating_point()]
+        every = self._quantities(self.step, self.baseline)
+        real = [q for q in every if q.value.is_floating_point() and not _noise(q, self._plain(q).rms)]
         for kind in mutants.MUTANTS:
             of_kind = [q for q in real if q.name.startswith(f"{kind}/")]
             yield from sorted(of_kind, key=lambda q: -q.value.numel())[:SUBJECTS]
@@ -416,8 +442,14 @@ def _resolution(stored: Tensor) -> tuple[float, float]:
     return 2 * row.unit * rms(stored), 2 * row.unit * float(stored.abs().nan_to_num(0, 0, 0).max())
 
 
+def _noise(quantity: Quantity, error: float) -> bool:
+    """Whether what lies below a mask's numbers is rounding: the baseline errs by all of it."""
+    return quantity.name.endswith(UNMASKED) and error >= quantity.scale
+
+
 def _source(quantity: str, when: str = "after") -> str:
     """The observation's name of a quantity."""
+    quantity = quantity.removesuffix(UNMASKED)
     if quantity.startswith("change/"):
         return quantity.replace("change/", f"{when}/param/", 1)
     return f"{when}/{quantity}" if quantity.startswith("optimizer/") else quantity

@@ -18,6 +18,7 @@ from optexp.measurement.load import Load
 from optexp.measurement.protocol import Protocol
 
 MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # what the second arm of a pair is
+TRIALS = 2  # blocks by which blocks are planned: the first may be short, and another program may disturb one
 CONTROL_EVERY = 3  # pairs: enough of them to judge, and a third of the cost
 
 
@@ -195,7 +196,7 @@ def _controls(baseline: Ready, again: Ready, order: Random) -> list[Pair]:
 def _warmed(name: str, arm: Caller, protocol: Protocol, order: Random, cycle: int, result: Sample) -> Ready:
     """How long this arm's blocks are, once it is steady; what warming up tells goes into `result`.
 
-    A step that is waited for may take several times as long as one of many: a trial block tells how many fill a block.
+    A step that is waited for may take several times as long as one of many: trial blocks tell how many fill one.
     Batches that were made in the background while nothing was timed are used up first, and those that a block leaves
     behind must not matter: a queue that refilled unseen makes a loop look far too fast.
     """
@@ -207,9 +208,11 @@ def _warmed(name: str, arm: Caller, protocol: Protocol, order: Random, cycle: in
     ready = Ready(arm, max(1, at_least), max(1, queue), cycle)
     if step_s < 0.1:
         duration = max(protocol.block_ms / 1e3, 200 * steady["timer_s"])
-        trial = replace(ready, steps=max(ceil(duration / step_s), at_least), lead_in=max(2, queue))
-        step_s = trial.block(trial.jittered(order)).wall_s
-        ready = replace(trial, steps=max(ceil(duration / step_s), at_least))
+        ready = replace(ready, lead_in=max(2, queue))
+        for _ in range(TRIALS):
+            ready = replace(ready, steps=max(ceil(duration / step_s), at_least))
+            step_s = min(step_s, ready.block(ready.jittered(order)).wall_s)
+        ready = replace(ready, steps=max(ceil(duration / step_s), at_least))
     result.planned_s[name] = step_s
     return ready
 

@@ -39,7 +39,7 @@ def recompilation(samples: Sequence[Sample]) -> Watch:
 
 
 def slow_start(samples: Sequence[Sample]) -> Watch:
-    """Blocks are planned by what single steps and a trial block take: an arm that is slow only then makes them short.
+    """Blocks are planned by what single steps and trial blocks take: an arm that is slow only then makes them short.
 
     Of single steps the quickest counts: another program may have disturbed the others.
     """

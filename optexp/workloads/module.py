@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -124,6 +125,11 @@ class Module(Own):
                 raise ValueError(f"inputs[{index}]={value} is no description: write {{shape: [32, 128]}}")
         return [typed(Input, value, f"workload.inputs[{index}]") for index, value in enumerate(self.inputs)]
 
+    @property
+    def bounded(self) -> frozenset[str]:
+        named = zip(placed(self.described()), self.described(), strict=True)
+        return frozenset(name for name, one in named if one.high is not None)
+
     def load(self) -> Parts:
         drawn = partial(draw, self.described()) if self.inputs else None
         if self.target is not None:
@@ -186,11 +192,8 @@ class Module(Own):
             passed = ", ".join(f'{name}=sizes["{name}"]' for name in taken)
             constants = "" if len(taken) == len(sizes) else "    vars(user).update(sizes)\n"
             return f"def make(**sizes):\n{constants}    return user.{self.names.inputs}({passed})"
-        named, position = [], 0
-        for one in described:
-            named.append(f'"{one.name or position}": {one.spelled()}')
-            position += one.name is None
-        if position == len(named):
+        named = [f'"{name}": {one.spelled()}' for name, one in zip(placed(described), described, strict=True)]
+        if not any(one.name for one in described):
             body = f"({', '.join(text.partition(': ')[2] for text in named)},)"
         else:
             body = f"{{{', '.join(named)}}}"
@@ -209,12 +212,14 @@ class Module(Own):
 
 
 def draw(described: Sequence[Input], sizes: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
-    """Inputs by name, or by position where they have none."""
-    named, position = {}, 0
-    for one in described:
-        named[one.name or str(position)] = one.draw(sizes, device)
-        position += one.name is None
-    return named
+    """Inputs by name or position."""
+    return {name: one.draw(sizes, device) for name, one in zip(placed(described), described, strict=True)}
+
+
+def placed(described: Sequence[Input]) -> list[str]:
+    """Their names, or positions where they have none."""
+    positions = count()
+    return [one.name or str(next(positions)) for one in described]
 
 
 def _call_inputs(function: Callable[..., Any], file: ModuleType, sizes: Mapping[str, int], device: torch.device) -> Any:

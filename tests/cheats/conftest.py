@@ -9,6 +9,7 @@ import pytest
 
 from optexp.insight.calibration import calibrate
 from optexp.result import Result, Verdict
+from tests.reached import measured
 
 CAUGHT = {Verdict.NOT_EQUIVALENT, Verdict.INVALID, Verdict.NOT_ENGAGED}
 RATES = pytest.StashKey[dict[str, list[bool]]]()
@@ -30,7 +31,7 @@ def count(request: pytest.FixtureRequest) -> Iterator[list[tuple[str, Result]]]:
     yield found
     rates = request.config.stash.setdefault(RATES, {"cheat": [], "honest": []})
     for kind, result in found:
-        rates[kind].append(result.verdict in CAUGHT if kind == "cheat" else not result.verdict.measured)
+        rates[kind].append(result.verdict in CAUGHT if kind == "cheat" else not measured(result))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from optexp import discovery, runner
 from optexp.result import Result, Verdict
+from tests.reached import measured
 
 CATALOGUE = "tests.cheats.catalogue"
 QUICK = ["tracking.enabled=false", "measurement=quick", "measurement.pairs=10"]
@@ -62,7 +63,6 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "RemembersByAddress": (GELU, WRONG, "output"),
     "RemembersByIdentity": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
     "RemembersByContent": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
-    "RemembersTheFirstFew": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
     "AConstant": (GELU, WRONG, "output"),
     "RightForAWhile": (GELU, WRONG, "after timing"),
     "FittedToASeed": (GELU, WRONG, "output"),
@@ -90,7 +90,8 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "FrozenLayer": (LEARN, WRONG, "0.weight"),
     "AFasterRate": (LEARN, WRONG, "change"),
     "UpdatesOneStepLate": (LEARN, WRONG, "exp_avg"),
-    "NoGradientsWhileTimed": ([*MLP, "workload.mode=forward_backward"], WRONG, "does not leave it"),
+    "HalfPrecisionState": (LEARN, WRONG, "exp_avg"),
+    "DisownsItsParameters": ([*MLP, "workload.mode=forward_backward"], WRONG, "missing"),
     "PatchesTheClock": (GELU, UNTRUSTED, "time.perf_counter"),
     "PatchesSynchronize": (GELU, UNTRUSTED, "torch.cuda.synchronize"),
     "PatchesElapsedTime": (GELU, UNTRUSTED, "elapsed_time"),
@@ -153,6 +154,14 @@ HONEST: list[tuple[list[str], str]] = [
     (["workload=matmul", "workload.size=128"], "amp+inference_mode"),
     (["workload=linear_gelu", "workload.rows=64", "workload.features=32", "workload.out=32"], "amp+inference_mode"),
     ([*VISION, "workload.mode=forward_backward"], "amp+channels_last"),
+    (["workload=cdist", "workload.points=64", "workload.dim=8"], ""),
+    (["workload=add", "workload.size=4096"], ""),
+    (["workload=matmul", "workload.size=128"], ""),
+    (["workload=softmax", "workload.rows=64", "workload.columns=64"], ""),
+    (["workload=linear_gelu", "workload.rows=64", "workload.features=32", "workload.out=32"], ""),
+    (["workload=linear_gelu", "workload.rows=64", "workload.features=32", "workload.out=32"], "amp"),
+    ([*LEARN, "workload.optim=sgd"], ""),
+    ([*INFER, "workload.batch_size=1"], "inference_mode"),
 ]
 
 
@@ -200,7 +209,7 @@ def test_honest_controls_pass(
 ) -> None:
     result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides, *FAMILIES], stack=stack)
     count.append(("honest", result))
-    assert result.verdict.measured, result.headline
+    assert measured(result), result.headline
     assert result.equivalence["ok"]
 
 
@@ -210,5 +219,5 @@ def test_there_are_as_many_honest_controls_as_cheats() -> None:
     written = {
         name for name, value in vars(catalogue).items() if isinstance(value, type) and value.__module__ == CATALOGUE
     }
-    assert written - {"Cheat", "Lazy", "Unmasked", "Wrapped", "Zeros"} == set(CHEATS)
+    assert written - {"Cheat", "Lazy", "Unmasked", "Zeros"} == set(CHEATS)
     assert 26 <= len(CHEATS) <= len(HONEST)

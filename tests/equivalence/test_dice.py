@@ -57,6 +57,10 @@ def test_honest_ways_to_draw_are_alike(net, mode, drop):
 FROZEN = torch.rand(32, 64, generator=torch.Generator().manual_seed(0)) >= 0.1
 
 
+def of_another_batch(x, p):
+    return F.dropout(x.roll(1, 0), p)
+
+
 def set_anew(x, p):
     torch.manual_seed(0)
     return F.dropout(x, p)
@@ -69,6 +73,7 @@ WRONG = {
     "forgotten": (lambda x, p: x, "frozen"),
     "a frozen mask": (lambda x, p: x * FROZEN / (1 - p), "frozen"),
     "a seed set anew": (set_anew, "set anew"),
+    "another batch": (of_another_batch, "under random signs"),
 }
 
 

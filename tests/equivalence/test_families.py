@@ -30,6 +30,14 @@ def test_only_real_inputs_change(family):
     assert torch.equal(given[0], batch()[0])  # the caller's is as it was
 
 
+def test_inputs_with_a_range_of_their_own_stay():
+    x, labels, target = given = batch()
+    assert of("large", given, 0, bounded={"0"})[0] is x
+    assert not torch.equal(of("large", given, 0, bounded={"0"})[2], target)
+    assert of("large", given, 1, bounded={"0"}) is given
+    assert of("large", {"a": x, "b": target}, 1, bounded={"b"})["a"] is not x
+
+
 def test_what_they_are():
     x = batch()[0]
     assert torch.equal(families.integers(x), families.integers(x).round())
@@ -121,7 +129,8 @@ def test_mistakes_show_in_their_family(check, net, family):
 
     honest = check(workload, families=FAMILIES)
     assert honest.ok, honest.headline
-    assert set(honest.families) == {"normal", *FAMILIES}
+    overflow = {"large"} if family == "small" else set()  # of expm1
+    assert set(honest.families) == {"normal", *FAMILIES} - overflow
     found = check(workload, change, families=[family])
     assert not found.ok
     assert found.worst["family"] in (family, "normal")
@@ -152,3 +161,27 @@ def test_a_family_without_a_yardstick_is_noted(check, net):
     found = check(net(mode="forward", make=Cancelling), families=["offset"])
     assert found.ok
     assert any("offset prove nothing" in note for note in found.notes)
+
+
+def test_a_family_on_which_the_baseline_overflows_or_that_it_refuses_is_noted(check, net):
+    class Picky(nn.Module):
+        def forward(self, x):
+            if x.mean() > 10:
+                raise ValueError("too large")
+            return (x / 8).exp()
+
+    found = check(net(mode="forward", make=Picky), families=["offset", "large"])
+    assert found.ok
+    assert found.families == ["normal"]
+    assert any("offset prove nothing" in note and "too large" in note for note in found.notes)
+    assert any("large prove nothing" in note and "NaN or Inf" in note for note in found.notes)
+
+
+def test_infinities_that_are_there_on_normal_inputs_too_leave_no_family_out(check, net):
+    class Masked(nn.Module):
+        def forward(self, x):
+            return x.masked_fill(x == x.amax(-1, keepdim=True), -torch.inf)
+
+    found = check(net(mode="forward", make=Masked), families=["small"])
+    assert found.ok
+    assert found.families == ["normal", "small"]

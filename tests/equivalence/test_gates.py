@@ -153,3 +153,44 @@ def test_integers_are_exact_up_to_a_tie_with_fp64():
     assert exact("top", torch.tensor([1, 2, 3]), baseline, reference).bitwise
     assert exact("top", torch.tensor([1, 2, 4]), baseline, reference).ok
     assert not exact("top", torch.tensor([1, 3, 3]), baseline, reference).ok
+
+
+MASK = torch.rand(64, 64, generator=torch.Generator().manual_seed(2)) < 0.5
+
+
+def spread(scale=1.0):
+    return scale * torch.randn(64, 64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("values", "limit"),
+    [
+        (spread().masked_fill(MASK, -1e9), 2.0**29),
+        (spread() - 1e9 * MASK, 2.0**29),
+        (spread() - 1e9 * MASK - 1e9 * MASK.T, 2.0**29),  # two masks added
+        (spread().masked_fill(MASK, -1e4).masked_fill(MASK.T, -1e9), 2.0**13),  # one after the other
+        (spread(4.0).masked_fill(MASK, -1e4), 2.0**13),
+        (spread().masked_fill(MASK, torch.finfo(torch.float32).min), 2.0**127),
+    ],
+)
+def test_numbers_that_fill_a_mask_are_told_from_others(values, limit):
+    assert gates.filled(values, torch.float32) == limit
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        spread(),
+        spread(1e6),
+        spread(1e6).relu(),
+        spread() / spread().T * 1e4,  # heavy tails
+        spread(1e2).exp(),
+        torch.softmax(spread(1e3), -1),  # nearly all of it in one element
+        torch.eye(64) * 1e9,  # nothing beside it
+        torch.full((64, 64), -1e9),
+        torch.cat([torch.full((4096,), 1e9), spread(1e-40).flatten()]),  # nothing that float32 holds
+        torch.zeros(0),
+    ],
+)
+def test_other_results_have_none(values):
+    assert gates.filled(values, torch.float32) is None

@@ -65,6 +65,25 @@ def test_garbage_is_not_collected_while_a_block_is_timed(on: bool, monkeypatch: 
     assert not any(seen)
 
 
+def test_a_cold_block_lets_the_host_get_ahead_and_keeps_its_last_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(clock, "_Event", NoEvent)
+    monkeypatch.setattr(clock, "_record", lambda event: done.append("event"))
+    monkeypatch.setattr(clock, "_elapsed_ms", lambda first, last: 1.0)
+    monkeypatch.setattr(clock, "_rest", lambda cycles: rests.append(cycles) or done.append("rest"))
+    rests, results = list[int](), iter(["first", "second", "third"])
+
+    def run() -> str:
+        time.sleep(0.0005)
+        done.append("step")
+        return next(results)
+
+    clock.time_cold_block(run, 3, CPU, lambda: done.append("flush"), keep=done.append)
+    assert done == ["rest", "flush", "event", "step", "event"] * 3 + ["third"]
+    assert rests[0] == 0
+    assert 0.0005 * clock.CYCLES <= rests[1] == rests[2] <= clock.MOST_REST_S * clock.CYCLES
+
+
 def test_warm_up_outlasts_a_slow_start() -> None:
     calls = iter([0.02] * 10 + [0.002] * 10_000)
     steady = clock.warm_up(lambda: time.sleep(next(calls)), CPU, limit_s=3.0)

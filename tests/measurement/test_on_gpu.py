@@ -17,6 +17,7 @@ from optexp.measurement.gpu import Gpu, between
 from optexp.measurement.neighbours import neighbours
 from optexp.result import Result, Verdict
 from tests.benchmarks.false_alarms import kernel_us
+from tests.reached import measured
 
 pytestmark = pytest.mark.gpu
 
@@ -103,7 +104,7 @@ def test_another_program_is_refused_or_where_its_id_is_hidden_told(busy_neighbou
         assert str(busy_neighbour) in result.headline
         (tmp_path / "again").mkdir()
         accepted = optexp(tmp_path / "again", *SMALL_GELU, "measurement=quick", "environment.allow_foreign=true")
-        assert accepted.verdict.measured
+        assert measured(accepted)
         assert any(str(busy_neighbour) in watch["text"] for watch in accepted.measurement["watchdogs"])
     else:
         assert any("mean nothing here" in note for note in result.measurement["notes"])
@@ -128,6 +129,27 @@ def test_a_cold_block_times_the_step_alone() -> None:
     assert timing.device_s is not None
     assert timing.device_s < 0.5 * timing.wall_s  # of which writing 256 MiB is the most
     assert timing.step_s == timing.device_s
+
+
+def test_a_cold_step_does_not_wait_for_the_host() -> None:
+    """20 kernels take the host longer to ask for than emptying the cache takes, and the GPU hardly any time."""
+    x = torch.randn(1024, device=CUDA)
+    flush = torch.empty(2**26, dtype=torch.uint8, device=CUDA).zero_
+
+    def work() -> None:
+        y = x
+        for _ in range(20):
+            y = y + 1
+
+    clock.warm_up(work, CUDA, 2.0)
+    cold = median(clock.time_cold_block(work, 99, CUDA, flush).device_s or 0.0 for _ in range(5))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    captured = median(clock.time_cold_block(graph.replay, 99, CUDA, flush).device_s or 0.0 for _ in range(5))
+    assert cold < 2 * captured
+    host = median(clock.time_block(work, 99, CUDA).wall_s for _ in range(5))
+    assert cold < 0.8 * host
 
 
 def test_the_doctor_finds_the_card_and_trusts_it(tmp_path: Path) -> None:

@@ -19,12 +19,13 @@ from pyarrow import parquet
 from optexp import discovery, runner, summary
 from optexp.config import Experiment, resolve
 from optexp.measurement import rounds
+from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.rounds import how_to_lock, next_pairs, room_for_a_third
-from optexp.measurement.sampling import Pair, Sample
+from optexp.measurement.sampling import COLD, MAIN, Pair, Sample
 from optexp.result import Result, Verdict
-from optexp.session import Session
+from optexp.session import Session, Stop
 from optexp.stopwatch import Stopwatch
 from optexp.terminal import Progress
 from tests.measurement.nvml import Nvml
@@ -70,7 +71,8 @@ def test_controls_run_in_the_same_rounds_and_are_recorded(tmp_path: Path) -> Non
 
 def test_zeros_as_inputs_are_named_in_words(tmp_path: Path) -> None:
     inputs = "workload.inputs=[{shape: [64, 64], low: 0.0, high: 0.0}]"
-    result = job(tmp_path, "workload=module", "workload.target=torch.nn:GELU", inputs, "measurement=quick")
+    asked = [inputs, "strategy=inference_mode", "measurement=quick"]
+    result = job(tmp_path, "workload=module", "workload.target=torch.nn:GELU", *asked)
     assert result.verdict.measured, result.headline
     said = [watch["text"] for watch in result.measurement["watchdogs"] if watch["name"] == "inputs"]
     assert "one value over and over" in said[0]
@@ -221,3 +223,17 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
     session.protocol = Protocol(controls=False, processes_min=1, processes_max=1)
     rounds.measure(session, lambda arms, index: None)  # type: ignore[arg-type]
     assert asked[6:] == [True]  # a look does not look there too
+
+
+@pytest.mark.parametrize(("cold_us", "refused"), [(60.0, True), (71.0, False), (200.0, False)])
+def test_work_that_its_own_stream_does_not_wait_for_is_refused(cold_us: float, refused: bool) -> None:
+    result = Result(Verdict.ERROR, "", "gelu", ["aside"], "cuda:0", 0)
+    result.candidate.busy_us = 100.0
+    slow, quick = (Timing(99, 1e-3, us * 1e-6, cold=True) for us in (500.0, cold_us))
+    samples = [Sample([Pair(slow, quick, True, kind)]) for kind in (MAIN, COLD)]
+    rounds.refuse_work_aside(result, made(constant(1e-6), constant(1e-6)))  # warm blocks are timed by the wall
+    if not refused:
+        rounds.refuse_work_aside(result, samples)
+        return
+    with pytest.raises(Stop, match="its own stream for 60"):
+        rounds.refuse_work_aside(result, samples)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from math import log
 from random import Random
 from statistics import median
@@ -72,10 +73,21 @@ class Waited(Scripted):
 def test_blocks_of_short_steps_are_as_long_as_asked() -> None:
     arm = Waited(5e-6)
     found = measured(pairs=10, baseline=Scripted(5e-6), candidate=arm)
-    lasted = [call["steps"] * arm.step_s for call in arm.calls[1:]]
+    lasted = [call["steps"] * arm.step_s for call in arm.calls[2:]]
     assert min(lasted) >= 0.018  # 20 ms, less 10 %
     assert max(lasted) <= 0.022
     assert found.planned_s["candidate"] == 5e-6
+
+
+def test_a_trial_block_that_another_program_disturbs_plans_nothing() -> None:
+    class Disturbed(Scripted):
+        def call(self, method: str, **arguments: Any) -> Any:
+            found = super().call(method, **arguments)
+            return replace(found, wall_s=5e-4) if method == "block" and len(self.calls) == 2 else found
+
+    arm = Disturbed(5e-6)
+    assert measured(pairs=10, baseline=Scripted(5e-6), candidate=arm).planned_s["candidate"] == 5e-6
+    assert min(call["steps"] for call in arm.calls[2:]) >= 3600
 
 
 def test_a_long_step_is_a_block_by_itself() -> None:
@@ -131,7 +143,7 @@ def test_the_card_is_read_around_every_pair_and_never_in_a_block() -> None:
 def test_a_card_that_heats_up_loses_the_pairs_from_then_on(nvml: Nvml, gpu: Gpu) -> None:
     class Heating(Scripted):
         def call(self, method: str, **arguments: Any) -> Any:
-            if len(self.calls) == 10:  # a trial block, and those of nine pairs
+            if len(self.calls) == 11:  # two trial blocks, and those of nine pairs
                 nvml.reasons = 0x20
             return super().call(method, **arguments)
 

@@ -62,7 +62,7 @@ def test_a_slow_down_inside_a_block_is_found_although_the_card_idles_when_it_is_
     assert set(barking(samples)) == {"power cap"}
 
 
-def test_a_trial_block_that_was_slow_is_fatal() -> None:
+def test_trial_blocks_that_were_slow_are_fatal() -> None:
     samples = made(constant(1e-3), constant(1e-3))
     for sample in samples:
         sample.alone = {arm: [1.1e-3] for arm in ("baseline", "candidate")}

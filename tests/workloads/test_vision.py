@@ -15,6 +15,7 @@ from optexp.config import ConfigError
 from optexp.strategy import Unsupported
 from optexp.workloads.training import Training
 from optexp.workloads.vision import Vision
+from tests.reached import measured
 
 CPU = torch.device("cpu")
 
@@ -102,5 +103,5 @@ def test_a_network_with_batch_norm_has_a_reference_and_equals_itself(torchvision
     discovery.register()
     with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
         result = runner.run(compose("config", overrides=[*settings, *quicker, *workload]), tmp_path)
-    assert result.verdict.measured, result.headline
+    assert measured(result), result.headline
     assert result.equivalence["bitwise"]

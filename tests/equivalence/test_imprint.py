@@ -1,0 +1,91 @@
+"""What a timed step left is what the same steps leave again: for honest steps, however they round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import nan
+
+import pytest
+import torch
+
+from optexp.arm import Arm, Spec
+from optexp.equivalence.imprint import FLOOR, astray, imprint
+from optexp.equivalence.recheck import repeated
+from optexp.processes import InProcess
+from optexp.workloads.mlp import Mlp
+
+
+def made(mode: str, noise: float = 0.0) -> Arm:
+    """An arm whose steps move every parameter by as much, at random."""
+    arm = Arm()
+    arm.setup(Spec(Mlp(mode=mode, dim=16, layers=2, batch_size=8), (), "cpu", "float32", 0).pack())
+    inner, dice = arm.program.step, torch.Generator()
+    dice.seed()
+
+    def step(program, batch):
+        outputs = inner(program, batch)
+        with torch.no_grad():
+            for parameter in program.model.parameters() if noise else ():
+                parameter.mul_(1 + noise * torch.randn(parameter.shape, generator=dice))
+        return outputs
+
+    arm.program = replace(arm.program, step=step)
+    return arm
+
+
+@pytest.mark.parametrize("mode", ["forward", "forward_backward", "train"])
+def test_a_block_leaves_what_its_repetition_leaves(mode: str) -> None:
+    arm = made(mode)
+    arm.block(steps=7, lead_in=2)
+    assert repeated(InProcess(arm, "candidate"), arm.timed_steps()) == ([], 1)
+    kinds = {name.partition("/")[0] for name in arm.timed()}
+    assert kinds == {"forward": {"out"}, "forward_backward": {"out", "grad"}, "train": {"out", "grad", "after"}}[mode]
+
+
+def test_training_that_never_repeats_itself_is_no_alarm() -> None:
+    arm = made("train", noise=1e-6)
+    for _ in range(20):
+        arm.blocks, arm.kept = 0, None
+        arm.block(steps=7, lead_in=2)
+        messages, repetitions = repeated(InProcess(arm, "candidate"), arm.timed_steps())
+        assert not messages
+        assert repetitions > 1
+
+
+def test_another_number_of_steps_shows() -> None:
+    arm = made("train", noise=1e-6)
+    arm.block(steps=7, lead_in=2)
+    messages, _ = repeated(InProcess(arm, "candidate"), arm.timed_steps() + 1)
+    found = {message["tensor"] for message in messages}
+    assert {"loss", "grad/0.weight", "after/optimizer/0.weight/step"} <= found
+    assert all(message["gate"] == "REPEATED" and not message["ok"] for message in messages)
+
+
+def test_what_is_missing_or_new_is_said() -> None:
+    one, two = {"out/a": (1.0, 1.0)}, {"grad/b": (1.0, 1.0)}
+    assert astray(one, [two]) == {
+        "grad/b": "the timed step does not leave it, its repetition does",
+        "out/a": "the timed step leaves it, its repetition does not",
+    }
+
+
+def test_a_last_bit_is_no_difference_and_more_is() -> None:
+    first = {"out/a": (0.5, 1.0)}
+    assert not astray({"out/a": (0.5 + FLOOR, 1.0)}, [first])
+    assert "its mean is" in astray({"out/a": (0.5 + 2 * FLOOR, 1.0)}, [first])["out/a"]
+    assert not astray({"out/a": (0.5 + 2 * FLOOR, 1.0)}, [first, {"out/a": (0.5 + FLOOR, 1.0)}])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "numbers"),
+    [
+        (torch.tensor([3.0, 4.0]).bfloat16(), (3.5, 12.5**0.5)),
+        (torch.tensor([True, False]), (0.5, 0.5**0.5)),
+        (torch.tensor([2 + 2j]), (2.0, 2.0)),
+        (torch.tensor([nan, 1.0]), (0.0, 0.0)),
+        (torch.empty(0), (0.0, 0.0)),
+        (torch.tensor([[0.0, 2.0]]).to_sparse(), (1.0, 2**0.5)),
+    ],
+)
+def test_two_numbers_of_any_tensor(tensor: torch.Tensor, numbers: tuple[float, float]) -> None:
+    assert imprint({"out/a": tensor, "flag/b": tensor})["out/a"] == pytest.approx(numbers)
