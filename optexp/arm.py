@@ -39,6 +39,7 @@ from optexp.workload import Workload
 DISTINCT_BATCHES = 4
 MOST_OVERFLOWS = 40  # steps in which a loss scale may fall
 NOVEL = 5  # sets of batches that an arm has not met
+LOOKS = 5  # blocks whose ends are looked at
 COLD_STEPS = 99  # of a block with emptied caches, which take longer to empty than most steps; no multiple of batches
 
 
@@ -81,10 +82,9 @@ class Spec:
 
 @dataclass(frozen=True)
 class Kept:
-    """Of one timed block: how many steps led to its end, what the last one returned, and what was left behind then."""
+    """Of one timed block: how many steps led to its end, and what was left behind then."""
 
     steps: int
-    outputs: Outputs
     left: Imprint
 
 
@@ -96,8 +96,10 @@ class Arm:
         self.inbox = Inbox()
         self.fresh: list[Batch] = []
         self.brought: Batch | None = None
-        self.blocks, self.dice = 0, Random()  # not seeded: nobody can tell which block is kept
-        self.kept: Kept | None = None
+        self.blocks, self.dice = 0, Random()  # not seeded: nobody can tell which blocks are kept
+        self.kept: dict[int, Kept] = {}
+        self.outputs: Outputs = {}  # of the last step of the first that is kept
+        self.unlike: set[str] = set()
 
     def setup(self, packed: bytes) -> dict[str, Any]:
         """Build the program, fold the stack over it, run it for the first time.
@@ -120,6 +122,7 @@ class Arm:
         if spec.autocast is not None:
             program = autocast(program, spec.autocast)
         self.initial = Snapshot(program)
+        self.excused = set(state.tampered(program))
         variety = spec.workload.variety
         # At least two of each kind: a block that ends on the batch it began after tells little (see `_keep`).
         count = max(2 if variety > 1 else 1, -(-DISTINCT_BATCHES // variety)) * variety
@@ -141,6 +144,7 @@ class Arm:
             batch, before = self.program.feed.next(), dice.state(self.device)
             outputs = self.program.step(self.program, batch)
             random |= dice.drawn(before, self.device)
+            self.unlike |= set(state.unlike(outputs))
         clock.synchronize(self.device)
         setup_s = clock.now() - start
         self.program.feed.pause()
@@ -235,13 +239,13 @@ class Arm:
         with self.quiet():
             return self.send(observed(self.program, self.bring(step), noise=noise))
 
-    def timed_steps(self) -> int:
-        """How many steps led to the timed outputs that were kept, from the restored state on."""
-        return self.kept.steps if self.kept else 0
+    def timed_steps(self) -> list[int]:
+        """How many steps led to the end of each block that was kept, from the restored state on."""
+        return [kept.steps for _, kept in sorted(self.kept.items())]
 
-    def timed(self) -> Imprint:
-        """What the kept block left behind."""
-        return self.kept.left if self.kept else {}
+    def timed(self, index: int) -> Imprint:
+        """What one of those blocks left behind."""
+        return self.kept[index].left
 
     def repeated(self, steps: int) -> Imprint:
         """The same of so many steps from the restored state, the last of them observed as `replay` does."""
@@ -251,14 +255,14 @@ class Arm:
         """The last of so many steps from the restored state, observed as `observe` does.
 
         Beside it batch/<name>: what it was given, flag/drawn: 1 where that is one of the core's own batches, and where
-        it is asked for timed/<name>: the outputs kept from the timed block that these steps repeat.
+        it is asked for timed/<name>: the outputs of the first block that was kept, which these steps repeat.
         """
         batch, seen = self._replayed(steps)
         given = tensors_of(batch)
         drawn = any(_same(given, tensors_of(own)) for own in self.batches)
         seen |= {"flag/drawn": torch.tensor(drawn, dtype=torch.uint8)}
         seen |= {f"batch/{name}": tensor for name, tensor in given.items()}
-        seen |= {f"timed/{name}": tensor for name, tensor in self.kept.outputs.items()} if timed and self.kept else {}
+        seen |= {f"timed/{name}": tensor for name, tensor in self.outputs.items()} if timed else {}
         return self.send(seen)
 
     def _replayed(self, steps: int) -> tuple[Batch, Observation]:
@@ -299,8 +303,9 @@ class Arm:
         return state.History(*self.settings_then, state.settings())
 
     def tampered(self) -> list[str]:
-        """What this process measures time with and somebody has replaced."""
-        return clock.tampered()
+        """What this process measures time with or reads results by, and a strategy has replaced."""
+        replaced = set(state.tampered(self.program)) - self.excused
+        return clock.tampered() + sorted(replaced | self.unlike)
 
     # --- measurement
 
@@ -313,40 +318,45 @@ class Arm:
         timer_s, queue = clock.empty_timer_s(self.device), self.program.feed.queue
         return {"alone_s": alone, "timer_s": timer_s, "queue": queue, "constant": constant(self.batches)}
 
-    def block(self, steps: int, lead_in: int, cold: bool = False) -> clock.Timing:
+    def block(self, steps: int, lead_in: int, cold: bool = False, anywhere: bool = False) -> clock.Timing:
         """Time `steps` steps from the restored state, after `lead_in` unmeasured ones.
 
-        cold:  each step finds the L2 cache filled with something else
+        cold:      each step finds the L2 cache filled with something else
+        anywhere:  it may end at any step, and may be kept
         """
         self.restore()
         for _ in range(lead_in):
             self.program.run()
         count = steps_of_scale(self.program)
+        steps = min(steps, COLD_STEPS) if cold else steps
+        keep = partial(self._keep, lead_in, steps, anywhere)
         if cold:
-            steps = min(steps, COLD_STEPS)
-            keep = partial(self._keep, lead_in, steps)
             timing = clock.time_cold_block(self.program.run, steps, self.device, self.flush, keep)
         else:
-            timing = clock.time_block(self.program.run, steps, self.device, keep=partial(self._keep, lead_in, steps))
+            timing = clock.time_block(self.program.run, steps, self.device, keep)
         self.program.feed.pause()
+        clock.synchronize(self.device)  # what it left there would run while another arm is timed
         done = steps_of_scale(self.program)
         skipped = count is not None and done is not None and abs(done - count - timing.steps) > 0.5
         return replace(timing, skipped=skipped)
 
-    def _keep(self, lead_in: int, steps: int, outputs: Outputs) -> None:
-        """What the last step of a block returned and left behind, of one block picked at random.
+    def _keep(self, lead_in: int, steps: int, anywhere: bool, outputs: Outputs) -> None:
+        """What the last step of a block left behind, of some picked at random that could end anywhere.
 
-        Where any do, of one that ends on another batch than the step before the clock did: a result of that one, kept
+        Where any do, of those that end on another batch than the step before the clock did: a result of that one, kept
         and handed out all the while, would be right.
         """
-        tells = steps % len(self.batches) != 0
-        if tells:
+        self.unlike |= set(state.unlike(outputs))
+        place = 0
+        if anywhere and steps % len(self.batches):
             self.blocks += 1
-        elif self.kept is not None:
+            place = self.blocks - 1 if self.blocks <= LOOKS else self.dice.randrange(self.blocks)
+        elif self.kept:
             return
-        if not tells or self.dice.random() < 1 / self.blocks:
-            copies = {name: tensor.detach().clone() for name, tensor in outputs.items()}
-            self.kept = Kept(lead_in + steps, copies, left_behind(self.program, outputs))
+        if place < LOOKS:
+            self.kept[place] = Kept(lead_in + steps, left_behind(self.program, outputs))
+        if place == 0:
+            self.outputs = {name: tensor.detach().clone() for name, tensor in outputs.items()}
 
     def novelty(self, seed: int) -> float | None:
         """How many times longer a step takes on batches that it meets for the first time than on the same ones again,
@@ -372,6 +382,19 @@ class Arm:
         own, once, again = seconds
         most: float = max(sorted(map(truediv, once, known))[NOVEL // 3] for known in (own, again))
         return most
+
+    def restart_s(self) -> float:
+        """Seconds for each batch that the feed takes to begin again: nobody times that."""
+        seconds = []
+        for _ in range(NOVEL):
+            self.restore()
+            clock.synchronize(self.device)
+            start = clock.now()
+            self.program.feed.reset(self.batches)
+            clock.synchronize(self.device)
+            seconds.append(clock.now() - start)
+        self.program.feed.pause()
+        return min(seconds) / len(self.batches)
 
     def moved(self) -> tuple[int, int]:
         """Bytes of a step's inputs, outputs and parameters, each counted once, and those that the L2 cache holds."""
@@ -411,7 +434,10 @@ class Arm:
         self.fresh, self.brought = [], None
         self.inbox.clear()
         if self.device.type != "cuda":
-            return {"resident_mib": sum(t.nbytes for t in (*self.program.state().values(), *one)) / 2**20}
+            model, named = self.program.model, self.program.state()  # which leaves out what has no alias
+            rest = [tensor for name, tensor in named.items() if not name.startswith(("param/", "buffer/"))]
+            living = (*model.parameters(), *model.buffers(), *rest, *one)
+            return {"resident_mib": sum(tensor.nbytes for tensor in living) / 2**20}
         ours = [t for tensors in others for t in tensors] + list(self.initial.values.values())
         overhead = sum(t.nbytes for t in ours if t.device.type == "cuda")
         self.restore()

@@ -27,7 +27,7 @@ ARMS = ("baseline", "candidate")
 # What looks at every measurement; of those that may find something, a verdict stands beside what the second list finds.
 WATCHDOGS = (
     "slow start", "skipped steps", "throttling", "power cap", "foreign processes", "recompilation", "waiting arm",
-    "inputs", "physical floor", "modes", "drift", "order", "device and wall",
+    "work aside", "inputs", "physical floor", "modes", "drift", "order", "device and wall",
 )  # fmt: skip
 REMARKS = ("power cap", "inputs", "modes", "drift", "order", "device and wall")
 CONTROLS = ("A/A", "known delay")

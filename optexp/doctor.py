@@ -171,7 +171,7 @@ def trial(device: str, quick: bool) -> Iterator[Finding]:
         experiment = resolve(compose(asked, {}, {}))
         session = Session(experiment, device, Path(folder), Stopwatch(), progress)
         try:
-            samples = rounds.measure(session, lambda arms, index: None, fresh=True)
+            samples = rounds.measure(session, lambda arms, samples: None, fresh=True)
         finally:
             session.close()
     yield equal(samples, session)

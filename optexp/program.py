@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from numbers import Number
+from types import NoneType
 from typing import Any, Protocol
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -184,7 +187,9 @@ Step = Callable[[Program, Batch], Outputs]
 def forward(program: Program, batch: Batch) -> Outputs:
     """Inference: the model's output, flattened by name."""
     with torch.no_grad():
-        return flatten(program.predict(batch))
+        output = program.predict(batch)
+        tensors = flatten(output)
+        return tensors | others(output) if tensors and not isinstance(output, Tensor) else tensors
 
 
 def forward_backward(program: Program, batch: Batch) -> Outputs:
@@ -295,18 +300,42 @@ def gradients(program: Program) -> dict[str, Tensor]:
 
 def flatten(value: Any, name: str = "output") -> Outputs:
     """Tensors of a nested output (tuples, mappings, dataclasses) by dotted name."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor):  # soon: this is timed
         return {name: value}
+    return {key: leaf for key, leaf in _leaves(value, name) if isinstance(leaf, Tensor)}
+
+
+def others(value: Any, name: str = "output") -> Outputs:
+    """What else is in a nested output, as tensors on the CPU: numbers, lists of numbers and text.
+
+    What cannot be read is there by name and type, and empty.
+    """
+    return dict(_read(key, leaf) for key, leaf in _leaves(value, name) if not isinstance(leaf, (Tensor, NoneType)))
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """A list of numbers is one."""
+    items: Iterable[tuple[Any, Any]]
     if isinstance(value, Mapping):
-        items = [(str(key), item) for key, item in value.items()]
-    elif isinstance(value, (list, tuple)):
-        keys = getattr(value, "_fields", range(len(value)))
-        items = [(str(key), item) for key, item in zip(keys, value, strict=True)]
-    elif hasattr(value, "__dataclass_fields__"):
-        items = [(key, getattr(value, key)) for key in value.__dataclass_fields__]
+        items = value.items()
+    elif isinstance(value, (list, tuple)) and not (value and all(isinstance(item, Number) for item in value)):
+        items = zip(getattr(value, "_fields", range(len(value))), value, strict=True)
+    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        items = ((key, getattr(value, key)) for key in value.__dataclass_fields__)
     else:
-        return {}
-    return {key: tensor for child, item in items for key, tensor in flatten(item, f"{name}.{child}").items()}
+        yield name, value
+        return
+    for key, item in items:
+        yield from _leaves(item, f"{name}.{key}")
+
+
+def _read(name: str, leaf: Any) -> tuple[str, Tensor]:
+    if isinstance(leaf, str):
+        return name, torch.tensor(list(leaf.encode()), dtype=torch.uint8)
+    if isinstance(leaf, (Number, list, tuple, numpy.ndarray, numpy.generic)):
+        with suppress(TypeError, OverflowError):  # larger than torch's integers, or an array of objects
+            return name, torch.as_tensor(numpy.asarray(leaf))  # 64 bits, as Python's own
+    return f"{name} ({type(leaf).__name__})", torch.empty(0, dtype=torch.uint8)
 
 
 def tensors_of(batch: Batch) -> dict[str, Tensor]:

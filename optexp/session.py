@@ -33,7 +33,7 @@ from optexp.terminal import Progress
 
 RECORD_SCHEMA = 1
 # Packages that all arms may find imported: importing any other may change more than how long that takes.
-SHARED = {"optexp", "torch", "triton", "torchvision", "transformers", "sklearn"}
+SHARED = {"torch", "triton", "torchvision", "transformers", "sklearn"}
 # They change what is run with, not what is run.
 NOT_COMPARED = {"device", "isolation", "verify", "horizon_steps", "timeout_s"}
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from optexp.equivalence.state import settings
+from optexp.equivalence import state
 
 MODES = "the modes of torch functions"
 
@@ -39,7 +39,8 @@ class Tracer(fx.Tracer):
 def surroundings() -> dict[str, Any]:
     """What operations may depend on besides their arguments."""
     backend: Any = torch._C
-    return settings() | {
+    apart = {name: value for name, value in state.settings().items() if name != state.MODES}  # they are counted below
+    return apart | {
         "hooks for saved tensors (as checkpointing does)": backend._autograd._top_saved_tensors_default_hooks(True),
         MODES: backend._len_torch_function_stack(),
         "the modes of torch's dispatcher": backend._len_torch_dispatch_stack(),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from optexp.equivalence.golden import NoReference
-from optexp.program import Batch, Outputs, Program, clear_gradients, flatten
+from optexp.program import Batch, Outputs, Program, clear_gradients, flatten, others
 from optexp.strategy import Unsupported
 
 
@@ -37,7 +37,8 @@ class TrainStep:
                 f"train_step called optimizer.step() {optimizer.steps} times: a call must be one whole optimizer step"
                 " (accumulate over parts of the batch inside it)"
             )
-        return {name: tensor.detach() for name, tensor in flatten(result, "loss").items()}
+        tensors = {name: tensor.detach() for name, tensor in flatten(result, "loss").items()}
+        return tensors | others(result, "loss")
 
 
 class Optimizer:

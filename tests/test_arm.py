@@ -1,13 +1,16 @@
 """What an arm remembers of the blocks that it timed."""
 
+from dataclasses import replace
+from math import nan
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from optexp.arm import Arm, Spec
+from optexp.arm import LOOKS, Arm, Spec
 from optexp.workloads.gelu import Gelu
+from optexp.workloads.mlp import Mlp
 
 
 def made() -> Arm:
@@ -21,17 +24,37 @@ def test_the_block_that_is_repeated_ends_on_another_batch_than_the_step_before_i
     for _ in range(20):
         arm = made()
         for steps in (8, 7, 12, 9, 4):
-            arm._keep(2, steps, {"output": torch.full((1,), float(steps))})
-        assert arm.kept is not None
-        assert arm.kept.steps in (9, 11)
-        assert arm.kept.outputs["output"].item() == arm.kept.steps - 2
-        assert arm.timed() == {"out/output": (arm.kept.steps - 2, arm.kept.steps - 2)}
+            arm._keep(2, steps, True, {"output": torch.full((1,), float(steps))})
+        assert arm.timed_steps() == [9, 11]
+        assert arm.outputs["output"].item() == 7
+        assert arm.timed(1) == {"out/output": (9, 9)}
+
+
+def test_of_many_blocks_a_few_are_kept_and_only_those_that_could_end_anywhere():
+    arm = made()
+    for steps in range(1, 400, 2):
+        arm._keep(2, 4 * steps + 1, False, {"output": torch.full((1,), nan)})
+        arm._keep(2, steps, True, {"output": torch.full((1,), float(steps))})
+    assert len(arm.kept) == LOOKS
+    assert all(steps % 2 for steps in arm.timed_steps())
+    assert [arm.timed(index)["out/output"][0] + 2 for index in range(LOOKS)] == arm.timed_steps()
+    assert arm.outputs["output"].item() + 2 == arm.timed_steps()[0]
 
 
 def test_a_block_that_does_not_tell_is_better_than_none():
     arm = made()
-    arm._keep(2, 8, {"output": torch.zeros(1)})
-    assert arm.timed_steps() == 10
+    arm._keep(2, 8, False, {"output": torch.zeros(1)})
+    assert arm.timed_steps() == [10]
+
+
+def test_parameters_without_an_alias_take_memory_all_the_same():
+    sizes = []
+    for aliases in (None, {}):
+        arm = Arm()
+        arm.setup(Spec(Mlp(dim=32, layers=2, batch_size=4), (), "cpu", "float32", 0).pack())
+        arm.program = replace(arm.program, aliases=aliases)
+        sizes.append(arm.peak_memory(1)["resident_mib"])
+    assert sizes[0] == sizes[1] > 2 * 32 * 33 * 4 / 2**20
 
 
 @pytest.mark.parametrize("kinds", [2, 4, 5])

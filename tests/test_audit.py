@@ -216,6 +216,24 @@ def test_what_lies_beside_it_says_the_same(name: str, key: str, value: str, tmp_
     assert any(f"(no {name} beside it)" in words for words in audit.underived(record, tmp_path))
 
 
+def test_the_machine_of_a_winner_is_told_where_it_was_measured_again(tmp_path: Path, record: Record) -> None:
+    (tmp_path / "winner").mkdir()
+    (tmp_path / "winner" / "environment.json").write_text(json.dumps({"device": "cpu", "load": 0.1}))
+    record["environment"]["load"] = 0.1
+    assert list(audit._beside(record, tmp_path)) == ["environment.json beside it says otherwise about load"]
+    record["by_itself"]["again"] = "winner"
+    assert list(audit._beside(record, tmp_path)) == []
+
+
+def test_what_a_claim_was_by_itself_is_derived_too(record: Record) -> None:
+    alone = record["headline"]
+    record["verdict"] = "INCONCLUSIVE"
+    record["headline"] = f"INCONCLUSIVE: one of 12 comparisons (Holm: p = 0.02), by itself {alone}"
+    assert list(audit._headline(record)) == []
+    record["headline"] = record["headline"].replace("at least ", "at least 9")
+    assert any("the headline says 'FASTER, at least 9" in problem for problem in audit._headline(record))
+
+
 def test_remarks_and_a_few_dropped_pairs_refuse_nothing(record: Record) -> None:
     record["measurement"]["watchdogs"] = watches(modes=False, throttling=False, drift=False)
     throttling = record["measurement"]["watchdogs"][audit.WATCHDOGS.index("throttling")]

@@ -191,7 +191,7 @@ def test_blocks_outlast_the_queue():
 
     for step_s in (1e-2, 1.0):
         Arm.step_s = step_s
-        order = SimpleNamespace(random=lambda: 0.0, uniform=lambda low, high: low)
+        order = SimpleNamespace(random=lambda: 0.0, uniform=lambda low, high: low, randint=lambda low, high: high)
         sampling.sample({"baseline": Arm(), "candidate": Arm()}, Protocol(), order, pairs=2)
     assert min(block["steps"] for block in blocks) >= 80
     assert min(block["lead_in"] for block in blocks) >= 8

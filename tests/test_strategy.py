@@ -165,3 +165,35 @@ def test_nothing_starts_for_a_stack_that_cannot_work(tmp_path: Path, monkeypatch
         finally:
             session.close()
     assert started == []
+
+
+def test_a_precision_without_a_yardstick_is_refused_in_a_sentence() -> None:
+    with pytest.raises(Unsupported, match=r"PRECISION\(float8_e4m3fn\) .* one of bfloat16, float16, tf32$"):
+        precision("float8_e4m3fn")
+
+
+@dataclass
+class Preloads(Allocates):
+    preload: ClassVar = ("torch._dynamo", "torch_of_mine", "slows_all_others", "optexp.strategies.mine")
+
+
+def test_what_only_a_strategy_imports_is_not_imported_where_the_baseline_is_forked_from(
+    tmp_path: Path, experiment: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fake:
+        imported: ClassVar[list[str]] = []
+
+        def preload(self, modules: list[str]) -> None:
+            self.imported += modules
+
+        def end_workers(self) -> None:
+            pass
+
+    monkeypatch.setattr("optexp.session.launcher", Fake)
+    monkeypatch.setattr("optexp.strategies.inplace.Inplace", Preloads)
+    asked = experiment("workload=gelu", "strategy=inplace", "device=cpu")
+    with Progress() as progress:
+        session = Session(asked, "cpu", tmp_path, Stopwatch(), progress)
+        session.launcher(())
+        session.close()
+    assert Fake.imported == ["torch._dynamo"]

@@ -10,6 +10,7 @@ import pytest
 from optexp.insight.trace import Copy, Span, Trace
 from optexp.strategy import BITWISE, Contract, precision
 from optexp.verification import Referee
+from tests.measurement.samples import constant, made
 
 MIB = 2**20
 
@@ -18,6 +19,45 @@ def copying(*mib: float, kind: str = "HtoD") -> Trace:
     """Two steps, each with these copies."""
     copies = tuple(Copy("Memcpy", 0.0, 1.0, kind=kind, bytes=int(size * MIB)) for size in mib)
     return Trace((Span("step", 0.0, 9.0),) * 2, copies=copies * 2)
+
+
+class Told:
+    """An arm that answers what it is told."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        return self.answers[method]
+
+
+@pytest.mark.parametrize(
+    ("faster", "ours", "theirs", "accused"),
+    [
+        (1.45, 1.4, 1.0, "remembers"),  # all of its gain
+        (1.45, 1.2, 1.0, None),
+        (1.45, 1.4, 1.3, None),  # fresh batches are far away for everybody
+        (1.01, 1.15, 1.0, None),  # a few steps are never exact
+        (4.0, 1.4, 1.0, None),
+        (4.0, 1.6, 1.0, "remembers"),
+        (4.0, None, 1.0, "does not give the batches"),
+        (4.0, None, None, None),  # a loader's own
+    ],
+)
+def test_a_gain_that_fresh_batches_do_not_have_is_refused(
+    faster: float, ours: float | None, theirs: float | None, accused: str | None
+) -> None:
+    samples = made(constant(1e-3 * faster), constant(1e-3), processes=2)
+    arms: Any = {"candidate": Told(novelty=ours), "baseline": Told(novelty=theirs)}
+    reason = referee(BITWISE).only_seen_before(arms, samples)
+    assert reason is None if accused is None else accused in (reason or "")
+
+
+@pytest.mark.parametrize(("ours", "refused"), [(4e-4, False), (7e-4, True)])
+def test_a_feed_does_not_compute_before_the_clock_starts(ours: float, refused: bool) -> None:
+    samples = made(constant(1e-3), constant(1e-5), processes=2)
+    arms: Any = {"candidate": Told(restart_s=ours), "baseline": Told(restart_s=1e-6)}
+    assert (referee(BITWISE).restarts(arms, samples) is not None) is refused
 
 
 def referee(promise: Contract, dtype: str = "float32") -> Referee:

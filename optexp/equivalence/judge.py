@@ -91,6 +91,8 @@ class Judge:
         self.rough = dtype is torch.float64  # the reference is no more exact than the arms
         self.step = -1  # the one whose yardstick is known
         self.skipped: set[int] = set()
+        self.unsteady: set[str] = set()
+        self.integers: dict[tuple[int, str], Tensor] = {}  # of the baseline's first run of each step
         self.infinite: set[str] = set()  # outputs that the baseline gives no finite numbers for on normal inputs
         self.baseline: Observation = {}
         self.candidate: Observation = {}
@@ -119,7 +121,8 @@ class Judge:
         """After a draw: where fp64 runs, how many steps there are, how many noisy ones of the baseline the gates need,
         and u."""
         golden = self._guarded(self._golden, 0, {})
-        small = any(t.numel() < SMALL for name, t in golden.items() if name.startswith("out/"))
+        real = [t for name, t in golden.items() if name.startswith("out/") and t.is_floating_point()]
+        small = any(t.numel() < SMALL for t in real)
         jumps = any(name.startswith("grad/") for name in golden)
         noisy = jumps or small or self.rough
         return {
@@ -178,6 +181,7 @@ class Judge:
             # Cloned, so that they do not keep all that arrived with them.
             returned = {n: t.clone() for n, t in self.baseline.items() if n.startswith(("out/", "grad/"))}
             self.earlier = returned or self.earlier
+            self._find_unsteady(step, seen)
             self.step, self.baseline = step, seen
         unjudged = {name for name in seen if name.startswith(("out/", "grad/", "buffer/", "after/"))}
         unjudged = {name for name in unjudged if not name.startswith("after/scaler/") and not optional(name)}
@@ -193,6 +197,14 @@ class Judge:
             self._rounded_hyperparameters(step, seen)
         if unjudged and not _skipped(seen):
             raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")
+
+    def _find_unsteady(self, step: int, seen: Observation) -> None:
+        """Integers that the baseline does not repeat, as a count of all calls so far, have no value to be equal to."""
+        for name, tensor in seen.items():
+            if name.startswith("out/") and not tensor.is_floating_point() and not tensor.is_complex():
+                first = self.integers.setdefault((step, name), tensor.clone())
+                if not identical(first, tensor):
+                    self.unsteady.add(name)
 
     def _require_finite(self, seen: Observation) -> None:
         """Where only a family of inputs makes the baseline overflow, how it does so is no implementation's duty."""
@@ -274,6 +286,10 @@ class Judge:
 
     def _compare(self, quantity: Quantity) -> Finding:
         name = quantity.name.removeprefix("out/")
+        if not quantity.value.numel():
+            return Finding(name, "EXACT", message=f"{name} has no element to compare")
+        if quantity.name in self.unsteady:
+            return Finding(name, "EXACT", message=f"{name} is another one in every run of the baseline: not compared")
         if not quantity.value.is_floating_point() and not quantity.value.is_complex():
             return exact(name, quantity.value, self.baseline[_source(quantity.name)], quantity.reference)
         found = error(quantity.value, quantity.reference, quantity.scale)
@@ -313,6 +329,10 @@ class Judge:
                 small = reference.numel() < SMALL
                 cap = PRECISION_CAP if forward and not self.precise and not small else None
                 stored = _resolution(seen[name]) if small else (0.0, 0.0)
+                if forward and reference.shape != seen[name].shape:
+                    if reference.is_floating_point():
+                        raise NoReference(f"{title(name)} has the shape {list(reference.shape)} in float64")
+                    reference = self.baseline.get(name, seen[name])  # how long a text is may depend on rounding
                 limits = Limits(self._row(seen[name]), gradient, stored, cap)
                 spread = golden.get(name.replace("running_mean", "running_var")) if "running_mean" in name else None
                 value, comparable = seen[name], forward and reference.is_floating_point()
@@ -430,7 +450,8 @@ class Judge:
 
     def _forget(self) -> None:
         self.step = -1
-        for memory in (self.skipped, self.baseline, self.candidate, self.measured, self.noise, self.allowed):
+        known = (self.skipped, self.baseline, self.candidate, self.measured, self.noise, self.allowed, self.integers)
+        for memory in known:
             memory.clear()
 
 

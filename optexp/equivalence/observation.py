@@ -73,7 +73,10 @@ def observed(program: Program, given: Batch, noise: int | None = None) -> Observ
         "noisy": torch.tensor(noise is not None, dtype=torch.uint8),
     }
     written = [p.grad for p in program.model.parameters() if p.grad is not None]
-    scribble([*outputs.values(), *written], spared=[*used.values(), *program.state().values()])
+    own = [
+        t for t in outputs.values() if t.device == program.device or t.is_pinned()
+    ]  # not numbers, which may be fixed
+    scribble([*own, *written], spared=[*used.values(), *program.state().values()])
     return seen | {f"flag/{name}": value for name, value in flags.items()}
 
 

@@ -15,6 +15,7 @@ from optexp.strategy import BITWISE, REASSOCIATES, Contract
 
 REPEATS = 3  # how often the baseline must give the same bits again
 SPREAD_RUNS = 5  # yardstick runs of a baseline that does not
+CHANCE = ("Crash", "Timeout", "OutOfMemoryError")  # failures that need not be due to an input's values
 TABULATED = 50  # tensors that have a row of their own in the record, those nearest to their limits
 
 Message = dict[str, Any]
@@ -27,9 +28,12 @@ class Arm(Protocol):
     all:       fill(piece) and take(parcel, piece), for what is asked next is about the parcel that was taken last
     reference: draw(seed, count, family); batch(index) -> parcel; reference_info() -> dict; yardstick(step);
                judge(step) -> messages; dead() -> names; power() -> trials; distribution(tensor) -> shares
+    name:      as a failure of its process tells it
     others:    load(index, family); observe(step, restore, noise) -> parcel; repeats(times) -> bool;
                overwritten() -> names; losses(unit, seed) -> list; throw() -> dice.Throws
     """
+
+    name: str
 
     def call(self, method: str, **arguments: Any) -> Any: ...
 
@@ -173,7 +177,13 @@ def verify(
         try:
             one_set(trial, seed, family)
         except Exception as error:
-            if family in (NORMAL, ONE_BY_ONE) or getattr(error, "type", type(error).__name__) != "NoReference":
+            kind = getattr(error, "type", type(error).__name__)
+            by_candidate = getattr(error, "worker", None) == trial.candidate.name
+            if by_candidate and family in FAMILIES and kind not in CHANCE:
+                text = f"the candidate raises {kind} where the baseline computes ({error})"
+                trial.add([broken("outputs", text).to_dict()], seed, 0, family)
+                break
+            if family in (NORMAL, ONE_BY_ONE) or kind != "NoReference":
                 raise
             trial.verification.notes.append(f"inputs of family {family.replace('_', ' ')} prove nothing: {error}")
             continue

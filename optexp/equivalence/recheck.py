@@ -7,7 +7,7 @@ all that it left behind is held against what repetitions leave.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optexp.equivalence import imprint
@@ -27,11 +27,12 @@ def recheck(
             that starts its last step from the same state
     random: steps draw random numbers, which no other arm draws too
     """
-    steps = candidate.call("timed_steps")
-    if not steps:
+    ends = candidate.call("timed_steps")
+    if not ends:
         return [], {"steps": 0, "note": "no block was kept"}
-    messages, repetitions = repeated(candidate, steps)
-    facts: dict[str, Any] = {"steps": steps, "repetitions": repetitions}
+    messages, repetitions = repeated(candidate, ends)
+    steps = ends[0]
+    facts: dict[str, Any] = {"steps": steps, "ends": ends, "repetitions": repetitions}
     if random:
         facts["note"] = "steps draw random numbers: what was timed is held against repetitions, not against fp64"
     else:
@@ -45,15 +46,24 @@ def recheck(
     return messages, {**facts, "ok": all(message["ok"] for message in messages)}
 
 
-def repeated(candidate: Arm, steps: int) -> tuple[list[Message], int]:
-    """What the timed step left and repetitions of the same steps do not, and how many there were of these."""
-    timed, again = candidate.call("timed"), list[imprint.Imprint]()
-    astray: Mapping[str, str] = timed
-    while astray and len(again) < imprint.MOST:
-        again.append(candidate.call("repeated", steps=steps))
-        astray = imprint.astray(timed, again)
+def repeated(candidate: Arm, ends: Sequence[int]) -> tuple[list[Message], int]:
+    """What timed steps left and repetitions of the same steps do not, and how many there were of these.
+
+    ends:  after how many steps each kept block ended
+    """
+    made = dict[int, list[imprint.Imprint]]()
+    astray: Mapping[str, str] = {}
+    for index, steps in enumerate(ends):
+        timed, again = candidate.call("timed", index=index), made.setdefault(steps, [])
+        astray = imprint.astray(timed, again) if again else timed
+        while astray and len(again) < imprint.MOST:
+            again.append(candidate.call("repeated", steps=steps))
+            astray = imprint.astray(timed, again)
+        if astray:
+            break
     gate = {"gate": "REPEATED", "failed": ("REPEATED",)}
-    return [{**broken(title(name), text).to_dict(), **gate} for name, text in astray.items()], len(again)
+    messages = [{**broken(title(name), text).to_dict(), **gate} for name, text in astray.items()]
+    return messages, sum(map(len, made.values()))
 
 
 def judged(reference: Arm, yardstick: Arm, candidate: Arm, steps: int, timed: bool) -> list[Message]:

@@ -1,4 +1,4 @@
-"""Global state that a candidate may leave changed: settings of torch, of Python, and the clocks themselves."""
+"""Global state that a candidate may leave changed: settings of torch and of Python, and what results are read by."""
 
 from __future__ import annotations
 
@@ -9,8 +9,23 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.nn.modules import module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from optexp.program import Program
 
 Settings = dict[str, str]
+MODES = "the modes that every operator of torch passes through"
+# What tensors are read and compared by, and what parameters and buffers are found by.
+_READERS: list[tuple[Any, str]] = [
+    *((Tensor, name) for name in ("detach", "clone", "copy_", "to", "tolist", "item", "data")),
+    (torch, "equal"),
+    *((nn.Module, name) for name in ("named_parameters", "named_buffers", "named_modules", "_named_members")),
+]
+_ORIGINAL = [getattr(owner, name) for owner, name in _READERS]
 
 
 class History(NamedTuple):
@@ -46,6 +61,8 @@ def settings() -> Settings:
         **{f"torch.backends.cuda.{name}": getattr(backends.cuda, name) for name in _ATTENTION},
         "torch.cuda.current_stream": lambda: torch.cuda.current_stream().cuda_stream if _started() else 0,
         "gc.isenabled": gc.isenabled,
+        "the hooks of every module": _hooks,
+        MODES: _modes,
     }
     return {name: _read(reader) for name, reader in readers.items()}
 
@@ -63,6 +80,44 @@ def undeclared(candidate: History, baseline: History, declared: Iterable[str]) -
         for name, before in candidate.before.items()
         if candidate.now[name] != before and name not in theirs | set(declared)
     }
+
+
+def tampered(program: Program) -> list[str]:
+    """What results are read by, where it is somebody's own code: work could wait there until nobody times it."""
+    found = {
+        f"{owner.__name__}.{name}"
+        for (owner, name), original in zip(_READERS, _ORIGINAL, strict=True)
+        if getattr(owner, name) is not original
+    }
+    for part in program.model.modules():
+        found |= {
+            f"{type(part).__name__}.{name}"
+            for owner, name in _READERS
+            if owner is nn.Module and (getattr(type(part), name) is not getattr(owner, name) or name in vars(part))
+        }
+    if program.trains:
+        kinds = {type(parameter) for parameter in program.model.parameters()}
+        found |= {f"the parameters ({kind.__name__})" for kind in kinds - {nn.Parameter}}
+    return sorted(found)
+
+
+def unlike(outputs: Any) -> list[str]:
+    """What a step returned, where it may compute only once somebody looks."""
+    if type(outputs) is not dict:
+        return [f"the dict of outputs ({type(outputs).__name__})"]
+    kinds = {type(tensor).__name__ for tensor in outputs.values() if type(tensor) is not Tensor}
+    return [f"an output ({kind})" for kind in sorted(kinds)]
+
+
+def _modes() -> list[str]:
+    """A default device is none of them."""
+    stacks = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
+    return [type(mode).__name__ for mode in stacks if not isinstance(mode, DeviceContext)]
+
+
+def _hooks() -> int:
+    """Kept in dicts, but for one flag."""
+    return sum(len(hooks) for name, hooks in vars(module).items() if name[:7] == "_global" and isinstance(hooks, dict))
 
 
 def _read(reader: Callable[[], Any]) -> str:

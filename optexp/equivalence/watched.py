@@ -22,7 +22,7 @@ class Watched:
     """An arm whose answers are waited for by the watch."""
 
     def __init__(self, arm: Arm, watch: Stopwatch) -> None:
-        self.arm, self.watch = arm, watch
+        self.arm, self.watch, self.name = arm, watch, arm.name
 
     def call(self, method: str, **arguments: Any) -> Any:
         with self.watch.phase(PARTS.get(method, STEPS)):

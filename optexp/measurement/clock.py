@@ -4,6 +4,7 @@ a strategy that patches `perf_counter` or `synchronize` does not change what is 
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,7 +33,6 @@ _HANDS: list[tuple[Any, str]] = [
     *((torch.cuda.Event, name) for name in ("record", "elapsed_time", "synchronize", "query")),
     (torch.cuda.Stream, "synchronize"),
 ]
-_ORIGINAL = [getattr(owner, name, None) for owner, name in _HANDS]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Timing:
     start_s:  when it began, by `now`, which all processes of a machine share
     cold:     caches were emptied before every step, so that only the device's time is the step's own
     skipped:  a loss scale fell, so that a step was left out
+    aside_s:  how much longer than its steps the block kept its caller waiting, by the caller's own clock
     """
 
     steps: int
@@ -50,6 +51,7 @@ class Timing:
     start_s: float = 0.0
     cold: bool = False
     skipped: bool = False
+    aside_s: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -186,3 +188,9 @@ def warm_up(run: Callable[[], object], device: torch.device, limit_s: float) -> 
         if abs(median(current) - median(previous)) <= 0.02 * median(previous):
             break
     return current
+
+
+_HANDS += [  # this module's own, once they are defined
+    (sys.modules[__name__], name) for name, value in list(globals().items()) if callable(value)
+]
+_ORIGINAL = [getattr(owner, name, None) for owner, name in _HANDS]

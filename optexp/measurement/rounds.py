@@ -44,10 +44,12 @@ def refuse_company(session: Session) -> None:
         )
 
 
-def measure(session: Session, finally_: Callable[[Mapping[str, Arm], int], None], fresh: bool = False) -> list[Sample]:
+def measure(
+    session: Session, finally_: Callable[[Mapping[str, Arm], Sequence[Sample]], None], fresh: bool = False
+) -> list[Sample]:
     """Interleaved blocks in several processes of each arm.
 
-    finally_: is given the last arms, before they end, and the offset of their seed
+    finally_: is given the last arms, before they end, and all that was measured
     fresh:    controls are run although they are known
     """
     protocol, samples, order = session.protocol, list[Sample](), Random(session.experiment.seed)
@@ -74,7 +76,7 @@ def measure(session: Session, finally_: Callable[[Mapping[str, Arm], int], None]
                 look_at_load(session, arms, found)
                 found.floor_s = floor(session, arms["baseline"])
                 session.result.measurement["differences"] = differences(arms)
-                finally_(arms, index)
+                finally_(arms, samples)
             for arm in arms.values():
                 arm.close()
             if last:

@@ -19,6 +19,7 @@ from optexp.measurement.protocol import Protocol
 
 MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # what the second arm of a pair is
 TRIALS = 2  # blocks by which blocks are planned: the first may be short, and another program may disturb one
+LOOK_EVERY = 2  # pairs: a block of the candidate that is not counted, and may end anywhere
 CONTROL_EVERY = 3  # pairs: enough of them to judge, and a third of the cost
 
 
@@ -72,6 +73,7 @@ class Sample:
     timer_s: dict[str, float] = field(default_factory=dict)  # by arm: what timing nothing costs each of them
     constant: tuple[str, ...] = ()  # inputs that hold one value over and over
     foreign: tuple[str, ...] = ()  # processes of others on the card
+    queue: int = 0  # batches that an arm makes in the background, where work aside is honest
     floor_s: float = 0.0  # what no program can beat, where that is known
     idle: dict[str, list[float]] = field(default_factory=dict)  # by arm: share of its cores it kept busy, not its turn
     load: dict[str, Load] = field(default_factory=dict)  # by arm, where it was looked at
@@ -108,9 +110,14 @@ class Ready:
         turns = max(1, round(self.steps / self.cycle * order.uniform(0.9, 1.1)))  # no call number is special
         return turns * self.cycle
 
-    def block(self, steps: int, cold: bool = False) -> Timing:
-        timing: Timing = self.arm.call("block", steps=steps, lead_in=self.lead_in, cold=cold)
-        return timing
+    def block(self, steps: int, cold: bool = False, anywhere: bool = False) -> Timing:
+        begin = now()
+        timing: Timing = self.arm.call("block", steps=steps, lead_in=self.lead_in, cold=cold, anywhere=anywhere)
+        return replace(timing, aside_s=now() - begin - timing.wall_s * (timing.steps + self.lead_in))
+
+    def look(self, order: Random, cold: bool = False) -> None:
+        """A block that may be cut short at any step: which of them are looked at is anybody's guess."""
+        self.block(order.randint(1, self.jittered(order)), cold, anywhere=True)
 
 
 def sample(
@@ -139,13 +146,17 @@ def sample(
         after = read()
         readings = tuple(reading for reading in (before, after) if reading)
         result.pairs.append(Pair(*timings, baseline_first, MAIN, readings))
+        if index % LOOK_EVERY == 0:
+            ready["candidate"].look(order, protocol.l2 == COLD)
         before = after
         if "again" in ready and index % CONTROL_EVERY == 0:
             result.pairs += _controls(ready["baseline"], ready["again"], order)
     if protocol.l2 == "both":
-        for _ in range(at_least):
+        for index in range(at_least):
             timings, baseline_first = _in_turn(ready, order, True, result)
             result.pairs.append(Pair(*timings, baseline_first, COLD))
+            if index % LOOK_EVERY == 0:
+                ready["candidate"].look(order, cold=True)
     result.recompiled = compiled != {name: _compilations(arm) for name, arm in arms.items()}
     return result
 
@@ -204,6 +215,7 @@ def _warmed(name: str, arm: Caller, protocol: Protocol, order: Random, cycle: in
     result.timer_s[name] = steady["timer_s"]
     result.alone[name], result.constant = steady["alone_s"], tuple(steady["constant"])
     queue, step_s = int(steady["queue"]), median(steady["alone_s"])
+    result.queue = max(result.queue, queue)
     at_least = 12 * queue  # ten lengths after jitter
     ready = Ready(arm, max(1, at_least), max(1, queue), cycle)
     if step_s < 0.1:

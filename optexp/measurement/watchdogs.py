@@ -18,6 +18,7 @@ SLOW_START = 20.0  # waiting for every step costs a short one several times its 
 RESTLESS = 0.1  # share of its cores that an arm may keep busy while it waits, beyond what the other does
 DROPPED = 0.1  # share of pairs that a slowed card may cost
 VISIBLE = 0.02  # modes nearer than this, and drifts below half of it, change no verdict
+ASIDE = 0.5  # of what an arm calls a block: how much longer than the baseline's it may keep its caller waiting
 RARE = 0.15  # share of blocks below which a second mode is a few disturbed blocks
 
 
@@ -114,6 +115,20 @@ def waiting_arm(samples: Sequence[Sample]) -> Watch:
     text = f"the {restless} keeps its cores {most:.1%} busy while the {quiet} is timed, which does {least:.1%} in turn"
     ok = most - least < RESTLESS
     return Watch("waiting arm", ok, text if ok else f"{text}: does a thread of it never rest?", fatal=True)
+
+
+def aside(samples: Sequence[Sample]) -> Watch:
+    """The arms tell how long their steps took; their caller has a clock too, and knows how long it waited."""
+    if any(sample.queue > 1 for sample in samples):
+        return Watch("work aside", True, "batches are made in the background")
+    pairs = [pair for sample in samples for pair in sample.kept]
+    every = sorted(pair.candidate.aside_s - pair.baseline.aside_s for pair in pairs)
+    more = every[len(every) // 5]  # at least, in most pairs: how long a busy machine keeps anybody waiting is chance
+    told = median(pair.candidate.wall_s * (pair.candidate.steps + 1) for pair in pairs)
+    text = f"beside blocks of {duration(told)} the candidate keeps its caller waiting {duration(abs(more))}"
+    text += f" {'longer' if more > 0 else 'less'} than the baseline"
+    ok = more < ASIDE * told
+    return Watch("work aside", ok, text if ok else f"{text}: that is work that its clock does not see", fatal=True)
 
 
 def constant_inputs(samples: Sequence[Sample]) -> Watch:
@@ -233,6 +248,7 @@ WATCHDOGS = (
     foreign,
     recompilation,
     waiting_arm,
+    aside,
     constant_inputs,
     impossible,
     two_modes,

@@ -10,6 +10,8 @@ import re
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import optexp.arm
+from optexp.measurement import clock
 from optexp.program import Batch, Feed, Outputs, Program, Source, Step, clear_gradients, map_batch, tensors_of
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
 
@@ -727,3 +732,283 @@ class KeepsItsLastResults(RemembersByContent):
 
 class RandomForAWhile(RightForAWhile):
     """The same for steps that draw random numbers."""
+
+
+# --- users' own models (tests/cheats/models.py) -------------------------------------------------------------------
+
+
+class ForgetsWhatIsNotMasked(Cheat):
+    """Beside −1e9 any logit is small."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        return mapped(honest(program, batch), lambda logits: torch.where(logits < -1e8, logits, 0.0))
+
+
+class MakesNumbersUp(Cheat):
+    """Those that are no tensors."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        return mapped(honest(program, batch), lambda found: found if found.dim() else torch.zeros_like(found))
+
+
+class WithoutClamp(Cheat):
+    """Which no usual input reaches."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        model: Any = program.model
+        return {"output": model.linear(inputs(batch)[0])}
+
+
+class OnlyPairsOfRows(Cheat):
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        output = honest(program, batch)["output"]
+        output[len(output) // 2 * 2 :] = 0
+        return {"output": output}
+
+
+# --- work that waits until nobody times it --------------------------------------------------------------------------
+
+
+class Deferred(dict[str, Tensor]):
+    """Computes when somebody looks."""
+
+    def __init__(self, work: Callable[[], Outputs]) -> None:
+        self.work = work
+
+    def items(self) -> Any:
+        if not len(self):
+            self.update(self.work())
+        return super().items()
+
+    def values(self) -> Any:
+        return dict(self.items()).values()
+
+    def __getitem__(self, name: str) -> Tensor:
+        return dict(self.items())[name]
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class ReturnsALazyDict(Cheat):
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        return Deferred(partial(honest, program, batch))
+
+
+class BackwardOnDemand(Cheat):
+    """When somebody asks for the parameters by name, as an optimizer's author might."""
+
+    loss: Tensor | None = None
+
+    def change(self, program: Program) -> Program:
+        model, real = program.model, type(program.model).named_parameters
+
+        def named(module: nn.Module, *args: Any, **options: Any) -> Any:
+            loss, self.loss = self.loss, None
+            if loss is not None:
+                loss.backward()  # type: ignore[no-untyped-call]
+            return real(module, *args, **options)
+
+        def parameters(module: nn.Module, recurse: bool = True) -> Any:
+            return (parameter for _, parameter in real(module, recurse=recurse))
+
+        methods = {"named_parameters": named, "parameters": parameters}
+        model.__class__ = type(type(model).__name__, (type(model),), methods)
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        assert program.loss is not None
+        clear_gradients(program.model)
+        self.loss = program.loss(program.predict(batch), batch)
+        return {"loss": self.loss.detach()}
+
+
+class Passing(Feed):
+    """Another feed's batches; counts those of a block, and how many the longest had."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed, self.device = feed, feed.device
+        self.given: Batch = ()
+        self.count = self.longest = 0
+
+    def next(self) -> Batch:
+        self.count += 1
+        self.given = self.feed.next()
+        return self.given
+
+    def reset(self, source: Source) -> None:
+        self.feed.reset(source)
+        self.count, self.longest = 0, max(self.longest, self.count)
+
+
+class WorksInReset(Cheat):
+    """All results of the batches that will be asked for, before the clock runs."""
+
+    def change(self, program: Program) -> Program:
+        feed, honest = Passing(program.feed), program.step
+        self.feed, self.results = feed, dict[int, Outputs]()
+
+        def reset(source: Source) -> None:
+            Passing.reset(feed, source)
+            batches = [feed.feed.next() for _ in source]
+            self.results = {id(batch): mapped(honest(program, batch), torch.clone) for batch in batches}
+
+        feed.reset = reset  # type: ignore[method-assign]
+        return super().change(replace(program, feed=feed))
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        found = self.results.get(id(batch)) if batch is self.feed.given else None
+        return mapped(found, torch.clone) if found else honest(program, batch)
+
+
+class GivesNothing(Cheat):
+    """The step knows which batch would come: its feed need not bring it."""
+
+    def change(self, program: Program) -> Program:
+        feed = Passing(program.feed)
+        self.feed, self.known = feed, [mapped(program.step(program, feed.next()), torch.clone) for _ in range(4)]
+
+        def nothing() -> Batch:
+            feed.count += 1
+            return ()
+
+        feed.next = nothing  # type: ignore[method-assign]
+        return super().change(replace(program, feed=feed))
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        return honest(program, batch) if len(batch) else mapped(self.known[(self.feed.count - 1) % 4], torch.clone)
+
+
+class RestsInTheMiddle(Cheat):
+    """Blocks are about equally long: only the last steps of one can be looked at."""
+
+    def change(self, program: Program) -> Program:
+        self.feed = Passing(program.feed)
+        return super().change(replace(program, feed=self.feed))
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        rests = batch is self.feed.given and 8 < self.feed.count < 0.8 * self.feed.longest
+        return {"output": torch.zeros_like(inputs(batch)[0])} if rests else honest(program, batch)
+
+
+Due = dict[int, tuple[weakref.ref[Tensor], Callable[[], Outputs]]]
+
+
+class LeavesAModeOn(Cheat):
+    """A result is written when it is cloned, which only a check does."""
+
+    def change(self, program: Program) -> Program:
+        self.due: Due = {}
+        Completing(self.due).__enter__()
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        output = torch.empty_like(inputs(batch)[0])
+        self.due.clear()  # nobody looked at the one before
+        self.due[output.data_ptr()] = weakref.ref(output), partial(honest, program, batch)
+        return {"output": output}
+
+
+class Completing(TorchDispatchMode):
+    def __init__(self, due: Due) -> None:
+        super().__init__()
+        self.due = due
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
+            complete(self.due, args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def complete(due: Due, tensor: Tensor) -> None:
+    output, work = due.pop(tensor.data_ptr(), (None, None))
+    if output and work and output() is not None:  # else its memory is another tensor's by now
+        tensor.copy_(work()["output"].view_as(tensor))
+
+
+class PatchesDetach(LeavesAModeOn):
+    def change(self, program: Program) -> Program:
+        self.due = {}
+        real = Tensor.detach
+
+        def detach(tensor: Tensor) -> Tensor:
+            complete(self.due, tensor)
+            return real(tensor)
+
+        Tensor.detach = detach  # type: ignore[method-assign]
+        return Cheat.change(self, program)
+
+
+# --- what is told ------------------------------------------------------------------------------------------------
+
+
+class PatchesTheToolsClock(Cheat):
+    """By the name that blocks are timed with."""
+
+    def change(self, program: Program) -> Program:
+        real = clock.now
+        clock.now = lambda: real() / 3
+        return program
+
+
+class TellsLess(Cheat):
+    """The clock is right, and what is told of it is a third."""
+
+    def change(self, program: Program) -> Program:
+        changed = super().change(program)
+
+        def told(timing: Any, **changes: Any) -> Any:
+            mine = sys._getframe(1).f_locals["self"].program.step is changed.step
+            return replace(timing, **changes, **({"wall_s": timing.wall_s / 3} if mine else {}))
+
+        optexp.arm.replace = told  # type: ignore[assignment]
+        return changed
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        return honest(program, batch)
+
+
+class SlowsEveryModule(Cheat):
+    """But its own: they wait in a hook."""
+
+    def change(self, program: Program) -> Program:
+        own = set(program.model.modules())
+        wait = nn.modules.module.register_module_forward_pre_hook
+        wait(lambda module, args: None if module in own else time.sleep(2e-4))
+        return program
+
+
+class RemembersALayer(Cheat):
+    """Half of the work: fresh inputs take less than twice as long."""
+
+    def change(self, program: Program) -> Program:
+        self.results: dict[tuple[float, ...], Tensor] = {}
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        (x,) = inputs(batch)
+        first, *others = program.model.children()
+        key = tuple(x.view(-1)[:8].tolist())
+        with torch.no_grad():
+            if key not in self.results:
+                self.results[key] = first(x)
+            result = self.results[key]
+            for layer in others:
+                result = layer(result)
+        return {"output": result}
+
+
+class NoReference(Exception):
+    """Has the name of what the judge raises where nothing can be decided."""
+
+
+class RefusesWhatItCannot(OnlyPositiveVariance):
+    """Inputs on which it would be wrong."""
+
+    def change(self, program: Program) -> Program:
+        return Cheat.change(self, super().change(program))
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        if float(inputs(batch)[0].mean(-1).abs().max()) > 8 or float(inputs(batch)[0].var(-1).min()) < 1e-2:
+            raise NoReference("nothing can be decided here")
+        return honest(program, batch)

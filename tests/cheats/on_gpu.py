@@ -19,7 +19,7 @@ from optexp.program import (
     preserved,
     tensors_of,
 )
-from tests.cheats.catalogue import Cheat, frames, inputs, mapped
+from tests.cheats.catalogue import Cheat, Passing, frames, inputs, mapped
 
 
 class NobodyWaits(Cheat):
@@ -177,3 +177,17 @@ class WorksAside(Cheat):
             return honest(program, batch)
         with torch.cuda.stream(self.side):
             return honest(program, batch)
+
+
+class LeavesWorkBehind(Cheat):
+    """Kernels that nobody waits for, in the way of whoever is timed next."""
+
+    def change(self, program: Program) -> Program:
+        feed, square = Passing(program.feed), torch.randn(4096, 4096, device=program.device)
+
+        def pause() -> None:
+            for _ in range(40):
+                square @ square
+
+        feed.pause = pause  # type: ignore[method-assign]
+        return replace(program, feed=feed)

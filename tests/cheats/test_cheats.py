@@ -12,8 +12,11 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+import optexp.arm
 from optexp import discovery, runner
+from optexp.measurement import clock
 from optexp.result import Result, Verdict
 from tests.reached import measured
 
@@ -42,10 +45,18 @@ TEXT = [
     "workload.vocabulary=64",
 ]
 TEXT += ["workload.mode=forward_backward"]
+MATMUL = ["workload=matmul", "workload.size=256"]
 VISION = ["workload=lenet5", "workload.batch_size=4"]
 SHAPES = ["workload=module", "workload.target=torch.nn:GELU", "workload.inputs=[{shape: [B, 64]}]"]
 SHAPES += ["workload.shapes=[{B: 24}, {B: 32}, {B: 40}, {B: 48}]"]
 FAMILIES = ["measurement.thorough=true"]
+
+
+def own(model: str) -> list[str]:
+    """A model of tests/cheats/models.py."""
+    target = f"workload.target=tests.cheats.models:{model}"
+    return ["workload=module", target, "workload.inputs=[{shape: [16, 64]}]"]
+
 
 WRONG, UNTRUSTED, NOTHING = Verdict.NOT_EQUIVALENT, Verdict.INVALID, Verdict.NOT_ENGAGED
 # What each is tried on, what it must end in, and what the sentence must say.
@@ -67,7 +78,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "RightForAWhile": (GELU, WRONG, "after timing"),
     "FittedToASeed": (GELU, WRONG, "output"),
     "TheBatchBefore": (INFER, WRONG, "output"),
-    "FeedsZeros": (GELU, WRONG, "not given the batch"),
+    "FeedsZeros": (GELU, UNTRUSTED, "does not give the batches"),
     "HiddenAutocast": (INFER, WRONG, "output"),
     "HalfPrecisionInside": (INFER, WRONG, "output"),
     "Tf32Inside": (MLP, WRONG, "grad"),
@@ -108,7 +119,25 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "KeepsItsFirstResults": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
     "KeepsItsLastResults": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
     "RandomForAWhile": (DROP, WRONG, "after timing"),
+    "ForgetsWhatIsNotMasked": (own("Masked"), WRONG, "(unmasked)"),
+    "MakesNumbersUp": (own("Scored"), WRONG, "output.best"),
+    "WithoutClamp": ([*own("Clamped"), *FAMILIES], WRONG, "large inputs"),
+    "OnlyPairsOfRows": ([*own("Linear"), *FAMILIES], WRONG, "at odd_batch=True"),
+    "ReturnsALazyDict": (GELU, UNTRUSTED, "the dict of outputs"),
+    "BackwardOnDemand": ([*MLP, "workload.mode=forward_backward"], UNTRUSTED, "named_parameters"),
+    "WorksInReset": (MATMUL, UNTRUSTED, "to begin again"),
+    "GivesNothing": (MATMUL, UNTRUSTED, "does not give the batches"),
+    "RestsInTheMiddle": (MATMUL, WRONG, "timed block"),
+    "LeavesAModeOn": (MATMUL, UNTRUSTED, "Completing"),
+    "PatchesDetach": (MATMUL, UNTRUSTED, "Tensor.detach"),
+    "PatchesTheToolsClock": (GELU, UNTRUSTED, "clock.now"),
+    "TellsLess": (MATMUL, UNTRUSTED, "keeps its caller waiting"),
+    "SlowsEveryModule": (INFER, UNTRUSTED, "hooks"),
+    "RemembersALayer": ([*INFER, "workload.dim=256"], UNTRUSTED, "has not seen"),
+    "RefusesWhatItCannot": ([*NORM, *FAMILIES], WRONG, "the candidate raises NoReference"),
 }
+
+HELP = {"Lazy", "Unmasked", "Zeros", "Deferred", "Passing", "Completing", "NoReference"}
 
 HONEST: list[tuple[list[str], str]] = [
     *(([*MLP, f"workload.mode={mode}"], "") for mode in ("forward", "forward_backward", "train")),
@@ -162,6 +191,17 @@ HONEST: list[tuple[list[str], str]] = [
     (["workload=linear_gelu", "workload.rows=64", "workload.features=32", "workload.out=32"], "amp"),
     ([*LEARN, "workload.optim=sgd"], ""),
     ([*INFER, "workload.batch_size=1"], "inference_mode"),
+    *((own(model), stack) for model in ("Masked", "Scored", "Clamped") for stack in ("inference_mode", "amp")),
+    (SHAPES, ""),
+    (SHAPES, "inference_mode"),
+    (MATMUL, "inference_mode"),
+    ([*INFER, "workload.dim=256"], ""),
+    ([*INFER, "workload.dim=256"], "amp"),
+    ([*LEARN, "workload.batch_size=1"], "fused_optimizer"),
+    ([*TEXT, "workload.mode=forward"], "amp"),
+    ([*TEXT, "workload.mode=train"], "fused_optimizer"),
+    ([*VISION, "workload.mode=train"], "amp"),
+    (["workload=training", "workload.batch_size=4", "workload.workers=1"], "fused_optimizer"),
 ]
 
 
@@ -183,6 +223,9 @@ def _as_it_was() -> Iterator[None]:
         (time, "perf_counter"),
         (torch.cuda, "synchronize"),
         (torch.cuda.Event, "elapsed_time"),
+        (torch.Tensor, "detach"),
+        (clock, "now"),
+        (optexp.arm, "replace"),
     ]
     kept = [getattr(owner, name) for owner, name in places]
     yield
@@ -190,6 +233,9 @@ def _as_it_was() -> Iterator[None]:
         setattr(owner, name, value)
     torch.use_deterministic_algorithms(False)
     gc.enable()
+    torch.nn.modules.module._global_forward_pre_hooks.clear()
+    for mode in reversed(_get_current_dispatch_mode_stack()):
+        mode.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
@@ -219,5 +265,5 @@ def test_there_are_as_many_honest_controls_as_cheats() -> None:
     written = {
         name for name, value in vars(catalogue).items() if isinstance(value, type) and value.__module__ == CATALOGUE
     }
-    assert written - {"Cheat", "Lazy", "Unmasked", "Zeros"} == set(CHEATS)
+    assert written - {"Cheat", *HELP} == set(CHEATS)
     assert 26 <= len(CHEATS) <= len(HONEST)

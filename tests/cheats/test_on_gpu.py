@@ -19,6 +19,7 @@ HERE = [*QUICK, "device=cuda", "isolation=none", "environment.allow_foreign=true
 WIDE = ["workload=gelu", "workload.size=2048"]
 SGD = [*LEARN, "workload.optim=sgd"]
 FROM_HOST = ["workload=mlp", "workload.dim=256", "workload.layers=2", "workload.batch_size=512", "workload.source=host"]
+LARGE = ["workload=matmul", "workload.size=4096"]
 COLD = ["workload=gelu", "workload.size=2048", "measurement.l2=cold"]
 
 WRONG, UNTRUSTED = Verdict.NOT_EQUIVALENT, Verdict.INVALID
@@ -49,6 +50,10 @@ CHEATS: dict[str, tuple[str, list[str], Verdict, str]] = {
     "DropsOnlyWhenWatched": (CATALOGUE, DROP, WRONG, "timed block"),
     "RandomForAWhile": (CATALOGUE, DROP, WRONG, "after timing"),
     "KeepsItsFirstResults": (CATALOGUE, ["workload=matmul", "workload.size=4096"], UNTRUSTED, "has not seen"),
+    "LeavesWorkBehind": (ON_GPU, GELU, UNTRUSTED, "keeps its caller waiting"),
+    "WorksInReset": (CATALOGUE, LARGE, UNTRUSTED, "to begin again"),
+    "RestsInTheMiddle": (CATALOGUE, WIDE, WRONG, "timed block"),
+    "ReturnsALazyDict": (CATALOGUE, WIDE, UNTRUSTED, "the dict of outputs"),
 }
 HONEST: list[tuple[list[str], str]] = [
     (MLP, ""),

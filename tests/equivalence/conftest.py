@@ -36,6 +36,8 @@ class Sent:
 class LocalArm:
     """One program; `calls` counts what was asked of it."""
 
+    name = "local"
+
     def __init__(self, program: Program) -> None:
         self.program, self.start, self.rates = program, Snapshot(program), Rates(program)
         self.fresh: list[Batch] = []

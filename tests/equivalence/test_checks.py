@@ -324,3 +324,48 @@ def test_settings_that_changed_are_named_unless_declared_or_the_baselines_too():
     }
     assert state.undeclared(candidate, state.History(before, after, after), ()) == {}
     assert state.settings() == before
+
+
+# --- what is no tensor -------------------------------------------------------------------------------------------
+
+
+class Told(torch.nn.Module):
+    """A tensor and numbers; `edit` changes them."""
+
+    def __init__(self, edit=dict):
+        super().__init__()
+        self.edit, self.calls = edit, 0
+
+    def forward(self, x):
+        self.calls += 1
+        y = x.flatten(1).cumsum(-1)
+        top = y[0].argmax().item()
+        found = {"y": y, "size": y.norm().item(), "top": top, "kind": "sum", "calls": self.calls, "what": object()}
+        return self.edit(found)
+
+
+def test_numbers_of_an_output_are_compared_and_what_cannot_be_is_named(check, net):
+    found = check(net(mode="forward", make=Told))
+    assert found.ok, found.headline
+    assert {"output.size", "output.top", "output.kind"} <= found.tensors.keys()
+    assert "output.calls is another one in every run of the baseline: not compared" in found.notes
+    assert "output.what (object) has no element to compare" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("size", 0.0), ("size", None), ("top", -1), ("kind", "sun"), ("kind", "summary"), ("top", 0.5)]
+)
+def test_a_number_that_is_made_up_is_seen(check, net, name, value):
+    wrong = Told(lambda found: found | {name: value})
+    found = check(net(mode="forward", make=Told), lambda program: replace(program, forward=wrong))
+    assert not found.ok
+    assert f"output.{name} fails" in found.headline
+
+
+def test_a_result_whose_size_depends_on_rounding_has_no_reference(check, net):
+    class Rounded(torch.nn.Module):
+        def forward(self, x):
+            return x.flatten()[: 8 if x.dtype is torch.float64 else 9]
+
+    with pytest.raises(NoReference, match=r"output has the shape \[8\] in float64"):
+        check(net(mode="forward", make=Rounded))

@@ -38,14 +38,14 @@ def test_a_block_leaves_what_its_repetition_leaves(mode: str) -> None:
     arm = made(mode)
     arm.block(steps=7, lead_in=2)
     assert repeated(InProcess(arm, "candidate"), arm.timed_steps()) == ([], 1)
-    kinds = {name.partition("/")[0] for name in arm.timed()}
+    kinds = {name.partition("/")[0] for name in arm.timed(0)}
     assert kinds == {"forward": {"out"}, "forward_backward": {"out", "grad"}, "train": {"out", "grad", "after"}}[mode]
 
 
 def test_training_that_never_repeats_itself_is_no_alarm() -> None:
     arm = made("train", noise=1e-6)
     for _ in range(20):
-        arm.blocks, arm.kept = 0, None
+        arm.blocks, arm.kept = 0, {}
         arm.block(steps=7, lead_in=2)
         messages, repetitions = repeated(InProcess(arm, "candidate"), arm.timed_steps())
         assert not messages
@@ -55,7 +55,7 @@ def test_training_that_never_repeats_itself_is_no_alarm() -> None:
 def test_another_number_of_steps_shows() -> None:
     arm = made("train", noise=1e-6)
     arm.block(steps=7, lead_in=2)
-    messages, _ = repeated(InProcess(arm, "candidate"), arm.timed_steps() + 1)
+    messages, _ = repeated(InProcess(arm, "candidate"), [arm.timed_steps()[0] + 1])
     found = {message["tensor"] for message in messages}
     assert {"loss", "grad/0.weight", "after/optimizer/0.weight/step"} <= found
     assert all(message["gate"] == "REPEATED" and not message["ok"] for message in messages)

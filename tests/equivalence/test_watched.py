@@ -11,6 +11,8 @@ from optexp.stopwatch import Stopwatch
 
 
 class Slow:
+    name = "slow"
+
     def call(self, method: str, **arguments: Any) -> str:
         time.sleep(0.01)
         return method

@@ -110,6 +110,24 @@ def test_a_recompilation_in_the_middle_is_fatal() -> None:
     assert "in 1 of 5 processes" in barking(samples)["recompilation"].text
 
 
+@pytest.mark.parametrize(("hidden_s", "queue", "caught"), [(0.02, 0, True), (0.005, 0, False), (0.02, 8, False)])
+def test_a_block_that_takes_longer_than_it_tells_is_fatal(hidden_s: float, queue: int, caught: bool) -> None:
+    """Of 21 ms; where batches are made in the background, more goes on than steps."""
+    samples = made(constant(2e-3), constant(1e-3))
+    for sample in samples:
+        sample.queue = queue
+        sample.pairs = [
+            replace(
+                pair,
+                baseline=replace(pair.baseline, aside_s=0.05 * (index % 7 == 0)),
+                candidate=replace(pair.candidate, aside_s=hidden_s),
+            )
+            for index, pair in enumerate(sample.pairs)
+        ]
+    assert ("work aside" in barking(samples)) is caught
+    assert not caught or barking(samples)["work aside"].fatal
+
+
 def test_zeros_as_inputs_are_named() -> None:
     samples = made(constant(1e-3), constant(1e-3))
     for sample in samples:

@@ -1,0 +1,37 @@
+"""Models as users write them, whose results are easily got wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Linear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x)
+
+
+class Masked(Linear):
+    """Logits, with a number in place of some that means none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).masked_fill(torch.arange(32) % 4 == 0, -1e9)
+
+
+class Scored(Linear):
+    """Tensors, and what is none."""
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        y = self.linear(x)
+        return {"y": y, "size": y.norm().item(), "best": y.mean(0).argmax().item(), "kind": "linear"}
+
+
+class Clamped(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).clamp(-20, 20)

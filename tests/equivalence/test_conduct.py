@@ -1,0 +1,36 @@
+"""What a repeated step was given is what the baseline's was: by the baseline's names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from optexp.equivalence.conduct import conduct
+
+FLAGS = {
+    "flag/inputs_intact": torch.tensor(1),
+    "flag/finished": torch.tensor(1),
+    "flag/plain": torch.tensor(1),
+    "flag/device": torch.tensor([1]),
+    "flag/aliases": torch.tensor([0]),
+    "flag/drawn": torch.tensor(1),
+}
+THEIRS = {"batch/0": torch.ones(2), "batch/1": torch.zeros(2)}
+
+
+@pytest.mark.parametrize(
+    ("given", "broken"),
+    [
+        (THEIRS, False),
+        ({}, True),
+        ({"batch/0": torch.ones(2)}, True),
+        ({**THEIRS, "batch/2": torch.ones(2)}, True),
+        ({**THEIRS, "batch/1": torch.ones(2)}, True),
+    ],
+)
+def test_a_step_that_was_given_another_batch_is_broken(given: dict[str, Tensor], broken: bool) -> None:
+    found = list(conduct({**FLAGS, **given}, {**FLAGS, **THEIRS}, None, False, False))
+    assert [finding.message for finding in found] == [
+        "the timed step was not given the batch that the baseline's was"
+    ] * broken

@@ -1,0 +1,57 @@
+"""What a model returns beside tensors is compared too, or named where it cannot be."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from optexp.program import flatten, others
+
+Pair = namedtuple("Pair", "a b")
+
+
+@dataclass
+class Result:
+    logits: Tensor
+    score: float
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "expected"),
+    [
+        ({"score": 0.1}, "output.score", torch.tensor(0.1, dtype=torch.float64)),
+        ({"count": 3}, "output.count", torch.tensor(3)),
+        ({"done": True}, "output.done", torch.tensor(True)),
+        ({"rows": [3, 1]}, "output.rows", torch.tensor([3, 1])),
+        ({"mixed": (3, 0.5)}, "output.mixed", torch.tensor([3, 0.5], dtype=torch.float64)),
+        ([[1, 2], [3]], "output.1", torch.tensor([3])),
+        ({"kind": "ab"}, "output.kind", torch.tensor([97, 98], dtype=torch.uint8)),
+        ({"z": 1j}, "output.z", torch.tensor(1j, dtype=torch.complex128)),
+        ({"array": numpy.ones(2, numpy.float32)}, "output.array", torch.ones(2)),
+        (Pair(torch.ones(2), 7), "output.b", torch.tensor(7)),
+        (Result(torch.ones(2), 0.5), "output.score", torch.tensor(0.5, dtype=torch.float64)),
+    ],
+)
+def test_numbers_and_text_become_tensors(given: Any, name: str, expected: Tensor) -> None:
+    found = others(given)[name]
+    assert found.dtype is expected.dtype
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("unread", [object(), b"ab", {1}, 2**70, numpy.array(["a"]), torch.float32])
+def test_what_cannot_be_read_is_named(unread: Any) -> None:
+    found = others({"y": torch.ones(2), "x": unread})
+    assert list(found) == [f"output.x ({type(unread).__name__})"]
+    assert not next(iter(found.values())).numel()
+
+
+def test_tensors_are_no_others_and_nothing_is_nothing() -> None:
+    given = {"y": torch.ones(2), "none": None, "list": [], "deep": [torch.zeros(1), None]}
+    assert list(flatten(given)) == ["output.y", "output.deep.0"]
+    assert others(given) == {}
