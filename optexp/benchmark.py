@@ -250,7 +250,7 @@ def differentiated(function: Callable[..., Tensor], args: Sequence[Any], arrivin
 
 
 def build(chosen: Sequence[Kernel], device: torch.device) -> None:
-    """All that is in CUDA C++, side by side, rather than one after the other when called; what fails will fail there."""
+    """All that is in CUDA C++, side by side, not one after the other when called; what fails will fail there."""
     names = [kernel.name for kernel in chosen if kernel.cuda is not None]
     if device.type == "cuda" and names and extension.why_not(device) is None:
         index = torch.cuda.current_device() if device.index is None else device.index

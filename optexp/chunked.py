@@ -14,7 +14,7 @@ from optexp.program import Batch, Outputs, Program, flatten, map_batch, tensors_
 
 @dataclass(frozen=True)
 class Chunked:
-    """One step: chunk by chunk to the device, compute, back to the host. Nothing overlaps.
+    """One step: chunk by chunk to the device, compute, back to its rows of the result on the host. Nothing overlaps.
 
     chunks:        pieces of a batch, along its first dimension (equal where that can be divided so)
     non_blocking:  do not wait for the copy to the device
@@ -24,27 +24,31 @@ class Chunked:
     non_blocking: bool = False
 
     def __call__(self, program: Program, batch: Batch) -> Outputs:
+        out: Outputs = {}
+        whole, done = rows(tensors_of(batch)), 0
+        assert whole is not None
         with torch.no_grad():
-            results = [self._one(program, chunk) for chunk in split(batch, self.chunks)]
-        return joined(results)
+            for chunk in split(batch, self.chunks):
+                there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=self.non_blocking), chunk)
+                done += send_home(flatten(program.predict(there)), out, whole, done, pinned=False)
+        return out
 
     def listing(self) -> str:
         """The same in plain PyTorch, for `repro.py`."""
         return CHUNKED.format(chunks=self.chunks, non_blocking=self.non_blocking)
 
-    def _one(self, program: Program, chunk: Batch) -> Outputs:
-        there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=self.non_blocking), chunk)
-        return {name: tensor.to("cpu") for name, tensor in flatten(program.predict(there)).items()}
-
 
 CHUNKED = """\
 def step(batch):
-    results = []
+    done = 0
     with torch.no_grad():
         for chunk in zip(*(tensor.chunk({chunks}) for tensor in batch), strict=True):
-            there = tuple(tensor.to(device, non_blocking={non_blocking}) for tensor in chunk)
-            results.append(predict(there).cpu())
-    return torch.cat(results)
+            result = predict(tuple(tensor.to(device, non_blocking={non_blocking}) for tensor in chunk))
+            if not done:
+                home = torch.empty((len(batch[0]), *result.shape[1:]), dtype=result.dtype)
+            home[done : done + len(result)].copy_(result)
+            done += len(result)
+    return home
 """
 
 
@@ -90,7 +94,7 @@ class Overlapped:
                     there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=True), chunk)
                     result = flatten(program.predict(there))
                     if self.home:
-                        done += send_home(result, out, whole, done)
+                        done += send_home(result, out, whole, done, pinned=True)
                     else:
                         results.append(result)
         if not self.home:
@@ -103,14 +107,14 @@ class Overlapped:
         return lines + (HOME if self.home else JOINED + STAYING)
 
 
-def send_home(result: Outputs, out: Outputs, whole: int, done: int) -> int:
-    """Begin to copy a chunk's results to their rows of `out`, in pinned memory; returns how many rows these are."""
+def send_home(result: Outputs, out: Outputs, whole: int, done: int, pinned: bool) -> int:
+    """Copy a chunk's results to their rows of `out`, or begin to where these are pinned; returns how many there are."""
     count = 0
     for name, tensor in result.items():
         count = tensor.shape[0]
         if name not in out:
-            out[name] = torch.empty((whole, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=True)
-        out[name][done : done + count].copy_(tensor, non_blocking=True)
+            out[name] = torch.empty((whole, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=pinned)
+        out[name][done : done + count].copy_(tensor, non_blocking=pinned)
     return count
 
 

@@ -24,6 +24,8 @@ GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch")
 
 _WRAPPERS = ("cutlass::Kernel", "cutlass::Kernel2")  # the name is of what they hold
 
+LONGEST_S = 3.0  # of steps that are traced: of slow ones, fewer tell as much
+
 MATRIX_OPS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution")
 
 _DTYPES = {
@@ -43,7 +45,7 @@ _DTYPES = {
 
 
 def record(run: Callable[[], object], steps: int, path: Path, device: torch.device) -> None:
-    """Profile `steps` calls of `run` and write a gzipped Chrome trace to `path`.
+    """Profile `steps` calls of `run`, fewer where they are slow, and write a gzipped Chrome trace to `path`.
 
     The same steps are timed first, since tracing slows the host. Nothing should be timed in this process afterwards.
     """
@@ -52,7 +54,10 @@ def record(run: Callable[[], object], steps: int, path: Path, device: torch.devi
     from optexp.measurement import clock
 
     on_gpu = device.type == "cuda"
-    timed = median(clock.time_block(run, steps, device).wall_s for _ in range(3))
+    first = clock.time_block(run, 1, device).wall_s
+    steps = max(1, min(steps, round(LONGEST_S / first)))
+    blocks = 3 if steps * first < LONGEST_S / 3 else 1
+    timed = median(clock.time_block(run, steps, device).wall_s for _ in range(blocks))
     with profile(
         activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
         schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
