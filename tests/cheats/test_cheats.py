@@ -127,7 +127,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "BackwardOnDemand": ([*MLP, "workload.mode=forward_backward"], UNTRUSTED, "named_parameters"),
     "WorksInReset": (MATMUL, UNTRUSTED, "to begin again"),
     "GivesNothing": (MATMUL, UNTRUSTED, "does not give the batches"),
-    "RestsInTheMiddle": (MATMUL, WRONG, "timed block"),
+    "RestsInTheMiddle": (GELU, WRONG, "timed block"),
     "LeavesAModeOn": (MATMUL, UNTRUSTED, "Completing"),
     "PatchesDetach": (MATMUL, UNTRUSTED, "Tensor.detach"),
     "PatchesTheToolsClock": (GELU, UNTRUSTED, "clock.now"),
