@@ -11,6 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
 
@@ -62,24 +63,29 @@ def work(pair: tuple[str, str]) -> list[str]:
 
 
 def run(folder: Path, processes: int) -> None:
-    """Sweeps side by side, each over its share of the pairs of one workload."""
+    """Sweeps, so many side by side, each over its share of the pairs of one workload."""
     refused, groups = refusals(), dict[tuple[str, ...], list[tuple[str, str]]]()
     for pair in combinations(strategies(), 2):
         if pair not in refused:
             groups.setdefault(tuple(work(pair)), []).append(pair)
-    total = sum(map(len, groups.values()))
+    share = -(-sum(map(len, groups.values())) // processes)
     folder.mkdir(parents=True, exist_ok=True)
-    sweeps: list[subprocess.Popen[bytes]] = []
-    for overrides, pairs in groups.items():
-        shares = max(1, round(processes * len(pairs) / total))
-        for share in (pairs[i::shares] for i in range(shares)):
-            stacks = ",".join(f"[{first},{second}]" for first, second in share)
-            place = f"hydra.sweep.dir={folder.resolve() / str(len(sweeps))}"
-            command = [sys.executable, "-m", "optexp", "-m", *overrides, f"strategy={stacks}", *SHORT, place]
-            with open(folder / f"{len(sweeps)}.log", "w") as log:
-                sweeps.append(subprocess.Popen(command, stdout=log, stderr=log))
-    for sweep in sweeps:
-        sweep.wait()
+    sweeps = [
+        (overrides, pairs[first : first + share])
+        for overrides, pairs in groups.items()
+        for first in range(0, len(pairs), share)
+    ]
+
+    def sweep(number: int) -> None:
+        overrides, pairs = sweeps[number]
+        stacks = ",".join(f"[{first},{second}]" for first, second in pairs)
+        place = f"hydra.sweep.dir={folder.resolve() / str(number)}"
+        command = [sys.executable, "-m", "optexp", "-m", *overrides, f"strategy={stacks}", *SHORT, place]
+        with open(folder / f"{number}.log", "w") as log:
+            subprocess.run(command, stdout=log, stderr=log, check=False)
+
+    with ThreadPoolExecutor(processes) as pool:
+        list(pool.map(sweep, range(len(sweeps))))
 
 
 # --- telling -----------------------------------------------------------------------------------------------------
