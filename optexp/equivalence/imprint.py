@@ -56,11 +56,11 @@ def astray(timed: Imprint, again: Sequence[Imprint]) -> dict[str, str]:
 
 def _numbers(tensor: Tensor) -> tuple[float, float]:
     """NaN counts as 0: what diverges does so in every repetition."""
-    sums = torch.zeros(2, dtype=torch.float64, device=tensor.device)
+    sums = torch.zeros(2, dtype=torch.float64)
     count = 0
     for _, (part,) in chunks(tensor if tensor.layout is torch.strided else tensor.to_dense()):
         wide = part.to(torch.float64)
-        sums += torch.stack([wide.sum(), wide.square().sum()])
+        sums += torch.stack([wide.sum(), wide.square().sum()]).cpu()
         count += wide.numel()
     total, squares = (sums / max(count, 1)).nan_to_num(0.0).tolist()
     return total, sqrt(squares)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from optexp.equivalence import gates
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.judge import Judge
 from optexp.program import Program
@@ -121,3 +122,17 @@ def test_fp64_that_does_not_fit_moves_to_the_cpu(net):
     judge.fp64.step = once
     judge.draw(0, 1)
     assert judge.info()["reference"] == "fp64 on cpu"
+
+
+@pytest.mark.parametrize("count", [1, 5000, gates.FETCHED, gates.FETCHED + 1])
+def test_small_tensors_are_judged_on_the_cpu_and_large_ones_where_they_are_alike(count: int) -> None:
+    reference = torch.randn(count, dtype=torch.float64)
+    candidate = reference.float() + 1e-4 * torch.randn(count)
+    here, there = (gates.error(candidate.to(d), reference.to(d), 1.0) for d in ("cpu", "cuda"))
+    assert there.rms == pytest.approx(here.rms)
+    assert (there.index, there.candidate) == (here.index, here.candidate)
+    yardstick = gates.Yardstick.of(there) | gates.Yardstick.of(there)
+    limits = gates.Limits(gates.TOLERANCES["float32"])
+    assert gates.measure("output", there, 1.0, yardstick, yardstick, limits).ok
+    assert gates.identical(candidate.cuda(), candidate.cuda())
+    assert gates.structure(candidate.cuda(), candidate.cuda()) is None
