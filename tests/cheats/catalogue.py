@@ -26,7 +26,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import optexp.arm
 from optexp.measurement import clock
-from optexp.program import Batch, Feed, Outputs, Program, Source, Step, clear_gradients, map_batch, tensors_of
+from optexp.program import (
+    Batch,
+    Feed,
+    Outputs,
+    Program,
+    Source,
+    Step,
+    clear_gradients,
+    forward_backward,
+    map_batch,
+    tensors_of,
+)
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
 
 
@@ -440,11 +451,7 @@ class SkipsSteps(Cheat):
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
         if next(self.calls) % 2 == 0:
             return honest(program, batch)
-        clear_gradients(program.model)
-        assert program.loss is not None
-        loss = program.loss(program.predict(batch), batch)
-        loss.backward()
-        return {"loss": loss.detach()}
+        return forward_backward(program, batch)
 
 
 class FrozenLearningRate(Cheat):
@@ -511,17 +518,14 @@ class UpdatesOneStepLate(Cheat):
     """By the gradients of the step before, so that an update need not wait for its own."""
 
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
-        assert program.loss is not None
         assert program.optimizer is not None
-        clear_gradients(program.model)
-        loss = program.loss(program.predict(batch), batch)
-        loss.backward()
+        outputs = forward_backward(program, batch)
         own = [(p, p.grad.clone()) for p in program.model.parameters() if p.grad is not None]
         self.put(getattr(self, "late", own))
         program.optimizer.step()
         self.put(own)
         self.late = own
-        return {"loss": loss.detach()}
+        return outputs
 
     def put(self, gradients: list[tuple[nn.Parameter, Tensor]]) -> None:
         for parameter, gradient in gradients:
@@ -664,11 +668,7 @@ class LearnsNothingWhenTimed(Cheat):
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
         if not timed():
             return honest(program, batch)
-        clear_gradients(program.model)
-        assert program.loss is not None
-        loss = program.loss(program.predict(batch), batch)
-        loss.backward()
-        return {"loss": loss.detach()}
+        return forward_backward(program, batch)
 
 
 class NeverTheSameTwice(LearnsNothingWhenTimed):
