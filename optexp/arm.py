@@ -18,6 +18,7 @@ import cloudpickle
 import torch
 from torch import Tensor
 
+from optexp.config import ConfigError
 from optexp.equivalence import dice, families, state, trajectory
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.dropout import NoDropout, silence
@@ -128,6 +129,7 @@ class Arm:
         count = max(2 if variety > 1 else 1, -(-DISTINCT_BATCHES // variety)) * variety
         self.batches = draw(spec.workload, self.device, spec.torch_dtype, spec.seed, count)
         program.feed.reset(self.batches)
+        placement.spare_threads()
         notes = {}
         for strategy in compose(spec.strategies):
             if reason := strategy.unsupported(program, self.device):
@@ -154,6 +156,7 @@ class Arm:
             raise NoReference("the model returns no tensor: return one, or several in a tuple, a dict or a dataclass")
         sizes = [sum(tensor.nbytes for tensor in tensors_of(batch).values()) for batch in self.batches]
         told = {"setup_s": setup_s, "notes": notes, "random": random, "batch_bytes": sum(sizes) / len(sizes)}
+        told["queue"] = self.program.feed.queue
         return told | facts(spec.workload, self.initial.values)
 
     def _settle_scale(self) -> None:
@@ -174,12 +177,12 @@ class Arm:
     def _settle(self, spec: Spec) -> None:
         placement.grant(spec.cores)
         self.device, self.seed = spec.torch_device, spec.seed
-        self.outbox = self.outbox or Outbox(spec.folders)
         self.dropout, self.workload, self.dtype = spec.dropout, spec.workload, spec.dtype
+        self.outbox = self.outbox or Outbox(spec.folders, on_device=self.device.type == "cuda")
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        elif spec.cores:  # before anything is compiled for a number of threads
-            torch.set_num_threads(min(torch.get_num_threads(), len(spec.cores)))
+        else:
+            placement.spare_threads()
 
     def restore(self) -> None:
         """Put everything a step changes back to where it began, in place."""
@@ -210,9 +213,18 @@ class Arm:
         assert self.outbox is not None, "setup comes first"
         self.outbox.fill(piece)
 
-    def take(self, parcel: Parcel, piece: int) -> None:
-        """Copy a piece of what another arm has announced, for the messages that follow."""
-        self.inbox.take(parcel, piece, self.device)
+    def by_host(self) -> Parcel:
+        """Announce the same again, by a way that every process can see."""
+        assert self.outbox is not None, "setup comes first"
+        return self.outbox.by_host()
+
+    def expect(self, parcel: Parcel) -> None:
+        """Make room for what another arm has announced, for the messages that follow."""
+        self.inbox.expect(parcel, self.device)
+
+    def take(self, piece: int) -> None:
+        """Copy a piece of it."""
+        self.inbox.take(piece)
 
     def load(self, index: int, family: str) -> None:
         """What was taken is one batch of a set that the reference arm has drawn; the feed brings copies of it."""
@@ -231,13 +243,13 @@ class Arm:
             return self.brought
         return given
 
-    def observe(self, step: int, restore: bool, noise: int | None = None) -> Parcel:
-        """One step on a fresh batch, and all that can be compared of it."""
+    def observe(self, step: int, restore: bool, noise: int | None = None, forward: bool = False) -> Parcel:
+        """One step on a fresh batch, and all that can be compared of it; or of its forward pass alone."""
         if restore:
             self.restore()
         self.rates.set(RATES[step % len(RATES)])
         with self.quiet():
-            return self.send(observed(self.program, self.bring(step), noise=noise))
+            return self.send(observed(self.program, self.bring(step), noise, forward))
 
     def timed_steps(self) -> list[int]:
         """How many steps led to the end of each block that was kept, from the restored state on."""
@@ -481,12 +493,12 @@ class Reference(Arm):
         self.judgement = Judge(spec.workload, spec.torch_device, spec.torch_dtype, spec.seed, spec.contract)
         return {"setup_s": clock.now() - start, **facts(spec.workload, self.judgement.fp64.initial)}
 
-    def take(self, parcel: Parcel, piece: int) -> None:
-        """To where fp64 runs or, where that is full, to the CPU: judging then moves there too."""
+    def expect(self, parcel: Parcel) -> None:
+        """Where fp64 runs or, where that is full, on the CPU: judging then moves there too."""
         try:
-            self.inbox.take(parcel, piece, self.judgement.fp64.device)
+            self.inbox.expect(parcel, self.judgement.fp64.device)
         except torch.OutOfMemoryError:
-            self.inbox.take(parcel, piece, torch.device("cpu"))
+            self.inbox.expect(parcel, torch.device("cpu"))
 
     def recall(self) -> None:
         """The batch of a replayed step takes the place of drawn ones."""
@@ -533,7 +545,10 @@ def draw(workload: Workload, device: torch.device, dtype: torch.dtype, seed: int
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    return [map_batch(cast, batch) for batch in workload.batches(generator, count)]
+    drawn = workload.batches(generator, count)
+    if odd := [type(batch).__name__ for batch in drawn if not isinstance(batch, (tuple, Mapping))]:
+        raise ConfigError(f"{workload.name}: a batch is a tuple of tensors, or a dict of them by name, and no {odd[0]}")
+    return [map_batch(cast, batch) for batch in drawn]
 
 
 def held_by_graphs(pool: Any) -> int:

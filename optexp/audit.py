@@ -357,7 +357,8 @@ def main(arguments: Sequence[str]) -> int:
             record = json.loads(path.read_text())
             found = [*problems(record), *_beside(record, path.parent)]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            print(f"{path}: cannot be read as a record ({type(error).__name__}: {error})")
+            reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            print(f"{path}: cannot be read as a record ({reason})")
             worst = 1
             continue
         pairs = sum(map(len, record["measurement"].get("pairs") or []))

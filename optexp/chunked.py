@@ -17,7 +17,7 @@ class Chunked:
     """One step: chunk by chunk to the device, compute, back to its rows of the result on the host. Nothing overlaps.
 
     chunks:        pieces of a batch, along its first dimension (equal where that can be divided so)
-    non_blocking:  do not wait for the copy to the device
+    non_blocking:  do not wait for copies one by one; results then go home to pinned memory, or each would be waited for
     """
 
     chunks: int
@@ -26,28 +26,34 @@ class Chunked:
     def __call__(self, program: Program, batch: Batch) -> Outputs:
         out: Outputs = {}
         whole, done = rows(tensors_of(batch)), 0
+        pinned = self.non_blocking and program.device.type == "cuda"
         assert whole is not None
         with torch.no_grad():
             for chunk in split(batch, self.chunks):
                 there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=self.non_blocking), chunk)
-                done += send_home(flatten(program.predict(there)), out, whole, done, pinned=False)
+                done += send_home(flatten(program.predict(there)), out, whole, done, pinned)
+        if pinned:
+            torch.cuda.current_stream(program.device).synchronize()
         return out
 
     def listing(self) -> str:
         """The same in plain PyTorch, for `repro.py`."""
-        return CHUNKED.format(chunks=self.chunks, non_blocking=self.non_blocking)
+        pinned = "torch.cuda.is_available()" if self.non_blocking else "False"
+        return CHUNKED.format(chunks=self.chunks, non_blocking=self.non_blocking, pinned=pinned)
 
 
 CHUNKED = """\
 def step(batch):
-    done = 0
+    done, pinned = 0, {pinned}
     with torch.no_grad():
         for chunk in zip(*(tensor.chunk({chunks}) for tensor in batch), strict=True):
             result = predict(tuple(tensor.to(device, non_blocking={non_blocking}) for tensor in chunk))
             if not done:
-                home = torch.empty((len(batch[0]), *result.shape[1:]), dtype=result.dtype)
-            home[done : done + len(result)].copy_(result)
+                home = torch.empty((len(batch[0]), *result.shape[1:]), dtype=result.dtype, pin_memory=pinned)
+            home[done : done + len(result)].copy_(result, non_blocking=pinned)
             done += len(result)
+    if pinned:
+        torch.cuda.synchronize()
     return home
 """
 

@@ -99,7 +99,12 @@ def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
     chosen, notes = _stack(groups["strategy"])
     strategies = _build_all(chosen, "strategy")
     baseline = _build_all(_baseline(groups["baseline"]), "baseline")
+    from optexp.workload import Workload  # which imports this
+
     workload = workload or build(groups["workload"], "workload")
+    if not isinstance(workload, Workload):
+        kind = f"{type(workload).__module__}.{type(workload).__qualname__}"
+        raise ConfigError(f"workload: {kind} is no workload: derive it from optexp.workload.Workload")
 
     resolved = {
         "workload": workload.name,

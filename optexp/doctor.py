@@ -39,6 +39,7 @@ from optexp.terminal import Progress
 TESTED = ("2.11", "2.13")  # of torch
 # Work of about 0.1 ms that the device alone decides on; where there is no GPU, of as long on a core or two.
 PROBES = {"cuda": ["workload=gelu", "workload.size=4096"], "cpu": ["workload=gelu", "workload.size=256"]}
+ITSELF = "against itself"
 MINUTE = ["measurement.budget_s=40", "measurement.warmup_s=1", "measurement.pairs=20"]
 SIGNS = {True: "✓", False: "✗", None: "!"}
 
@@ -204,7 +205,7 @@ def equal(samples: Sequence[Sample], session: Session) -> Finding:
         if ok is None
         else "it sees what is not there: do not trust it"
     )
-    return Finding("against itself", ok, text, fix)
+    return Finding(ITSELF, ok, text, fix)
 
 
 def main() -> None:
@@ -218,7 +219,7 @@ def main() -> None:
         device = choose_device(asked.device)
     except ConfigError as mistake:
         sys.exit(f"optexp.doctor: {mistake}")
-    torch_device, wrong, odd = torch.device(device), 0, 0
+    torch_device, wrong, odd, noisy = torch.device(device), 0, 0, False
     parts = {
         "Installation": installation(),
         "Tools": tools(torch_device),
@@ -231,8 +232,10 @@ def main() -> None:
             print(finding, flush=True)
             wrong += finding.ok is False
             odd += finding.ok is None
+            noisy |= finding.name == ITSELF and finding.ok is None
     known = f"; worth knowing: {odd}, marked {SIGNS[None]}" if odd else ""
-    print(f"\n{f'{wrong} to fix' if wrong else 'Fit to measure on'}{known}.")
+    fit = "Too noisy for small differences, which will be INCONCLUSIVE" if noisy else "Fit to measure on"
+    print(f"\n{f'{wrong} to fix' if wrong else fit}{known}.")
     sys.exit(1 if wrong else 0)
 
 

@@ -1,11 +1,11 @@
-"""Tensors from one process to another through a little shared host memory: batches, outputs, gradients.
+"""Tensors from one process to another through a little shared memory: batches, outputs, gradients.
 
-However large they are, they pass through the same few megabytes, piece by piece: pages that a process touches for the
-first time cost several times what a copy does, and as many of them as there are bytes would be most of the work.
+However large they are, they pass through the same few megabytes, piece by piece, on the device where both processes are
+there, else on the host: pages of a host that a process touches for the first time cost several times what a copy does,
+and as many of them as there are bytes would be most of the work.
 
-The pages are not registered with CUDA, though copies would run at twice the speed: on an H200 in a container, results
-arrived wrong (and kernels failed with "resource already mapped") where each process had locked them. On their way to a
-device they pass through locked memory of the receiver's own.
+Pages of the host are not registered with CUDA, though copies would run at twice the speed: on an H200 in a container,
+results arrived wrong (and kernels failed with "resource already mapped") where each process had locked them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from optexp import ipc
+
 PIECE = 2**25  # bytes
-STAGE = 2**22  # of locked memory, twice: one part is filled while the other is on its way
+SENDERS = 4  # whose memory a receiver keeps in sight
 _ALIGNMENT = 64
 
 
@@ -43,11 +45,11 @@ class Entry:
 class Parcel:
     """A nest of tensors that is on its way: the same nest, with an `Entry` for each tensor.
 
-    path:  of the shared memory that the pieces pass through
+    place: the shared memory that the pieces pass through: a file's path, or the handle of memory on a device
     size:  of all tensors, in bytes
     """
 
-    path: str
+    place: str | bytes
     size: int
     nest: Any
 
@@ -57,13 +59,20 @@ class Parcel:
 
 
 class Memory:
-    """A file of shared memory, as one process sees it: one half is filled while the other is read."""
+    """Shared memory, as one process sees it: one half is filled while the other is read."""
 
     size = 2 * PIECE
 
-    def __init__(self, path: str) -> None:
-        with open(path, "r+b") as file:
-            self._bytes = torch.frombuffer(mmap.mmap(file.fileno(), self.size), dtype=torch.uint8)
+    def __init__(self, content: Tensor) -> None:
+        self._bytes = content
+
+    @classmethod
+    def at(cls, place: str | bytes) -> Memory:
+        """What another process has made; `Unshared` where this one cannot see it."""
+        if isinstance(place, bytes):
+            return cls(ipc.attach(place, cls.size))
+        with open(place, "r+b") as file:
+            return cls(torch.frombuffer(mmap.mmap(file.fileno(), cls.size), dtype=torch.uint8))
 
     def piece(self, index: int) -> Tensor:
         """Where a piece lies until the next but one takes its place."""
@@ -73,12 +82,16 @@ class Memory:
 class Outbox:
     """What one process sends: a parcel at a time, piece by piece as it is asked for."""
 
-    def __init__(self, folders: Sequence[str] = ()) -> None:
-        """folders: where the shared memory may lie, the preferred one first; its owner removes them."""
-        self._folders = folders or (tempfile.gettempdir(),)
-        self._path = ""
+    def __init__(self, folders: Sequence[str] = (), on_device: bool = False) -> None:
+        """folders: where memory of the host may lie, the preferred one first; its owner removes them.
+
+        on_device: memory of the current CUDA device is used, where it can be shared
+        """
+        self._folders, self._on_device = folders or (tempfile.gettempdir(),), on_device
+        self._place: str | bytes = ""
         self._memory: Memory | None = None
         self._contents: list[tuple[int, Tensor]] = []  # bytes of every tensor, and where they begin
+        self._parcel: Parcel | None = None
 
     def send(self, nest: Any) -> Parcel:
         """Hold the nest's tensors, of any device, until they are copied: they must not change before that."""
@@ -94,9 +107,17 @@ class Outbox:
 
         placed = tree_map(place, nest)
         if self._memory is None:
-            self._path = _new_file(self._folders, Memory.size)
-            self._memory = Memory(self._path)
-        return Parcel(self._path, size, placed)
+            self._allocate()
+        self._parcel = Parcel(self._place, size, placed)
+        return self._parcel
+
+    def by_host(self) -> Parcel:
+        """The same parcel, by a way that every process can see; before it is filled."""
+        assert self._parcel is not None, "send comes first"
+        self._close()
+        self._on_device = False
+        self._allocate()
+        return Parcel(self._place, self._parcel.size, self._parcel.nest)
 
     def fill(self, piece: int) -> None:
         """Copy a piece of the parcel into shared memory, and let go of the tensors that end in it."""
@@ -106,25 +127,29 @@ class Outbox:
             low, high = max(offset, start), min(offset + len(content), stop)
             if low < high:
                 memory[low - start : high - start].copy_(content[low - offset : high - offset])
+        if memory.is_cuda:
+            torch.cuda.synchronize(memory.device)
         self._contents = [(offset, content) for offset, content in self._contents if offset + len(content) > stop]
 
     def close(self) -> None:
-        Path(self._path).unlink(missing_ok=True)
-        self._path, self._memory, self._contents = "", None, []
+        self._close()
+        self._contents, self._parcel = [], None
 
+    def _allocate(self) -> None:
+        if self._on_device:
+            try:
+                content, self._place = ipc.allocate(Memory.size)
+                self._memory = Memory(content)
+                return
+            except ipc.Unshared:
+                self._on_device = False
+        self._place = _new_file(self._folders, Memory.size)
+        self._memory = Memory.at(self._place)
 
-class Stage:
-    """A little locked memory, from which copies to a device need not be waited for."""
-
-    def __init__(self) -> None:
-        self._bytes = torch.empty(STAGE, dtype=torch.uint8, pin_memory=True)
-        self.left = torch.cuda.Event()
-
-    def copy(self, here: Tensor, there: Tensor) -> None:
-        self.left.synchronize()  # what it held before
-        part = self._bytes[: len(here)].copy_(here)
-        there.copy_(part, non_blocking=True)
-        self.left.record()
+    def _close(self) -> None:
+        if self._place and isinstance(self._place, str):
+            Path(self._place).unlink(missing_ok=True)
+        self._place, self._memory = "", None
 
 
 class Inbox:
@@ -134,32 +159,28 @@ class Inbox:
     """
 
     def __init__(self) -> None:
-        self._files: dict[str, Memory] = {}
+        self._seen: dict[str | bytes, Memory] = {}
+        self._parcel = Parcel("", 0, ())
         self._arriving = torch.empty(0, dtype=torch.uint8)
-        self._stages: list[Stage] = []
         self.contents: Any = None
 
-    def take(self, parcel: Parcel, piece: int, device: torch.device) -> None:
-        """Copy a piece that its sender has filled to where all of the parcel goes."""
-        if piece == 0:
-            self.clear()
-            self._arriving = torch.empty(parcel.size, dtype=torch.uint8, device=device)
-        if parcel.path not in self._files:
-            self._files[parcel.path] = Memory(parcel.path)
-        room = self._arriving[piece * PIECE : (piece + 1) * PIECE]
-        self._copy(self._files[parcel.path].piece(piece)[: len(room)], room)
-        if piece + 1 == parcel.pieces:
-            self.contents = tree_map(partial(_tensor_in, self._arriving), parcel.nest)
+    def expect(self, parcel: Parcel, device: torch.device) -> None:
+        """Make room for it on the device. `Unshared` where it must come by the host."""
+        self.clear()
+        memory = self._seen.pop(parcel.place, None) or Memory.at(parcel.place)
+        self._seen[parcel.place] = memory  # the last one used is the last one to go
+        for forgotten in list(self._seen)[:-SENDERS]:
+            del self._seen[forgotten]
+        self._parcel, self._arriving = parcel, torch.empty(parcel.size, dtype=torch.uint8, device=device)
 
-    def _copy(self, here: Tensor, there: Tensor) -> None:
-        if there.device.type != "cuda":
-            there.copy_(here)
-            return
-        self._stages = self._stages or [Stage(), Stage()]
-        for index, (part, room) in enumerate(zip(here.split(STAGE), there.split(STAGE), strict=True)):
-            self._stages[index % 2].copy(part, room)
-        for stage in self._stages:
-            stage.left.synchronize()
+    def take(self, piece: int) -> None:
+        """Copy a piece that its sender has filled to where all of the parcel goes."""
+        room = self._arriving[piece * PIECE : (piece + 1) * PIECE]
+        room.copy_(self._seen[self._parcel.place].piece(piece)[: len(room)])
+        if room.is_cuda:
+            torch.cuda.synchronize(room.device)
+        if piece + 1 == self._parcel.pieces:
+            self.contents = tree_map(partial(_tensor_in, self._arriving), self._parcel.nest)
 
     def clear(self) -> None:
         """Keep nothing."""

@@ -42,6 +42,10 @@ class CpuAffinity(Strategy):
     def contract(self) -> Contract:
         return BITWISE
 
+    @property
+    def changes(self) -> frozenset[str]:
+        return frozenset({"torch.get_num_threads"})  # no more than there are cores
+
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if device.type != "cuda":
             return "on a CPU, cores are what the work itself runs on: give both arms fewer with measurement.cpus"
@@ -69,4 +73,5 @@ class CpuAffinity(Strategy):
         return Evidence(True, f"threads bound to core{'s' if bound > 1 else ''} {names} of {notes['granted']}")
 
     def recipe(self, notes: Notes) -> str:
-        return f"import os\n\nos.sched_setaffinity(0, {notes['cores']})"
+        cores = notes["cores"]
+        return f"import os\n\nos.sched_setaffinity(0, {cores})\ntorch.set_num_threads({len(cores)})"

@@ -285,7 +285,8 @@ def scripted_evidence(before: Trace, after: Trace, notes: Notes) -> Evidence:
     groups = notes["groups"]
     if not groups:
         return Evidence(
-            False, "TorchScript fused nothing: it can on a GPU, element-wise operations: use backend=inductor"
+            False,
+            "TorchScript fused nothing (it fuses element-wise operations, on a GPU): use backend=inductor",
         )
     known = {kernel.name for kernel in before.kernels}
     fused = [k.name for k in after.kernels if k.name.startswith("fused_") and k.name not in known]

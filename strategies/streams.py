@@ -19,6 +19,7 @@ from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsuppor
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
 
+TOO_SMALL = "the GPU is done with each chunk before the host has dispatched the next (fewer and larger ones?)"
 CHUNK_BYTES = 8 * 2**20  # large enough for full speed, small enough that the first and the last cost little
 ENGAGED = 0.02  # of the time; kernels of one stream may overlap by their launch
 
@@ -166,7 +167,9 @@ def overlap_of_copies(trace: Trace, work: str) -> Evidence:
     copies = ways["HtoD"] | ways["DtoH"]
     beside = kernels.total + copies.total - (kernels | copies).total
     if not copies.total or beside < ENGAGED * copies.total:
-        return Evidence(False, f"{work}, but no kernel runs beside a copy (pageable memory? add pinned_memory)")
+        pageable = any(copy.pageable for copy in trace.copies)
+        why = "copies from pageable memory wait: add pinned_memory" if pageable else TOO_SMALL
+        return Evidence(False, f"{work}, but no kernel runs beside a copy: {why}")
     start, end = trace.window
     bound = max(kernels.total, *(way.total for way in ways.values()))
     return Evidence(

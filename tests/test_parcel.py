@@ -1,11 +1,15 @@
 """Tensors arrive as they were sent, in any nest, through memory that is used again."""
 
+import pickle
+import subprocess
+import sys
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
 
-from optexp import parcel
+from optexp import ipc, parcel
 from optexp.equivalence.protocol import convey
 from optexp.parcel import Inbox, Memory, Outbox
 from optexp.processes import Failure, InProcess
@@ -16,11 +20,12 @@ CPU = torch.device("cpu")
 def carried(outbox, inbox, nest, device=CPU):
     """What arrives of a nest, each piece filled before the one before it is taken."""
     sent = outbox.send(nest)
+    inbox.expect(sent, device)
     outbox.fill(0)
     for piece in range(sent.pieces):
         if piece + 1 < sent.pieces:
             outbox.fill(piece + 1)
-        inbox.take(sent, piece, device)
+        inbox.take(piece)
     return inbox.contents
 
 
@@ -113,15 +118,16 @@ def test_tensors_of_a_gpu_arrive_there(outbox):
 
 
 def test_nothing_is_left_behind(outbox):
-    path = Path(outbox.send([torch.ones(8)]).path)
+    path = Path(outbox.send([torch.ones(8)]).place)
     assert path.exists()
     outbox.close()
     assert not path.exists()
 
 
-def test_a_sender_lets_go_of_what_has_been_filled(outbox):
-    outbox.send([torch.ones(8)])
-    outbox.fill(0)
+def test_a_sender_lets_go_of_what_has_been_filled(outbox, small_pieces):
+    pieces = outbox.send([torch.ones(8), torch.ones(300)]).pieces
+    for piece in range(pieces):
+        outbox.fill(piece)
     assert outbox._contents == []
 
 
@@ -138,9 +144,15 @@ class Party:
         self.done.append(piece)
         self.outbox.fill(piece)
 
-    def take(self, parcel, piece):
+    def by_host(self):
+        return self.outbox.by_host()
+
+    def expect(self, parcel):
+        self.inbox.expect(parcel, CPU)
+
+    def take(self, piece):
         self.done.append(piece)
-        self.inbox.take(parcel, piece, CPU)
+        self.inbox.take(piece)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
@@ -164,3 +176,113 @@ def test_no_answer_of_the_sender_is_left_behind_where_a_receiver_fails(tmp_path,
     with pytest.raises(Failure, match="two"):
         convey(sent, sender, receiver)
     assert waited == [0, 1]
+
+
+@pytest.fixture
+def a_device(monkeypatch):
+    """What stands in for a device's memory: this process's own."""
+    own = WeakValueDictionary()
+
+    def allocate(size):
+        own[b"handle"] = memory = torch.empty(size, dtype=torch.uint8)
+        return memory, b"handle"
+
+    monkeypatch.setattr(ipc, "allocate", allocate)
+    monkeypatch.setattr(ipc, "attach", lambda handle, size: own[handle])
+    return own
+
+
+def test_on_a_device_nothing_passes_through_the_host(a_device, small_pieces, tmp_path):
+    outbox = Outbox([str(tmp_path)], on_device=True)
+    nest = a_nest()
+    torch.testing.assert_close(carried(outbox, Inbox(), nest), nest, rtol=0, atol=0)
+    assert not any(tmp_path.iterdir())
+    outbox.close()
+    assert not a_device
+
+
+def test_a_devices_memory_goes_with_the_arm_that_held_it(a_device, small_pieces):
+    outbox = Outbox(on_device=True)
+    outbox.send([torch.ones(3)])
+    assert a_device
+    del outbox
+    assert not a_device
+
+
+@pytest.mark.parametrize("refused", ["allocate", "attach"])
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_where_a_device_is_not_shared_parcels_pass_through_the_host(
+    a_device, small_pieces, tmp_path, monkeypatch, refused, count
+):
+    def refuse(*arguments):
+        raise ipc.Unshared("another container's")
+
+    monkeypatch.setattr(ipc, refused, refuse)
+    sender, receiver = (InProcess(Party(tmp_path), name) for name in ("one", "two"))
+    sender.target.outbox = Outbox([str(tmp_path)], on_device=True)
+    for round_ in range(2):
+        sent = [torch.arange(count * 32) + round_, torch.ones(3)]
+        convey(sender.call("send", nest=sent), sender, receiver)
+        torch.testing.assert_close(receiver.target.inbox.contents, sent, rtol=0, atol=0)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+ELSEWHERE = """
+import pickle
+import sys
+import torch
+from optexp.parcel import Outbox
+outbox = Outbox(on_device=True)
+sent = [torch.arange(2**24, device="cuda") * 3, torch.ones(5, device="cuda", dtype=torch.bfloat16)]
+print(pickle.dumps(outbox.send(sent)).hex(), flush=True)
+for line in sys.stdin:
+    outbox.fill(int(line))
+    print("filled", flush=True)
+"""
+
+
+@pytest.mark.gpu
+def test_another_process_sees_a_devices_memory():
+    with subprocess.Popen(
+        [sys.executable, "-c", ELSEWHERE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as sender:
+        sent, inbox = pickle.loads(bytes.fromhex(sender.stdout.readline())), Inbox()
+        inbox.expect(sent, torch.device("cuda"))
+        for piece in range(sent.pieces):
+            print(piece, file=sender.stdin, flush=True)
+            assert sender.stdout.readline() == "filled\n"
+            inbox.take(piece)
+        sender.stdin.close()
+    numbers, ones = inbox.contents
+    assert isinstance(sent.place, bytes)
+    assert sent.pieces > 2
+    assert torch.equal(numbers, torch.arange(2**24, device="cuda") * 3)
+    assert torch.equal(ones, torch.ones(5, device="cuda", dtype=torch.bfloat16))
+
+
+@pytest.mark.gpu
+def test_memory_that_nobody_shows_is_the_drivers_again():
+    """Senders of `isolation=none` live as long as their arms do, and the process goes on."""
+
+    def free():
+        torch.cuda.synchronize()
+        return torch.cuda.mem_get_info()[0]
+
+    inbox, sent = Inbox(), [torch.arange(5, device="cuda")]
+    torch.testing.assert_close(carried(Outbox(on_device=True), inbox, sent, torch.device("cuda")), sent)
+    before = free()
+    for _ in range(4):
+        inbox = Inbox()
+        torch.testing.assert_close(carried(Outbox(on_device=True), inbox, sent, torch.device("cuda")), sent)
+    assert before - free() < Memory.size
+
+
+@pytest.mark.gpu
+def test_shared_memory_begins_with_nothing_in_it():
+    """The driver hands out again what this process has freed: a judge's secrets, for one."""
+    for _ in range(4):
+        secret = torch.full((2**28,), 7, dtype=torch.uint8, device="cuda")
+        del secret
+        torch.cuda.empty_cache()
+        memory, _ = ipc.allocate(Memory.size)
+        assert not memory.any()

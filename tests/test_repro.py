@@ -318,7 +318,7 @@ ON_GPU: list[tuple[Callable[[], Workload], tuple[Strategy, ...]]] = [
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("workload", "stack"), ON_GPU, ids=str)
+@pytest.mark.parametrize(("workload", "stack"), ON_GPU, ids=range(len(ON_GPU)))
 def test_it_runs_on_a_gpu(workload: Callable[[], Workload], stack: tuple[Strategy, ...], tmp_path: Path) -> None:
     written(tmp_path, workload(), stack, device="cuda")
     run = f"runpy.run_path({str(tmp_path / 'repro.py')!r}, run_name='__main__')"

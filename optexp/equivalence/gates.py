@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from math import frexp, inf, sqrt
+from math import frexp, inf, isfinite, sqrt
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ class Error:
     peak: maxᵢ |cᵢ−gᵢ| · s/(|gᵢ|+s): the quantity of G2 times s, so that it also means something beside another g
           and where fp64 gives (almost) zero, as for a bias before a BatchNorm
     index, candidate, reference: that element (None when the tensor is empty)
-    blocks: RMS(c−g) of every `BLOCK` elements, where there are more
+    blocks: RMS(c−g) of every `BLOCK` elements, where there are more; on the CPU, for fp64 may move there
     """
 
     rms: float = 0.0
@@ -144,6 +144,10 @@ def broken(tensor: str, message: str) -> Finding:
 
 def rms(tensor: Tensor) -> float:
     """Root mean square of the finite elements, 0 where there are none."""
+    if tensor.is_floating_point() and tensor.numel():
+        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for _, (part,) in chunks(tensor)]
+        if isfinite(size := float(torch.stack(norms).norm())):  # and so is every element
+            return size / sqrt(tensor.numel())
     sums = []
     for _, (part,) in chunks(tensor):
         wide = part.to(torch.float64)
@@ -202,14 +206,15 @@ def error(candidate: Tensor, reference: Tensor, scale: float) -> Error:
         weighted = difference * (scale / (g.abs() + scale)) if scale else difference
         peak, at = torch.where(finite, weighted, 0.0).max(0)
         square = torch.where(finite, difference, 0.0).square_()
-        facts.append(torch.stack([square.sum(), finite.sum(), peak, start + at, c[at], g[at]]))
-        squares.append(F.pad(square, (0, -len(c) % BLOCK)).view(-1, BLOCK).sum(1))
+        facts.append(torch.stack([square.sum(), finite.sum(), peak, start + at, c.take(at), g.take(at)]))
+        if candidate.numel() > BLOCK:
+            squares.append(F.pad(square, (0, -len(c) % BLOCK)).view(-1, BLOCK).sum(1))
     if not facts:
         return Error()
     found = torch.stack(facts).tolist()
     _, _, peak, index, c, g = max(found, key=lambda chunk: chunk[2])
     total, count = (sum(column) for column in list(zip(*found, strict=True))[:2])
-    blocks = torch.cat(squares).div_(BLOCK).sqrt_() if candidate.numel() > BLOCK else None
+    blocks = torch.cat(squares).div_(BLOCK).sqrt_().cpu() if squares else None
     return Error(sqrt(total / max(count, 1.0)), peak, _index(int(index), candidate), c, g, blocks)
 
 

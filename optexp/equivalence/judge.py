@@ -61,6 +61,7 @@ class Quantity:
     """One tensor to judge: what an arm got, what fp64 gets, and how much they may differ.
 
     spread: variance of what the reference is a mean of: a mean that cancels is known no better than its terms
+    stored: what holds the value, where how finely it can do that matters
     """
 
     name: str
@@ -68,6 +69,7 @@ class Quantity:
     reference: Tensor
     limits: Limits
     spread: Tensor | None = None
+    stored: Tensor | None = None
 
     @cached_property
     def scale(self) -> float:
@@ -91,6 +93,7 @@ class Judge:
         self.rough = dtype is torch.float64  # the reference is no more exact than the arms
         self.step = -1  # the one whose yardstick is known
         self.skipped: set[int] = set()
+        self.rounded: set[int] = set()  # steps of which it is known what rounded hyperparameters move
         self.unsteady: set[str] = set()
         self.integers: dict[tuple[int, str], Tensor] = {}  # of the baseline's first run of each step
         self.infinite: set[str] = set()  # outputs that the baseline gives no finite numbers for on normal inputs
@@ -193,8 +196,9 @@ class Judge:
             unjudged.discard(_source(quantity.name))
             if not noisy:
                 self._require_power(quantity, found.rms)
-        if not noisy and self.fp64.program.optimizer is not None:
+        if step not in self.rounded and any(name.startswith("after/") for name in seen):
             self._rounded_hyperparameters(step, seen)
+            self.rounded.add(step)  # what its other runs would add is nothing but their scatter
         if unjudged and not _skipped(seen):
             raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")
 
@@ -203,7 +207,7 @@ class Judge:
         for name, tensor in seen.items():
             if name.startswith("out/") and not tensor.is_floating_point() and not tensor.is_complex():
                 first = self.integers.setdefault((step, name), tensor.clone())
-                if not identical(first, tensor):
+                if not identical(first.to(tensor.device), tensor):
                     self.unsteady.add(name)
 
     def _require_finite(self, seen: Observation) -> None:
@@ -294,7 +298,10 @@ class Judge:
             return exact(name, quantity.value, self.baseline[_source(quantity.name)], quantity.reference)
         found = error(quantity.value, quantity.reference, quantity.scale)
         yardstick, plain = self._of(quantity), self._plain(quantity)
-        finding = measure(name, found, quantity.scale, yardstick, plain, quantity.limits)
+        limits = quantity.limits
+        if quantity.stored is not None:
+            limits = replace(limits, resolution=_resolution(quantity.stored))
+        finding = measure(name, found, quantity.scale, yardstick, plain, limits)
         exactly = self.fp64.family == integers.__name__ and quantity.reference.numel() >= SMALL
         if exactly and not plain.peak and found.peak:
             text = f"sums of small integers are exact in the baseline, and off by up to {found.peak:.3g} here"
@@ -307,7 +314,7 @@ class Judge:
         return finding
 
     def _histogram(self, seen: Observation, name: str) -> list[float]:
-        quantity = next(q for q in self._quantities(self.step, seen) if q.name == name)
+        quantity = next(q for q in self._quantities(self.step, self._here(seen)) if q.name == name)
         return histogram(quantity.value, quantity.reference, quantity.scale)
 
     def _baseline_at(self, quantity: str, index: list[int]) -> float | None:
@@ -328,17 +335,16 @@ class Judge:
             if name in seen and not (gradient and skips):
                 small = reference.numel() < SMALL
                 cap = PRECISION_CAP if forward and not self.precise and not small else None
-                stored = _resolution(seen[name]) if small else (0.0, 0.0)
                 if forward and reference.shape != seen[name].shape:
                     if reference.is_floating_point():
                         raise NoReference(f"{title(name)} has the shape {list(reference.shape)} in float64")
                     reference = self.baseline.get(name, seen[name])  # how long a text is may depend on rounding
-                limits = Limits(self._row(seen[name]), gradient, stored, cap)
+                limits = Limits(self._row(seen[name]), gradient, cap=cap)
                 spread = golden.get(name.replace("running_mean", "running_var")) if "running_mean" in name else None
                 value, comparable = seen[name], forward and reference.is_floating_point()
                 if comparable and largest(reference) > (most := torch.finfo(value.dtype).max):
                     reference = reference.clamp(-most, most)  # the least float64 where the arms have their own
-                yield Quantity(name, value, reference, limits, spread)
+                yield Quantity(name, value, reference, limits, spread, value if small else None)
                 if comparable and not small and (fill := filled(reference, value.dtype)):
                     masked = ~(reference.abs() < fill)
                     value, reference = value.masked_fill(masked, 0), reference.masked_fill(masked, 0)
@@ -370,12 +376,11 @@ class Judge:
             row = TOLERANCES.get(name_of(after.dtype), self.row)
             wide = after.to(torch.float64)
             reference = reference.detach().to(fp64.device, torch.float64)  # plain optimizers keep `step` on the CPU
-            limits = Limits(row, resolution=_resolution(after))  # however small the change is beside what is stored
-            if name.startswith("param/"):
-                start = own[name].to(torch.float64)
-                yield Quantity(name.replace("param/", "change/", 1), wide - start, reference - start, limits)
+            if name.startswith("param/"):  # however small the change is beside what is stored
+                start, change = own[name].to(torch.float64), name.replace("param/", "change/", 1)
+                yield Quantity(change, wide - start, reference - start, Limits(row), stored=after)
             else:
-                yield Quantity(name, wide, reference.clone(), limits)
+                yield Quantity(name, wide, reference.clone(), Limits(row), stored=after)
         for index, group in enumerate(optimizer.param_groups):
             if (rate := seen.get(f"after/optimizer/group{index}/lr")) is not None:
                 reference = torch.as_tensor(group["lr"], dtype=torch.float64, device=fp64.device)
@@ -450,8 +455,8 @@ class Judge:
 
     def _forget(self) -> None:
         self.step = -1
-        known = (self.skipped, self.baseline, self.candidate, self.measured, self.noise, self.allowed, self.integers)
-        for memory in known:
+        arms = self.baseline, self.candidate
+        for memory in (*arms, self.skipped, self.rounded, self.measured, self.noise, self.allowed, self.integers):
             memory.clear()
 
 

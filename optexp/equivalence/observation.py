@@ -21,8 +21,10 @@ def observe(program: Program, batch: Batch, noise: int | None = None) -> Observa
     return observed(program, program.feed.bring(batch), noise)
 
 
-def observed(program: Program, given: Batch, noise: int | None = None) -> Observation:
+def observed(program: Program, given: Batch, noise: int | None = None, forward: bool = False) -> Observation:
     """One step on a batch that is the program's to use. What it returns is overwritten afterwards.
+
+    forward: leave out grad/ and after/
 
     out/<name>             what the step returned
     grad/<parameter>       unscaled, where the program trains
@@ -47,10 +49,10 @@ def observed(program: Program, given: Batch, noise: int | None = None) -> Observ
         outputs = program.step(program, given)
     returned = {f"out/{name}": _copy(tensor) for name, tensor in outputs.items()}
     seen |= returned
-    if program.trains:
+    if program.trains and not forward:
         seen |= {name: _copy(tensor) for name, tensor in gradients(program).items()}
     seen |= {f"buffer/{name}": _copy(tensor) for name, tensor in program.buffers().items()}
-    if states and noise is None:
+    if states and noise is None and not forward:
         after = {name: tensor for name, tensor in program.state().items() if not name.startswith("buffer/")}
         seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()}
     elif not states:

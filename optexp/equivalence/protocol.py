@@ -10,7 +10,9 @@ from typing import Any, Protocol
 from optexp.equivalence import dice, trajectory
 from optexp.equivalence.families import FAMILIES, NONCONTIGUOUS, NORMAL, ONE_BY_ONE
 from optexp.equivalence.gates import broken
+from optexp.ipc import Unshared
 from optexp.parcel import Parcel
+from optexp.processes import Failure
 from optexp.strategy import BITWISE, REASSOCIATES, Contract
 
 REPEATS = 3  # how often the baseline must give the same bits again
@@ -25,11 +27,12 @@ Progress = Callable[[str], None]
 class Arm(Protocol):
     """A process that holds one program, or the judge.
 
-    all:       fill(piece) and take(parcel, piece), for what is asked next is about the parcel that was taken last
+    all:       fill(piece) and by_host() -> parcel; expect(parcel) and take(piece): what is asked next is about the
+               parcel that was taken last
     reference: draw(seed, count, family); batch(index) -> parcel; reference_info() -> dict; yardstick(step);
                judge(step) -> messages; dead() -> names; power() -> trials; distribution(tensor) -> shares
     name:      as a failure of its process tells it
-    others:    load(index, family); observe(step, restore, noise) -> parcel; repeats(times) -> bool;
+    others:    load(index, family); observe(step, restore, noise, forward) -> parcel; repeats(times) -> bool;
                overwritten() -> names; losses(unit, seed) -> list; throw() -> dice.Throws
     """
 
@@ -147,9 +150,10 @@ class Trial:
         deliver(self.reference, (self.yardstick, self.candidate), info["steps"], family)
         return info
 
-    def measure(self, step: int, restore: bool, noise: int | None = None) -> None:
+    def measure(self, step: int, restore: bool, noise: int | None = None, forward: bool = False) -> None:
         """One more run of the baseline for the reference to take its yardsticks from."""
-        convey(self.yardstick.call("observe", step=step, restore=restore, noise=noise), self.yardstick, self.reference)
+        seen = self.yardstick.call("observe", step=step, restore=restore, noise=noise, forward=forward)
+        convey(seen, self.yardstick, self.reference)
         self.reference.call("yardstick", step=step)
 
     def add(self, messages: Sequence[Message], seed: int, step: int, family: str) -> None:
@@ -207,6 +211,13 @@ def deliver(reference: Arm, arms: Sequence[Arm], count: int, family: str) -> Non
 
 def convey(parcel: Parcel, sender: Arm, *receivers: Arm) -> None:
     """Every piece of a parcel: the next one is filled while one is taken."""
+    try:
+        expect(parcel, *receivers)
+    except Failure as reason:
+        if reason.type != Unshared.__name__:
+            raise
+        parcel = sender.call("by_host")
+        expect(parcel, *receivers)
     sender.call("fill", piece=0)
     for piece in range(parcel.pieces):
         more = piece + 1 < parcel.pieces
@@ -214,10 +225,15 @@ def convey(parcel: Parcel, sender: Arm, *receivers: Arm) -> None:
             sender.start("fill", piece=piece + 1)
         try:
             for receiver in receivers:
-                receiver.call("take", parcel=parcel, piece=piece)
+                receiver.call("take", piece=piece)
         finally:
             if more:
                 sender.wait()
+
+
+def expect(parcel: Parcel, *receivers: Arm) -> None:
+    for receiver in receivers:
+        receiver.call("expect", parcel=parcel)
 
 
 # --- the checks ------------------------------------------------------------------------------------------------
@@ -235,7 +251,8 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
     for noise in range(info["noisy_steps"]):
         trial.measure(noise % steps, restart or noise % steps == 0, noise + 1)
     for extra in range(0 if verification.repeats else (SPREAD_RUNS - 1) * steps):
-        trial.measure(extra % steps, restart or extra % steps == 0)
+        # Gradients have the noisy runs.
+        trial.measure(extra % steps, restart or extra % steps == 0, forward=True)
     for step in range(steps):
         trial.measure(step, restart or step == 0)
         seen = trial.candidate.call("observe", step=step, restore=restart or step == 0, noise=None)

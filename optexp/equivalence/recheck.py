@@ -30,7 +30,7 @@ def recheck(
     ends = candidate.call("timed_steps")
     if not ends:
         return [], {"steps": 0, "note": "no block was kept"}
-    messages, repetitions = repeated(candidate, ends)
+    messages, repetitions = repeated(candidate, ends, trains)
     steps = ends[0]
     facts: dict[str, Any] = {"steps": steps, "ends": ends, "repetitions": repetitions}
     if random:
@@ -46,19 +46,21 @@ def recheck(
     return messages, {**facts, "ok": all(message["ok"] for message in messages)}
 
 
-def repeated(candidate: Arm, ends: Sequence[int]) -> tuple[list[Message], int]:
+def repeated(candidate: Arm, ends: Sequence[int], trains: bool) -> tuple[list[Message], int]:
     """What timed steps left and repetitions of the same steps do not, and how many there were of these.
 
-    ends:  after how many steps each kept block ended
+    ends:   after how many steps each kept block ended
+    trains: a difference in one step is one in all that follow
     """
     made = dict[int, list[imprint.Imprint]]()
     astray: Mapping[str, str] = {}
     for index, steps in enumerate(ends):
         timed, again = candidate.call("timed", index=index), made.setdefault(steps, [])
-        astray = imprint.astray(timed, again) if again else timed
+        growing = steps if trains else 0
+        astray = imprint.astray(timed, again, growing) if again else timed
         while astray and len(again) < imprint.MOST:
             again.append(candidate.call("repeated", steps=steps))
-            astray = imprint.astray(timed, again)
+            astray = imprint.astray(timed, again, growing)
         if astray:
             break
     gate = {"gate": "REPEATED", "failed": ("REPEATED",)}

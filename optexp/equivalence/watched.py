@@ -12,7 +12,7 @@ TRANSFER = "transfer"  # of batches and results, through shared memory
 PARTS = {
     "setup": "setup",
     **dict.fromkeys(("draw", "recall", "reference_info", "dead"), "inputs"),  # and what fp64 makes of them
-    **dict.fromkeys(("batch", "fill", "take", "load"), TRANSFER),
+    **dict.fromkeys(("batch", "expect", "by_host", "fill", "take", "load"), TRANSFER),
     **dict.fromkeys(("yardstick", "judge", "judge_timed"), "gates"),
     **dict.fromkeys(("power", "distribution"), "mutants"),
 }

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import torch
+
 from optexp.config import ConfigError
 
 
@@ -42,12 +44,23 @@ def granted() -> list[int]:
 def narrow(cores: Sequence[int]) -> None:
     """Ask for fewer: what an optimized program does to itself."""
     _wanted[:] = cores
+    spare_threads()
+
+
+def spare_threads() -> None:
+    """More threads of torch than cores would wait for each other: an operation of microseconds then takes milliseconds.
+
+    Best before anything is compiled: torch compiles it again once their number is another one.
+    """
+    if cores := _wanted or _granted:
+        torch.set_num_threads(min(torch.get_num_threads(), len(cores)))
 
 
 def settle() -> None:
     """Bind this process to what was granted, or to the part of it that it asked for."""
     if cores := _wanted or _granted:
         bind_process(cores)
+        spare_threads()
 
 
 _granted: list[int] = []

@@ -16,7 +16,7 @@ from optexp.measurement.floor import floor_s
 from optexp.measurement.load import under_load
 from optexp.measurement.neighbours import neighbours
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.sampling import COLD, CONTROL_EVERY, Sample, sample
+from optexp.measurement.sampling import COLD, CONTROL_EVERY, QUEUES, Sample, sample
 from optexp.result import Result, Verdict
 from optexp.session import Arm, Session, Stop
 from optexp.wording import duration, ratio
@@ -184,10 +184,12 @@ def one_round(
         specs = {name: session.spec(stack, seed_offset=index) for name, stack in stacks.items()}
         arms = session.start({name: spec if bound else replace(spec, cores=()) for name, spec in specs.items()})
         # Of processes started with warm caches and two at a time; the very first is in `cost`.
-        seconds = {name: arm.wait()["setup_s"] for name, arm in arms.items()}
-        for name in seconds if bound else ():
-            session.result.measurement["setups_s"].setdefault(name, []).append(seconds[name])
-    with session.working("measurement", f"process {index + 1}: measuring"):
+        told = {name: arm.wait() for name, arm in arms.items()}
+        for name in told if bound else ():
+            session.result.measurement["setups_s"].setdefault(name, []).append(told[name]["setup_s"])
+    queue = max(arm["queue"] for arm in told.values())
+    ahead = f" blocks of some {QUEUES * queue} steps, for loaders make {queue} batches ahead" if queue > 1 else ""
+    with session.working("measurement", f"process {index + 1}: measuring{ahead}"):
         read, cycle = gpu.read if gpu else lambda: None, session.workload.variety
         found = sample(arms, session.protocol, order, pairs, read, cycle)
         if gpu:

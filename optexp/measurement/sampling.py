@@ -18,6 +18,7 @@ from optexp.measurement.load import Load
 from optexp.measurement.protocol import Protocol
 
 MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # what the second arm of a pair is
+QUEUES = 12  # lengths of the queue in a block at least: ten after jitter
 TRIALS = 2  # blocks by which blocks are planned: the first may be short, and another program may disturb one
 LOOK_EVERY = 2  # pairs: a block of the candidate that is not counted, and may end anywhere
 CONTROL_EVERY = 3  # pairs: enough of them to judge, and a third of the cost
@@ -216,7 +217,7 @@ def _warmed(name: str, arm: Caller, protocol: Protocol, order: Random, cycle: in
     result.alone[name], result.constant = steady["alone_s"], tuple(steady["constant"])
     queue, step_s = int(steady["queue"]), median(steady["alone_s"])
     result.queue = max(result.queue, queue)
-    at_least = 12 * queue  # ten lengths after jitter
+    at_least = QUEUES * queue
     ready = Ready(arm, max(1, at_least), max(1, queue), cycle)
     if step_s < 0.1:
         duration = max(protocol.block_ms / 1e3, 200 * steady["timer_s"])

@@ -30,7 +30,7 @@ def parts(side: int) -> None:
     """Each alone, in this process. Between two, filling and taking overlap."""
     x = torch.randn(side, side, device="cuda")
     g = x.double()
-    outbox, inbox = Outbox(("/dev/shm",)), Inbox()
+    outbox, inbox = Outbox(on_device=True), Inbox()
     subject = Subject("out", g, 1.0, Yardstick(1e-8, 1e-7), TOLERANCES["float32"])
 
     def fill() -> None:
@@ -39,8 +39,9 @@ def parts(side: int) -> None:
 
     def take() -> None:
         parcel = outbox.send([x])
+        inbox.expect(parcel, x.device)
         for piece in range(parcel.pieces):
-            inbox.take(parcel, piece, x.device)
+            inbox.take(piece)
 
     work: dict[str, Callable[[], object]] = {
         "draw": lambda: torch.randn(side, side, device="cuda"),

@@ -50,8 +50,11 @@ class LocalArm:
     def fill(self, piece: int) -> None:
         pass
 
-    def take(self, parcel: Sent, piece: int) -> None:
+    def expect(self, parcel: Sent) -> None:
         self.arrived = parcel.nest
+
+    def take(self, piece: int) -> None:
+        pass
 
     def load(self, index: int, family: str) -> None:
         if index == 0:
@@ -62,7 +65,7 @@ class LocalArm:
         self.start.restore(self.program)
         self.rates.set(1.0)
 
-    def observe(self, step: int, restore: bool, noise: int | None) -> Sent:
+    def observe(self, step: int, restore: bool, noise: int | None, forward: bool = False) -> Sent:
         if restore:
             self.restore()
         self.rates.set(RATES[step % len(RATES)])
@@ -71,7 +74,7 @@ class LocalArm:
             given = self.brought = families.refilled(self.brought, given)
         elif self.family == families.NONCONTIGUOUS:
             given = map_batch(families.with_gaps, given)
-        return Sent(observed(self.program, given, noise))
+        return Sent(observed(self.program, given, noise, forward))
 
     def repeats(self, times: int) -> bool:
         self.restore()
@@ -97,9 +100,9 @@ class LocalReference:
             return self.judgement.info()
         if method == "batch":
             return Sent(self.judgement.batches[arguments["index"]])
-        if method == "take":
+        if method == "expect":
             self.arrived = arguments["parcel"].nest
-        if method in ("take", "fill"):
+        if method in ("expect", "take", "fill"):
             return None
         if method not in ("judge", "yardstick"):
             return getattr(self.judgement, method)(**arguments)

@@ -37,7 +37,7 @@ def made(mode: str, noise: float = 0.0) -> Arm:
 def test_a_block_leaves_what_its_repetition_leaves(mode: str) -> None:
     arm = made(mode)
     arm.block(steps=7, lead_in=2)
-    assert repeated(InProcess(arm, "candidate"), arm.timed_steps()) == ([], 1)
+    assert repeated(InProcess(arm, "candidate"), arm.timed_steps(), mode == "train") == ([], 1)
     kinds = {name.partition("/")[0] for name in arm.timed(0)}
     assert kinds == {"forward": {"out"}, "forward_backward": {"out", "grad"}, "train": {"out", "grad", "after"}}[mode]
 
@@ -47,7 +47,7 @@ def test_training_that_never_repeats_itself_is_no_alarm() -> None:
     for _ in range(20):
         arm.blocks, arm.kept = 0, {}
         arm.block(steps=7, lead_in=2)
-        messages, repetitions = repeated(InProcess(arm, "candidate"), arm.timed_steps())
+        messages, repetitions = repeated(InProcess(arm, "candidate"), arm.timed_steps(), trains=True)
         assert not messages
         assert repetitions > 1
 
@@ -55,10 +55,33 @@ def test_training_that_never_repeats_itself_is_no_alarm() -> None:
 def test_another_number_of_steps_shows() -> None:
     arm = made("train", noise=1e-6)
     arm.block(steps=7, lead_in=2)
-    messages, _ = repeated(InProcess(arm, "candidate"), [arm.timed_steps()[0] + 1])
+    messages, _ = repeated(InProcess(arm, "candidate"), [arm.timed_steps()[0] + 1], trains=True)
     found = {message["tensor"] for message in messages}
     assert {"loss", "grad/0.weight", "after/optimizer/0.weight/step"} <= found
     assert all(message["gate"] == "REPEATED" and not message["ok"] for message in messages)
+
+
+def test_gradients_of_steps_that_do_not_build_on_each_other_do_not_grow_apart() -> None:
+    """Those of an earlier step, kept while the clock runs, are of the right size."""
+    arm, steps = made("forward_backward"), 151
+    inner, dice, stale = arm.program.step, torch.Generator(), []
+
+    def step(program, batch):
+        outputs = inner(program, stale[0] if stale else batch)
+        for parameter in program.model.parameters():
+            parameter.grad.mul_(1 + 1e-7 * torch.randn(parameter.shape, generator=dice))
+        return outputs
+
+    arm.program = replace(arm.program, step=step)
+    arm.block(steps=steps, lead_in=2)
+    assert repeated(InProcess(arm, "candidate"), arm.timed_steps(), trains=False)[0] == []
+    arm.blocks, arm.kept = 0, {}
+    other = tuple(tensor + 0.01 * tensor.std() for tensor in arm.batches[0])
+    stale.append(other)
+    arm.block(steps=steps, lead_in=2)
+    stale.clear()
+    assert repeated(InProcess(arm, "candidate"), arm.timed_steps(), trains=False)[0]
+    assert not repeated(InProcess(arm, "candidate"), arm.timed_steps(), trains=True)[0], "what growth would hide"
 
 
 def test_what_is_missing_or_new_is_said() -> None:
@@ -74,6 +97,15 @@ def test_a_last_bit_is_no_difference_and_more_is() -> None:
     assert not astray({"out/a": (0.5 + FLOOR, 1.0)}, [first])
     assert "its mean is" in astray({"out/a": (0.5 + 2 * FLOOR, 1.0)}, [first])["out/a"]
     assert not astray({"out/a": (0.5 + 2 * FLOOR, 1.0)}, [first, {"out/a": (0.5 + FLOOR, 1.0)}])
+
+
+def test_what_repeats_must_repeat_however_long_it_ran_and_what_does_not_may_grow_apart() -> None:
+    first, off = {"grad/a": (0.5, 1.0)}, {"grad/a": (0.51, 1.0)}
+    near = {"grad/a": (0.5 + FLOOR, 1.0)}
+    assert astray(off, [first, first], steps=150)
+    assert astray(off, [first, near], steps=20)
+    assert not astray(off, [first, near], steps=150)
+    assert astray({"grad/a": (0.7, 1.0)}, [first, near], steps=10_000)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch import nn
 
 from optexp.equivalence import gates
 from optexp.equivalence.autocast import autocast
+from optexp.equivalence.golden import Golden
 from optexp.equivalence.judge import Judge
 from optexp.program import Program
 from optexp.strategy import REASSOCIATES, precision
@@ -122,6 +123,23 @@ def test_fp64_that_does_not_fit_moves_to_the_cpu(net):
     judge.fp64.step = once
     judge.draw(0, 1)
     assert judge.info()["reference"] == "fp64 on cpu"
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 5, 8])
+def test_fp64_may_move_to_the_cpu_in_the_middle(check, monkeypatch, call):
+    """What is known of earlier runs is held against what is found there."""
+    step, calls = Golden.step, []
+
+    def once(self: Golden, index: int, state: object) -> object:
+        calls.append(index)
+        if len(calls) == call:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return step(self, index, state)
+
+    monkeypatch.setattr(Golden, "step", once)
+    verification = check(Mlp(mode="train", dim=256, batch_size=512), split_k, seeds=3, device=CUDA)
+    assert len(calls) > call
+    assert verification.ok, verification.headline
 
 
 @pytest.mark.parametrize("count", [1, 5000, gates.FETCHED, gates.FETCHED + 1])

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from optexp.config import ConfigError, build
 from optexp.insight.trace import Span, Trace
 from optexp.measurement import placement
 from optexp.strategies.cpu_affinity import CpuAffinity
+from optexp.strategy import Evidence, Stage, Strategy
 from optexp.workloads.mlp import Mlp
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -79,3 +81,28 @@ def test_an_arm_binds_itself_and_says_so(monkeypatch: pytest.MonkeyPatch):
     assert counted["candidate"]["process/cores"] == 1
     for name, engaged in (("baseline", False), ("candidate", True)):
         assert CpuAffinity().evidence(TRACE, TRACE, notes["cpu_affinity"], counted[name]).engaged is engaged
+
+
+@several
+def test_what_is_compiled_before_an_arm_is_bound_stays_compiled(monkeypatch: pytest.MonkeyPatch):
+    """torch compiles again once its number of threads is another one."""
+
+    @dataclass
+    class Compiled(Strategy):
+        stage = Stage.COMPILE
+
+        def apply(self, program):
+            return replace(program, forward=torch.compile(program.call, backend="eager")), {}
+
+        def evidence(self, before, after, notes, counters):
+            return Evidence(True, "")
+
+    monkeypatch.setattr(CpuAffinity, "unsupported", lambda *given: None)
+    everywhere = tuple(sorted(os.sched_getaffinity(0)))
+    torch.set_num_threads(2)
+    arm = Arm()
+    arm.setup(Spec(Mlp(dim=4), [Compiled(), CpuAffinity()], "cpu", "float32", 0, cores=everywhere).pack())
+    assert torch.get_num_threads() == 1
+    once = arm.counters()["stats/unique_graphs"]
+    arm.work(2)
+    assert arm.counters()["stats/unique_graphs"] == once > 0

@@ -371,7 +371,9 @@ def test_evidence_of_chunks_is_copies_beside_kernels():
     assert "kernels run during 50% of the time with copies" in evidence.text
     assert "takes 50% of a step" in evidence.text
     apart = replace(trace, kernels=(Kernel("k", 30, 10),))
-    assert "add pinned_memory" in Streams().evidence(trace, apart, notes, {}).text
+    assert "before the host has dispatched the next" in Streams().evidence(trace, apart, notes, {}).text
+    waiting = replace(apart, copies=(Copy("in", 0, 10, kind="HtoD", pageable=True),))
+    assert "add pinned_memory" in Streams().evidence(trace, waiting, notes, {}).text
 
 
 # --- with what wraps the model

@@ -43,5 +43,6 @@ def test_data_starts_and_ends_on_the_host(pinned: bool):
     assert program.feed.next()[0].device.type == "cpu"
     output = program.run()["output"]
     assert output.device.type == "cpu"
+    assert output.is_pinned() == pinned
     with torch.no_grad():
         torch.testing.assert_close(output, program.model(*batch).cpu())
