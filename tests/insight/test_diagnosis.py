@@ -77,9 +77,14 @@ def test_suggestion_adds_to_the_stack_and_never_repeats_it(eager):
 
 
 def on_cpu(step, path: Path) -> dict[str, Bottleneck]:
+    """Of the quickest of three recordings: whatever else ran on this machine disturbed it least."""
+
+    def recorded() -> Trace:
+        record(step, 5, path, torch.device("cpu"))
+        return Trace.read(path)
+
     step()
-    record(step, 5, path, torch.device("cpu"))
-    return found(Trace.read(path))
+    return found(min((recorded() for _ in range(3)), key=lambda trace: trace.window[1] - trace.window[0]))
 
 
 @torch.no_grad()
@@ -113,7 +118,7 @@ def test_python_dominates_on_a_cpu(tmp_path, work):
     x = torch.randn(8)
 
     def step():
-        sum(range(20_000))
+        sum(range(200_000))
         for _ in range(work):
             x.add(1)
 
