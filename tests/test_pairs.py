@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from optexp.result import Result, Verdict
-
-PATH = Path(__file__).parent / "benchmarks" / "pairs.py"
-
-
-@pytest.fixture(scope="module")
-def pairs() -> Any:
-    spec = importlib.util.spec_from_file_location("pairs", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.benchmarks import pairs
 
 
-def test_the_declared_part_is_up_to_date(pairs: Any) -> None:
+def test_the_declared_part_is_up_to_date() -> None:
     text = pairs.README.read_text()
     advice = "run: python tests/benchmarks/pairs.py write"
     assert pairs.replaced(text, pairs.DECLARED, pairs.declared()) == text, advice
@@ -57,7 +44,7 @@ def result(verdict: Verdict, engaged: bool = True, ok: bool = True) -> Result:
         (result(Verdict.ERROR), ("E", "amp: because")),
     ],
 )
-def test_a_pair_that_ran(pairs: Any, found: Result, expected: tuple[str, str], tmp_path: Path) -> None:
+def test_a_pair_that_ran(found: Result, expected: tuple[str, str], tmp_path: Path) -> None:
     assert pairs.outcome(found) == expected
     (tmp_path / "3").mkdir()
     found.write(tmp_path / "3" / "result.json")

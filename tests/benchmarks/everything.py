@@ -1,0 +1,162 @@
+"""All that experiments/RESULTS.md records, measured again: one job after another, each with a limit and a log.
+
+    python tests/benchmarks/everything.py FOLDER [GROUP or JOB ...] [--within SECONDS] [--list]
+
+Nothing else may use the GPU. A job whose log is in FOLDER is not run again, so that the whole may be made in several
+runs; what was cut off by its limit is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CUT = "cut off"  # what the log of such a job ends with
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command, what follows its Python, and the seconds it may take; {} is a folder of its own."""
+
+    name: str
+    limit_s: float
+    command: str
+
+
+def job(name: str, limit_s: float, arguments: str) -> Job:
+    """One comparison, or a sweep of them."""
+    place = "hydra.sweep.dir={}" if "-m " in arguments or "experiments=" in arguments else "hydra.run.dir={}"
+    return Job(name, limit_s, f"-m optexp {arguments} {place}")
+
+
+def gpu_tests(name: str, limit_s: float, arguments: str, processes: int = 12) -> Job:
+    return Job(name, limit_s, f"-m pytest -q -m gpu -n {processes} -o cache_dir={{}} {arguments}")
+
+
+BENCHMARKS = "tests/benchmarks"
+GAINS = "tests/strategies/test_gains_on_gpu.py"
+MEASURE = ("tests/measurement", "tests/test_end_to_end_on_gpu.py", "tests/insight")  # nothing else may run beside these
+APART = ("tests/kernels", "tests/cheats", "tests/strategies", *MEASURE)
+ADAMW = "amp,fusion,cuda_graph,fused_optimizer,compiled_optimizer"
+LENET = "workload=lenet5 workload.mode=train"
+QUICK = "measurement=quick measurement.pairs=12"
+SEEDS = "verify=only measurement.verification_seeds=20"
+
+GROUPS: dict[str, list[Job]] = {
+    "studies": [
+        job("smoke", 60, "workload=mlp strategy=cuda_graph measurement=quick"),
+        job("bert_train", 150, f"-m workload=bert workload.mode=train strategy=fusion,cuda_graph {QUICK}"),
+        job("overlap", 150, "experiments=overlap_chunks study.step=streams"),
+        job("chunks", 150, "experiments=overlap_chunks study.step=pageable,pinned"),
+        job("training_loop", 300, "experiments=training_loop"),
+        job("mlp_stacks", 200, "experiments=mlp_stacks"),
+        *(
+            job(name, 200, f"experiments={name} {sizes}")
+            for name, sizes in {
+                "gelu_five_ways": "workload.size=8192",
+                "elementwise": "",
+                "graph_by_kernel_count": "",
+                "lenet_compile": "",
+                "matmul_scaling": "",
+                "mlp_batch_sizes": "",
+                "mlp_scaling": "",
+                "operator_profiles": "",
+                "bert_profile": "",
+            }.items()
+        ),
+    ],
+    "tests": [
+        gpu_tests("tests_core", 150, "tests -m 'gpu and not slow' " + " ".join(f"--ignore={path}" for path in APART)),
+        gpu_tests("tests_measure", 150, " ".join(MEASURE), processes=0),
+        gpu_tests("tests_cheats", 200, "tests/cheats"),
+        gpu_tests("tests_strategies", 200, "tests/strategies -m 'gpu and not slow'"),
+        gpu_tests("tests_kernels", 300, "tests/kernels"),
+        gpu_tests("tests_slow", 300, f"tests -m 'gpu and slow' --ignore={GAINS}", processes=4),
+    ],
+    "strategies": [
+        gpu_tests("gains", 400, f"-s {GAINS}", processes=0),
+        Job("pairs", 400, f"{BENCHMARKS}/pairs.py run {{}} 5"),
+        Job("every_verdict", 600, f"{BENCHMARKS}/every_verdict.py run {{}}"),
+    ],
+    "equivalence": [
+        Job("verification_cost", 60, f"{BENCHMARKS}/verification_cost.py"),
+        Job("calibrate_gates", 230, f"{BENCHMARKS}/calibrate_gates.py --seconds 200"),
+        job("seeds_adamw", 200, f"-m {LENET} {SEEDS} strategy={ADAMW}"),
+        job("seeds_bert", 150, f"workload=bert {SEEDS} strategy=fusion"),
+        job("seeds_resnet", 200, f"workload=vision workload.mode=train {SEEDS} strategy=channels_last"),
+    ],
+    "measurement": [
+        Job("time_to_verdict", 120, f"{BENCHMARKS}/time_to_verdict.py"),
+        Job("clocks", 60, f"{BENCHMARKS}/false_alarms.py {{}}.json --clocks"),
+        Job("false_alarms", 230, f"{BENCHMARKS}/false_alarms.py {{}}.json --seconds 200"),
+        Job("doctor", 150, "-m optexp.doctor"),
+    ],
+    "kernels": [
+        Job("kernels", 300, "-m optexp.benchmark --quick --compile none"),
+        Job("kernels_compiled", 600, "-m optexp.benchmark --compile all --plots"),
+    ],
+}  # fmt: skip
+
+
+def chosen(names: list[str]) -> Iterator[Job]:
+    jobs = {job.name: [job] for group in GROUPS.values() for job in group}
+    unknown = [name for name in names if name not in GROUPS and name not in jobs]
+    if unknown:
+        sys.exit(f"no group or job called {', '.join(unknown)}; there are {', '.join([*GROUPS, *jobs])}")
+    for name in names or GROUPS:
+        yield from GROUPS.get(name) or jobs[name]
+
+
+def run(job: Job, folder: Path, within_s: float) -> str:
+    """How it ended. It and all that it started are gone then."""
+    log, begin = folder / f"{job.name}.log", time.monotonic()
+    command = [sys.executable, *shlex.split(job.command.format(folder / job.name))]
+    with log.open("w") as out:
+        print("$ python", *command[1:], file=out, flush=True)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            status = process.wait(min(job.limit_s, within_s))
+            ending = "done" if status == 0 else f"exit status {status}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+            ending = CUT
+        print(f"\n{ending}", file=out)
+    return f"{ending}, {time.monotonic() - begin:.0f} s"
+
+
+def left(job: Job, folder: Path) -> bool:
+    log = folder / f"{job.name}.log"
+    return not log.exists() or log.read_text().rstrip().endswith(CUT)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("what", nargs="*")
+    parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS")
+    parser.add_argument("--list", action="store_true", help="print the commands, run none")
+    options = parser.parse_args()
+    folder, end = options.folder.resolve(), time.monotonic() + options.within
+    folder.mkdir(parents=True, exist_ok=True)
+    for job in chosen(options.what):
+        if options.list:
+            print(f"{job.name} ({job.limit_s:g} s): python {job.command.format(folder / job.name)}")
+        elif left(job, folder) and end - time.monotonic() > 10:
+            print(f"{job.name}: {run(job, folder, end - time.monotonic())}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What measures all that RESULTS.md records: its jobs exist, end at their limit, and are not run twice."""
+
+import shlex
+
+import pytest
+
+from optexp import commandline, discovery
+from tests.benchmarks.everything import GROUPS, ROOT, Job, chosen, left, run
+
+JOBS = [job for group in GROUPS.values() for job in group]
+
+
+def overrides(job):
+    return [word for word in shlex.split(job.command) if "=" in word and not word.startswith("hydra.")]
+
+
+def compositions(words):
+    """Each job of a sweep has one of the choices."""
+    several = [word.partition("=")[::2] for word in words if "," in word]
+    one = [word for word in words if "," not in word]
+    return [[*one, f"{key}={value}"] for key, values in several for value in values.split(",")] or [one]
+
+
+@pytest.mark.parametrize("job", [job for job in JOBS if "-m optexp " in job.command], ids=lambda job: job.name)
+def test_every_command_is_one_that_optexp_takes(job):
+    for words in compositions(overrides(job)):
+        assert discovery.compose(commandline.rewrite(words)).workload._target_
+
+
+def test_every_path_is_there():
+    paths = {word for job in JOBS for word in shlex.split(job.command) if word.startswith("tests")}
+    paths |= {path for job in JOBS for path in shlex.split(job.command.replace("--ignore=", "")) if "tests/" in path}
+    assert len(paths) > 8
+    assert not [path for path in paths if not (ROOT / path).exists()]
+
+
+def test_names_and_groups_are_chosen_in_order():
+    assert len({job.name for job in JOBS}) == len(JOBS)
+    assert list(chosen([])) == JOBS
+    assert [job.name for job in chosen(["gains", "kernels"])] == ["gains", "kernels", "kernels_compiled"]
+    with pytest.raises(SystemExit, match="no group or job called matmul"):
+        list(chosen(["matmul"]))
+
+
+def test_a_job_ends_at_its_limit_and_what_is_done_is_not_done_again(tmp_path):
+    quick, stuck = Job("quick", 20, "-c 'print(1)'"), Job("stuck", 1, "-c 'while True: pass'")
+    assert left(quick, tmp_path)
+    assert run(quick, tmp_path, 20).startswith("done")
+    assert run(stuck, tmp_path, 20).startswith("cut off")
+    assert not left(quick, tmp_path)
+    assert left(stuck, tmp_path)
+    assert (tmp_path / "quick.log").read_text().splitlines()[1] == "1"
