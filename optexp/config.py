@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from optexp.workload import Workload
 
 T = TypeVar("T")
+LISTED = 40  # names in a message: more of them would bury it
 
 
 class ConfigError(Exception):
@@ -271,10 +272,12 @@ def _dataclass(target: str, key: str) -> Any:
 
 
 def suggest(given: Any, allowed: Iterable[Any]) -> str:
-    """The end of a sentence about a name that does not exist: the nearest one that does, and all of them."""
+    """The end of a sentence about a name that does not exist: the nearest one that does, and all of them if few."""
     names = [_show(name) for name in allowed]
     near = difflib.get_close_matches(str(given), names, n=1)
-    return f" ({f'did you mean {near[0]}? ' if near else ''}allowed: {', '.join(names)})"
+    question = [f"did you mean {near[0]}?"] if near else []
+    choices = f"allowed: {', '.join(names)}" if len(names) <= LISTED else f"there are {len(names)}"
+    return f" ({' '.join([*question, choices])})"
 
 
 def _join(values: Iterable[Any]) -> str:

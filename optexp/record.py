@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from omegaconf import DictConfig, OmegaConf
 
-from optexp import report, terminal, tracking
+from optexp import discovery, report, terminal, tracking
 from optexp.config import ConfigError
 from optexp.processes import describe
 from optexp.result import Result, Verdict
@@ -56,7 +56,7 @@ class Recorder:
                         self.run.finish("FAILED")
         self._write(result)
         self.session.progress.stop()
-        self.show(result, self.output, self.run)
+        self.show(result, self.output, None if discovery.in_sweep() else self.run)  # a sweep names the store once
 
     def _write(self, result: Result) -> None:
         result.measurement["seconds"] = self.watch.rounded()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +36,7 @@ COLOURS = {
 }
 ALARM = "bold red"  # ERROR, NOT_EQUIVALENT, UNVERIFIED, INVALID
 PIPE_WIDTH = 120  # of what is not a terminal: a file, a log
+SILENCE_S = 60  # the longest on what is not a terminal, while there is news
 TRACEBACK_LINES = 30
 REASONS = 3
 
@@ -44,7 +47,8 @@ REASONS = 3
 class Progress:
     """One line on stderr that says what happens and how long it may still take.
 
-    On a terminal it moves; elsewhere every phase leaves one plain line, the first time that it is entered.
+    On a terminal it moves; elsewhere every phase leaves one plain line, the first time that it is entered, and another
+    whenever a minute has passed.
     """
 
     def __init__(self, total_estimate_s: float | None = None, console: Console | None = None) -> None:
@@ -52,6 +56,7 @@ class Progress:
         self.deadline = None if total_estimate_s is None else time.monotonic() + total_estimate_s
         self.name = self.text = ""
         self.seen: set[str] = set()
+        self.said_at = 0.0
         self.spinner = Spinner("dots")
         # Four times a second: the thread that draws must not be felt by what is measured.
         self.live = Live(get_renderable=self._line, console=self.console, refresh_per_second=4, transient=True)
@@ -59,8 +64,7 @@ class Progress:
     def phase(self, name: str, text: str = "") -> None:
         """A new phase begins; it may have been entered before."""
         self.name, self.text = name, text
-        if not self.console.is_terminal and name not in self.seen:
-            self.console.print(f"{name}: {text}" if text else name, markup=False, highlight=False, soft_wrap=True)
+        self._say(name not in self.seen)
         self.seen.add(name)
 
     def update(
@@ -70,6 +74,15 @@ class Progress:
         self.text = text if done is None else f"{text}, {done} of {total}"
         if remaining_s is not None:
             self.deadline = time.monotonic() + remaining_s
+        self._say()
+
+    def _say(self, new: bool = False) -> None:
+        if not self.console.is_terminal and (new or time.monotonic() > self.said_at + SILENCE_S):
+            self.console.print(self._sentence(), markup=False, highlight=False, soft_wrap=True)
+            self.said_at = time.monotonic()
+
+    def _sentence(self) -> str:
+        return f"{self.name}: {self.text}" if self.text else self.name
 
     def stop(self) -> None:
         """Take the line away; what is printed next stands in its place. Harmless when called twice."""
@@ -84,7 +97,7 @@ class Progress:
         self.stop()
 
     def _line(self) -> RenderableType:
-        line = Text(f"{self.name}: {self.text}" if self.text else self.name, no_wrap=True, overflow="ellipsis")
+        line = Text(self._sentence(), no_wrap=True, overflow="ellipsis")
         if self.deadline is not None and (left := self.deadline - time.monotonic()) >= 1:
             line.append(f"  about {duration(round(left))} to go", style="dim")
         self.spinner.update(text=line)
@@ -112,8 +125,20 @@ def render(result: Result) -> RenderableType:
 
 
 def output() -> Console:
-    """Standard output; what is not a terminal gets lines long enough for its tables, and no control codes."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False)
+    """Standard output; what is not a terminal gets lines long enough for its tables, and nothing that is not seen."""
+    if sys.stdout.isatty():
+        return Console(highlight=False, markup=False)
+    return Console(file=Trimmed(), width=PIPE_WIDTH, highlight=False, markup=False)
+
+
+class Trimmed(io.StringIO):
+    """Standard output, without the blanks that fill a table's last column."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
 
 
 def headline(result: Result) -> Text:

@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from optexp import discovery
-from optexp.config import ConfigError, Experiment, _dataclass, build, one_of
+from optexp.config import ConfigError, Experiment, _dataclass, build, one_of, suggest
 
 Of = Callable[..., Experiment]
 GROUPS = ("workload", "strategy", "measurement")
@@ -253,3 +253,9 @@ def test_studies_from_the_working_folder_and_nothing_else_of_it(
     assert discovery.compose(["experiments=mine"]).seed == 7
     with discovery._loader() as loader:  # Hydra walks through all of these for --help
         assert set(loader.list_groups("")) == {"hydra", "experiments", "measurement", "strategy", "workload"}
+
+
+def test_a_long_list_of_names_is_not_a_message():
+    names = [f"Layer{number}" for number in range(200)]
+    assert suggest("Layr7", names) == " (did you mean Layer7? there are 200)"
+    assert suggest("x", names) == " (there are 200)"

@@ -115,6 +115,15 @@ def test_brackets_of_a_strategy_are_not_markup(capsys: pytest.CaptureFixture[str
     assert "fusion[mode=default]" in capsys.readouterr().out
 
 
+def test_no_line_of_a_pipe_ends_in_blanks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for result in RESULTS.values():
+        terminal.show(result, tmp_path)
+    terminal.output().print(terminal.sweep_table(list(RESULTS.values())))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert not [line for line in lines if line != line.rstrip()]
+
+
 def test_a_sweep_is_ranked_by_the_lower_end_and_failures_come_last() -> None:
     ranked = [result.verdict for result in summary.ranked(RESULTS.values())]
     assert ranked[:4] == [Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE, Verdict.SLOWER]
@@ -158,6 +167,16 @@ def test_progress_in_a_pipe_is_one_plain_line_a_phase() -> None:
             progress.phase("measurement", f"process {process}")
             progress.update("measuring", remaining_s=10)
     assert written(console) == "arms: process 0\nmeasurement: process 0\n"
+
+
+def test_progress_in_a_pipe_is_not_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    console, time = on(is_terminal=False), iter([1000.0, 1059.0, 1062.0, 1062.0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(time))
+    with terminal.Progress(console=console) as progress:
+        progress.phase("measurement", "pairs")  # said at 1000 s
+        for done in (1, 2):
+            progress.update("pairs", done, 10)
+    assert written(console) == "measurement: pairs\nmeasurement: pairs, 2 of 10\n"
 
 
 def test_progress_on_a_terminal_says_how_long_it_may_take() -> None:

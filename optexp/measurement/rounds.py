@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from math import exp, pi, sqrt
 from random import Random
 from statistics import fmean, median, variance
@@ -189,9 +190,11 @@ def one_round(
             session.result.measurement["setups_s"].setdefault(name, []).append(told[name]["setup_s"])
     queue = max(arm["queue"] for arm in told.values())
     ahead = f" blocks of some {QUEUES * queue} steps, for loaders make {queue} batches ahead" if queue > 1 else ""
-    with session.working("measurement", f"process {index + 1}: measuring{ahead}"):
+    doing = f"process {index + 1}: measuring pairs{ahead}"
+    with session.working("measurement", doing):
         read, cycle = gpu.read if gpu else lambda: None, session.workload.variety
-        found = sample(arms, session.protocol, order, pairs, read, cycle)
+        tell = partial(session.progress.update, doing, total=pairs)
+        found = sample(arms, session.protocol, order, pairs, read, cycle, tell)
         if gpu:
             found.foreign = tuple(neighbours(gpu, session.processes(), since_s)[0])
     return found, arms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import ceil, log
@@ -128,11 +128,13 @@ def sample(
     pairs: int,
     read: Read = lambda: None,
     cycle: int = 1,
+    tell: Callable[[int], None] = lambda done: None,
 ) -> Sample:
     """Measure arms that have been set up: "baseline", "candidate" and, for the controls, a second baseline "again".
 
-    Only one of them works at any time, and `read` is called while none does.
+    Only one of them works at any time; `read` and `tell` are called while none does.
     cycle:  how many kinds of batch take turns
+    tell:   is given the number of pairs that are done
     """
     result, ready = Sample(), dict[str, Ready]()
     for name, arm in arms.items():
@@ -150,6 +152,7 @@ def sample(
         if index % LOOK_EVERY == 0:
             ready["candidate"].look(order, protocol.l2 == COLD)
         before = after
+        tell(index + 1)
         if "again" in ready and index % CONTROL_EVERY == 0:
             result.pairs += _controls(ready["baseline"], ready["again"], order)
     if protocol.l2 == "both":
