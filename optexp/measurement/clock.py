@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -43,6 +44,7 @@ class Timing:
     cold:     caches were emptied before every step, so that only the device's time is the step's own
     skipped:  a loss scale fell, so that a step was left out
     aside_s:  how much longer than its steps the block kept its caller waiting, by the caller's own clock
+    queued:   share of that wait in which threads of the arm were ready and had no core; None where nobody tells
     """
 
     steps: int
@@ -52,6 +54,7 @@ class Timing:
     cold: bool = False
     skipped: bool = False
     aside_s: float = 0.0
+    queued: float | None = None
 
     @property
     def step_s(self) -> float:
@@ -77,6 +80,18 @@ def worked_s(pid: int) -> float:
         return time.clock_gettime(~pid << 3 | 2)  # CPUCLOCK_SCHED of that process: Linux has a clock for each
     except OSError:
         return 0.0
+
+
+def queued_s(pid: int) -> float | None:
+    """Seconds in which threads of another process were ready to work and had no core, so far, summed over them.
+
+    None where the system does not tell (https://docs.kernel.org/scheduler/sched-stats.html) or the process has ended.
+    """
+    try:
+        accounts = [task.joinpath("schedstat").read_text().split() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return None
+    return sum(int(waited) for _, waited, _ in accounts) / 1e9
 
 
 def tampered() -> list[str]:

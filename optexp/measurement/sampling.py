@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 from typing import Protocol as Interface
 
-from optexp.measurement.clock import Timing, now, worked_s
+from optexp.measurement.clock import Timing, now, queued_s, worked_s
 from optexp.measurement.gpu import Read, Reading, between, slowing
 from optexp.measurement.load import Load
 from optexp.measurement.protocol import Protocol
@@ -112,9 +112,12 @@ class Ready:
         return turns * self.cycle
 
     def block(self, steps: int, cold: bool = False, anywhere: bool = False) -> Timing:
-        begin = now()
+        pid = getattr(self.arm, "pid", None)
+        begin, before = now(), pid and queued_s(pid)
         timing: Timing = self.arm.call("block", steps=steps, lead_in=self.lead_in, cold=cold, anywhere=anywhere)
-        return replace(timing, aside_s=now() - begin - timing.wall_s * (timing.steps + self.lead_in))
+        seconds, after = now() - begin, pid and queued_s(pid)
+        queued = None if before is None or after is None else max(0.0, after - before) / seconds
+        return replace(timing, aside_s=seconds - timing.wall_s * (timing.steps + self.lead_in), queued=queued)
 
     def look(self, order: Random, cold: bool = False) -> None:
         """A block that may be cut short at any step: which of them are looked at is anybody's guess."""

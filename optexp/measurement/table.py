@@ -29,6 +29,7 @@ def write(samples: Sequence[Sample], path: Path) -> None:
         "wall_us": pyarrow.float64(),
         "device_us": pyarrow.float64(),
         "start_s": pyarrow.float64(),
+        "queued": pyarrow.float64(),
         "kept": pyarrow.bool_(),
         **dict.fromkeys(GPU, pyarrow.float64()),
         "reasons": pyarrow.string(),
@@ -70,7 +71,8 @@ def pairs(path: Path, cold: bool) -> list[list[list[float]]]:
 
 def _block(timing: Timing, start_s: float) -> dict[str, Any]:
     device_us = None if timing.device_s is None else timing.device_s * 1e6
-    return {"steps": timing.steps, "wall_us": timing.wall_s * 1e6, "device_us": device_us, "start_s": start_s}
+    times = {"wall_us": timing.wall_s * 1e6, "device_us": device_us, "start_s": start_s}
+    return {"steps": timing.steps, **times, "queued": timing.queued}
 
 
 def _gpu(pair: Pair) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import sqrt
-from statistics import correlation, median
+from statistics import correlation, fmean, median
 
 from optexp.measurement.gpu import POWER_CAP, between
 from optexp.measurement.sampling import MAIN, Sample
@@ -19,6 +19,7 @@ RESTLESS = 0.1  # share of its cores that an arm may keep busy while it waits, b
 DROPPED = 0.1  # share of pairs that a slowed card may cost
 VISIBLE = 0.02  # modes nearer than this, and drifts below half of it, change no verdict
 ASIDE = 0.5  # of what an arm calls a block: how much longer than the baseline's it may keep its caller waiting
+CROWDED = 0.05  # of the time: more than most differences that anybody looks for
 RARE = 0.15  # share of blocks below which a second mode is a few disturbed blocks
 
 
@@ -129,6 +130,20 @@ def aside(samples: Sequence[Sample]) -> Watch:
     text += f" {'longer' if more > 0 else 'less'} than the baseline"
     ok = more < ASIDE * told
     return Watch("work aside", ok, text if ok else f"{text}: that is work that its clock does not see", fatal=True)
+
+
+def cores(samples: Sequence[Sample]) -> Watch:
+    """What the host has to dispatch is slower where others want its cores too, and what it need not is not."""
+    shares = {
+        arm: fmean(told)
+        for arm in ("baseline", "candidate")
+        if (told := [t.queued for s in samples for p in s.kept if (t := getattr(p, arm)).queued is not None])
+    }
+    if not shares:
+        return Watch("cores", True, "nobody tells whether they were free")
+    arm, most = max(shares.items(), key=lambda item: item[1])
+    text, ok = f"threads of the {arm} together waited for a core for {most:.0%} of its time", most < CROWDED
+    return Watch("cores", ok, text if ok else f"{text}: other programs run here, or it has more threads than cores")
 
 
 def constant_inputs(samples: Sequence[Sample]) -> Watch:
@@ -251,6 +266,7 @@ WATCHDOGS = (
     aside,
     constant_inputs,
     impossible,
+    cores,
     two_modes,
     drift,
     order_effect,

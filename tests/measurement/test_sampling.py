@@ -17,6 +17,7 @@ import torch
 
 from optexp.arm import Arm, Spec
 from optexp.arm import constant as constant_inputs
+from optexp.measurement import clock
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.protocol import Protocol
@@ -208,6 +209,23 @@ def test_what_an_arm_does_while_it_waits_is_seen() -> None:
             process.kill()
     assert median(found.idle["baseline"]) < 0.05
     assert median(found.idle["candidate"]) > 0.1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the account is Linux's")
+def test_a_core_that_somebody_else_wants_is_waited_for() -> None:
+    forever = [sys.executable, "-c", "while True: pass"]
+    with Popen(forever) as arm, Popen(forever) as other:
+        for process in (arm, other):
+            os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
+        begin, before = clock.now(), clock.queued_s(arm.pid)
+        time.sleep(0.5)
+        after, seconds = clock.queued_s(arm.pid), clock.now() - begin
+        for process in (arm, other):
+            process.kill()
+    assert before is not None
+    assert after is not None
+    assert (after - before) / seconds > 0.2
+    assert clock.queued_s(arm.pid) is None
 
 
 def test_what_an_operation_must_move() -> None:

@@ -95,6 +95,22 @@ def test_an_arm_that_works_while_it_waits_is_named_and_fatal() -> None:
     assert "the candidate keeps its cores 45.0% busy while the baseline is timed" in watch.text
 
 
+def test_cores_that_others_want_too_are_named() -> None:
+    samples = made(constant(2e-3), constant(1e-3))
+
+    def queued(baseline: float, candidate: float) -> list[Sample]:
+        for sample in samples:
+            for index, pair in enumerate(sample.pairs):
+                blocks = replace(pair.baseline, queued=baseline), replace(pair.candidate, queued=candidate)
+                sample.pairs[index] = replace(pair, baseline=blocks[0], candidate=blocks[1])
+        return samples
+
+    assert barking(queued(0.01, 0.04)) == {}
+    watch = barking(queued(0.02, 0.3))["cores"]
+    assert not watch.fatal
+    assert "of the candidate together waited for a core for 30% of its time: other programs" in watch.text
+
+
 def test_a_foreign_process_is_named_and_fatal() -> None:
     samples = made(constant(1e-3), constant(1e-3))
     samples[2].foreign = ("process 4711 (python, 2048 MiB)",)
