@@ -49,8 +49,9 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
             if baseline.peak_mib and candidate.peak_mib and candidate.peak_mib <= 0.95 * baseline.peak_mib:
                 text += f", with {1 - candidate.peak_mib / baseline.peak_mib:.0%} less peak memory"
         case _:
-            more = ": measurement=default looks closer" if speedup.processes == 1 else ": more processes may decide it"
-            text = f"INCONCLUSIVE ({basis}){more}"
+            crowded = any(watch["name"] == "cores" and not watch["ok"] for watch in result.measurement["watchdogs"])
+            closer = "measurement=default looks closer" if speedup.processes == 1 else "more processes may decide it"
+            text = f"INCONCLUSIVE ({basis}): {'a machine that does nothing else decides more' if crowded else closer}"
     if verdict is not Verdict.INCONCLUSIVE:
         text += at_precision(precision)
     if weakness:

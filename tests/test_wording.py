@@ -2,7 +2,8 @@
 
 import pytest
 
-from optexp.wording import at_least, duration, ratio
+from optexp.result import Result, Speedup, Verdict
+from optexp.wording import at_least, duration, headline, ratio
 
 
 @pytest.mark.parametrize(
@@ -23,3 +24,18 @@ def test_ratios_carry_three_digits() -> None:
 )
 def test_durations_have_no_power_of_ten(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("processes", "free", "advice"),
+    [
+        (1, True, "measurement=default looks closer"),
+        (5, True, "more processes may decide it"),
+        (5, False, "a machine that does nothing else decides more"),
+    ],
+)
+def test_what_may_decide_depends_on_what_disturbed(processes: int, free: bool, advice: str) -> None:
+    result = Result(Verdict.INCONCLUSIVE, "", "mlp", ["amp"], "cpu", 0)
+    result.speedup = Speedup(1.1, 0.8, 1.4, confidence=0.99, processes=processes)
+    result.measurement = {"l2": {"headline": "warm"}, "watchdogs": [{"name": "cores", "ok": free}]}
+    assert headline(result, "float32", "baseline", None).endswith(advice)
