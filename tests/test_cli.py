@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -195,12 +196,18 @@ def optexp(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
+def computed_s() -> float:
+    """CPU seconds of all processes that this one has waited for: what else runs here does not count."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_help_is_quick_and_lists_the_choices(tmp_path: Path) -> None:
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = computed_s()
         shown = optexp("--help", folder=tmp_path)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(computed_s() - before)
     assert shown.returncode == 0, shown.stderr
     assert "mlp" in shown.stdout.split("workload=")[-1]
     for group in ("workload", "strategy", "measurement", "experiments"):

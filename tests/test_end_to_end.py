@@ -116,6 +116,7 @@ def test_interrupting_ends_everything_and_marks_the_run_killed(tmp_path: Path, s
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(stop, signal.SIG_DFL),  # ignored where a shell runs these tests aside
     )
     assert process.stderr is not None
     for line in process.stderr:

@@ -8,7 +8,8 @@ from torch import nn
 
 from optexp.insight.breakdown import breakdown
 from optexp.insight.diagnosis import Bottleneck, diagnose, suggestion
-from optexp.insight.trace import Trace, record
+from optexp.insight.trace import Trace
+from tests.insight.recording import undisturbed
 
 STRATEGIES = ["amp", "baseline", "cuda_graph", "fusion", "inplace"]
 
@@ -77,14 +78,7 @@ def test_suggestion_adds_to_the_stack_and_never_repeats_it(eager):
 
 
 def on_cpu(step, path: Path) -> dict[str, Bottleneck]:
-    """Of the quickest of three recordings: whatever else ran on this machine disturbed it least."""
-
-    def recorded() -> Trace:
-        record(step, 5, path, torch.device("cpu"))
-        return Trace.read(path)
-
-    step()
-    return found(min((recorded() for _ in range(3)), key=lambda trace: trace.window[1] - trace.window[0]))
+    return found(undisturbed(step, path))
 
 
 @torch.no_grad()
