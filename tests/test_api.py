@@ -23,7 +23,7 @@ from optexp.result import Result, Verdict
 from tests.reached import measured
 
 CHECKOUT = Path(__file__).parent.parent
-QUICK = ["measurement.warmup_s=0.3", "measurement.block_ms=2", "measurement.pairs=10", "measurement.process_s=2"]
+QUICK = ["measurement.warmup_s=0.3", "measurement.block_ms=10", "measurement.pairs=10", "measurement.process_s=2"]
 QUICK += ["measurement.verification_seeds=1", "measurement.profile_steps=2", "tracking.enabled=false"]
 
 

@@ -21,7 +21,7 @@ INPUT = "\ndef get_inputs():\n    return [torch.randn(8, 4)]\n"
 def run(folder: Path, *overrides: str) -> Result:
     """One job in processes of its own, on the CPU, as short as a job gets."""
     settings = ["workload=module", "device=cpu", "measurement=quick", "tracking.enabled=false"]
-    quicker = ["measurement.warmup_s=0.3", "measurement.block_ms=2", "measurement.pairs=10", "measurement.process_s=2"]
+    quicker = ["measurement.warmup_s=0.3", "measurement.block_ms=10", "measurement.pairs=10", "measurement.process_s=2"]
     quicker += ["measurement.verification_seeds=1", "measurement.profile_steps=2"]
     discovery.register()
     with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):

@@ -15,6 +15,7 @@ from optexp.config import ConfigError
 
 LOOK_S = 0.1
 QUIET = 0.2  # share of that time: two ticks of ten
+CLAIM = "\0optexp core {}"
 
 
 def choose(setting: str, device_type: str) -> list[int]:
@@ -48,7 +49,7 @@ def _of_ones_own(cores: Sequence[int]) -> int:
         for core in sorted(cores, key=lambda core: busy.get(core, 0.0) > QUIET):  # stable
             claim = socket.socket(socket.AF_UNIX)
             try:
-                claim.bind(f"\0optexp core {core}")
+                claim.bind(CLAIM.format(core))
             except OSError:
                 claim.close()
                 continue

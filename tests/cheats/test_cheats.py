@@ -24,7 +24,7 @@ CATALOGUE = "tests.cheats.catalogue"
 QUICK = ["tracking.enabled=false", "measurement=quick", "measurement.pairs=10"]
 QUICK += [
     "measurement.warmup_s=0.2",
-    "measurement.block_ms=2",
+    "measurement.block_ms=10",
     "measurement.process_s=0.5",
     "measurement.profile_steps=2",
 ]

@@ -98,7 +98,7 @@ def test_training_takes_torchvisions_resnet(torchvision):
 
 def test_a_network_with_batch_norm_has_a_reference_and_equals_itself(torchvision, tmp_path: Path):
     settings = ["isolation=none", "device=cpu", "measurement=quick", "tracking.enabled=false"]
-    quicker = ["measurement.warmup_s=0.3", "measurement.block_ms=2", "measurement.pairs=10"]
+    quicker = ["measurement.warmup_s=0.3", "measurement.block_ms=10", "measurement.pairs=10"]
     workload = ["workload=vision", "workload.mode=train", "workload.image=8", "workload.classes=5"]
     discovery.register()
     with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
