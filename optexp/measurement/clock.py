@@ -94,6 +94,26 @@ def queued_s(pid: int) -> float | None:
     return sum(int(waited) for _, waited, _ in accounts) / 1e9
 
 
+def until_at_rest(pid: int, within_s: float) -> None:
+    """Wait until no thread of another process runs, or for so long.
+
+    Those of OpenMP look out for more work for some milliseconds after the last, on a core that somebody may want: what
+    another arm does just then takes longer, up to a third of a block of 20 ms.
+    """
+    end = now() + within_s
+    while _runs(pid) and now() < end:
+        time.sleep(1e-3)
+
+
+def _runs(pid: int) -> bool:
+    """Of a process that is gone, or where nobody tells, none does."""
+    try:
+        stats = [task.joinpath("stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return False
+    return any(stat.rpartition(")")[2].split()[0] == "R" for stat in stats)
+
+
 def tampered() -> list[str]:
     """Functions that tell or await time and are no longer what they were when this module was imported."""
     return [

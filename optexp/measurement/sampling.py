@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 from typing import Protocol as Interface
 
-from optexp.measurement.clock import Timing, now, queued_s, worked_s
+from optexp.measurement.clock import Timing, now, queued_s, until_at_rest, worked_s
 from optexp.measurement.gpu import Read, Reading, between, slowing
 from optexp.measurement.load import Load
 from optexp.measurement.protocol import Protocol
@@ -20,6 +20,7 @@ from optexp.measurement.protocol import Protocol
 MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # what the second arm of a pair is
 QUEUES = 12  # lengths of the queue in a block at least: ten after jitter
 TRIALS = 2  # blocks by which blocks are planned: the first may be short, and another program may disturb one
+REST_S = 0.25  # at most, for threads of an arm that may look out for work: some libraries' do so for 0.2 s
 LOOK_EVERY = 2  # pairs: a block of the candidate that is not counted, and may end anywhere
 CONTROL_EVERY = 3  # pairs: enough of them to judge, and a third of the cost
 
@@ -116,6 +117,8 @@ class Ready:
         begin, before = now(), pid and queued_s(pid)
         timing: Timing = self.arm.call("block", steps=steps, lead_in=self.lead_in, cold=cold, anywhere=anywhere)
         seconds, after = now() - begin, pid and queued_s(pid)
+        if pid:
+            until_at_rest(pid, REST_S)
         queued = None if before is None or after is None else max(0.0, after - before) / seconds
         return replace(timing, aside_s=seconds - timing.wall_s * (timing.steps + self.lead_in), queued=queued)
 

@@ -68,6 +68,11 @@ class Warm:
     delay: float
     steady: dict[str, Any]
 
+    @property
+    def pid(self) -> int:
+        """Of its process: a block is over when that is at rest."""
+        return int(self.arm.pid)
+
     def call(self, method: str, **arguments: Any) -> Any:
         if method == "warm_up":
             if not self.steady:

@@ -17,11 +17,11 @@ import torch
 
 from optexp.arm import Arm, Spec
 from optexp.arm import constant as constant_inputs
-from optexp.measurement import clock
+from optexp.measurement import clock, sampling
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.sampling import COLD, DELAYED, MAIN, SAME, Sample, sample
+from optexp.measurement.sampling import COLD, DELAYED, MAIN, SAME, Ready, Sample, sample
 from optexp.workloads.matmul import Matmul
 from tests.measurement.nvml import Nvml
 
@@ -226,6 +226,28 @@ def test_a_core_that_somebody_else_wants_is_waited_for() -> None:
     assert after is not None
     assert (after - before) / seconds > 0.2
     assert clock.queued_s(arm.pid) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the state of threads is Linux's")
+def test_a_block_is_over_when_its_arm_is_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads may look out for more work, on cores that the next arm needs."""
+    work = "import time; end = time.time() + {}\nwhile time.time() < end: pass\ntime.sleep(60)"
+    arm = Scripted(1e-3)
+    with (
+        Popen([sys.executable, "-c", work.format(0.5)]) as brief,
+        Popen([sys.executable, "-c", work.format(60)]) as endless,
+    ):
+        monkeypatch.setattr(sampling, "REST_S", 20.0)
+        arm.pid = brief.pid  # type: ignore[attr-defined]
+        begin = clock.now()
+        Ready(arm, 10, 2).block(10)
+        assert 0.4 < clock.now() - begin < 15
+        begin = clock.now()
+        clock.until_at_rest(endless.pid, 0.1)
+        assert 0.1 <= clock.now() - begin < 5
+        for process in (brief, endless):
+            process.kill()
+    clock.until_at_rest(brief.pid, 60)  # it is gone
 
 
 def test_what_an_operation_must_move() -> None:
