@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import log
 from random import Random
 from statistics import median
-from subprocess import Popen
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
@@ -231,22 +231,25 @@ def test_a_core_that_somebody_else_wants_is_waited_for() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the state of threads is Linux's")
 def test_a_block_is_over_when_its_arm_is_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its threads may look out for more work, on cores that the next arm needs."""
-    work = "import time; end = time.time() + {}\nwhile time.time() < end: pass\ntime.sleep(60)"
+    work = "import time; print(flush=True); end = time.time() + {}\nwhile time.time() < end: pass\ntime.sleep(60)"
     arm = Scripted(1e-3)
     with (
-        Popen([sys.executable, "-c", work.format(0.5)]) as brief,
-        Popen([sys.executable, "-c", work.format(60)]) as endless,
+        Popen([sys.executable, "-c", work.format(0.5)], stdout=PIPE) as brief,
+        Popen([sys.executable, "-c", work.format(60)], stdout=PIPE) as endless,
     ):
-        monkeypatch.setattr(sampling, "REST_S", 20.0)
-        arm.pid = brief.pid  # type: ignore[attr-defined]
-        begin = clock.now()
-        Ready(arm, 10, 2).block(10)
-        assert 0.4 < clock.now() - begin < 15
+        assert brief.stdout
+        assert endless.stdout
+        endless.stdout.readline()
         begin = clock.now()
         clock.until_at_rest(endless.pid, 0.1)
-        assert 0.1 <= clock.now() - begin < 5
-        for process in (brief, endless):
-            process.kill()
+        assert clock.now() - begin >= 0.1
+        endless.kill()
+        monkeypatch.setattr(sampling, "REST_S", 20.0)
+        arm.pid = brief.pid  # type: ignore[attr-defined]
+        brief.stdout.readline()
+        Ready(arm, 10, 2).block(10)
+        assert not clock._runs(brief.pid)
+        brief.kill()
     clock.until_at_rest(brief.pid, 60)  # it is gone
 
 
