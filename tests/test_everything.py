@@ -49,4 +49,6 @@ def test_a_job_ends_at_its_limit_and_what_is_done_is_not_done_again(tmp_path):
     assert run(stuck, tmp_path, 20).startswith("cut off")
     assert not left(quick, tmp_path)
     assert left(stuck, tmp_path)
+    (tmp_path / "stuck.log").write_text("$ python\nhalf a line, for all of it was ended")
+    assert left(stuck, tmp_path)
     assert (tmp_path / "quick.log").read_text().splitlines()[1] == "1"

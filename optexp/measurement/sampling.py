@@ -117,8 +117,6 @@ class Ready:
         begin, before = now(), pid and queued_s(pid)
         timing: Timing = self.arm.call("block", steps=steps, lead_in=self.lead_in, cold=cold, anywhere=anywhere)
         seconds, after = now() - begin, pid and queued_s(pid)
-        if pid:
-            until_at_rest(pid, REST_S)
         queued = None if before is None or after is None else max(0.0, after - before) / seconds
         return replace(timing, aside_s=seconds - timing.wall_s * (timing.steps + self.lead_in), queued=queued)
 
@@ -160,6 +158,7 @@ def sample(
         before = after
         tell(index + 1)
         if "again" in ready and index % CONTROL_EVERY == 0:
+            _rest(arms["candidate"])
             result.pairs += _controls(ready["baseline"], ready["again"], order)
     if protocol.l2 == "both":
         for index in range(at_least):
@@ -178,9 +177,18 @@ def _in_turn(
     baseline_first = order.random() < 0.5
     timings: dict[str, Timing] = {}
     for name in ("baseline", "candidate") if baseline_first else ("candidate", "baseline"):
-        with _watched({other: ready[other].arm for other in ready if other != name}, result):
+        others = {other: ready[other].arm for other in ready if other != name}
+        with _watched(others, result):  # what they do until they rest is work of theirs, too
+            _rest(*others.values())
             timings[name] = ready[name].block(ready[name].jittered(order), cold)
     return (timings["baseline"], timings["candidate"]), baseline_first
+
+
+def _rest(*arms: Caller) -> None:
+    """A block begins when the other arms are at rest."""
+    for arm in arms:
+        if pid := getattr(arm, "pid", None):
+            until_at_rest(pid, REST_S)
 
 
 @contextmanager
@@ -208,7 +216,9 @@ def _controls(baseline: Ready, again: Ready, order: Random) -> list[Pair]:
     at, timings = {}, {}
     for place, kind in enumerate(order.sample(kinds, len(kinds))):
         run = steps if kind != DELAYED else counted * 21 // 20
-        timing = (again if kind == SAME else baseline).block(run)
+        chosen, other = (again, baseline) if kind == SAME else (baseline, again)
+        _rest(other.arm)
+        timing = chosen.block(run)
         at[kind] = place
         timings[kind] = timing.told_as(counted) if kind == DELAYED else timing
     return [Pair(timings[MAIN], timings[kind], at[MAIN] < at[kind], kind) for kind in kinds if kind != MAIN]

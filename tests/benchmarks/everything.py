@@ -3,7 +3,7 @@
     python tests/benchmarks/everything.py FOLDER [GROUP or JOB ...] [--within SECONDS] [--list]
 
 Nothing else may use the GPU. A job whose log is in FOLDER is not run again, so that the whole may be made in several
-runs; what was cut off by its limit is.
+runs; what was cut off is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CUT = "cut off"  # what the log of such a job ends with
+DONE, FAILED, CUT = "done", "exit status", "cut off"  # what the log of a job ends with
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ def job(name: str, limit_s: float, arguments: str) -> Job:
     return Job(name, limit_s, f"-m optexp {arguments} {place}")
 
 
-def gpu_tests(name: str, limit_s: float, arguments: str, processes: int = 12) -> Job:
-    return Job(name, limit_s, f"-m pytest -q -m gpu -n {processes} -o cache_dir={{}} {arguments}")
+def gpu_tests(name: str, limit_s: float, arguments: str, processes: int = 12, slow: bool = False) -> Job:
+    marks = "gpu and slow" if slow else "gpu and not slow"
+    return Job(name, limit_s, f"-m pytest -q -m '{marks}' -n {processes} -o cache_dir={{}} {arguments}")
 
 
 BENCHMARKS = "tests/benchmarks"
@@ -75,15 +76,15 @@ GROUPS: dict[str, list[Job]] = {
         ),
     ],
     "tests": [
-        gpu_tests("tests_core", 150, "tests -m 'gpu and not slow' " + " ".join(f"--ignore={path}" for path in APART)),
+        gpu_tests("tests_core", 150, "tests " + " ".join(f"--ignore={path}" for path in APART)),
         gpu_tests("tests_measure", 150, " ".join(MEASURE), processes=0),
         gpu_tests("tests_cheats", 200, "tests/cheats"),
-        gpu_tests("tests_strategies", 200, "tests/strategies -m 'gpu and not slow'"),
+        gpu_tests("tests_strategies", 200, "tests/strategies"),
         gpu_tests("tests_kernels", 300, "tests/kernels"),
-        gpu_tests("tests_slow", 300, f"tests -m 'gpu and slow' --ignore={GAINS}", processes=4),
+        gpu_tests("tests_slow", 300, f"tests --ignore={GAINS}", processes=4, slow=True),
     ],
     "strategies": [
-        gpu_tests("gains", 400, f"-s {GAINS}", processes=0),
+        gpu_tests("gains", 400, f"-s {GAINS}", processes=0, slow=True),
         Job("pairs", 400, f"{BENCHMARKS}/pairs.py run {{}} 5"),
         Job("every_verdict", 600, f"{BENCHMARKS}/every_verdict.py run {{}}"),
     ],
@@ -125,7 +126,7 @@ def run(job: Job, folder: Path, within_s: float) -> str:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             status = process.wait(min(job.limit_s, within_s))
-            ending = "done" if status == 0 else f"exit status {status}"
+            ending = DONE if status == 0 else f"{FAILED} {status}"
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGTERM)
             try:
@@ -138,8 +139,9 @@ def run(job: Job, folder: Path, within_s: float) -> str:
 
 
 def left(job: Job, folder: Path) -> bool:
+    """Whether it is still to be run, or again: it, or this script, was cut off."""
     log = folder / f"{job.name}.log"
-    return not log.exists() or log.read_text().rstrip().endswith(CUT)
+    return not log.exists() or not log.read_text().rpartition("\n\n")[2].startswith((DONE, FAILED))
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ class Warm:
 
     @property
     def pid(self) -> int:
-        """Of its process: a block is over when that is at rest."""
+        """Of its process: another arm's block begins when that is at rest."""
         return int(self.arm.pid)
 
     def call(self, method: str, **arguments: Any) -> Any:

@@ -241,10 +241,7 @@ def _as_it_was() -> Iterator[None]:
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_cheats_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Result]]) -> None:
     overrides, verdict, words = CHEATS[cheat]
-    for _ in range(3):
-        result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], f"{CATALOGUE}.{cheat}")
-        if result.verdict is not Verdict.INCONCLUSIVE:  # a machine that does other things too may decide nothing
-            break
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], f"{CATALOGUE}.{cheat}")
     count.append(("cheat", result))
     assert result.verdict is verdict, result.headline
     assert words in result.headline

@@ -21,7 +21,7 @@ from optexp.measurement import clock, sampling
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.sampling import COLD, DELAYED, MAIN, SAME, Ready, Sample, sample
+from optexp.measurement.sampling import COLD, DELAYED, MAIN, SAME, Sample, sample
 from optexp.workloads.matmul import Matmul
 from tests.measurement.nvml import Nvml
 
@@ -229,10 +229,10 @@ def test_a_core_that_somebody_else_wants_is_waited_for() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the state of threads is Linux's")
-def test_a_block_is_over_when_its_arm_is_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_begins_when_other_arms_are_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its threads may look out for more work, on cores that the next arm needs."""
     work = "import time; print(flush=True); end = time.time() + {}\nwhile time.time() < end: pass\ntime.sleep(60)"
-    arm = Scripted(1e-3)
+    arm, other = Scripted(1e-3), Scripted(1e-3)
     with (
         Popen([sys.executable, "-c", work.format(0.5)], stdout=PIPE) as brief,
         Popen([sys.executable, "-c", work.format(60)], stdout=PIPE) as endless,
@@ -245,9 +245,10 @@ def test_a_block_is_over_when_its_arm_is_at_rest(monkeypatch: pytest.MonkeyPatch
         assert clock.now() - begin >= 0.1
         endless.kill()
         monkeypatch.setattr(sampling, "REST_S", 20.0)
-        arm.pid = brief.pid  # type: ignore[attr-defined]
+        other.pid = brief.pid  # type: ignore[attr-defined]
         brief.stdout.readline()
-        Ready(arm, 10, 2).block(10)
+        sample({"baseline": other, "candidate": arm}, Protocol(), Random(0), 1)
+        assert arm.calls
         assert not clock._runs(brief.pid)
         brief.kill()
     clock.until_at_rest(brief.pid, 60)  # it is gone
