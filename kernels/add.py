@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from optexp import extension
 from optexp.kernel import Case, Kernel, ceil_div, check_tensors, laid_out_like, launch, operation, pays
-from optexp.tiles import load, store, wide
+from optexp.kernelkit import extension
+from optexp.kernelkit.tiles import load, store, wide
 
 
 @triton.jit

@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from optexp.kernel import Case, Kernel, ceil_div, check_row, check_tensors, launch, operation, pays
+from optexp.kernelkit.tiles import over_columns, over_tiles, tile, wide
 from optexp.kernels.gelu import cdf, check_form, derivative
-from optexp.tiles import over_columns, over_tiles, tile, wide
 
 
 @triton.jit

@@ -24,9 +24,9 @@ from optexp.kernel import (
     pays,
     power_of_two,
 )
-from optexp.rows import Launch, in_rows
-from optexp.tiles import matrix, wide
-from optexp.tuning import bucket, fastest
+from optexp.kernelkit.rows import Launch, in_rows
+from optexp.kernelkit.tiles import matrix, wide
+from optexp.kernelkit.tuning import bucket, fastest
 
 LONGEST = 16384  # columns whose two gradient sums fit in registers beside the row; longer rows are torch's business
 

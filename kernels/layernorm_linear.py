@@ -21,7 +21,6 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from optexp import extension
 from optexp.kernel import (
     Case,
     Fill,
@@ -35,10 +34,11 @@ from optexp.kernel import (
     power_of_two,
     runs_on,
 )
+from optexp.kernelkit import extension
+from optexp.kernelkit.products import TILINGS, Tiling, place, product, takes
+from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.layernorm import LONGEST, check_norm, forward_of_rows, layernorm_gradients
 from optexp.kernels.linear_gelu import check_linear
-from optexp.products import TILINGS, Tiling, place, product, takes
-from optexp.tuning import bucket, fastest
 
 LARGE_MEAN = tl.constexpr(16.0)  # deviations; the accumulators then hold 4 bits that cancel
 

@@ -23,11 +23,11 @@ from optexp.kernel import (
     operation,
     runs_on,
 )
+from optexp.kernelkit.products import TILINGS, Tiling, place, product, takes
+from optexp.kernelkit.tiles import over_columns
+from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.bias_gelu import bias_gelu_backward
 from optexp.kernels.gelu import cdf, check_form, gelu
-from optexp.products import TILINGS, Tiling, place, product, takes
-from optexp.tiles import over_columns
-from optexp.tuning import bucket, fastest
 
 
 @triton.jit

@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from optexp import extension
 from optexp.kernel import (
     Case,
     Kernel,
@@ -24,7 +23,8 @@ from optexp.kernel import (
     operation,
     pays,
 )
-from optexp.tiles import load, store, wide
+from optexp.kernelkit import extension
+from optexp.kernelkit.tiles import load, store, wide
 
 
 @triton.jit

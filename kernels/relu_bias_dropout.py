@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from optexp.kernel import Case, Kernel, ceil_div, check_row, check_tensors, launch, operation, pays
+from optexp.kernelkit.tiles import over_columns, over_tiles, tile, wide
 from optexp.kernels.relu_bias_scale import relu_bias_scale
-from optexp.tiles import over_columns, over_tiles, tile, wide
 
 STEPS = 2**16  # a drawn number has 16 bits: eight elements share the four words that Philox makes at once
 

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from optexp import extension
 from optexp.kernel import Case, Kernel, ceil_div, check_row, check_tensors, launch, multiprocessors, operation, pays
-from optexp.tiles import matrix, over_columns, over_tiles, tile, wide
+from optexp.kernelkit import extension
+from optexp.kernelkit.tiles import matrix, over_columns, over_tiles, tile, wide
 
 
 @triton.jit

@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from optexp.kernel import SUPPORTED, Case, Kernel, check_tensors, launch, operation, pays, power_of_two
-from optexp.rows import LONGEST, in_rows
-from optexp.tiles import exp, matrix, wide
+from optexp.kernelkit.rows import LONGEST, in_rows
+from optexp.kernelkit.tiles import exp, matrix, wide
 
 LOWEST = tl.constexpr(-2.0e38)
 

@@ -12,7 +12,9 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from optexp import commandline, discovery, launching, outcome, sweep
+from optexp import commandline, discovery
+from optexp.studies import outcome, sweep
+from optexp.workers import launching
 
 INTERRUPTED = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -21,13 +21,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from optexp import commandline, discovery, launching, runner, terminal
+from optexp import commandline, discovery, runner
 from optexp.config import ConfigError
-from optexp.inlining import NotCovered
-from optexp.own import Own, Parts
-from optexp.ownlisting import Spelled
+from optexp.reporting import terminal
 from optexp.result import Result
-from optexp.usercode import Copies, maker, travelling
+from optexp.takehome.inlining import NotCovered
+from optexp.takehome.ownlisting import Spelled
+from optexp.usermodel.own import Own, Parts
+from optexp.usermodel.usercode import Copies, maker, travelling
+from optexp.workers import launching
 
 Stack = str | Mapping[str, Mapping[str, Any]] | Sequence[str | Mapping[str, Mapping[str, Any]]]
 MEMBER = re.compile(r"([\w/-]+)(?:\[([^\]]*)\])?")

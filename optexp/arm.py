@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -29,17 +29,18 @@ from optexp.equivalence.observation import Observation, observed, overwritten, r
 from optexp.equivalence.trajectory import RATES, Rates
 from optexp.insight.calibration import calibrate
 from optexp.insight.trace import record
+from optexp.kernelkit.toolchain import counted
 from optexp.measurement import clock, placement
-from optexp.parcel import Inbox, Outbox, Parcel
 from optexp.program import Batch, Outputs, Program, Snapshot, map_batch, tensors_of
-from optexp.repro import Script
 from optexp.strategy import REASSOCIATES, Contract, Notes, Strategy, Unsupported, compose
-from optexp.toolchain import counted
+from optexp.takehome.repro import Script
+from optexp.workers.parcel import Inbox, Outbox, Parcel
 from optexp.workload import Workload
 
 DISTINCT_BATCHES = 4
 MOST_OVERFLOWS = 40  # steps in which a loss scale may fall
-NOVEL = 5  # sets of batches that an arm has not met
+NOVEL = 5  # sets of batches that an arm has not met; two where they take longer than
+NOVEL_S = 4.0
 LOOKS = 5  # blocks whose ends are looked at
 COLD_STEPS = 99  # of a block with emptied caches, which take longer to empty than most steps; no multiple of batches
 
@@ -382,7 +383,7 @@ class Arm:
         if not _same(first, tensors_of(self.batches[0])):
             return None
         seconds: tuple[list[float], ...] = ([], [], [])
-        for turn in range(NOVEL):
+        for turn in _turns():
             fresh = draw(self.workload, self.device, getattr(torch, self.dtype), seed + turn, len(self.batches))
             for source, taken in zip((self.batches, fresh, fresh), seconds, strict=True):
                 self.restore()
@@ -391,14 +392,27 @@ class Arm:
                 self.program.feed.reset(source)
                 taken.append(clock.time_block(self.program.run, len(source), self.device).wall_s)
         self.program.feed.pause()
-        own, once, again = seconds
-        most: float = max(sorted(map(truediv, once, known))[NOVEL // 3] for known in (own, again))
-        return most
+        return _most(*seconds)
+
+    def reordered(self, seed: int) -> float:
+        """`novelty` where the batches are a loader's: another order makes others, of the same samples."""
+        steps = max(len(self.batches), self.program.feed.queue)
+        seconds: tuple[list[float], ...] = ([], [], [])
+        for turn in _turns():
+            for order, taken in zip((None, seed + turn, seed + turn), seconds, strict=True):
+                self.restore()
+                if order is not None:  # a loader's sampler draws from this one, on the CPU
+                    torch.default_generator.manual_seed(order)
+                for _ in range(steps):  # until none is left that was made before the clock starts
+                    self.program.run()
+                taken.append(clock.time_block(self.program.run, steps, self.device).wall_s)
+                self.program.feed.pause()
+        return _most(*seconds)
 
     def restart_s(self) -> float:
         """Seconds for each batch that the feed takes to begin again: nobody times that."""
         seconds = []
-        for _ in range(NOVEL):
+        for _ in _turns():
             self.restore()
             clock.synchronize(self.device)
             start = clock.now()
@@ -586,6 +600,20 @@ def steps_of_scale(program: Program) -> float | None:
     return grown * program.scaler.get_growth_interval() + program.scaler._get_growth_tracker()
 
 
+def _most(own: Sequence[float], once: Sequence[float], again: Sequence[float]) -> float:
+    """How many times longer steps took once than again, or than those known longest, in most turns at least."""
+    ratios: list[list[float]] = [sorted(map(truediv, once, known)) for known in (own, again)]
+    return max(ratio[len(once) // 3] for ratio in ratios)
+
+
+def _turns() -> Iterator[int]:
+    """`NOVEL` of them; where they take long, two."""
+    end = clock.now() + NOVEL_S
+    for turn in range(NOVEL):
+        if turn < 2 or clock.now() < end:
+            yield turn
+
+
 def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     """The same values, wherever they lie."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name].to(a[name])) for name in a)
@@ -604,7 +632,7 @@ def facts(workload: Workload, state: Mapping[str, Tensor]) -> dict[str, Any]:
 if __name__ == "__main__":
     import torch._dynamo  # optimizers and the profiler import it: four seconds, here once instead of in every arm
 
-    from optexp.processes import serve_launcher
+    from optexp.workers.processes import serve_launcher
 
     sys.path[:] = [entry or os.getcwd() for entry in sys.path]
     serve_launcher(int(sys.argv[1]))

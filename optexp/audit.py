@@ -18,8 +18,8 @@ from statistics import median
 from typing import Any
 
 from optexp.measurement import statistics
+from optexp.reporting.wording import headline
 from optexp.result import Result, Verdict, against_itself, digest, finite
-from optexp.wording import headline
 
 Record = Mapping[str, Any]
 BLOCKS, ASKED, MACHINE = "samples.parquet", "config.yaml", "environment.json"

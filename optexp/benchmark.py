@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from optexp import assembly, extension
 from optexp.insight.calibration import Calibration, calibrate
 from optexp.kernel import Case, Kernel, kernels
+from optexp.kernelkit import assembly, extension
 from optexp.measurement import clock
 
 Call = Callable[[], Any]

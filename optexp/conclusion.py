@@ -12,10 +12,10 @@ from optexp.measurement import statistics, table
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.sampling import COLD, MAIN, Sample
 from optexp.measurement.watchdogs import FOREIGN, WATCHDOGS
+from optexp.reporting.wording import headline, ratio
 from optexp.result import ArmSummary, Result, Speedup, Verdict, against_itself
 from optexp.session import Session, Stop
 from optexp.strategy import label
-from optexp.wording import headline, ratio
 
 
 def conclude(session: Session, samples: Sequence[Sample], verification: Verification) -> None:

@@ -23,18 +23,19 @@ import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from optexp import extension, launching
 from optexp.api import compose
 from optexp.config import ConfigError, resolve
+from optexp.kernelkit import extension
 from optexp.measurement import rounds, statistics
 from optexp.measurement.gpu import Gpu
 from optexp.measurement.neighbours import neighbours
 from optexp.measurement.sampling import Sample
 from optexp.measurement.watchdogs import WATCHDOGS
+from optexp.reporting.terminal import Progress
 from optexp.result import Verdict
 from optexp.session import Session, choose_device
 from optexp.stopwatch import Stopwatch
-from optexp.terminal import Progress
+from optexp.workers import launching
 
 TESTED = ("2.11", "2.13")  # of torch
 # Work of about 0.1 ms that the device alone decides on; where there is no GPU, of as long on a core or two.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler
@@ -60,8 +63,7 @@ class HostFeed(Feed):
 class LoaderFeed(Feed):
     """A DataLoader's batches, epoch after epoch without end; each is copied to the device.
 
-    Making batches is the work here, so the core's own are not used: equal seeds give both arms the same ones (but for
-    what a data set draws at random while it makes them).
+    Making batches is the work here, so the core's own are not used: equal seeds give both arms the same ones.
     Settings left open are the loader's; `dataclasses.replace` changes them, data set and sampling stay.
 
     dtype:         of real tensors on the device; None leaves them as they come
@@ -142,7 +144,9 @@ class LoaderFeed(Feed):
     def _build(self) -> DataLoader[Any]:
         loader, options = self.loader, dict[str, Any]()
         if self.workers:
-            options = {"prefetch_factor": self.prefetch, "persistent_workers": True, "timeout": loader.timeout}
+            # Those that live on go on with the random numbers that they had; new ones begin as they did at first.
+            lasting = isinstance(loader.dataset, IterableDataset) or not draws(loader)
+            options = {"prefetch_factor": self.prefetch, "persistent_workers": lasting, "timeout": loader.timeout}
         if isinstance(loader.dataset, IterableDataset):
             options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
         elif loader.batch_sampler is not None:
@@ -213,6 +217,24 @@ class _Endless(Sampler[Any]):
                 yield indices
             if empty:
                 raise ValueError("the data loader gives no batch: is the data set smaller than one?")
+
+
+def draws(loader: DataLoader[Any]) -> bool:
+    """Whether a data set draws random numbers while it makes an item, as augmentation does. Looks at the first one."""
+
+    def state() -> tuple[Any, ...]:
+        return random.getstate(), pickle.dumps(numpy.random.get_state()), torch.get_rng_state().tolist()
+
+    kept, before = (random.getstate(), numpy.random.get_state(), torch.get_rng_state()), state()
+    try:
+        loader.dataset[0]
+        return state() != before
+    except Exception:  # none is called 0, or the loader will meet the same error
+        return False
+    finally:
+        random.setstate(kept[0])
+        numpy.random.set_state(kept[1])
+        torch.set_rng_state(kept[2])
 
 
 def as_batch(made: Any) -> Batch:

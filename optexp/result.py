@@ -140,7 +140,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from optexp.report import fragment
+        from optexp.reporting.report import fragment
 
         return fragment(self)
 

@@ -13,7 +13,7 @@ from statistics import median
 
 from omegaconf import DictConfig
 
-from optexp import discovery, record, terminal
+from optexp import discovery
 from optexp.conclusion import conclude
 from optexp.config import ConfigError, resolve
 from optexp.examination import Profile, examine, profile
@@ -21,13 +21,14 @@ from optexp.insight.diagnosis import diagnose, suggestion
 from optexp.insight.explanation import explain
 from optexp.measurement import textbook
 from optexp.measurement.rounds import measure, refuse_company
-from optexp.processes import Failure, describe
+from optexp.reporting import record, terminal
+from optexp.reporting.terminal import Progress
+from optexp.reporting.wording import at_precision
 from optexp.result import ArmSummary, Result, Verdict
 from optexp.session import Session, Stop, alongside, choose_device
 from optexp.stopwatch import Stopwatch, process_age_s
 from optexp.strategy import Unsupported, compose
-from optexp.terminal import Progress
-from optexp.wording import at_precision
+from optexp.workers.processes import Failure, describe
 from optexp.workload import Workload
 
 _first_run = True

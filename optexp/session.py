@@ -21,15 +21,15 @@ import torch
 
 from optexp.arm import Spec
 from optexp.config import ConfigError, Experiment
-from optexp.launching import launcher
 from optexp.measurement import placement
 from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.gpu import UNREAD, Gpu
-from optexp.processes import InProcess, Launcher, Worker
+from optexp.reporting.terminal import Progress
 from optexp.result import Result, Verdict
 from optexp.stopwatch import Stopwatch
 from optexp.strategy import REASSOCIATES, Composed, Contract, Strategy, environment
-from optexp.terminal import Progress
+from optexp.workers.launching import launcher
+from optexp.workers.processes import InProcess, Launcher, Worker
 
 RECORD_SCHEMA = 1
 # Packages that all arms may find imported: importing any other may change more than how long that takes.

@@ -19,8 +19,8 @@ from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, Step, prim
 from optexp.strategy import Unsupported
 
 if TYPE_CHECKING:
-    from optexp.inlining import Inliner
-    from optexp.repro import Source
+    from optexp.takehome.inlining import Inliner
+    from optexp.takehome.repro import Source
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Workload(ABC):
 
     def listing(self, program: Program, batch: Batch, inliner: Inliner) -> Source:
         """What this workload's program is made of, as source that runs without optexp."""
-        from optexp.repro import of_class
+        from optexp.takehome.repro import of_class
 
         return of_class(self, program, batch, inliner)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import SGD, Optimizer
 
-from optexp import toolchain
+from optexp.kernelkit import toolchain
 from optexp.program import Program
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, grouped
 

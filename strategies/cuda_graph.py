@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from optexp.capture import CapturedStep, Uncapturable, capture, graph_model
 from optexp.config import one_of
 from optexp.feeds import settings
 from optexp.program import Batch, Outputs, Program, tensors_of
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported
+from optexp.transforms.capture import CapturedStep, Uncapturable, capture, graph_model
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from optexp import toolchain
-from optexp.carrying import carried
 from optexp.config import one_of
+from optexp.kernelkit import toolchain
 from optexp.program import Batch, Outputs, Program, Step, preserved, to_device
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported, first_line, grouped, refusing
-from optexp.torchscript import CALLS_TO_SETTLE, Scripted, fused_groups
+from optexp.takehome.carrying import carried
+from optexp.transforms.torchscript import CALLS_TO_SETTLE, Scripted, fused_groups
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
@@ -130,11 +130,11 @@ class Fusion(Strategy):
 
     def taken_along(self, names: list[str]) -> str:
         """The kernels that were put in, and what puts them in, as they stand in optexp."""
-        from optexp.extension import sources
+        from optexp.kernelkit.extension import sources
 
         cuda = self.backend == "cuda"
         beside = dict.fromkeys(file for name in names for file in sources(name)) if cuda else ()
-        return carried([*(f"kernels.{name}" for name in names), "rewriting"], beside) + TAKEN.format(
+        return carried([*(f"kernels.{name}" for name in names), "transforms.rewriting"], beside) + TAKEN.format(
             names=names,
             choice="replace(kernel, function=kernel.cuda)" if cuda else "kernel",
             options=f"fullgraph={self.fullgraph}, dynamic={self.dynamic}",
@@ -149,7 +149,7 @@ from dataclasses import replace
 from pathlib import Path
 
 kernels = [importlib.import_module(f"carried.kernels.{{name}}").KERNEL for name in {names}]
-rewriting = importlib.import_module("carried.rewriting")
+rewriting = importlib.import_module("carried.transforms.rewriting")
 put_in = rewriting.backend(rewriting.Rewriter([{choice} for kernel in kernels]))
 forward = torch.compile(forward, backend=put_in, {options})
 loss_fn = loss_fn and torch.compile(loss_fn, backend=put_in, {options})
@@ -208,7 +208,7 @@ def require_whole(program: Program) -> None:
 def kernels_missing(backend: str, device: torch.device) -> str | None:
     """Why they cannot run, and what to do."""
     if backend == "cuda":
-        from optexp import extension
+        from optexp.kernelkit import extension
 
         return extension.why_not(device)
     from optexp.kernel import runs_on
@@ -232,8 +232,8 @@ def chosen(backend: str) -> list[Kernel]:
 def put_in(backend: str) -> tuple[dict[str, Any], Notes]:
     """How torch.compile puts them in; what they implement, the names by which a trace shows them, and, as soon as it is
     known, what they replaced."""
-    from optexp import rewriting
     from optexp.kernel import symbols
+    from optexp.transforms import rewriting
 
     rewriter = rewriting.Rewriter(chosen(backend))
     patterns = [kernel.name for kernel in rewriter.kernels]

@@ -14,10 +14,10 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.shape_prop import ShapeProp
 
-from optexp.inlining import code_of
 from optexp.program import Program, to_device
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy, Unsupported, refusing
-from optexp.tracing import Tracer
+from optexp.takehome.inlining import code_of
+from optexp.transforms.tracing import Tracer
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
@@ -32,8 +32,8 @@ COMMUTATIVE = {"add", "mul"}
 
 # Producers of a tensor of their own that their backward does not read.
 OTHER_PRODUCERS: set[Any] = {
-    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LayerNorm,
-    F.linear, F.conv1d, F.conv2d, F.conv3d, F.layer_norm,
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
+    F.linear, F.conv1d, F.conv2d, F.conv3d, F.layer_norm, F.batch_norm,
     torch.matmul, operator.matmul, torch.mm, torch.bmm, torch.addmm,
 }  # fmt: skip
 

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 
 from optexp.config import ConfigError, suggest
 from optexp.lookup import find, spelled
-from optexp.ownlisting import spelled_model
 from optexp.program import Alias, Program, preserved, to_device
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
-from optexp.usercode import Function, maker
+from optexp.takehome.ownlisting import spelled_model
+from optexp.usermodel.usercode import Function, maker
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
@@ -74,7 +74,7 @@ class Replace(Strategy):
         lines, name = spelled(self.target, "second")
         made = spelled_model(maker(find(self.target, KEY), notes["args"], notes["kwargs"]), f"second.{name}")
         if notes["function"]:
-            lines, made = f"from optexp.usercode import Function\n{lines}", f"Function({made})"
+            lines, made = f"from optexp.usermodel.usercode import Function\n{lines}", f"Function({made})"
         lines = f"from functools import partial\n{lines}" if "partial(" in made else lines
         take = f"take_over(model, replacement, {notes['pairs']!r}, optimizer)"
         return f"{lines}\nreplacement = {made}.to(device, dtype)\n{take}\nmodel = forward = replacement"

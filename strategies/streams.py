@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from optexp.chunked import Chunked, Overlapped, Split, rows
 from optexp.config import one_of
 from optexp.feeds import settings
 from optexp.insight.intervals import Union
-from optexp.lanes import Lanes, NoBranches, side_by_side
 from optexp.program import Batch, Program, flatten, forward, map_batch, preserved, tensors_of, to_device
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported, refusing
+from optexp.transforms.chunked import Chunked, Overlapped, Split, rows
+from optexp.transforms.lanes import Lanes, NoBranches, side_by_side
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace

@@ -14,6 +14,10 @@ from hydra.core.hydra_config import HydraConfig
 from optexp import commandline, discovery
 from optexp.config import Experiment, resolve
 
+if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # side by side: their threads share the cores
+    threads = max(1, len(os.sched_getaffinity(0)) // processes)
+    torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # of the programs that they start
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported: kernels then run in Python
 

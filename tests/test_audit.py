@@ -22,8 +22,8 @@ from optexp.measurement import statistics, table
 from optexp.measurement.controls import NAMES
 from optexp.measurement.sampling import SAME
 from optexp.measurement.watchdogs import DROPPED, FOREIGN, WATCHDOGS
+from optexp.reporting.wording import at_least, ratio
 from optexp.result import ArmSummary, Result, Speedup, Verdict, digest
-from optexp.wording import at_least, ratio
 from tests.measurement.samples import constant, made
 
 Record = dict[str, Any]

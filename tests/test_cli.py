@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from optexp import commandline, outcome, runner
+from optexp import commandline, runner
 from optexp.__main__ import SIGNALS, main
 from optexp.config import ConfigError, resolve
 from optexp.result import Result, Verdict
+from optexp.studies import outcome
 
-ROOT = Path(outcome.__file__).resolve().parent.parent
+ROOT = Path(outcome.__file__).resolve().parents[2]
 Cli = Callable[..., int]
 
 

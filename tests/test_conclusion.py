@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from optexp import report, summary
 from optexp.conclusion import conclude, cost, summarize
 from optexp.config import Experiment
 from optexp.equivalence.protocol import Verification
 from optexp.measurement.load import Load
 from optexp.measurement.sampling import COLD, Pair
+from optexp.reporting import report, summary
+from optexp.reporting.terminal import Progress
 from optexp.result import ArmSummary, Result, Speedup, Verdict
 from optexp.session import Session, Stop
 from optexp.stopwatch import Stopwatch
-from optexp.terminal import Progress
 from tests.measurement.samples import constant, made, timing
 
 

@@ -85,6 +85,14 @@ def test_whatever_a_job_does_the_next_one_runs(tmp_path: Path) -> None:
     assert_nested(tmp_path, children=5)
 
 
+def test_a_workload_from_outside_the_repository(tmp_path: Path) -> None:
+    place = f"hydra.searchpath=[file://{OUTSIDE / 'conf'}]"
+    done = optexp(tmp_path, "workload=doubling", "workload.size=500", "strategy=fusion", place, *TINY[3:])
+    (result,) = results(tmp_path)
+    assert result.verdict.measured, done.stdout + done.stderr
+    assert (result.workload, result.config["workload.size"]) == ("doubling", 500)
+
+
 def test_the_sweep_of_the_readme(tmp_path: Path) -> None:
     """Stacks beside single strategies; an option applies where its strategy is."""
     done = optexp(

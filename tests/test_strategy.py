@@ -10,6 +10,7 @@ import pytest
 from optexp.config import Experiment
 from optexp.measurement.protocol import Protocol
 from optexp.program import Program
+from optexp.reporting.terminal import Progress
 from optexp.session import Session
 from optexp.stopwatch import Stopwatch
 from optexp.strategies.amp import Amp
@@ -30,7 +31,6 @@ from optexp.strategy import (
     label,
     precision,
 )
-from optexp.terminal import Progress
 from optexp.verification import Referee
 from optexp.workloads.gelu import Gelu
 

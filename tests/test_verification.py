@@ -41,7 +41,6 @@ class Told:
         (4.0, 1.4, 1.0, None),
         (4.0, 1.6, 1.0, "remembers"),
         (4.0, None, 1.0, "does not give the batches"),
-        (4.0, None, None, None),  # a loader's own
     ],
 )
 def test_a_gain_that_fresh_batches_do_not_have_is_refused(
@@ -51,6 +50,13 @@ def test_a_gain_that_fresh_batches_do_not_have_is_refused(
     arms: Any = {"candidate": Told(novelty=ours), "baseline": Told(novelty=theirs)}
     reason = referee(BITWISE).only_seen_before(arms, samples)
     assert reason is None if accused is None else accused in (reason or "")
+
+
+@pytest.mark.parametrize(("ours", "accused"), [(1.4, False), (1.6, True)])
+def test_batches_of_a_loader_are_others_in_another_order(ours: float, accused: bool) -> None:
+    samples = made(constant(4e-3), constant(1e-3), processes=2)
+    arms: Any = {name: Told(novelty=None, reordered=r) for name, r in (("candidate", ours), ("baseline", 1.0))}
+    assert (referee(BITWISE).only_seen_before(arms, samples) is not None) is accused
 
 
 @pytest.mark.parametrize(("ours", "refused"), [(4e-4, False), (7e-4, True)])

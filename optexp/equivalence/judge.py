@@ -133,6 +133,7 @@ class Judge:
             "steps": len(self.batches),
             "noisy_steps": RUNS if noisy else 0,
             "unit": self.row.unit,
+            "anew": self.fp64.anew,
         }
 
     def yardstick(self, step: int, observation: Mapping[str, Tensor]) -> None:

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from optexp.equivalence import dice, trajectory
 from optexp.equivalence.families import FAMILIES, NONCONTIGUOUS, NORMAL, ONE_BY_ONE
 from optexp.equivalence.gates import broken
-from optexp.ipc import Unshared
-from optexp.parcel import Parcel
-from optexp.processes import Failure
 from optexp.strategy import BITWISE, REASSOCIATES, Contract
+from optexp.workers.ipc import Unshared
+from optexp.workers.parcel import Parcel
+from optexp.workers.processes import Failure
 
 REPEATS = 3  # how often the baseline must give the same bits again
 SPREAD_RUNS = 5  # yardstick runs of a baseline that does not
@@ -258,11 +258,30 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
         seen = trial.candidate.call("observe", step=step, restore=restart or step == 0, noise=None)
         convey(seen, trial.candidate, trial.reference)
         trial.add(trial.reference.call("judge", step=step), seed, step, family)
-    if family in (NORMAL, ONE_BY_ONE):
+    if not verification.repeats and not trial.passed():
+        itself(trial, steps, restart)
+    if family in (NORMAL, ONE_BY_ONE) and (info["anew"] or not verification.seeds):
         verification.seeds.append(seed)
+    elif family in (NORMAL, ONE_BY_ONE):
+        note = "the loader gives the same batches whatever the seed: they count as one set of inputs"
+        verification.notes += [note] if note not in verification.notes else []
     name = NORMAL if restart else family
     verification.families += [name] if name not in verification.families else []
     verification.reference = info["reference"]
+
+
+def itself(trial: Trial, steps: int, restart: bool) -> None:
+    """A baseline that fails as its own candidate is no yardstick for any other. By chance it may pass once."""
+    for step in list(range(steps)) * SPREAD_RUNS:
+        trial.measure(step, restart or step == 0)
+        seen = trial.yardstick.call("observe", step=step, restore=restart or step == 0, noise=None)
+        convey(seen, trial.yardstick, trial.reference)
+        if wrong := [m for m in trial.reference.call("judge", step=step) if not m["ok"]]:
+            raise Failure(
+                "NoReference",
+                f"the baseline does not pass beside itself ({wrong[0]['tensor']}: {wrong[0]['message']}): its steps"
+                " depend on what no arm can restore, as a clock, a counter or random numbers that torch does not draw",
+            )
 
 
 def exchange(trial: Trial, seed: int) -> None:
@@ -346,6 +365,11 @@ def _conclude(verification: Verification, messages: list[Message], contract: Con
     verification.ok = bool(messages) and not verification.failures
     if verification.ok:
         verification.weakest = max((m for m in messages if m["weak"]), key=lambda m: m["error_ratio"], default={})
+    if verification.failures and not verification.repeats:
+        verification.notes.append(
+            "the baseline does not repeat its own steps bit for bit: by chance, or because it keeps what neither"
+            " parameters, buffers nor the optimizer hold (a counter, a scheduler), which no arm can restore"
+        )
     verification.bitwise = verification.bitwise and not any("G0" in m["failed"] for m in verification.failures)
     verification.notes += sorted({m["message"] for m in messages if m["ok"] and m["message"]})
     verification.worst = max(messages, key=lambda m: m["used"], default={})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from optexp.insight.breakdown import OUTSIDE, Breakdown
 from optexp.insight.explanation import DISTORTED, percent
 from optexp.insight.trace import MATRIX_OPS, Trace
-from optexp.wording import duration
+from optexp.reporting.wording import duration
 
 _STRATEGY = "strategy="
 _SMALL_KERNEL_US, _MANY_KERNELS = 10.0, 20
@@ -126,7 +126,7 @@ def _on_gpu(trace: Trace, b: Breakdown, busy: float) -> list[Bottleneck]:
             Bottleneck(
                 "compute_bound",
                 compute,
-                f"matrix products near this card's limit take {percent(compute)} of the step",
+                f"products and convolutions near this card's limit take {percent(compute)} of the step",
                 ("strategy=amp", "strategy=fusion strategy.fusion.mode=max-autotune"),
             )
         )

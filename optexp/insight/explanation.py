@@ -7,7 +7,7 @@ from typing import Any
 
 from optexp.insight.breakdown import SLOWED, Breakdown
 from optexp.insight.trace import MATRIX_OPS, Trace
-from optexp.wording import duration
+from optexp.reporting.wording import duration
 
 DISTORTED = 5.0  # a CPU step that tracing stretches by more than this shows the tracing
 

@@ -8,9 +8,12 @@ are not seen. Where even that would be a guess, the kernel stays unclassified.
 from __future__ import annotations
 
 import re
+from ast import literal_eval
 from collections import defaultdict
 from collections.abc import Iterator
 from math import prod
+
+from torch.utils.flop_counter import conv_flop_count, sdpa_backward_flop_count, sdpa_flop_count
 
 from optexp.insight.calibration import Calibration
 from optexp.insight.trace import Kernel, Op, Trace
@@ -22,6 +25,18 @@ SHORT_US = 10.0  # below, a kernel's start and end weigh as much as its work
 
 _BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}  # others: 1
 _MATRIX = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_addmm_activation": 1}
+_CONVOLUTIONS = {  # where their arguments stride, padding and dilation are
+    "aten::cudnn_convolution": (3, 2, 4),
+    "aten::cudnn_convolution_relu": (3, 4, 5),
+    "aten::mkldnn_convolution": (4, 3, 5),
+    "aten::_conv_depthwise2d": (4, 5, 6),
+}
+_ATTENTION = {  # where a mask would be told that leaves part of the work out, and what tells that there is none
+    "aten::_efficient_attention_forward": (9, "0"),
+    "aten::_efficient_attention_backward": (14, "0"),
+    "aten::_flash_attention_forward": (8, "False"),
+    "aten::_flash_attention_backward": (11, "False"),
+}
 _SHAPE_KEEPING = re.compile(
     r"add|sub|rsub|mul|div|neg|reciprocal|abs|sign|pow|square|r?sqrt|exp2?|log|log1p|erf|sin|cos|relu|elu|mish"
     r"|(threshold|gelu|silu|tanh|sigmoid|leaky_relu|hardtanh|softplus)(_backward)?|clamp(_min|_max)?|maximum|minimum"
@@ -91,7 +106,7 @@ def _by_work(op: Op, kernels: list[Kernel], calibration: Calibration) -> str | N
 
 def _ceiling(op: Op, kernels: list[Kernel], reached: float, calibration: Calibration) -> float | None:
     """The rate this product is held against. float32 that outruns float32 was done in TensorFloat-32."""
-    dtype = op.inputs[-1][0] if op.inputs else ""
+    dtype = op.inputs[0][0] if op.inputs else ""
     rate = calibration.matrix.get(dtype)
     if dtype == "float32" and rate is not None:
         named = any(re.search(r"tf32|s1688", kernel.name) for kernel in kernels)
@@ -113,6 +128,10 @@ def work_of(op: Op) -> tuple[float, float] | None:
         (dtype, left), (_, right) = matrices
         rows_columns = prod(left[:-1]) * right[-1]
         return read + rows_columns * _itemsize(dtype), 2.0 * rows_columns * left[-1]
+    if op.written and (op.name in _CONVOLUTIONS or op.name == "aten::convolution_backward"):
+        return _convolution(op, read)
+    if op.name in _ATTENTION:
+        return _attention(op, read)
     if op.name.startswith("triton_") and not re.match(r"triton_(tem|mm)", op.name):
         return read, 0.0  # outputs are among the arguments
     name = op.name.removeprefix("aten::")
@@ -129,6 +148,34 @@ def work_of(op: Op) -> tuple[float, float] | None:
     if shape is None:
         return None
     return read + prod(shape) * max(_itemsize(dtype) for dtype, _ in inputs), 0.0
+
+
+def _convolution(op: Op, read: float) -> tuple[float, float] | None:
+    size, (first, second) = _itemsize(op.inputs[0][0]), (shape for _, shape in op.inputs[:2])
+    if op.name in _CONVOLUTIONS:
+        stride, padding, dilation = (literal_eval(op.written[place]) for place in _CONVOLUTIONS[op.name])
+        dimensions = zip(first[2:], second[2:], stride, padding, dilation, strict=True)
+        out = [first[0], second[0], *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in dimensions)]
+        return read + prod(out) * size, conv_flop_count(list(first), list(second), out)
+    if op.written[7] == "True":  # transposed
+        return None
+    weight, made = op.inputs[2][1], literal_eval(op.written[10])[:2]
+    moved = sum(prod(shape) * size for shape, wanted in zip((second, weight), made, strict=True) if wanted)
+    return read + moved, sum(made) * conv_flop_count(list(second), list(weight), list(first))
+
+
+def _attention(op: Op, read: float) -> tuple[float, float] | None:
+    place, unmasked = _ATTENTION[op.name]
+    if op.written[place : place + 1] != (unmasked,) or any(len(shape) != 4 for _, shape in op.inputs[:3]):
+        return None
+    back = op.name.endswith("backward")
+    # (batch, sequence, heads, width) here, and torch counts (batch, heads, sequence, width)
+    shapes = [(b, h, s, d) for _, (b, s, h, d) in op.inputs[: 4 if back else 3]]
+    size = _itemsize(op.inputs[0][0])
+    if back:
+        return read + sum(prod(shape) for shape in shapes[1:]) * size, sdpa_backward_flop_count(*shapes)
+    (b, h, s, _), width = shapes[0], shapes[2][3]
+    return read + b * h * s * width * size, sdpa_flop_count(*shapes)
 
 
 def matrix_flop(trace: Trace) -> float:

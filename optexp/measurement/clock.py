@@ -44,7 +44,8 @@ class Timing:
     cold:     caches were emptied before every step, so that only the device's time is the step's own
     skipped:  a loss scale fell, so that a step was left out
     aside_s:  how much longer than its steps the block kept its caller waiting, by the caller's own clock
-    queued:   share of that wait in which threads of the arm were ready and had no core; None where nobody tells
+    queued:   share of that wait in which threads of the arm were ready and others had its cores, at most; None where
+              nobody tells
     """
 
     steps: int
@@ -82,8 +83,8 @@ def worked_s(pid: int) -> float:
         return 0.0
 
 
-def queued_s(pid: int) -> float | None:
-    """Seconds in which threads of another process were ready to work and had no core, so far, summed over them.
+def account(pid: int) -> tuple[float, float] | None:
+    """Seconds that threads of another process have run, and were ready to and had no core, so far, summed over them.
 
     None where the system does not tell (https://docs.kernel.org/scheduler/sched-stats.html) or the process has ended.
     """
@@ -91,7 +92,19 @@ def queued_s(pid: int) -> float | None:
         accounts = [task.joinpath("schedstat").read_text().split() for task in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return None
-    return sum(int(waited) for _, waited, _ in accounts) / 1e9
+    ran, queued = (sum(int(numbers[field]) for numbers in accounts) / 1e9 for field in (0, 1))
+    return ran, queued
+
+
+def taken_by_others(before: tuple[float, float], after: tuple[float, float], core_s: float) -> float:
+    """Seconds, at most, that a process had to do without a core, between two accounts of it.
+
+    Its threads wait for each other, too: the one that calls backward, for autograd's. What one runs is not lost.
+
+    core_s: how much they could have run meanwhile
+    """
+    ran, queued = (late - early for late, early in zip(after, before, strict=True))
+    return max(0.0, min(queued, core_s - ran))
 
 
 def until_at_rest(pid: int, within_s: float) -> None:

@@ -18,9 +18,9 @@ from optexp.measurement.load import under_load
 from optexp.measurement.neighbours import neighbours
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.sampling import COLD, CONTROL_EVERY, QUEUES, Sample, sample
+from optexp.reporting.wording import duration, ratio
 from optexp.result import Result, Verdict
 from optexp.session import Arm, Session, Stop
-from optexp.wording import duration, ratio
 
 FEWEST_PAIRS = 10
 RESTART_PAIRS = 40  # that could be measured while processes start and warm up: some 2 s

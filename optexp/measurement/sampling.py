@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 from typing import Protocol as Interface
 
-from optexp.measurement.clock import Timing, now, queued_s, until_at_rest, worked_s
+from optexp.measurement.clock import Timing, account, now, taken_by_others, until_at_rest, worked_s
 from optexp.measurement.gpu import Read, Reading, between, slowing
 from optexp.measurement.load import Load
 from optexp.measurement.protocol import Protocol
@@ -114,10 +114,12 @@ class Ready:
 
     def block(self, steps: int, cold: bool = False, anywhere: bool = False) -> Timing:
         pid = getattr(self.arm, "pid", None)
-        begin, before = now(), pid and queued_s(pid)
+        begin, before = now(), account(pid) if pid else None
         timing: Timing = self.arm.call("block", steps=steps, lead_in=self.lead_in, cold=cold, anywhere=anywhere)
-        seconds, after = now() - begin, pid and queued_s(pid)
-        queued = None if before is None or after is None else max(0.0, after - before) / seconds
+        seconds, after = now() - begin, account(pid) if pid else None
+        queued = None
+        if pid and before and after:
+            queued = taken_by_others(before, after, seconds * len(os.sched_getaffinity(pid))) / seconds
         return replace(timing, aside_s=seconds - timing.wall_s * (timing.steps + self.lead_in), queued=queued)
 
     def look(self, order: Random, cold: bool = False) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from statistics import fmean, median
 
 from optexp.measurement import placement
+from optexp.reporting.wording import ratio
 from optexp.result import Verdict
 from optexp.session import Arm, Session
-from optexp.wording import ratio
 
 REPEATS = 4  # in each process
 

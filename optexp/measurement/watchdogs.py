@@ -11,7 +11,7 @@ from statistics import correlation, fmean, median
 
 from optexp.measurement.gpu import POWER_CAP, between
 from optexp.measurement.sampling import MAIN, Sample
-from optexp.wording import duration
+from optexp.reporting.wording import duration
 
 FOREIGN = "foreign processes"
 SLOW_START = 20.0  # waiting for every step costs a short one several times its own time
@@ -142,8 +142,8 @@ def cores(samples: Sequence[Sample]) -> Watch:
     if not shares:
         return Watch("cores", True, "nobody tells whether they were free")
     arm, most = max(shares.items(), key=lambda item: item[1])
-    text, ok = f"threads of the {arm} together waited for a core for {most:.0%} of its time", most < CROWDED
-    return Watch("cores", ok, text if ok else f"{text}: other programs run here, or it has more threads than cores")
+    text, ok = f"the {arm} had to wait for a core for {most:.0%} of its time", most < CROWDED
+    return Watch("cores", ok, text if ok else f"{text}: other programs run here")
 
 
 def constant_inputs(samples: Sequence[Sample]) -> Watch:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from optexp.config import ConfigError, suggest, typed
 from optexp.lookup import find, import_file, models_in, source, spelled
-from optexp.own import Own, Parts
-from optexp.ownlisting import Spelled
-from optexp.usercode import maker
+from optexp.takehome.ownlisting import Spelled
+from optexp.usermodel.own import Own, Parts
+from optexp.usermodel.usercode import maker
 
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from optexp.chunked import Chunked
 from optexp.config import one_of
 from optexp.feeds import HostFeed
 from optexp.program import Batch, Feed
+from optexp.transforms.chunked import Chunked
 from optexp.workload import Workload, known
 
 

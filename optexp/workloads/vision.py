@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from inspect import signature
 from typing import Any, ClassVar, Self
@@ -16,6 +16,8 @@ from optexp.config import ConfigError, one_of, suggest
 from optexp.feeds import HostFeed
 from optexp.program import Batch, Feed
 from optexp.workload import Workload, extra, known, sgd_or_adamw
+
+MADE_FOR = {"vit_": 224, "maxvit": 224, "inception": 299}  # images of this side, and none as small as others take
 
 
 @dataclass
@@ -47,7 +49,9 @@ class Vision(Workload):
             if self.architecture not in names:
                 given = f"workload.architecture={self.architecture}"
                 raise ConfigError(f"{given} is not allowed{suggest(self.architecture, names)}")
-        return super().resolve(device)
+        sides = [side for start, side in MADE_FOR.items() if self.architecture.startswith(start)]
+        resolved = super().resolve(device)
+        return replace(resolved, image=sides[0]) if sides and self.image is None else resolved
 
     @property
     def samples(self) -> int:

@@ -28,9 +28,9 @@ from optexp.arm import Arm, Reference, Spec
 from optexp.config import build
 from optexp.equivalence.protocol import Plan, Verification, verify
 from optexp.insight.trace import Trace
-from optexp.processes import Failure, InProcess
 from optexp.program import Program
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported, contract, label
+from optexp.workers.processes import Failure, InProcess
 from optexp.workload import Workload
 from optexp.workloads.bert import Bert
 from optexp.workloads.elementwise import Elementwise

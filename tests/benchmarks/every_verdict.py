@@ -12,7 +12,7 @@ from pathlib import Path
 
 from optexp.result import Result
 
-WORKLOADS = "gelu,elementwise,layernorm_linear,softmax,mlp,lenet5,branches,pipeline,training,bert"
+WORKLOADS = "gelu,elementwise,layernorm_linear,softmax,mlp,lenet5,branches,training,bert"
 STRATEGIES = (
     "amp,tf32,channels_last,inplace,fusion,cuda_graph,streams,pinned_memory,memory_pool,fused_optimizer,"
     "compiled_optimizer,inference_mode"
@@ -21,7 +21,7 @@ STRATEGIES = (
 
 def run(folder: Path, overrides: list[str]) -> None:
     command = [sys.executable, "-m", "optexp", "-m", f"workload={WORKLOADS}", "measurement=quick"]
-    command += ["tracking.enabled=false", *overrides]
+    command += ["measurement.process_s=2", "measurement.warmup_s=1", "tracking.enabled=false", *overrides]
     for name, strategy in (
         ("1", [f"strategy={STRATEGIES}"]),
         ("2", ["strategy=fusion", "++strategy.fusion.backend=kernels"]),

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,9 +39,10 @@ def job(name: str, limit_s: float, arguments: str) -> Job:
     return Job(name, limit_s, f"-m optexp {arguments} {place}")
 
 
-def gpu_tests(name: str, limit_s: float, arguments: str, processes: int = 12, slow: bool = False) -> Job:
+def gpu_tests(name: str, limit_s: float, arguments: str, processes: int = 6, slow: bool = False) -> Job:
     marks = "gpu and slow" if slow else "gpu and not slow"
-    return Job(name, limit_s, f"-m pytest -q -m '{marks}' -n {processes} -o cache_dir={{}} {arguments}")
+    tell = "-v --tb=short --durations=20 -o faulthandler_timeout=90 -p no:benchmark"  # what was cut off shows where
+    return Job(name, limit_s, f"-m pytest {tell} -m '{marks}' -n {processes} -o cache_dir={{}} {arguments}")
 
 
 BENCHMARKS = "tests/benchmarks"
@@ -50,13 +52,15 @@ APART = ("tests/kernels", "tests/cheats", "tests/strategies", *MEASURE)
 ADAMW = "amp,fusion,cuda_graph,fused_optimizer,compiled_optimizer"
 LENET = "workload=lenet5 workload.mode=train"
 QUICK = "measurement=quick measurement.pairs=12"
+BRIEF = "measurement=quick measurement.process_s=1 measurement.warmup_s=0.5"
+OTHERS = "add,matmul,cdist,linear_gelu,vision,causal_lm,sleep,graph_break,changing_shapes,workspace,pipeline"
 SEEDS = "verify=only measurement.verification_seeds=20"
 
 GROUPS: dict[str, list[Job]] = {
     "studies": [
         job("smoke", 60, "workload=mlp strategy=cuda_graph measurement=quick"),
         job("bert_train", 150, f"-m workload=bert workload.mode=train strategy=fusion,cuda_graph {QUICK}"),
-        job("overlap", 150, "experiments=overlap_chunks study.step=streams"),
+        job("overlap", 200, "experiments=overlap_chunks study.step=streams"),
         job("chunks", 150, "experiments=overlap_chunks study.step=pageable,pinned"),
         job("training_loop", 300, "experiments=training_loop"),
         job("mlp_stacks", 200, "experiments=mlp_stacks"),
@@ -87,6 +91,7 @@ GROUPS: dict[str, list[Job]] = {
         gpu_tests("gains", 400, f"-s {GAINS}", processes=0, slow=True),
         Job("pairs", 400, f"{BENCHMARKS}/pairs.py run {{}} 5"),
         Job("every_verdict", 600, f"{BENCHMARKS}/every_verdict.py run {{}}"),
+        job("other_workloads", 400, f"-m workload={OTHERS} strategy=fusion,cuda_graph {BRIEF}"),
     ],
     "equivalence": [
         Job("verification_cost", 60, f"{BENCHMARKS}/verification_cost.py"),
@@ -128,12 +133,13 @@ def run(job: Job, folder: Path, within_s: float) -> str:
             status = process.wait(min(job.limit_s, within_s))
             ending = DONE if status == 0 else f"{FAILED} {status}"
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
             ending = CUT
+            process.send_signal(signal.SIGINT)  # pytest then says what failed so far
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         print(f"\n{ending}", file=out)
     return f"{ending}, {time.monotonic() - begin:.0f} s"
 

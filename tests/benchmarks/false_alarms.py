@@ -32,9 +32,9 @@ from optexp.measurement import clock, placement, statistics
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.sampling import Sample, sample
+from optexp.reporting.terminal import Progress
 from optexp.session import Session, choose_device
 from optexp.stopwatch import Stopwatch
-from optexp.terminal import Progress
 
 WORKLOADS = {
     "cuda": {

@@ -23,8 +23,8 @@ from optexp.workloads.branches import Branches
 
 README = Path(__file__).parents[2] / "strategies" / "README.md"
 DECLARED, RAN = ("<!-- declared -->", "<!-- /declared -->"), ("<!-- ran -->", "<!-- /ran -->")
-SHORT = ["measurement=quick", "measurement.pairs=10", "measurement.process_s=0.5", "measurement.warmup_s=0.5"]
-SHORT += ["measurement.verification_seeds=1", "tracking.enabled=false", "environment.allow_foreign=true"]
+SHORT = ["verify=only", "measurement=quick", "measurement.verification_seeds=1", "tracking.enabled=false"]
+SHORT += ["environment.allow_foreign=true"]
 SECOND = f"{Path(__file__).resolve()}:second_towers"  # for `replace`, on branches
 
 

@@ -49,6 +49,7 @@ MATMUL = ["workload=matmul", "workload.size=256"]
 VISION = ["workload=lenet5", "workload.batch_size=4"]
 SHAPES = ["workload=module", "workload.target=torch.nn:GELU", "workload.inputs=[{shape: [B, 64]}]"]
 SHAPES += ["workload.shapes=[{B: 24}, {B: 32}, {B: 40}, {B: 48}]"]
+LOADER = ["workload=module", f"workload.path={Path(__file__).with_name('loader.py')}"]
 FAMILIES = ["measurement.thorough=true"]
 
 
@@ -115,6 +116,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "LearnsNothingWhenTimed": (LEARN, WRONG, "timed block"),
     "NeverTheSameTwice": (LEARN, WRONG, "timed block"),
     "DropsOnlyWhenWatched": (DROP, WRONG, "timed block"),
+    "RemembersByContent from a loader": (LOADER, UNTRUSTED, "has not seen"),
     "RemembersEachShape": (SHAPES, WRONG, "timed block"),
     "KeepsItsFirstResults": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
     "KeepsItsLastResults": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
@@ -241,7 +243,7 @@ def _as_it_was() -> Iterator[None]:
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_cheats_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Result]]) -> None:
     overrides, verdict, words = CHEATS[cheat]
-    result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], f"{CATALOGUE}.{cheat}")
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], f"{CATALOGUE}.{cheat.partition(' ')[0]}")
     count.append(("cheat", result))
     assert result.verdict is verdict, result.headline
     assert words in result.headline

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence.conduct import conduct
+from optexp.equivalence.golden import NoReference
 
 FLAGS = {
     "flag/inputs_intact": torch.tensor(1),
@@ -34,3 +35,9 @@ def test_a_step_that_was_given_another_batch_is_broken(given: dict[str, Tensor],
     assert [finding.message for finding in found] == [
         "the timed step was not given the batch that the baseline's was"
     ] * broken
+
+
+def test_a_baseline_that_writes_to_its_batch_is_told_so() -> None:
+    writes = FLAGS | {"flag/inputs_intact": torch.tensor(0)}
+    with pytest.raises(NoReference, match="writes to its own input"):
+        list(conduct({**writes, "batch/0": torch.ones(2)}, {**writes, "batch/0": torch.zeros(2)}, None, False, False))

@@ -11,7 +11,7 @@ import torch
 from optexp.arm import Arm, Spec
 from optexp.equivalence.imprint import FLOOR, astray, imprint
 from optexp.equivalence.recheck import repeated
-from optexp.processes import InProcess
+from optexp.workers.processes import InProcess
 from optexp.workloads.mlp import Mlp
 
 

@@ -526,4 +526,10 @@ def test_forward_only_needs_no_noisy_steps_unless_outputs_are_few(net):
     few = Judge(mlp("forward", dim=2, batch_size=2), CPU, torch.float32, 0, REASSOCIATES)
     for judge, steps in ((many, 0), (few, 6)):
         judge.draw(0, 1)
-        assert judge.info() == {"reference": "fp64 on cpu", "steps": 1, "noisy_steps": steps, "unit": 2**-24}
+        assert judge.info() == {
+            "reference": "fp64 on cpu",
+            "steps": 1,
+            "noisy_steps": steps,
+            "unit": 2**-24,
+            "anew": True,
+        }

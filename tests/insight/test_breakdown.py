@@ -1,12 +1,16 @@
 """Terms add up, and each kind of time is found where it was put."""
 
 import math
+from dataclasses import replace
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from optexp.insight.breakdown import breakdown
 from optexp.insight.roofline import work_of
 from optexp.insight.trace import Op
+from tests.insight.recording import undisturbed
 
 
 @pytest.mark.parametrize("name", ["eager", "captured", "products", "passes", "feeding"])
@@ -125,6 +129,48 @@ def test_kernels_of_a_graph_are_what_they_were_outside(chrome, passes, card):
 def test_work_of_an_operator(op, expected):
     name, *inputs = op
     assert work_of(Op(name, 0, 1, inputs=tuple(inputs))) == expected
+
+
+def test_convolutions_are_counted_as_torch_counts_them(tmp_path):
+    layers = torch.nn.Conv2d(4, 8, 3, stride=2, padding=1), torch.nn.Conv2d(8, 8, (3, 1), dilation=(2, 1))
+    x = torch.randn(2, 4, 16, 12)
+
+    def step():
+        layers[1](layers[0](x)).sum().backward()
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    trace = undisturbed(step, tmp_path / "trace.json.gz")
+    works = [work_of(op) for op in trace.ops if op.name in ("aten::mkldnn_convolution", "aten::convolution_backward")]
+    assert len(works) == 4 * len(trace.steps)
+    assert sum(flops for _, flops in works) == len(trace.steps) * counter.get_total_flops()
+    floats = 2 * 4 * 16 * 12 + 8 * 4 * 9 + 8 + 2 * 8 * 8 * 6  # x, weight and bias, and what is made of them
+    assert works[0][0] == 4 * floats
+
+
+def test_transposed_convolutions_are_left_out():
+    tensors = [("float32", shape) for shape in ((2, 8, 8, 8), (2, 8, 8, 8), (8, 8, 1, 1))]
+    written = ("", "", "", "[0]", "[1, 1]", "[0, 0]", "[1, 1]", "True", "[0, 0]", "1", "[True, True, False]")
+    back = Op("aten::convolution_backward", 0, 1, inputs=tuple(tensors), written=written)
+    assert work_of(back) is None
+    usual = replace(back, written=(*written[:7], "False", *written[8:]))
+    assert work_of(usual) == (4 * (1024 + 2 * 1024 + 2 * 64), 2 * 2 * 1024 * 8)  # both gradients: 8 terms an element
+
+
+@pytest.mark.parametrize("name", ["_efficient_attention", "_flash_attention"])
+def test_attention_without_a_mask_is_counted(name):
+    batch, sequence, heads, width = 2, 16, 4, 8
+    q = ("bfloat16", (batch, sequence, heads, width))
+    product, tensor = 2 * batch * heads * sequence**2 * width, 2 * batch * sequence * heads * width
+    mask = {"_efficient_attention": "01", "_flash_attention": ("False", "True")}[name]
+    for part, tensors, products, moved, place in (
+        ("_forward", 3, 2, 4, {"_efficient_attention": 9, "_flash_attention": 8}[name]),
+        ("_backward", 4, 5, 7, {"_efficient_attention": 14, "_flash_attention": 11}[name]),
+    ):
+        op = Op(f"aten::{name}{part}", 0, 1, inputs=(q,) * tensors, written=("",) * place + (mask[0],))
+        assert work_of(op) == (moved * tensor, products * product)
+        assert work_of(replace(op, written=("",) * place + (mask[1],))) is None  # half of it would be a guess
+        assert work_of(replace(op, written=())) is None
 
 
 def test_what_tracing_slowed_is_scaled_back(chrome):

@@ -17,7 +17,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from optexp import assembly, kernel, products, rows, tiles
+from optexp import kernel
+from optexp.kernelkit import assembly, products, rows, tiles
 
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64"}
 OPTIONS = ("num_warps", "num_stages")
@@ -61,7 +62,7 @@ def launch(function: Any, programs: int, *args: Any, **constants: Any) -> None:
 
 
 def every_way(what: str, key: object, candidates: Any, run: Any, device: torch.device) -> Any:
-    """In the place of `optexp.tuning.fastest`: walk through all."""
+    """In the place of `optexp.kernelkit.tuning.fastest`: walk through all."""
     for candidate in candidates:
         run(candidate)
     return candidates[0]

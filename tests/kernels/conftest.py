@@ -10,7 +10,8 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from optexp import kernel, tuning
+from optexp import kernel
+from optexp.kernelkit import tuning
 
 
 @pytest.fixture(autouse=True)

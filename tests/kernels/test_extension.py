@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from optexp import extension
+from optexp.kernelkit import extension
 from optexp.kernels import add, layernorm_linear, relu
 
 SOURCES = sorted(path.stem for path in extension.sources("add")[0].parent.glob("*.cu"))

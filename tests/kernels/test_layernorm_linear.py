@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms
+from optexp.kernelkit.products import TILINGS, Tiling
 from optexp.kernels.layernorm_linear import FEW, Few, by_few, by_tiles, layernorm_linear_forward
-from optexp.products import TILINGS, Tiling
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run
 EVERY = [

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from optexp.kernelkit.products import TILINGS, Tiling, takes
 from optexp.kernels.linear_gelu import by_tiles
-from optexp.products import TILINGS, Tiling, takes
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run
 EVERY = [

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from optexp import rows
+from optexp.kernelkit import rows
+from optexp.kernelkit.rows import Launch, tiles
 from optexp.kernels import layernorm, softmax
-from optexp.rows import Launch, tiles
 
 COLUMNS = (700, 5000, 16_000)  # a tile holds several rows; one; one that only many threads hold
 ON_A_GPU = [

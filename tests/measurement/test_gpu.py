@@ -12,9 +12,9 @@ import torch
 from optexp.config import Experiment
 from optexp.measurement.environment import describe
 from optexp.measurement.gpu import Gpu, between, slowing
+from optexp.reporting.terminal import Progress
 from optexp.session import Session
 from optexp.stopwatch import Stopwatch
-from optexp.terminal import Progress
 from tests.measurement.nvml import Nvml
 
 NVML_INDEX = torch.cuda._get_nvml_device_index  # which the card to order replaces

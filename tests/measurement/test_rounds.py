@@ -16,7 +16,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from pyarrow import parquet
 
-from optexp import discovery, runner, summary
+from optexp import discovery, runner
 from optexp.config import Experiment, resolve
 from optexp.measurement import rounds
 from optexp.measurement.clock import Timing
@@ -24,10 +24,11 @@ from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.rounds import how_to_lock, next_pairs, room_for_a_third
 from optexp.measurement.sampling import COLD, MAIN, Pair, Sample
+from optexp.reporting import summary
+from optexp.reporting.terminal import Progress
 from optexp.result import Result, Verdict
 from optexp.session import Session, Stop
 from optexp.stopwatch import Stopwatch
-from optexp.terminal import Progress
 from tests.measurement.nvml import Nvml
 from tests.measurement.samples import constant, made, timing
 from tests.measurement.test_controls import rounds as with_controls

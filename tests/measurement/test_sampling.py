@@ -217,15 +217,22 @@ def test_a_core_that_somebody_else_wants_is_waited_for() -> None:
     with Popen(forever) as arm, Popen(forever) as other:
         for process in (arm, other):
             os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
-        begin, before = clock.now(), clock.queued_s(arm.pid)
+        begin, before = clock.now(), clock.account(arm.pid)
         time.sleep(0.5)
-        after, seconds = clock.queued_s(arm.pid), clock.now() - begin
+        after, seconds = clock.account(arm.pid), clock.now() - begin
         for process in (arm, other):
             process.kill()
     assert before is not None
     assert after is not None
-    assert (after - before) / seconds > 0.2
-    assert clock.queued_s(arm.pid) is None
+    assert clock.taken_by_others(before, after, seconds) / seconds > 0.2
+    assert clock.account(arm.pid) is None
+
+
+def test_threads_of_an_arm_that_wait_for_each_other_lose_nothing() -> None:
+    """Two that share its core, and nobody else: one is always ready and waits, and the core is never idle."""
+    assert clock.taken_by_others((1.0, 0.5), (2.0, 1.5), core_s=1.0) == 0
+    assert clock.taken_by_others((1.0, 0.5), (1.6, 1.5), core_s=1.0) == pytest.approx(0.4)
+    assert clock.taken_by_others((1.0, 0.5), (1.6, 0.7), core_s=1.0) == pytest.approx(0.2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the state of threads is Linux's")

@@ -108,7 +108,7 @@ def test_cores_that_others_want_too_are_named() -> None:
     assert barking(queued(0.01, 0.04)) == {}
     watch = barking(queued(0.02, 0.3))["cores"]
     assert not watch.fatal
-    assert "of the candidate together waited for a core for 30% of its time: other programs" in watch.text
+    assert "the candidate had to wait for a core for 30% of its time: other programs" in watch.text
 
 
 def test_a_foreign_process_is_named_and_fatal() -> None:

@@ -9,7 +9,7 @@ from optexp.insight.trace import Op, Span, Trace, record
 from optexp.strategies.amp import MATRIX_OPS, Amp
 from optexp.strategies.inplace import Inplace
 from optexp.strategy import Unsupported, precision
-from optexp.trainstep import TrainStep
+from optexp.usermodel.trainstep import TrainStep
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp import kernel, toolchain
+from optexp import kernel
 from optexp.insight.trace import Call, Kernel, Op, Span, Trace, record
+from optexp.kernelkit import toolchain
 from optexp.program import Program
-from optexp.repro import Script
 from optexp.strategies import fusion
 from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
@@ -21,13 +21,14 @@ from optexp.strategies.inplace import Inplace
 from optexp.strategies.memory_pool import MemoryPool
 from optexp.strategies.streams import Streams
 from optexp.strategy import Unsupported, compose
-from optexp.torchscript import Scripted
+from optexp.takehome.repro import Script
+from optexp.transforms.torchscript import Scripted
 from optexp.workloads.elementwise import Elementwise
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.layernorm_linear import LayerNormLinear
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.softmax import Softmax
-from tests.test_repro import executed
+from tests.takehome.test_repro import executed
 
 CPU = torch.device("cpu")
 SKIPS = "inductor/cudagraph_skips"

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from optexp import extension, kernel
+from optexp import kernel
 from optexp.insight.trace import Trace, record
+from optexp.kernelkit import extension
 from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion

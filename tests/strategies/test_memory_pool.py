@@ -12,13 +12,13 @@ from optexp import session
 from optexp.config import Experiment
 from optexp.insight.trace import Call, Span, Trace
 from optexp.program import Snapshot
+from optexp.reporting.terminal import Progress
 from optexp.session import Session
 from optexp.stopwatch import Stopwatch
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.memory_pool import MemoryPool, share_workspaces
 from optexp.strategies.streams import Streams
 from optexp.strategy import Unsupported, compose
-from optexp.terminal import Progress
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.workspace import Workspace
 

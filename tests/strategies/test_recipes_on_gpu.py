@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from optexp import extension
+from optexp.kernelkit import extension
 from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion
@@ -23,7 +23,7 @@ from optexp.workloads.lenet5 import LeNet5
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.pipeline import Pipeline
 from optexp.workloads.training import Training
-from tests.test_repro import executed, written
+from tests.takehome.test_repro import executed, written
 
 pytestmark = pytest.mark.gpu
 

@@ -7,10 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optexp.branches import cut, trace
-from optexp.chunked import Overlapped, Split, joined, split
 from optexp.insight.trace import Copy, Kernel, Span, Trace, record
-from optexp.lanes import side_by_side
 from optexp.program import Program, ResidentFeed, flatten, forward
 from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
@@ -19,6 +16,9 @@ from optexp.strategies.inplace import Inplace
 from optexp.strategies.pinned_memory import PinnedMemory
 from optexp.strategies.streams import Streams
 from optexp.strategy import Unsupported
+from optexp.transforms.branches import cut, trace
+from optexp.transforms.chunked import Overlapped, Split, joined, split
+from optexp.transforms.lanes import side_by_side
 from optexp.workloads.branches import Branches
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.pipeline import Pipeline
@@ -286,9 +286,22 @@ def test_the_recipe_of_pieces_computes_the_same(mode: str, streams, build):
 
 
 def test_batches_are_taken_apart_by_name_too():
-    parts = split({"x": torch.arange(5), "y": torch.arange(10).view(5, 2)}, 2)
+    parts = list(split({"x": torch.arange(5), "y": torch.arange(10).view(5, 2)}, 2))
     assert [part["x"].tolist() for part in parts] == [[0, 1, 2], [3, 4]]
     assert joined(parts)["y"].shape == (5, 2)
+
+
+def test_pieces_are_torchs_and_tapered_ones_half_as_large_at_both_ends():
+    for count in range(1, 40):
+        for pieces in range(1, 12):
+            batch = (torch.arange(count),)
+            equal = [piece.tolist() for (piece,) in split(batch, pieces)]
+            assert equal == [piece.tolist() for piece in batch[0].chunk(pieces)]
+            tapered = [piece.tolist() for (piece,) in split(batch, pieces, tapered=True)]
+            assert [row for piece in tapered for row in piece] == list(range(count))
+            assert max(map(len, tapered)) <= max(map(len, equal))
+    sizes = [len(piece) for (piece,) in split((torch.zeros(64),), 4, tapered=True)]
+    assert sizes == [8, 16, 16, 16, 8]
 
 
 def test_chunks_have_a_size_that_keeps_copies_fast(streams, build):

@@ -12,7 +12,7 @@ from torch import nn
 from optexp.config import ConfigError, build
 from optexp.feeds import LoaderFeed
 from optexp.program import Program, tensors_of
-from optexp.trainstep import TrainStep
+from optexp.usermodel.trainstep import TrainStep
 from optexp.workloads.module import Module
 
 CPU = torch.device("cpu")

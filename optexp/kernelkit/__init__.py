@@ -1,0 +1,1 @@
+"""What kernel files are written and built with."""

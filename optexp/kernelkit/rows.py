@@ -1,0 +1,50 @@
+"""How kernels that need whole rows are launched: which tiles may be fastest, and the choice between them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from optexp.kernel import ceil_div, launch, multiprocessors, power_of_two
+from optexp.kernelkit.tuning import bucket, fastest
+
+LONGEST = 32768  # columns that the registers of one program hold
+
+
+class Launch(NamedTuple):
+    """rows of a tile; warps of a program; programs on a multiprocessor, which then loop (0: one tile each);
+    tiles that are on their way at once."""
+
+    rows: int
+    warps: int
+    resident: int = 0
+    stages: int = 1
+
+
+def tiles(block: int) -> list[Launch]:
+    """What may be fastest where each program takes one tile of up to `block` columns, the safest first."""
+    if block <= 1024:
+        one = 1024 // block
+        return [Launch(2 * one, 4), Launch(4 * one, 4), Launch(one, 1), Launch(2 * one, 2), Launch(4 * one, 4, 8, 2)]
+    if block <= 8192:
+        return [Launch(1, 8), Launch(1, 4), Launch(1, 16), Launch(1, 8, 4, 2), Launch(1, 16, 2, 2)]
+    return [Launch(1, 32), Launch(1, 16), Launch(1, 32, 1, 2), Launch(1, 16, 1, 2), Launch(1, 16, 2, 2)]
+
+
+def in_rows(kernel: Any, rows: int, columns: int, *args: Any, **constants: Any) -> None:
+    """Run the kernel over tiles of whole rows, in the fastest way; the last of `args` is what it writes."""
+    if rows == 0 or columns == 0:
+        return
+    result = args[-1]
+    block = max(power_of_two(columns), 16)
+
+    def run(how: Launch) -> None:
+        programs = ceil_div(rows, how.rows)
+        if how.resident:
+            programs = min(programs, how.resident * multiprocessors(result.device))
+        tile = {"ROWS": how.rows, "BLOCK": block, "STAGES": how.stages, "num_warps": how.warps}
+        launch(kernel, programs, *args, rows, columns, **constants, **tile)
+
+    dtypes = [arg.dtype for arg in args if isinstance(arg, Tensor)]
+    run(fastest(kernel.__name__, (*dtypes, columns, bucket(rows)), tiles(block), run, result.device))

@@ -1,0 +1,97 @@
+"""Write a result down and show it: result.json, the report, MLflow, the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from omegaconf import DictConfig, OmegaConf
+
+from optexp import discovery
+from optexp.config import ConfigError
+from optexp.reporting import report, terminal, tracking
+from optexp.reporting.tracking import Run
+from optexp.result import Result, Verdict
+from optexp.session import Session
+from optexp.workers.processes import describe
+
+
+class Recorder:
+    """Holds the MLflow run open while a comparison works, so that an interrupted one is marked KILLED."""
+
+    def __init__(self, session: Session, show: terminal.Show = terminal.show) -> None:
+        self.session, self.output, self.watch, self.show = session, session.output, session.watch, show
+        self.run: Run | None = None
+        self.trouble: str | None = None
+
+    def start(self) -> None:
+        """Open the MLflow run; a store that cannot be reached costs the record there, not the result."""
+        tracked, result = self.session.experiment.tracking, self.session.result
+        if not tracked.enabled:
+            return
+        try:
+            name = f"{result.workload} · {result.label}"
+            self.run = tracking.start(tracked, name, os.environ.get("OPTEXP_PARENT_RUN"))
+            result.environment["mlflow_run"] = self.run.run_id  # by which a sweep finds it, to correct it
+        except tracking.TrackingError as error:
+            self.trouble = str(error)
+
+    def finish(self, result: Result) -> None:
+        """Write everything, log everything, show it."""
+        if self.trouble:
+            result.measurement["notes"].append(f"not in MLflow: {self.trouble}")
+        with self.session.working("record", "writing the report and the MLflow run"):
+            self._write(result)
+            report.write(result, self.output / "report.html")
+            if self.run is not None:
+                try:
+                    self.run.log(result, self.output)
+                    self.run.finish("FINISHED")
+                except tracking.TrackingError as error:
+                    result.measurement["notes"].append(f"not in MLflow: {error}")
+                    with suppress(tracking.TrackingError):
+                        self.run.finish("FAILED")
+        self._write(result)
+        self.session.progress.stop()
+        self.show(result, self.output, None if discovery.in_sweep() else self.run)  # a sweep names the store once
+
+    def _write(self, result: Result) -> None:
+        result.measurement["seconds"] = self.watch.rounded()
+        result.write(self.output / "result.json")
+        (self.output / "environment.json").write_text(json.dumps(result.environment, indent=2) + "\n")
+        (self.output / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(result.config)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and self.run is not None:
+            with suppress(tracking.TrackingError):
+                self.run.finish("KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
+
+
+def not_built(error: Exception, config: DictConfig, output: Path, show: terminal.Show = terminal.show) -> Result:
+    """A job that could not be built: one sentence for a mistake, and a record so that a sweep can rank it."""
+    facts = {**describe(error), "worker": ""}
+    if isinstance(error, ConfigError):
+        facts |= {"message": str(error), "traceback": ""}
+    plain: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
+    result = Result(
+        verdict=Verdict.ERROR,
+        headline=f"ERROR: {facts['message']}",
+        workload=str(plain.get("workload", {}).get("_target_", "?")).rpartition(".")[2].lower(),
+        strategy=list(plain.get("strategy") or {}),
+        device=str(plain.get("device")),
+        seed=0,
+        config=plain,
+        error=facts,
+    )
+    result.write(output / "result.json")
+    show(result, output, None)
+    return result

@@ -1,0 +1,265 @@
+"""What a result says, as lines and rows of text: the terminal, the report and the MLflow note show the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from optexp.reporting.wording import duration, ratio
+from optexp.result import ArmSummary, Result, Verdict
+
+# What a person does next where nothing was measured, or what was measured cannot be used.
+WHAT_NOW = {
+    Verdict.NOT_ENGAGED: "The strategy ran and changed nothing here: try another one, or its options.",
+    Verdict.NOT_EQUIVALENT: "No speedup is shown for a result that is wrong. The report has the worst tensor.",
+    Verdict.UNVERIFIED: "No speedup is shown for a result that could not be checked.",
+    Verdict.INVALID: "The measurement is not shown: run it again when the machine is quiet.",
+}
+PART = "share_"  # how the names of a breakdown's terms begin
+SPEED = ("time/step", "device time/step", "one step alone", "throughput", "energy")  # rows that a verdict is about
+SHORT = ("time/step", "throughput", "peak memory", "kernels/step")
+
+Unit = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table that compares the arms; an empty cell was not measured."""
+
+    name: str
+    baseline: str
+    candidate: str
+    change: str
+
+
+def rows(result: Result, details: bool = False) -> list[Row]:
+    """Time, throughput, memory and kernels of both arms; `details` adds what the report has room for."""
+    before, after = result.baseline, result.candidate
+    # The interval's own estimate: a ratio of medians may differ from it in the last digit.
+    time_change = 1 / result.speedup.estimate if result.speedup else None
+    found = [
+        _row("time/step", before.step_us, after.step_us, microseconds, "slower", "faster", time_change),
+        _row("device time/step", before.device_us, after.device_us, microseconds, "slower", "faster"),
+        _row("device busy/step", before.busy_us, after.busy_us, microseconds, "longer", "shorter"),
+        _row("device time/step, cold L2", before.cold_us, after.cold_us, microseconds, "slower", "faster"),
+        _row("one step alone, 5th percentile", before.p5_us, after.p5_us, microseconds, "slower", "faster"),
+        _row("one step alone, median", before.alone_us, after.alone_us, microseconds, "slower", "faster"),
+        _row("one step alone, 95th percentile", before.p95_us, after.p95_us, microseconds, "slower", "faster"),
+        _row("one step alone, 99th percentile", before.p99_us, after.p99_us, microseconds, "slower", "faster"),
+        _row("throughput", before.throughput, after.throughput, rate, "more", "less"),
+        _row("energy/step", before.energy_j, after.energy_j, joules, "more", "less"),
+        _row("power", before.power_w, after.power_w, watts, "more", "less"),
+        _row("GPU utilisation (NVML)", before.utilisation, after.utilisation, share, "more", "less"),
+        _row("peak memory", before.peak_mib, after.peak_mib, mebibytes, "more", "less"),
+        _row("kernels/step", before.kernels, after.kernels, count, "more", "fewer"),
+        _row("GPU busy", before.gpu_busy, after.gpu_busy, share, "more", "less"),
+        _row("set-up", before.setup_s, after.setup_s, duration, "longer", "shorter"),
+    ]
+    shown = [row for row in found if row and (details or row.name in SHORT)]
+    if result.verdict is Verdict.INCONCLUSIVE:  # a ratio in a column of its own would be read as a finding
+        shown = [replace(row, change="undecided") if row.name.startswith(SPEED) else row for row in shown]
+    return shown
+
+
+def _row(
+    name: str, before: float | None, after: float | None, unit: Unit, up: str, down: str, change: float | None = None
+) -> Row | None:
+    if before is None and after is None:
+        return None
+    if change is None and before and after:
+        change = after / before
+    return Row(name, _cell(before, unit), _cell(after, unit), _change(change, up, down))
+
+
+def _cell(value: float | None, unit: Unit) -> str:
+    return "" if value is None else unit(value)
+
+
+def _change(change: float | None, up: str, down: str) -> str:
+    """ "5.91× faster" rather than a bare ratio, whose direction has to be guessed."""
+    if change is None:
+        return ""
+    if 0.995 < change < 1.005:
+        return "same"
+    return f"{ratio(change)} {up}" if change > 1 else f"{ratio(1 / change)} {down}"
+
+
+# --- lines -----------------------------------------------------------------------------------------------------
+
+
+def verified(result: Result) -> str:
+    """What was checked about the numbers, and how it ended."""
+    headline, contract = result.equivalence.get("headline") or "", result.equivalence.get("contract")
+    if not contract or str(contract) in headline:
+        return str(headline)
+    return f"{headline} (contract {contract})" if headline else f"contract {contract}"
+
+
+def evidence(result: Result) -> list[str]:
+    """The proof that each strategy engaged, or that it did not."""
+    return [f"{e['strategy']}: {'' if e['engaged'] else 'did not engage: '}{e['text']}" for e in result.evidence]
+
+
+def measured(result: Result) -> str:
+    """How: the preset and where the arms ran."""
+    placed = result.measurement.get("placement") or {}
+    placement = "; ".join(placed[name] for name in ("text", "unbound") if placed.get(name))
+    preset = result.measurement.get("preset")
+    passed = [name for name, c in controls(result).items() if c["ok"] and c["found"] and c["estimate"]]
+    parts = [f"{preset} preset" if preset else "", placement]
+    days = {f", remembered from {c['since']}" for c in controls(result).values() if c.get("since")}
+    parts += [f"controls passed ({', '.join(passed)}{''.join(days)})"] if passed else []
+    return ", ".join(text for text in parts if text)
+
+
+def controls(result: Result) -> dict[str, Any]:
+    """What is known to be so, and whether the measurement saw it, by name."""
+    return dict(result.measurement.get("controls") or {})
+
+
+def cost(result: Result) -> str:
+    """What set-up takes and when it has paid for itself; empty where no speedup may be shown."""
+    facts = result.measurement.get("cost") or {}
+    if result.speedup is None or facts.get("setup_s") is None:
+        return ""
+    text = f"set-up {duration(facts['setup_s'])}"
+    if facts.get("baseline_setup_s") is not None:
+        text += f" (baseline {duration(facts['baseline_setup_s'])})"
+    if facts.get("cold_setup_s") is not None:
+        text += f", {duration(facts['cold_setup_s'])} with empty compile caches"
+    if result.verdict is Verdict.INCONCLUSIVE:
+        return text
+    steps, hours = facts.get("break_even_steps"), facts.get("hours_saved")
+    if steps == "never":
+        text += ", never paid back"
+    elif steps is not None:
+        text += f", paid back after {steps:,} steps" if steps > 0 else ", no more than the baseline's"
+    if steps is not None and facts.get("paid_back"):
+        text += " (empty caches)" if facts["paid_back"] == "cold" else " (warm caches)"
+    if hours is not None:
+        text += f"; {'saves' if hours >= 0 else 'loses'} {duration(abs(hours) * 3600)}"
+        text += f" in {facts['horizon_steps']:,} steps"
+    return text
+
+
+def remarks(result: Result) -> list[str]:
+    """Watchdogs that saw something, and notes on what was ignored or left out."""
+    watches = result.measurement.get("watchdogs") or []
+    seen = [f"{w['name']}: {w['text']}" for w in watches if not w["ok"]]
+    seen += [f"{name}: {c['text']}" for name, c in controls(result).items() if not (c["ok"] and c["found"])]
+    if cold := (result.measurement.get("l2") or {}).get("cold"):
+        seen.append(f"with emptied caches: {cold['text']}")
+    return seen + list(result.measurement.get("notes") or [])
+
+
+def suggestion(result: Result) -> str:
+    """The one thing to try next, as the profile has it."""
+    return str(result.profile.get("suggestion") or "")
+
+
+def reason(result: Result) -> str:
+    """Why there is no speedup, or what to know beside it: the headline without the verdict that it repeats."""
+    if result.verdict.measured:
+        return "; ".join(remarks(result))
+    return result.headline.removeprefix(result.verdict).lstrip(": ")
+
+
+def shown(result: Result) -> ArmSummary:
+    """The arm that a row about this job has room for: the candidate, or what was profiled alone."""
+    return result.baseline if result.verdict is Verdict.PROFILED else result.candidate
+
+
+def ranked(results: Iterable[Result]) -> list[Result]:
+    """The surest gain first, by the interval's lower end; then those without a speedup, failures last.
+
+    What was only profiled is not ranked: it keeps its order.
+    """
+    order = list(Verdict)
+    return sorted(results, key=lambda r: (-(r.speedup.low if r.speedup else 0.0), -order.index(r.verdict)))
+
+
+def parts(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
+    """The terms of the breakdown that add up to a step, in words; what is practically zero is left out."""
+    return [
+        (name.removeprefix(PART).replace("_", " "), value)
+        for name, value in metrics.items()
+        if name.startswith(PART) and value > 0.0005
+    ]
+
+
+def titles(results: Sequence[Result]) -> list[str]:
+    """Each result's workload, with the settings in which the results differ: `mlp dim=512 dtype=bfloat16`.
+
+    Options of strategies and of the baseline stack are in the strategy's label already.
+    """
+    flat = [flatten(result.config) for result in results]
+    names = []
+    for result, config in zip(results, flat, strict=True):
+        # A job that was never built has a configuration that was never resolved: it tells nothing about the others.
+        alike = [c for r, c in zip(results, flat, strict=True) if r.workload == result.workload and r.fingerprint]
+        varying = [
+            key
+            for key in config
+            if not key.startswith(("strategy", "baseline.", "measurement."))
+            and len({str(other[key]) for other in alike if key in other}) > 1
+        ]
+        names.append(" ".join([result.workload, *(f"{k.removeprefix('workload.')}={config[k]}" for k in varying)]))
+    return names
+
+
+def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested configuration by dotted key."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    return {
+        name: leaf
+        for key, value in node.items()
+        for name, leaf in flatten(value, f"{prefix}.{key}" if prefix else str(key)).items()
+    }
+
+
+# --- units -----------------------------------------------------------------------------------------------------
+
+
+def microseconds(value: float) -> str:
+    return duration(value / 1e6)
+
+
+def mebibytes(value: float) -> str:
+    """412 MiB, 1.5 GiB."""
+    return f"{value / 1024:.3g} GiB" if value >= 1024 else f"{digits(value)} MiB"
+
+
+def joules(value: float) -> str:
+    """1.3 J, 45 mJ, 820 µJ."""
+    for unit, size in (("J", 1.0), ("mJ", 1e-3)):
+        if value >= size:
+            return f"{digits(value / size)} {unit}"
+    return f"{digits(value * 1e6)} µJ"
+
+
+def watts(value: float) -> str:
+    return f"{value:.0f} W"
+
+
+def rate(value: float) -> str:
+    """Samples a second: 342/s, 342 k/s, 2.1 M/s."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{digits(value / size)} {unit}/s"
+    return f"{digits(value)}/s"
+
+
+def count(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
+
+
+def share(value: float) -> str:
+    """A fraction as a percentage."""
+    return f"{value:.0%}" if value >= 0.0995 or value == 0 else f"{value:.1%}"
+
+
+def digits(value: float) -> str:
+    """Three significant digits, never as a power of ten."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

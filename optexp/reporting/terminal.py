@@ -1,0 +1,325 @@
+"""What a person sees: progress while it works, then a verdict that is read in five seconds."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from optexp.reporting import summary
+from optexp.reporting.wording import at_least, duration, ratio
+from optexp.result import Result, Verdict
+
+if TYPE_CHECKING:
+    from optexp.reporting.tracking import Run
+
+COLOURS = {
+    Verdict.FASTER: "bold green",
+    Verdict.SLOWER: "bold red",
+    Verdict.SAME: "bold cyan",
+    Verdict.INCONCLUSIVE: "bold yellow",
+    Verdict.PROFILED: "bold cyan",
+    Verdict.VERIFIED: "bold green",
+    Verdict.UNSUPPORTED: "bold yellow",
+    Verdict.NOT_ENGAGED: "bold yellow",
+}
+ALARM = "bold red"  # ERROR, NOT_EQUIVALENT, UNVERIFIED, INVALID
+PIPE_WIDTH = 120  # of what is not a terminal: a file, a log
+SILENCE_S = 60  # the longest on what is not a terminal, while there is news
+TRACEBACK_LINES = 30
+REASONS = 3
+
+
+# --- progress --------------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """One line on stderr that says what happens and how long it may still take.
+
+    On a terminal it moves; elsewhere every phase leaves one plain line, the first time that it is entered, and another
+    whenever a minute has passed.
+    """
+
+    def __init__(self, total_estimate_s: float | None = None, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self.deadline = None if total_estimate_s is None else time.monotonic() + total_estimate_s
+        self.name = self.text = ""
+        self.seen: set[str] = set()
+        self.said_at = 0.0
+        self.spinner = Spinner("dots")
+        # Four times a second: the thread that draws must not be felt by what is measured.
+        self.live = Live(get_renderable=self._line, console=self.console, refresh_per_second=4, transient=True)
+
+    def phase(self, name: str, text: str = "") -> None:
+        """A new phase begins; it may have been entered before."""
+        self.name, self.text = name, text
+        self._say(name not in self.seen)
+        self.seen.add(name)
+
+    def update(
+        self, text: str, done: int | None = None, total: int | None = None, remaining_s: float | None = None
+    ) -> None:
+        """News from within the phase: how far it is, and a new estimate of the time to go."""
+        self.text = text if done is None else f"{text}, {done} of {total}"
+        if remaining_s is not None:
+            self.deadline = time.monotonic() + remaining_s
+        self._say()
+
+    def _say(self, new: bool = False) -> None:
+        if not self.console.is_terminal and (new or time.monotonic() > self.said_at + SILENCE_S):
+            self.console.print(self._sentence(), markup=False, highlight=False, soft_wrap=True)
+            self.said_at = time.monotonic()
+
+    def _sentence(self) -> str:
+        return f"{self.name}: {self.text}" if self.text else self.name
+
+    def stop(self) -> None:
+        """Take the line away; what is printed next stands in its place. Harmless when called twice."""
+        self.live.stop()
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def _line(self) -> RenderableType:
+        line = Text(self._sentence(), no_wrap=True, overflow="ellipsis")
+        if self.deadline is not None and (left := self.deadline - time.monotonic()) >= 1:
+            line.append(f"  about {duration(round(left))} to go", style="dim")
+        self.spinner.update(text=line)
+        return self.spinner
+
+
+# --- one result ------------------------------------------------------------------------------------------------
+
+
+Show = Callable[[Result, Path, "Run | None"], None]
+
+
+def show(result: Result, folder: Path, run: Run | None = None) -> None:
+    """Print the verdict; an UNSUPPORTED one is a single line."""
+    console = output()
+    console.print(headline(result), soft_wrap=True)
+    if result.verdict is not Verdict.UNSUPPORTED:
+        parts = _spaced([*body(result), locations(folder, run)])
+        console.print(Padding(Group(*parts), (1, 0, 1, 2), expand=False))
+
+
+def render(result: Result) -> RenderableType:
+    """The verdict without the places where its record is."""
+    return Group(headline(result), Padding(Group(*_spaced(body(result))), (1, 0, 0, 2), expand=False))
+
+
+def output() -> Console:
+    """Standard output; what is not a terminal gets lines long enough for its tables, and nothing that is not seen."""
+    if sys.stdout.isatty():
+        return Console(highlight=False, markup=False)
+    return Console(file=Trimmed(), width=PIPE_WIDTH, highlight=False, markup=False)
+
+
+class Trimmed(io.StringIO):
+    """Standard output, without the blanks that fill a table's last column."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
+def headline(result: Result) -> Text:
+    """The runner's own sentence, with the verdict in colour and the job it belongs to."""
+    text = Text(f"{result.workload} · {result.label}  ", style="bold")
+    start = len(text)
+    text.append(result.headline, style="not bold")
+    if result.headline.startswith(result.verdict):
+        text.stylize(colour(result.verdict), start, start + len(result.verdict))
+    return text
+
+
+def body(result: Result) -> list[RenderableType]:
+    """What stands below the headline, by the kind of verdict."""
+    if result.verdict is Verdict.PROFILED:
+        return list(_profile(result))
+    if result.verdict is Verdict.ERROR:
+        return list(_error(result))
+    if result.verdict.measured:
+        return [comparison(result), _lines(_facts(result))]
+    verified = summary.verified(result) if result.equivalence.get("ok") else ""
+    return [_lines([("verified", verified), *_remarks(result), ("now", summary.WHAT_NOW.get(result.verdict, ""))])]
+
+
+def comparison(result: Result) -> Table:
+    """Baseline and candidate side by side."""
+    table = _table("", "baseline>", "candidate>", "change>")
+    for row in summary.rows(result):
+        table.add_row(row.name, row.baseline, row.candidate, row.change)
+    return table
+
+
+def locations(folder: Path, run: Run | None) -> Table:
+    """Where the record is."""
+    kinds = (("report", "report.html"), ("study", "study.md"), ("ranking", "sweep.json"), ("record", "result.json"))
+    record = next(((kind, _relative(folder / name)) for kind, name in kinds if (folder / name).exists()), ("", ""))
+    return _lines([record, ("MLflow", run.where if run else "")])
+
+
+def _facts(result: Result) -> Iterator[tuple[str, str]]:
+    yield "verified", summary.verified(result)
+    yield "evidence", "; ".join(summary.evidence(result))
+    for index, sentence in enumerate(result.explanation[:REASONS]):
+        yield ("" if index else "why"), sentence
+    yield "measured", summary.measured(result)
+    yield "cost", summary.cost(result)
+    yield from _remarks(result)
+    yield "try next", summary.suggestion(result)
+
+
+def _remarks(result: Result) -> Iterator[tuple[str, str]]:
+    """What the headline has not said."""
+    for remark in summary.remarks(result):
+        if remark.partition(": ")[2] not in result.headline:
+            yield "note", remark
+
+
+def _error(result: Result) -> Iterator[RenderableType]:
+    error = result.error or {}
+    tail = str(error.get("traceback") or "").strip().splitlines()[-TRACEBACK_LINES:]
+    if tail:
+        yield Text("\n".join(tail), style="dim")
+    yield _lines(_remarks(result))
+
+
+def _profile(result: Result) -> Iterator[RenderableType]:
+    facts = result.profile.get("baseline") or {}
+    yield alone(result)
+    yield _bars(facts.get("metrics") or {})
+    for title, key in (("kernel", "top_kernels"), ("operator", "top_ops")):
+        if facts.get(key):
+            table = _table(title, "calls>", "time>", "share>")
+            for entry in facts[key][:5]:
+                name = Text(str(entry["name"]), no_wrap=True, overflow="ellipsis")
+                table.add_row(
+                    name,
+                    summary.count(entry["calls"]),
+                    summary.microseconds(entry["us"]),
+                    summary.share(entry["share"]),
+                )
+            table.columns[0].max_width = 70
+            yield table
+    if bottlenecks := result.profile.get("bottlenecks"):
+        table = _table("bottleneck", "share>", "why", "try")
+        for entry in bottlenecks:
+            table.add_row(entry["label"], summary.share(entry["share"]), Text(entry["why"]), ", ".join(entry["try"]))
+        yield table
+    yield _lines([*_remarks(result), ("try next", summary.suggestion(result))])
+
+
+def alone(result: Result) -> Table:
+    """The baseline's figures where there is nothing to compare."""
+    table = _table("", "baseline>")
+    for row in summary.rows(result):
+        table.add_row(row.name, row.baseline)
+    return table
+
+
+def _bars(metrics: dict[str, float]) -> Table:
+    """The parts of a step, which add up to one."""
+    table = _table("where a step goes", "share>", "")
+    for name, value in summary.parts(metrics):
+        table.add_row(name, summary.share(value), Text("█" * round(30 * value), style="cyan"))
+    return table
+
+
+# --- a sweep ---------------------------------------------------------------------------------------------------
+
+
+def sweep_table(results: Sequence[Result]) -> Table:
+    """One line for each result, in the order given (`summary.ranked`); those without a speedup say why."""
+    names = ["verdict", "at least>", "estimate>", "time/step>", "peak memory>", "workload", "strategy", "reason"]
+    profiled = all(result.verdict is Verdict.PROFILED for result in results)
+    left_out = {"at least>", "estimate>", "strategy"} if profiled else set()
+    table = _table(*(name for name in names if name not in left_out))
+    for column in table.columns:
+        if column.header in ("workload", "strategy"):
+            column.no_wrap = True  # a narrow screen takes its toll on the reasons
+    for result, title in zip(results, summary.titles(results), strict=True):
+        speedup, arm = result.speedup, summary.shown(result)
+        measured = speedup is not None or result.verdict is Verdict.PROFILED
+        cells: list[Text | str] = [
+            Text(result.verdict, style=colour(result.verdict)),
+            f"{at_least(speedup.low)}×" if speedup else "",
+            ratio(speedup.estimate) if speedup else "",
+            summary.microseconds(arm.step_us) if measured and arm.step_us else "",
+            summary.mebibytes(arm.peak_mib) if measured and arm.peak_mib else "",
+            Text(title),
+            Text(result.label),  # brackets are no markup
+            Text(summary.reason(result), style="dim"),
+        ]
+        table.add_row(*(cell for name, cell in zip(names, cells, strict=True) if name not in left_out))
+    return table
+
+
+def study_table(question: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
+    """What was asked, and the table that answers it."""
+    table = _table(*headings)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return Group(Text(question, style="bold"), Text(), table)
+
+
+def colour(verdict: Verdict) -> str:
+    return COLOURS.get(verdict, ALARM)
+
+
+# --- pieces ----------------------------------------------------------------------------------------------------
+
+
+def _table(*columns: str) -> Table:
+    """A table without a frame; a name that ends in > is a column of figures."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    for name in columns:
+        figures = name.endswith(">")
+        table.add_column(
+            name.removesuffix(">"), justify="right" if figures else "left", no_wrap=figures, overflow="fold"
+        )
+    return table
+
+
+def _lines(pairs: Iterable[tuple[str, str]]) -> Table:
+    """Short label, long text; pairs without a text are left out."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True, min_width=8)
+    grid.add_column(overflow="fold")
+    for label, text in pairs:
+        if text:
+            grid.add_row(label, Text(text))
+    return grid
+
+
+def _spaced(parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
+    """Parts with an empty line between them; tables without a row are left out."""
+    for index, part in enumerate(part for part in parts if not isinstance(part, Table) or part.row_count):
+        if index:
+            yield Text()
+        yield part
+
+
+def _relative(path: Path) -> str:
+    """Shorter where it is below the working folder."""
+    path = path.absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,69 @@
+"""Headlines: what a verdict says to a person, in one line."""
+
+from __future__ import annotations
+
+from math import floor, log10
+
+from optexp.result import Result, Verdict
+
+
+def ratio(value: float) -> str:
+    """1.31×, 12.4×, 104×: three digits are all that a measurement carries."""
+    return f"{value:.2f}×" if value < 10 else f"{value:.1f}×" if value < 100 else f"{value:.0f}×"
+
+
+def at_least(value: float) -> str:
+    """The same three digits, never rounded up: what is promised must hold."""
+    digits = max(0, 2 - floor(log10(value))) if value > 0 else 0
+    return f"{floor(value * 10**digits) / 10**digits:.{digits}f}"
+
+
+def at_precision(dtype: str) -> str:
+    """Of the limits that results were held to, where they are not those of torch's own default."""
+    return "" if dtype == "float32" else f", at {dtype} precision"
+
+
+def headline(result: Result, precision: str, against: str, weakness: str | None) -> str:
+    """What was measured, the guaranteed end of the interval first.
+
+    precision:  the dtype by whose limits the results were judged
+    """
+    verdict, speedup, baseline, candidate = result.verdict, result.speedup, result.baseline, result.candidate
+    assert speedup is not None
+    than = "" if against == "baseline" else f" than {against}"
+    estimate, low, high = speedup.estimate, speedup.low, speedup.high
+    if verdict is Verdict.SLOWER:  # how many times slower, in every figure of the line
+        estimate, low, high = 1 / estimate, 1 / high, 1 / low
+    processes = "one process" if speedup.processes == 1 else f"{speedup.processes} processes"
+    interval = f"{speedup.confidence:.0%} interval {at_least(low)} to {high:.3g}"
+    basis = f"best estimate {ratio(estimate)}, {interval}, {processes}"
+    if result.measurement["l2"]["headline"] == "cold":
+        basis += ", device time with emptied caches"
+    match verdict:
+        case Verdict.FASTER:
+            text = f"FASTER{than}, at least {at_least(low)}× ({basis})"
+        case Verdict.SLOWER:
+            text = f"SLOWER{than}, at least {at_least(low)}× slower ({basis})"
+        case Verdict.SAME:
+            text = f"SAME speed{than.replace('than', 'as')} ({basis})"
+            if baseline.peak_mib and candidate.peak_mib and candidate.peak_mib <= 0.95 * baseline.peak_mib:
+                text += f", with {1 - candidate.peak_mib / baseline.peak_mib:.0%} less peak memory"
+        case _:
+            crowded = any(watch["name"] == "cores" and not watch["ok"] for watch in result.measurement["watchdogs"])
+            closer = "measurement=default looks closer" if speedup.processes == 1 else "more processes may decide it"
+            if speedup.processes == 1 and not low <= 1 <= speedup.high:
+                closer = f"blocks of one process that scatter so decide nothing, {closer}"
+            text = f"INCONCLUSIVE ({basis}): {'a machine that does nothing else decides more' if crowded else closer}"
+    if verdict is not Verdict.INCONCLUSIVE:
+        text += at_precision(precision)
+    if weakness:
+        text += f"; equivalent, but weaker: {weakness}"
+    return text
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it: 112 µs, 4.2 ms, 3.1 s, 2.4 h."""
+    for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        if abs(seconds) >= size * (2 if unit == "min" else 0.9995):  # what would be rounded to 1000 of the next
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"

@@ -1,0 +1,86 @@
+"""What a search finds must hold twice: of many comparisons some differ by chance, and the best of them was lucky."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from optexp.reporting import summary
+from optexp.result import Result, Verdict
+
+NEW_SEED = 1000  # other inputs and other orders than any process of the search had
+FOLDER = "winners"
+
+Run = Callable[[DictConfig, Path], Result]
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Each adjusted so that the chance of a single false claim among all of them stays what it is for one."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def corrected(results: Sequence[Result]) -> list[Result]:
+    """The results, in place; a claim that does not survive the correction becomes INCONCLUSIVE, and says so."""
+    family = [r for r in results if r.strategy and r.speedup and "p_value" in r.measurement]
+    for result, p in zip(family, holm([r.measurement["p_value"] for r in family]), strict=True):
+        assert result.speedup is not None
+        result.measurement["p_holm"] = p
+        if result.verdict in (Verdict.FASTER, Verdict.SLOWER) and p >= 1 - result.speedup.confidence:
+            alone = result.headline
+            result.by_itself = {"verdict": result.verdict, "headline": alone} | result.by_itself
+            result.verdict = Verdict.INCONCLUSIVE
+            result.headline = f"INCONCLUSIVE: one of {len(family)} comparisons (Holm: p = {p:.2g}), by itself {alone}"
+    return list(results)
+
+
+def winners(results: Mapping[Path, Result]) -> list[Path]:
+    """The best job of every workload for which several stacks were tried, where its preset asks for a second look."""
+    by_workload = defaultdict(list)
+    for (job, result), title in zip(results.items(), summary.titles(list(results.values())), strict=True):
+        if result.strategy and result.speedup:
+            by_workload[title].append((result.speedup.low, job))
+    best = [max(tried)[1] for tried in by_workload.values() if len(tried) > 1]
+    asked = [job for job in best if results[job].config.get("measurement.confirm")]
+    return [job for job in asked if results[job].verdict is Verdict.FASTER]
+
+
+def confirm(results: Mapping[Path, Result], folder: Path, run: Run) -> dict[Path, Result]:
+    """The results, each winner's replaced by what new processes found on other inputs.
+
+    Where that falls behind another, the other is the winner, and was as lucky: it is measured again too.
+    """
+    found, done = dict(results), list[Path]()
+    while due := [job for job in winners(found) if job not in done]:
+        for job in due:
+            found[job] = measured_again(job, results[job], folder / FOLDER / str(len(done)), run)
+            done.append(job)
+    return found
+
+
+def measured_again(job: Path, first: Result, output: Path, run: Run) -> Result:
+    """What new processes find on other inputs; the first result where it cannot be measured here."""
+    config = OmegaConf.load(job / ".hydra" / "config.yaml")
+    assert isinstance(config, DictConfig)
+    config.seed += NEW_SEED
+    config.device = first.device.partition(":")[0]
+    again = run(config, output)
+    assert first.speedup is not None
+    if again.verdict is Verdict.ERROR:  # a sweep that ran elsewhere may not find its device here
+        first.measurement["notes"].append(f"the winner could not be measured again: {again.headline}")
+        return first
+    again.config["seed"] = first.config.get("seed")  # its row stands for the job's
+    again.by_itself = {"verdict": first.verdict, "again": os.path.relpath(output, job)}
+    note = f"the winner, measured again with seed {again.seed}"
+    if again.verdict.measured:  # no speedup is shown beside another verdict, nor one of before
+        again.by_itself["headline"] = first.headline
+        note += f": in the search it was {first.speedup.estimate:.3g}×"
+    again.measurement["notes"].append(note)
+    return again

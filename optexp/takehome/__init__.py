@@ -1,0 +1,1 @@
+"""repro.py: the optimized program as one file of plain PyTorch."""

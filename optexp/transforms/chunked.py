@@ -1,0 +1,198 @@
+"""Steps that take a batch apart along its first dimension, and put the results together again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+
+import torch
+from torch import Tensor
+
+from optexp.program import Batch, Outputs, Program, flatten, map_batch, tensors_of
+from optexp.transforms.lanes import Lanes
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """One step: chunk by chunk to the device, compute, back to its rows of the result on the host. Nothing overlaps.
+
+    chunks:        pieces of a batch, along its first dimension (equal where that can be divided so)
+    non_blocking:  do not wait for copies one by one; results then go home to pinned memory, or each would be waited for
+    """
+
+    chunks: int
+    non_blocking: bool = False
+
+    def __call__(self, program: Program, batch: Batch) -> Outputs:
+        out: Outputs = {}
+        whole, done = rows(tensors_of(batch)), 0
+        pinned = self.non_blocking and program.device.type == "cuda"
+        assert whole is not None
+        with torch.no_grad():
+            for chunk in split(batch, self.chunks):
+                there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=self.non_blocking), chunk)
+                done += send_home(flatten(program.predict(there)), out, whole, done, pinned)
+        if pinned:
+            torch.cuda.current_stream(program.device).synchronize()
+        return out
+
+    def listing(self) -> str:
+        """The same in plain PyTorch, for `repro.py`."""
+        pinned = "torch.cuda.is_available()" if self.non_blocking else "False"
+        return CHUNKED.format(chunks=self.chunks, non_blocking=self.non_blocking, pinned=pinned)
+
+
+CHUNKED = """\
+def step(batch):
+    done, pinned = 0, {pinned}
+    with torch.no_grad():
+        for chunk in zip(*(tensor.chunk({chunks}) for tensor in batch), strict=True):
+            result = predict(tuple(tensor.to(device, non_blocking={non_blocking}) for tensor in chunk))
+            if not done:
+                home = torch.empty((len(batch[0]), *result.shape[1:]), dtype=result.dtype, pin_memory=pinned)
+            home[done : done + len(result)].copy_(result, non_blocking=pinned)
+            done += len(result)
+    if pinned:
+        torch.cuda.synchronize()
+    return home
+"""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Pieces of the batch, each on a stream of its own."""
+
+    lanes: Lanes
+
+    def __call__(self, program: Program, batch: Batch) -> Outputs:
+        results = []
+        with torch.no_grad(), self.lanes.open() as streams:
+            for stream, piece in zip(streams, split(batch, len(streams)), strict=False):
+                with torch.cuda.stream(stream):
+                    results.append(flatten(program.predict(piece)))
+        with torch.no_grad():
+            return joined(results)
+
+    def listing(self) -> str:
+        return LANES.format(streams=len(self.lanes.streams)) + SPLIT + JOINED
+
+
+@dataclass(frozen=True)
+class Overlapped:
+    """Chunks of a batch in host memory take turns on a few streams: one is copied in while the one before is computed
+    on and the one before that is copied out.
+
+    home:  results go back to the host, into pinned memory, and the step waits for them; else they stay on the device
+    """
+
+    lanes: Lanes
+    chunks: int
+    home: bool
+
+    def __call__(self, program: Program, batch: Batch) -> Outputs:
+        results: list[Outputs] = []
+        out: Outputs = {}
+        whole, done = rows(tensors_of(batch)), 0
+        assert whole is not None
+        with torch.no_grad(), self.lanes.open() as streams:
+            for index, chunk in enumerate(split(batch, self.chunks, tapered=True)):
+                with torch.cuda.stream(streams[index % len(streams)]):
+                    there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=True), chunk)
+                    result = flatten(program.predict(there))
+                    if self.home:
+                        done += send_home(result, out, whole, done, pinned=True)
+                    else:
+                        results.append(result)
+        if not self.home:
+            return joined(results)
+        torch.cuda.current_stream(program.device).synchronize()
+        return out
+
+    def listing(self) -> str:
+        lines = LANES.format(streams=len(self.lanes.streams)) + CHUNKS.format(chunks=self.chunks)
+        return lines + (HOME if self.home else JOINED + STAYING)
+
+
+def send_home(result: Outputs, out: Outputs, whole: int, done: int, pinned: bool) -> int:
+    """Copy a chunk's results to their rows of `out`, or begin to where these are pinned; returns how many there are."""
+    count = 0
+    for name, tensor in result.items():
+        count = tensor.shape[0]
+        if name not in out:
+            out[name] = torch.empty((whole, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=pinned)
+        out[name][done : done + count].copy_(tensor, non_blocking=pinned)
+    return count
+
+
+def split(batch: Batch, pieces: int, tapered: bool = False) -> Iterator[Batch]:
+    """A batch in pieces, as views made when they are asked for: no device waits for all of them.
+
+    tapered: one piece more, the first and the last half as large: with their copies nothing can overlap
+    """
+    whole = min(tensor.shape[0] for tensor in tensors_of(batch).values())
+    size = -(-whole // pieces)
+    starts = [0, *range(max(1, size // 2), whole, size)] if tapered else [*range(0, whole, size)]
+    for start, end in zip(starts, [*starts[1:], whole], strict=True):
+        yield map_batch(itemgetter(slice(start, end)), batch)
+
+
+def joined(results: list[Outputs]) -> Outputs:
+    """What the pieces gave, as if they had been one."""
+    return {name: torch.cat([result[name] for result in results]) for name in results[0]}
+
+
+def rows(batch: Mapping[str, Tensor]) -> int | None:
+    """The first dimension that all tensors share; None where there is none."""
+    sizes = {tensor.shape[0] if tensor.dim() else -1 for tensor in batch.values()}
+    return sizes.pop() if len(sizes) == 1 and -1 not in sizes else None
+
+
+# --- in plain PyTorch --------------------------------------------------------------------------------------------
+
+LANES = """\
+lanes = [torch.cuda.Stream() for _ in range({streams})]
+
+
+@torch.no_grad()
+def step(batch):
+    here, results = torch.cuda.current_stream(), []
+    for lane in lanes:
+        lane.wait_stream(here)
+"""
+
+SPLIT = """\
+    for lane, *piece in zip(lanes, *(tensor.chunk(len(lanes)) for tensor in batch)):
+        with torch.cuda.stream(lane):
+            results.append(predict(tuple(piece)))
+"""
+
+CHUNKS = """\
+    for index, chunk in enumerate(zip(*(tensor.chunk({chunks}) for tensor in batch))):
+        with torch.cuda.stream(lanes[index % len(lanes)]):
+            results.append(predict(tuple(tensor.to(device, non_blocking=True) for tensor in chunk)))
+"""
+
+JOINED = """\
+    for lane in lanes:
+        here.wait_stream(lane)
+    return torch.cat(results)
+"""
+
+STAYING = """
+
+def bring(batch):
+    return batch  # the step copies it
+"""
+
+HOME = """\
+            result = results.pop()
+            if index == 0:
+                home = torch.empty((len(batch[0]), *result.shape[1:]), dtype=result.dtype, pin_memory=True)
+                rows = len(chunk[0])
+            home[index * rows : (index + 1) * rows].copy_(result, non_blocking=True)
+    for lane in lanes:
+        here.wait_stream(lane)
+    here.synchronize()
+    return home
+"""

@@ -1,0 +1,1 @@
+"""Users' own code as a workload."""

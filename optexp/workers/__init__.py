@@ -1,0 +1,1 @@
+"""Processes that arms live in, and how tensors travel between them."""

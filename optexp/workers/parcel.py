@@ -1,0 +1,209 @@
+"""Tensors from one process to another through a little shared memory: batches, outputs, gradients.
+
+However large they are, they pass through the same few megabytes, piece by piece, on the device where both processes are
+there, else on the host: pages of a host that a process touches for the first time cost several times what a copy does,
+and as many of them as there are bytes would be most of the work.
+
+Pages of the host are not registered with CUDA, though copies would run at twice the speed: on an H200 in a container,
+results arrived wrong (and kernels failed with "resource already mapped") where each process had locked them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from optexp.workers import ipc
+
+PIECE = 2**25  # bytes
+SENDERS = 4  # whose memory a receiver keeps in sight
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one tensor lies among a parcel's bytes."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A nest of tensors that is on its way: the same nest, with an `Entry` for each tensor.
+
+    place: the shared memory that the pieces pass through: a file's path, or the handle of memory on a device
+    size:  of all tensors, in bytes
+    """
+
+    place: str | bytes
+    size: int
+    nest: Any
+
+    @property
+    def pieces(self) -> int:
+        return max(1, -(-self.size // PIECE))
+
+
+class Memory:
+    """Shared memory, as one process sees it: one half is filled while the other is read."""
+
+    size = 2 * PIECE
+
+    def __init__(self, content: Tensor) -> None:
+        self._bytes = content
+
+    @classmethod
+    def at(cls, place: str | bytes) -> Memory:
+        """What another process has made; `Unshared` where this one cannot see it."""
+        if isinstance(place, bytes):
+            return cls(ipc.attach(place, cls.size))
+        with open(place, "r+b") as file:
+            return cls(torch.frombuffer(mmap.mmap(file.fileno(), cls.size), dtype=torch.uint8))
+
+    def piece(self, index: int) -> Tensor:
+        """Where a piece lies until the next but one takes its place."""
+        return self._bytes.narrow(0, index % 2 * PIECE, PIECE)
+
+
+class Outbox:
+    """What one process sends: a parcel at a time, piece by piece as it is asked for."""
+
+    def __init__(self, folders: Sequence[str] = (), on_device: bool = False) -> None:
+        """folders: where memory of the host may lie, the preferred one first; its owner removes them.
+
+        on_device: memory of the current CUDA device is used, where it can be shared
+        """
+        self._folders, self._on_device = folders or (tempfile.gettempdir(),), on_device
+        self._place: str | bytes = ""
+        self._memory: Memory | None = None
+        self._contents: list[tuple[int, Tensor]] = []  # bytes of every tensor, and where they begin
+        self._parcel: Parcel | None = None
+
+    def send(self, nest: Any) -> Parcel:
+        """Hold the nest's tensors, of any device, until they are copied: they must not change before that."""
+        self._contents, size = [], 0
+
+        def place(tensor: Tensor) -> Entry:
+            nonlocal size
+            content = _bytes_of(tensor)
+            self._contents.append((size, content))
+            entry = Entry(size, tensor.dtype, tuple(tensor.shape))
+            size += -(-len(content) // _ALIGNMENT) * _ALIGNMENT
+            return entry
+
+        placed = tree_map(place, nest)
+        if self._memory is None:
+            self._allocate()
+        self._parcel = Parcel(self._place, size, placed)
+        return self._parcel
+
+    def by_host(self) -> Parcel:
+        """The same parcel, by a way that every process can see; before it is filled."""
+        assert self._parcel is not None, "send comes first"
+        self._close()
+        self._on_device = False
+        self._allocate()
+        return Parcel(self._place, self._parcel.size, self._parcel.nest)
+
+    def fill(self, piece: int) -> None:
+        """Copy a piece of the parcel into shared memory, and let go of the tensors that end in it."""
+        assert self._memory is not None, "send comes first"
+        start, stop, memory = piece * PIECE, (piece + 1) * PIECE, self._memory.piece(piece)
+        for offset, content in self._contents:
+            low, high = max(offset, start), min(offset + len(content), stop)
+            if low < high:
+                memory[low - start : high - start].copy_(content[low - offset : high - offset])
+        if memory.is_cuda:
+            torch.cuda.synchronize(memory.device)
+        self._contents = [(offset, content) for offset, content in self._contents if offset + len(content) > stop]
+
+    def close(self) -> None:
+        self._close()
+        self._contents, self._parcel = [], None
+
+    def _allocate(self) -> None:
+        if self._on_device:
+            try:
+                content, self._place = ipc.allocate(Memory.size)
+                self._memory = Memory(content)
+                return
+            except ipc.Unshared:
+                self._on_device = False
+        self._place = _new_file(self._folders, Memory.size)
+        self._memory = Memory.at(self._place)
+
+    def _close(self) -> None:
+        if self._place and isinstance(self._place, str):
+            Path(self._place).unlink(missing_ok=True)
+        self._place, self._memory = "", None
+
+
+class Inbox:
+    """What one process receives from others.
+
+    contents: of the parcel whose last piece was taken: a copy, in memory of its own
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str | bytes, Memory] = {}
+        self._parcel = Parcel("", 0, ())
+        self._arriving = torch.empty(0, dtype=torch.uint8)
+        self.contents: Any = None
+
+    def expect(self, parcel: Parcel, device: torch.device) -> None:
+        """Make room for it on the device. `Unshared` where it must come by the host."""
+        self.clear()
+        memory = self._seen.pop(parcel.place, None) or Memory.at(parcel.place)
+        self._seen[parcel.place] = memory  # the last one used is the last one to go
+        for forgotten in list(self._seen)[:-SENDERS]:
+            del self._seen[forgotten]
+        self._parcel, self._arriving = parcel, torch.empty(parcel.size, dtype=torch.uint8, device=device)
+
+    def take(self, piece: int) -> None:
+        """Copy a piece that its sender has filled to where all of the parcel goes."""
+        room = self._arriving[piece * PIECE : (piece + 1) * PIECE]
+        room.copy_(self._seen[self._parcel.place].piece(piece)[: len(room)])
+        if room.is_cuda:
+            torch.cuda.synchronize(room.device)
+        if piece + 1 == self._parcel.pieces:
+            self.contents = tree_map(partial(_tensor_in, self._arriving), self._parcel.nest)
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self.contents, self._arriving = None, torch.empty(0, dtype=torch.uint8)
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """One after the other, without gaps; a copy only where it takes one."""
+    tensor = tensor.detach()
+    if type(tensor) is not Tensor:  # a subclass may do anything; `copy_` asks it for its values
+        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def _tensor_in(content: Tensor, entry: Entry) -> Tensor:
+    size = prod(entry.shape) * entry.dtype.itemsize
+    return content.narrow(0, entry.offset, size).view(entry.dtype).view(entry.shape)
+
+
+def _new_file(folders: Sequence[str], size: int) -> str:
+    """In the first folder with room to spare, else the last."""
+    folder = next((folder for folder in folders if shutil.disk_usage(folder).free > 2 * size), folders[-1])
+    descriptor, path = tempfile.mkstemp(prefix="optexp-", suffix=".parcel", dir=folder)
+    os.ftruncate(descriptor, size)
+    os.close(descriptor)
+    return path

@@ -1,0 +1,88 @@
+"""The fastest way is found once: in this process, and by the next from the file of this card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from optexp.kernelkit import tuning
+from optexp.measurement.clock import Timing
+
+CUDA = torch.device("cuda", 0)
+WAYS = ["slow", "fast", "broken"]
+
+
+class Card:
+    """Times what is asked of it, and counts the races."""
+
+    def __init__(self) -> None:
+        self.races: list[str] = []
+
+    def time_block(self, work, steps: int, device: torch.device) -> Timing:
+        way = work.args[0]
+        self.races.append(way)
+        return Timing(steps, 1.0, {"slow": 2e-3, "fast": 1e-3}[way])
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Card:
+    card = Card()
+    monkeypatch.setattr(tuning.clock, "time_block", card.time_block)
+    monkeypatch.setattr(tuning, "_chosen", {})
+    monkeypatch.setattr(tuning, "_file", lambda device: tmp_path / "cache" / "tuning.json")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return card
+
+
+def run(way: str) -> None:
+    if way == "broken":
+        raise tuning.triton.runtime.errors.OutOfResources(1, 2, "shared memory")
+
+
+def test_the_fastest_that_works_is_remembered(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tuning.fastest("kernel", (torch.float32, 7), WAYS, run, CUDA) == "fast"
+    raced = len(card.races)
+    assert tuning.fastest("kernel", (torch.float32, 7), WAYS, run, CUDA) == "fast"
+    monkeypatch.setattr(tuning, "_chosen", {})  # as in another process
+    assert tuning.fastest("kernel", (torch.float32, 7), WAYS, run, CUDA) == "fast"
+    assert len(card.races) == raced
+    tuning.fastest("kernel", (torch.float32, 8), WAYS, run, CUDA)
+    assert len(card.races) > raced
+    tuning.fastest("kernel", (torch.float32, 7), WAYS[:2], run, CUDA)  # other ways, another answer
+    assert len(card.races) > 1.5 * raced
+
+
+def test_while_a_graph_is_captured_nothing_is_timed(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert tuning.fastest("kernel", (), WAYS, run, CUDA) == "slow"
+    assert not card.races
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert tuning.fastest("kernel", (), WAYS, run, CUDA) == "fast"
+
+
+def test_a_way_that_is_not_offered_is_not_taken(card: Card) -> None:
+    """What suits aligned memory may be the fastest there; of the same shape elsewhere it is not among the ways."""
+    assert tuning.fastest("kernel", (7,), ["slow", "fast"], run, CUDA) == "fast"
+    assert tuning.fastest("kernel", (7,), ["slow", "broken"], run, CUDA) == "slow"
+
+
+def test_on_a_cpu_it_is_the_first(card: Card) -> None:
+    assert tuning.fastest("kernel", (), WAYS, run, torch.device("cpu")) == "slow"
+    assert not card.races
+
+
+def test_a_folder_that_cannot_be_written_costs_time_alone(
+    card: Card, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").write_text("not a folder")
+    assert tuning.fastest("kernel", (), WAYS, run, CUDA) == "fast"
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_quicker_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tuning, "_chosen", {})
+    monkeypatch.setattr(tuning, "_file", lambda device: tmp_path / "tuning.json")
+    cycles = [3_000_000, 100_000, 1_000_000]
+    assert tuning.fastest("sleep", (), cycles, torch.cuda._sleep, CUDA) == 100_000

@@ -1,0 +1,147 @@
+"""The report is one file, complete for every verdict, and draws what was measured."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from optexp.reporting import report
+from optexp.result import Result, Verdict
+
+RESULTS = {path.stem.upper(): Result.read(path) for path in (Path(__file__).parents[1] / "results").glob("*.json")}
+VOID = {"meta", "link", "br", "img"}
+
+
+class Outline(HTMLParser):
+    """Text of a page, the addresses that it would load, and whether its tags are balanced."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.text, self.loads, self.open = "", list[str](), list[str]()
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.loads += [value or "" for name, value in attributes if name in ("src", "href", "srcset")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_every_verdict_has_a_page_that_asks_nothing_of_the_network(verdict: Verdict) -> None:
+    page = report.render(RESULTS[verdict])
+    outline = Outline(page)
+    assert RESULTS[verdict].headline in outline.text
+    assert outline.loads == []
+    assert not re.search(r"url\(|@import|<script", page)
+    assert ("of the speedup" in outline.text) == bool(verdict.measured and RESULTS[verdict].measurement.get("pairs"))
+
+
+@pytest.mark.parametrize("verdict", [Verdict.INVALID, Verdict.NOT_EQUIVALENT, Verdict.UNVERIFIED])
+def test_no_speedup_is_shown_where_there_is_none(verdict: Verdict) -> None:
+    text = Outline(report.render(RESULTS[verdict])).text
+    for trace in ("time/step", "faster", "paid back", "are saved"):
+        assert trace not in text
+
+
+def test_the_page_holds_what_the_verdict_rests_on() -> None:
+    text = Outline(report.render(RESULTS[Verdict.FASTER], "python -m optexp workload=mlp")).text
+    for part in (
+        "5.92× faster",  # the key table
+        "grad/layers.0.weight",  # the worst tensor
+        "one graph launch a step",  # evidence
+        "dispatch 71% → 0%",  # breakdown of both arms
+        "aten::addmm",
+        "47 launches became 1",
+        "rank correlation",  # a watchdog
+        "measurement 31 s",
+        "NVIDIA H200",
+        "workload.dim: 256",
+        "python -m optexp workload=mlp",
+    ):
+        assert part in re.sub(r"\s+", " ", text)
+
+
+def test_what_users_wrote_is_escaped() -> None:
+    page = report.render(replace(RESULTS[Verdict.ERROR], headline="ERROR: <script>alert(1)</script>"))
+    assert "<script>" not in page
+
+
+def test_the_strip_places_means_and_interval_on_one_scale() -> None:
+    result = RESULTS[Verdict.FASTER]
+    strip = report.strip(result)
+    assert strip is not None
+    assert result.speedup is not None
+    means = [row["mean"] for row in strip["rows"]]
+    ratios = [math.exp(process["log_ratio"]) for process in result.measurement["processes"]]
+    assert sorted(means) == [mean for _, mean in sorted(zip(ratios, means, strict=True))]
+    assert 0 < strip["low"] < strip["estimate"] < strip["high"] < strip["width"]
+    assert strip["one"] is None  # far from 1: the scale is spent on what was measured
+    ticks = [(at, float(label.rstrip("×"))) for at, label in strip["ticks"]]
+    (left, low), (right, high) = ticks[0], ticks[-1]
+    at = left + (result.speedup.estimate - low) * (right - left) / (high - low)
+    assert strip["estimate"] == pytest.approx(at, abs=0.5)
+
+
+def test_identical_ratios_still_have_a_scale() -> None:
+    result = RESULTS[Verdict.FASTER]
+    assert result.speedup is not None
+    same = replace(result.speedup, estimate=2.0, low=2.0, high=2.0)
+    measurement = {"processes": [{"log_ratio": math.log(2), "pairs": 1}], "pairs": [[[2.0, 1.0]]]}
+    strip = report.strip(replace(result, speedup=same, measurement=measurement))
+    assert strip is not None
+    assert len(strip["ticks"]) >= 2
+
+
+def test_the_command_is_the_jobs_own_overrides(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("- workload=mlp\n- strategy=[amp,fusion]\n")
+    report.write(RESULTS[Verdict.FASTER], tmp_path / "report.html")
+    text = Outline((tmp_path / "report.html").read_text()).text
+    assert "python -m optexp workload=mlp 'strategy=[amp,fusion]'" in text
+
+
+def test_what_verification_found_is_shown_by_tensor() -> None:
+    result = RESULTS[Verdict.FASTER]
+    row = {
+        "tensor": "output", "gate": "G2", "ok": True, "error_ratio": 1.25, "used": 0.5, "family": "offset", "seed": 3,
+        "step": 0, "element": {"index": [3, 4], "candidate": 1.2345678, "baseline": 1.2345679, "reference": 1.23456785},
+    }  # fmt: skip
+    shares = [0.5] + [0.0] * 40 + [0.3, 0.2] + [0.0] * 38
+    equivalence = {
+        **result.equivalence,
+        "tensors": {"output": row, "loss": {**row, "used": None, "ok": False, "element": None}},
+        "mutants": {"stale": {"tried": 3, "caught": 2, "passed": ["output"]}},
+        "visible": {"output": [1e-6, 3e-6]},
+        "distribution": {"tensor": "output", "baseline": shares, "candidate": shares},
+        "trajectory": {"steps": 32, "step": 7, "share": 0.25},
+    }
+    page = report.render(replace(result, equivalence=equivalence))
+    text = re.sub(r"\s+", " ", Outline(page).text)
+    for part in (
+        "[3, 4]", "1.2345678", "1.2345679", "1.23456785", "offset, seed 3, step 0", "50%", "∞",
+        "2 of 3", "visible from 1e-06", "baseline: 50% exactly", "1e-8", "25% of what one rounding",
+    ):  # fmt: skip
+        assert part in text, part
+    assert page.count("<polyline") == 2
+    errors = report.errors(replace(result, equivalence=equivalence))
+    assert errors is not None
+    xs = [float(point.split(",")[0]) for point in errors["lines"]["baseline"].split()]
+    assert xs == sorted(xs)
+    assert report.errors(result) is None

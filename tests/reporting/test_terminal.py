@@ -1,0 +1,195 @@
+"""What a person sees: every verdict says what it is, and no speedup where there is none."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from optexp.reporting import summary, terminal
+from optexp.result import Result, Verdict
+
+RESULTS = {path.stem.upper(): Result.read(path) for path in (Path(__file__).parents[1] / "results").glob("*.json")}
+CONTROL_CODE = re.compile(r"\x1b|\r")
+
+
+def shown(result: Result, capsys: pytest.CaptureFixture[str]) -> str:
+    terminal.show(result, Path(__file__).parents[1])
+    return capsys.readouterr().out
+
+
+def on(is_terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=is_terminal, width=120)
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_there_is_an_example_of_every_verdict() -> None:
+    assert set(RESULTS) == set(Verdict)
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_a_verdict_begins_with_its_headline_and_leaves_no_control_codes_in_a_pipe(
+    verdict: Verdict, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = RESULTS[verdict]
+    text = shown(result, capsys)
+    assert text.splitlines()[0] == f"{result.workload} · {result.label}  {result.headline}"
+    assert not CONTROL_CODE.search(text)
+
+
+@pytest.mark.parametrize("verdict", [v for v in Verdict if not v.measured and v is not Verdict.PROFILED])
+def test_without_a_measurement_no_figures_of_time_are_shown(
+    verdict: Verdict, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(RESULTS[verdict], capsys)
+    for trace in ("time/step", "candidate  ", "µs", "faster", "paid back"):
+        assert trace not in text
+
+
+def test_unsupported_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(shown(RESULTS[Verdict.UNSUPPORTED], capsys).strip().splitlines()) == 1
+
+
+def test_an_error_shows_the_end_of_the_arms_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    result = RESULTS[Verdict.ERROR]
+    long = replace(result, error={**(result.error or {}), "traceback": "first\n" + "frame\n" * 50 + "KeyError: 'x'"})
+    text = shown(long, capsys)
+    assert "KeyError: 'x'" in text
+    assert "first" not in text
+
+
+def test_a_measured_verdict_compares_the_arms(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [re.split(r"\s{2,}", line.strip()) for line in shown(RESULTS[Verdict.FASTER], capsys).splitlines()]
+    assert ["time/step", "752 µs", "127 µs", "5.92× faster"] in lines
+    assert ["throughput", "340 k/s", "2.01 M/s", "5.91× more"] in lines
+    assert ["peak memory", "41.5 MiB", "48.9 MiB", "1.18× more"] in lines
+    assert ["kernels/step", "47", "47", "same"] in lines
+    labels = [line[0] for line in lines]
+    assert [label for label in labels if label in ("verified", "evidence", "why", "cost", "try next")] == [
+        "verified", "evidence", "why", "cost", "try next",
+    ]  # fmt: skip
+
+
+def test_a_slower_candidate_is_never_called_faster(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(RESULTS[Verdict.SLOWER], capsys)
+    assert "1.11× slower" in text
+    assert "faster" not in text
+    assert "never paid back" in text
+
+
+def test_an_undecided_ratio_is_not_called_a_gain(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(RESULTS[Verdict.INCONCLUSIVE], capsys)
+    assert "faster" not in text
+    assert "paid back" not in text
+    assert text.count("undecided") == 2  # time and throughput; memory is counted, not estimated
+
+
+def test_a_profile_shows_bottlenecks_and_what_fits_them(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(RESULTS[Verdict.PROFILED], capsys)
+    for part in ("dispatch", "71%", "aten::addmm", "many_small_kernels", "cuda_graph, fusion", "try next"):
+        assert part in text
+
+
+def test_the_record_is_named_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "report.html").touch()
+    terminal.show(RESULTS[Verdict.FASTER], tmp_path / "out")
+    text = capsys.readouterr().out
+    assert re.search(r"report +out/report.html", text)
+    assert "result.json" not in text
+
+
+def test_brackets_of_a_strategy_are_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.output().print(terminal.sweep_table([RESULTS[Verdict.INVALID]]))
+    assert "fusion[mode=default]" in capsys.readouterr().out
+
+
+def test_no_line_of_a_pipe_ends_in_blanks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for result in RESULTS.values():
+        terminal.show(result, tmp_path)
+    terminal.output().print(terminal.sweep_table(list(RESULTS.values())))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert not [line for line in lines if line != line.rstrip()]
+
+
+def test_a_sweep_is_ranked_by_the_lower_end_and_failures_come_last() -> None:
+    ranked = [result.verdict for result in summary.ranked(RESULTS.values())]
+    assert ranked[:4] == [Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE, Verdict.SLOWER]
+    assert ranked[-1] == Verdict.ERROR
+
+
+def test_jobs_of_a_sweep_are_told_apart_by_what_differs() -> None:
+    first = RESULTS[Verdict.FASTER]
+    second = replace(first, config={**first.config, "workload.dim": 512})
+    other = replace(first, workload="gelu", config={"workload": "gelu", "workload.size": 1024})
+    lost = replace(first, config={}, fingerprint="")
+    assert summary.titles([first, second, other, lost]) == ["mlp dim=256", "mlp dim=512", "gelu", "mlp"]
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "text"),
+    [
+        (summary.microseconds, 112.4, "112 µs"),
+        (summary.microseconds, 4210.0, "4.21 ms"),
+        (summary.mebibytes, 412.0, "412 MiB"),
+        (summary.mebibytes, 1023.6, "1024 MiB"),
+        (summary.mebibytes, 1536.0, "1.5 GiB"),
+        (summary.rate, 342.0, "342/s"),
+        (summary.rate, 340_500.0, "340 k/s"),
+        (summary.rate, 2.1e6, "2.1 M/s"),
+        (summary.count, 1234.0, "1,234"),
+        (summary.share, 0.0312, "3.1%"),
+        (summary.share, 0.713, "71%"),
+    ],
+)
+def test_units_are_human(function: object, value: float, text: str) -> None:
+    assert callable(function)
+    assert function(value) == text
+
+
+def test_progress_in_a_pipe_is_one_plain_line_a_phase() -> None:
+    console = on(is_terminal=False)
+    with terminal.Progress(console=console) as progress:
+        for process in range(3):
+            progress.phase("arms", f"process {process}")
+            progress.phase("measurement", f"process {process}")
+            progress.update("measuring", remaining_s=10)
+    assert written(console) == "arms: process 0\nmeasurement: process 0\n"
+
+
+def test_progress_in_a_pipe_is_not_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    console, time = on(is_terminal=False), iter([1000.0, 1059.0, 1062.0, 1062.0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(time))
+    with terminal.Progress(console=console) as progress:
+        progress.phase("measurement", "pairs")  # said at 1000 s
+        for done in (1, 2):
+            progress.update("pairs", done, 10)
+    assert written(console) == "measurement: pairs\nmeasurement: pairs, 2 of 10\n"
+
+
+def test_progress_on_a_terminal_says_how_long_it_may_take() -> None:
+    console = on(is_terminal=True)
+    with terminal.Progress(console=console) as progress:
+        progress.phase("verification", "fresh inputs")
+        progress.update("verifying", 3, 10, remaining_s=42)
+        progress.live.refresh()
+    text = written(console)
+    assert "verification: verifying, 3 of 10" in text
+    assert "about 42 s to go" in text
+
+
+def test_progress_may_be_stopped_twice() -> None:
+    with terminal.Progress(console=on(is_terminal=True)) as progress:
+        progress.stop()

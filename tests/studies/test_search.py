@@ -1,0 +1,130 @@
+"""A search's findings are corrected for how many there were, and its winner is measured again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from optexp.measurement import statistics
+from optexp.result import Result, Speedup, Verdict
+from optexp.studies import search
+
+
+def result(strategy: str, low: float, p: float = 1e-6, **changes: Any) -> Result:
+    verdict = Verdict.FASTER if low > 1.01 else Verdict.INCONCLUSIVE
+    made = Result(verdict, f"{verdict} (...)", "mlp", [strategy], "cpu", 0, fingerprint="0")
+    made.speedup = Speedup(low * 1.05, low, low * 1.1, 0.99, 5)
+    made.measurement = {"p_value": p, "notes": []}
+    made.config = {"measurement.confirm": True}
+    return replace(made, **changes)
+
+
+def test_holm_as_in_its_paper() -> None:
+    assert search.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert search.holm([]) == []
+    assert search.holm([0.9, 0.9]) == [1.0, 1.0]
+
+
+def test_a_claim_among_many_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = [result("a", 1.5, 1e-6), result("b", 1.02, 0.004), *(result(f"n{i}", 0.9, 0.5) for i in range(8))]
+    a, b, *rest = search.corrected(tried)
+    assert a.verdict is Verdict.FASTER
+    assert b.verdict is Verdict.INCONCLUSIVE
+    assert "one of 10 comparisons" in b.headline
+    assert b.by_itself == {"verdict": Verdict.FASTER, "headline": "FASTER (...)"}
+    assert a.by_itself == {}
+    assert {r.verdict for r in rest} == {Verdict.INCONCLUSIVE}
+    (alone,) = search.corrected([result("b", 1.02, 0.004)])
+    assert alone.verdict is Verdict.FASTER
+
+
+def test_p_agrees_with_the_interval() -> None:
+    random = Random(2)
+    for _ in range(200):
+        for processes in (
+            [[random.gauss(0.02, 0.006)] for _ in range(5)],
+            [[random.gauss(0.015, 0.01) for _ in range(30)]],
+        ):
+            decided = statistics.decide(statistics.interval(processes, 0.99), 0.01)
+            assert (decided in (Verdict.FASTER, Verdict.SLOWER)) == (statistics.p_value(processes, 0.01) < 0.01)
+
+
+def test_among_many_equal_arms_one_false_claim_in_a_hundred_searches() -> None:
+    random, searches = Random(5), 300
+
+    def claims() -> bool:
+        tried = [[[random.gauss(0, 0.02)] for _ in range(5)] for _ in range(10)]
+        return min(search.holm([statistics.p_value(processes, 0.0) for processes in tried])) < 0.01
+
+    assert sum(claims() for _ in range(searches)) <= 8
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> dict[Path, Result]:
+    found = {}
+    for name, low in (("amp", 1.2), ("fusion", 1.5), ("inplace", 1.0)):
+        (tmp_path / name / ".hydra").mkdir(parents=True)
+        OmegaConf.save(OmegaConf.create({"seed": 3, "device": "auto"}), tmp_path / name / ".hydra" / "config.yaml")
+        found[tmp_path / name] = result(name, low)
+    return found
+
+
+def test_the_winner_is_measured_again_and_that_is_reported(jobs: dict[Path, Result], tmp_path: Path) -> None:
+    asked = []
+
+    def run(config: DictConfig, output: Path) -> Result:
+        asked.append((config.seed, config.device, output.relative_to(tmp_path)))
+        return result("fusion", 1.3)
+
+    found = search.confirm(jobs, tmp_path, run)
+    assert asked == [(1003, "cpu", Path("winners/0"))]
+    again = found[tmp_path / "fusion"]
+    assert again.speedup is not None
+    assert again.speedup.low == 1.3
+    assert "in the search it was 1.5" in again.measurement["notes"][0]
+    assert again.by_itself == {"verdict": "FASTER", "headline": "FASTER (...)", "again": "../winners/0"}
+    assert found[tmp_path / "amp"] is jobs[tmp_path / "amp"]
+
+
+def test_a_winner_that_fails_its_second_look_shows_no_speedup_of_the_first(
+    jobs: dict[Path, Result], tmp_path: Path
+) -> None:
+    def run(config: DictConfig, output: Path) -> Result:
+        return Result(Verdict.NOT_EQUIVALENT, "", "mlp", ["fusion"], "cpu", 1003, measurement={"notes": []})
+
+    again = search.confirm(jobs, tmp_path, run)[tmp_path / "fusion"]
+    assert again.by_itself == {"verdict": "FASTER", "again": "../winners/0"}
+    assert "×" not in "".join(again.measurement["notes"])
+
+
+def test_whoever_wins_after_that_is_measured_again_too(jobs: dict[Path, Result], tmp_path: Path) -> None:
+    """The lucky first falls behind the second, which nobody had measured twice; the third never led."""
+    asked = []
+
+    def run(config: DictConfig, output: Path) -> Result:
+        asked.append(output.name)
+        return result("again", {"0": 1.0, "1": 1.15}[output.name])
+
+    found = search.confirm(jobs, tmp_path, run)
+    assert asked == ["0", "1"]
+    assert [found[tmp_path / name].speedup.low for name in ("fusion", "amp", "inplace")] == [1.0, 1.15, 1.0]  # type: ignore[union-attr]
+
+
+def test_a_device_that_is_not_here_leaves_the_first_result(jobs: dict[Path, Result], tmp_path: Path) -> None:
+    lost = result("fusion", 1.3, verdict=Verdict.ERROR, headline="ERROR: torch sees no CUDA device here")
+    winner = search.confirm(jobs, tmp_path, lambda config, output: lost)[tmp_path / "fusion"]
+    assert winner.verdict is Verdict.FASTER
+    assert "no CUDA device" in winner.measurement["notes"][0]
+
+
+def test_what_was_not_a_search_has_no_winner(jobs: dict[Path, Result]) -> None:
+    amp, fusion, inplace = jobs
+    assert search.winners({amp: jobs[amp]}) == []
+    assert search.winners({**jobs, fusion: replace(jobs[fusion], config={"measurement.confirm": False})}) == []
+    assert search.winners({amp: jobs[amp], fusion: replace(jobs[fusion], strategy=[])}) == []
+    assert search.winners({inplace: jobs[inplace], amp: jobs[inplace]}) == []

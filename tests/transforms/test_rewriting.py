@@ -1,0 +1,185 @@
+"""Patterns are found however they are spelled, and only where replacing them changes nothing but the time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from optexp.kernel import kernels
+from optexp.transforms.rewriting import Rewriter, backend
+
+ROOT = math.sqrt(2 / math.pi)
+BIAS = torch.linspace(-1, 1, 6)
+
+TANH_FORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "library": lambda x: F.gelu(x, approximate="tanh"),
+    "module": nn.GELU("tanh"),
+    "power": lambda x: 0.5 * x * (1.0 + torch.tanh(ROOT * (x + 0.044715 * torch.pow(x, 3.0)))),
+    "operator": lambda x: x * 0.5 * (torch.tanh(ROOT * (x + 0.044715 * x**3)) + 1),
+    "products": lambda x: 0.5 * x * (1.0 + torch.tanh(ROOT * (x + 0.044715 * x * x * x))),
+    "factored": lambda x: x / 2 * (1 + (0.7978845608028654 * x * (1 + 0.044715 * x * x)).tanh()),
+    "sigmoid": lambda x: x * torch.sigmoid(2 * ROOT * (x + 0.044715 * x * x * x)),
+    "digits cut off": lambda x: 0.5 * x * (1.0 + torch.tanh(0.79788456 * (x + 0.044715 * x * x * x))),
+}
+EXACT_FORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "library": F.gelu,
+    "erf": lambda x: 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0))),
+    "method": lambda x: x.mul(0.5).mul((x * 0.7071067811865476).erf().add(1)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before() -> None:
+    """Dynamo compiles a function only so often, and these share theirs."""
+    torch._dynamo.reset()
+
+
+def rewritten(function: Callable[..., Any], *args: Tensor) -> tuple[Any, Rewriter]:
+    """What the function computes with our kernels put in, and what the rewriter did."""
+    rewriter = Rewriter(list(kernels().values()))
+    return torch.compile(function, backend=backend(rewriter), fullgraph=True)(*args), rewriter
+
+
+def assert_same(function: Callable[..., Any], *args: Tensor, **replaced: int) -> Rewriter:
+    """Values and gradients stay the same, and exactly this was replaced."""
+    leaves = [arg.clone().requires_grad_() for arg in args]
+    ours, rewriter = rewritten(function, *leaves)
+    ours.sum().backward()
+    plain = [arg.clone().requires_grad_() for arg in args]
+    theirs = function(*plain)
+    theirs.sum().backward()
+    torch.testing.assert_close(ours, theirs)
+    for mine, other in zip(leaves, plain, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+    assert rewriter.replaced == replaced
+    return rewriter
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("form", TANH_FORMS)
+def test_gelu_by_tanh(form: str, x: Tensor) -> None:
+    assert_same(TANH_FORMS[form], x, gelu=1)
+
+
+@pytest.mark.parametrize("form", EXACT_FORMS)
+def test_exact_gelu(form: str, x: Tensor) -> None:
+    assert_same(EXACT_FORMS[form], x, gelu=1)
+
+
+@pytest.mark.parametrize("form", ["library", "power"])
+def test_gelu_of_a_sum_whichever_operand_is_the_bias(form: str, x: Tensor) -> None:
+    assert_same(lambda x, bias: TANH_FORMS[form](x + bias), x, BIAS, bias_gelu=1)
+    assert_same(lambda x, bias: TANH_FORMS[form](bias + x), x, BIAS, bias_gelu=1)
+    assert_same(lambda x, y: TANH_FORMS[form](x + y), x, x.flip(0), gelu=1)
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        lambda x, bias: (torch.relu(x) + bias) * 1.5,
+        lambda x, bias: 1.5 * (bias + F.relu(x)),
+        lambda x, bias: torch.mul(x.relu().add(bias), 1.5),
+        lambda x, bias: (nn.ReLU()(x) + bias) / 0.5,
+    ],
+)
+def test_relu_bias_scale(chain: Callable[..., Tensor], x: Tensor) -> None:
+    assert_same(chain, x, BIAS, relu_bias_scale=1)
+
+
+@pytest.mark.parametrize("softmax", [lambda x: F.softmax(x, dim=-1), lambda x: x.softmax(1), nn.Softmax(-1)])
+def test_softmax_along_the_last_dimension(softmax: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    assert_same(lambda x: softmax(x) * x, x, softmax=1)
+
+
+def shared(x: Tensor) -> Tensor:
+    inner = 1 + torch.tanh(ROOT * (x + 0.044715 * x**3))
+    return 0.5 * x * inner + inner
+
+
+def overwritten(x: Tensor, bias: Tensor) -> Tensor:
+    z = x * 1
+    total = torch.relu(z) + bias
+    z.add_(1)
+    return total * 1.5 + z
+
+
+def in_place(x: Tensor, bias: Tensor) -> Tensor:
+    return (F.relu(x * 1, inplace=True) + bias) * 1.5
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        pytest.param(shared, 1, id="an inner value is read elsewhere"),
+        pytest.param(overwritten, 2, id="memory is written in between"),
+        pytest.param(in_place, 2, id="the operation is in place"),
+        pytest.param(lambda x: x * torch.sigmoid(1.702 * x), 1, id="an approximation of GELU"),
+        pytest.param(lambda x: torch.softmax(x, 0), 1, id="another dimension"),
+        pytest.param(lambda x, bias: (torch.relu(x) + bias) * bias, 2, id="a scale for each column"),
+        pytest.param(lambda x: x + x.flip(0), 1, id="too small"),
+        pytest.param(lambda x: torch.relu(x) * 2, 1, id="half a pattern"),
+    ],
+)
+def test_what_must_stay(function: Callable[..., Tensor], arguments: int, x: Tensor) -> None:
+    assert_same(function, *(x, BIAS)[:arguments])
+
+
+def test_refusals_have_reasons(x: Tensor) -> None:
+    _, rewriter = rewritten(lambda x: torch.softmax(x, 0) + x, x)
+    assert set(rewriter.refused) == {"softmax: it would not pay", "add: it would not pay"}
+
+
+def test_inside_an_autocast_region(x: Tensor) -> None:
+    layer = nn.Linear(6, 6)
+
+    def function(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.softmax(layer(x), -1)
+
+    ours, rewriter = rewritten(function, x)
+    assert ours.dtype is function(x).dtype
+    assert rewriter.replaced == {"softmax": 1}
+
+
+def test_no_pattern_moves_past_the_end_of_a_region(x: Tensor) -> None:
+    def function(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            bias = torch.relu(x) + BIAS
+        return bias * 1.5 + x
+
+    assert_same(function, x)
+
+
+def test_changing_shapes_are_rewritten_too(x: Tensor) -> None:
+    rewriter = Rewriter(list(kernels().values()))
+    compiled = torch.compile(TANH_FORMS["factored"], backend=backend(rewriter), dynamic=True)
+    for rows in (2, 3, 4):
+        torch.testing.assert_close(compiled(x[:rows]), F.gelu(x[:rows], approximate="tanh"))
+    assert rewriter.replaced == {"gelu": 1}
+
+
+def test_what_is_too_small_for_a_launch_of_ours_stays_torchs() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        small, large = (torch.empty(rows, 1024, device="cuda") for rows in (1, 1024))
+    for name, args in (
+        ("gelu", ("tanh",)),
+        ("softmax", (-1, None)),
+        ("layernorm", ((1024,), None, None, 1e-5)),
+        ("relu_bias_scale", (None, 1.5)),
+        ("relu_bias_dropout", (None, 0.1, True)),
+        ("bias_gelu", (None, "tanh")),
+    ):
+        assert not kernels()[name].worthwhile(small, *args)
+        assert kernels()[name].worthwhile(large, *args)

@@ -1,0 +1,101 @@
+"""A user's own training step: what strategies did to the model applies, and everything it changes can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from optexp.equivalence.golden import NoReference
+from optexp.program import Program, ResidentFeed, gradients
+from optexp.strategy import Unsupported
+from optexp.usermodel.trainstep import TrainStep
+
+
+def program(function: Callable[..., Any]) -> Program:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    feed = ResidentFeed(torch.device("cpu"))
+    feed.reset([(torch.randn(8, 4), torch.randint(2, (8,)))])
+    step = TrainStep(function, unpack=lambda batch: batch)
+    return Program(model, step, feed, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), targets=1)
+
+
+def accumulate(model: Any, batch: tuple[Tensor, Tensor], optimizer: Any) -> Tensor:
+    for images, labels in zip(*(part.chunk(2) for part in batch), strict=True):
+        loss = nn.functional.cross_entropy(model(images), labels) / 2
+        loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def test_does_what_a_plain_loop_does() -> None:
+    ours, plain = program(accumulate), program(accumulate)
+    for _ in range(3):
+        outputs = ours.run()
+        assert plain.optimizer is not None
+        loss = accumulate(plain.model, plain.feed.next(), plain.optimizer)  # type: ignore[arg-type]
+        assert torch.equal(outputs["loss"], loss)
+    assert not outputs["loss"].requires_grad
+    for one, other in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("clear", ["optimizer", "model"])
+def test_gradients_stay_to_be_compared(clear: str) -> None:
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        assert all(p.grad is None for p in model.parameters())
+        model(batch[0]).square().mean().backward()
+        optimizer.step()
+        (optimizer if clear == "optimizer" else model).zero_grad()
+
+    trained = program(step)
+    assert trained.run() == {}
+    trained.run()
+    assert set(gradients(trained)) == {"grad/weight", "grad/bias"}
+
+
+def test_a_strategy_wraps_what_the_step_calls() -> None:
+    calls = []
+
+    def wrapped(x: Tensor) -> Tensor:
+        calls.append(x.shape)
+        return plain.model(x) * 1.0
+
+    plain = program(accumulate)
+    replace(plain, forward=wrapped).run()
+    assert calls == [(4, 4), (4, 4)]
+
+
+def test_for_all_else_the_model_is_the_model() -> None:
+    seen: dict[str, Any] = {}
+
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        seen["features"], seen["rate"] = model.in_features, optimizer.param_groups[0]["lr"]
+        model(batch[0]).sum().backward()
+        optimizer.step()
+
+    program(step).run()
+    assert seen == {"features": 4, "rate": 0.1}
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_one_call_is_one_optimizer_step(times: int) -> None:
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        model(batch[0]).sum().backward()
+        for _ in range(times):
+            optimizer.step()
+
+    with pytest.raises(NoReference, match=f"{times} times"):
+        program(step).run()
+
+
+def test_a_scaler_cannot_reach_in() -> None:
+    with pytest.raises(Unsupported, match="bfloat16"):
+        replace(program(accumulate), scaler=torch.amp.GradScaler("cpu")).run()

@@ -1,0 +1,140 @@
+"""A worker that crashes, exits, hangs or raises becomes a `Failure` that says so; the next one works."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from optexp.strategy import Unsupported
+from optexp.workers.processes import Failure, Launcher, Worker
+
+ROLE = "tests.workers.test_processes:Misbehaving"
+
+
+class Misbehaving:
+    """What code under test may do to its process."""
+
+    def greet(self, name: str) -> str:
+        return f"hello {name} from {os.getpid()}"
+
+    def segfault(self) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def leave(self) -> None:
+        os._exit(7)
+
+    def polite_exit(self) -> None:
+        raise SystemExit(3)
+
+    def hang(self) -> None:
+        time.sleep(3600)
+
+    def fail(self) -> None:
+        raise ValueError("the user's own mistake")
+
+    def refuse(self) -> None:
+        raise Unsupported("not here: try elsewhere")
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    def spawn_child(self) -> int:
+        import subprocess
+
+        return subprocess.Popen(["sleep", "3600"]).pid
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    launcher = Launcher()
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture
+def worker(launcher: Launcher, tmp_path: Path) -> Iterator[Worker]:
+    worker = launcher.fork(ROLE, "candidate", tmp_path / "worker.log", timeout_s=20)
+    yield worker
+    worker.close()
+
+
+def test_an_arm_counts_cards_as_nvml_does(worker: Worker) -> None:
+    assert worker.call("variable", name="CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+
+
+def test_answers(worker: Worker) -> None:
+    assert worker.call("greet", name="you") == f"hello you from {worker.pid}"
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "words"),
+    [
+        ("segfault", "Crash", "SIGSEGV"),
+        ("leave", "Crash", "exit code 7"),
+        ("polite_exit", "SystemExit", "sys.exit(3)"),
+        ("fail", "ValueError", "the user's own mistake"),
+    ],
+)
+def test_failures_say_what_happened(worker: Worker, method: str, kind: str, words: str) -> None:
+    with pytest.raises(Failure) as caught:
+        worker.call(method)
+    assert caught.value.type == kind
+    assert words in str(caught.value)
+    assert caught.value.worker == "candidate"
+
+
+def test_a_traceback_shows_the_code_under_test_only(worker: Worker) -> None:
+    with pytest.raises(Failure) as caught:
+        worker.call("fail")
+    assert "test_processes.py" in caught.value.traceback
+    assert 'processes.py", line' not in caught.value.traceback.replace("test_processes.py", "")
+
+
+def test_a_refusal_is_no_failure(worker: Worker) -> None:
+    with pytest.raises(Unsupported, match="try elsewhere"):
+        worker.call("refuse")
+
+
+def test_a_hang_ends_at_the_time_limit(launcher: Launcher, tmp_path: Path) -> None:
+    worker = launcher.fork(ROLE, "candidate", tmp_path / "worker.log", timeout_s=0.5)
+    with pytest.raises(Failure, match=r"no answer within 0\.5 s"):
+        worker.call("hang")
+    assert launcher.ending(worker.pid) == "killed by SIGKILL"
+
+
+def test_what_a_worker_started_ends_with_it(worker: Worker) -> None:
+    child = worker.call("spawn_child")
+    worker.close()
+    deadline = time.monotonic() + 5
+    while _running(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _running(child)
+
+
+def test_workers_are_gone_when_they_have_been_ended(launcher: Launcher, tmp_path: Path) -> None:
+    pids = [launcher.fork(ROLE, f"{i}", tmp_path / f"{i}.log", 60).pid for i in range(3)]
+    launcher.end_workers()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_variables_reach_workers_of_their_own_launcher(tmp_path: Path) -> None:
+    launcher = Launcher({"OPTEXP_TEST_VARIABLE": "set"})
+    worker = launcher.fork(ROLE, "candidate", tmp_path / "worker.log", timeout_s=20)
+    assert worker.call("variable", name="OPTEXP_TEST_VARIABLE") == "set"
+    pid = worker.pid
+    launcher.close()
+    deadline = time.monotonic() + 5
+    while _running(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _running(pid)
+
+
+def _running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
