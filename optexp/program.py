@@ -16,6 +16,7 @@ from torch import Tensor, nn
 Batch = tuple[Tensor, ...] | Mapping[str, Tensor]
 Source = Sequence[Batch]
 Outputs = dict[str, Tensor]
+Remembered = Mapping[str, bytes]
 
 
 class Feed(Protocol):
@@ -64,6 +65,14 @@ class ResidentFeed(Feed):
         self.position = 0
 
 
+class Memory(Protocol):
+    """What a step keeps beside the tensors of model and optimizer, pickled, by name."""
+
+    def read(self) -> Remembered: ...
+
+    def write(self, remembered: Remembered) -> None: ...
+
+
 @dataclass(frozen=True)
 class Alias:
     """What the baseline calls a tensor of another model, which may hold its transpose."""
@@ -91,6 +100,7 @@ class Program:
     aliases:   of parameters and buffers, where the model is another one than the baseline's (what has none is its own
                affair); None: they are called what the baseline calls them.
     made_with: positional and keyword arguments of the model's class, where it was given some.
+    memory:    what a step keeps elsewhere, where it is a user's own.
     """
 
     model: nn.Module
@@ -106,6 +116,7 @@ class Program:
     pool: Any = field(default=None, compare=False)
     aliases: Mapping[str, Alias] | None = None
     made_with: tuple[Sequence[Any], Mapping[str, Any]] = ((), {})
+    memory: Memory | None = None
 
     @property
     def device(self) -> torch.device:
@@ -244,6 +255,7 @@ class Snapshot:
 
     def __init__(self, program: Program) -> None:
         self.values = {name: tensor.clone() for name, tensor in program.state().items()}
+        self.elsewhere = program.memory.read() if program.memory is not None else {}
 
     @torch.no_grad()
     def restore(self, program: Program) -> None:
@@ -257,6 +269,8 @@ class Snapshot:
                 lazy = name.startswith("optimizer/") and not name.endswith("/lr")
                 self.values[name] = torch.zeros_like(tensor) if lazy else tensor.clone()
             tensor.copy_(self.values[name])
+        if program.memory is not None:
+            program.memory.write(self.elsewhere)
 
 
 @contextmanager

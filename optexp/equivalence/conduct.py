@@ -20,6 +20,7 @@ def conduct(
     by_value: a dtype may differ;  skips: gradients overflowed in both
     """
     yield from _effects(seen, baseline)
+    yield from _memories(seen, baseline)
     yield from _outputs(seen, baseline)
     yield from _replayed(seen, baseline)
     names, expected = ({name for name in some if not optional(name)} for some in (seen, baseline))
@@ -46,6 +47,18 @@ def _effects(seen: Observation, baseline: Observation) -> Iterator[Finding]:
     for name in sorted(changed ^ expected):
         what = "changes it; the baseline leaves it alone" if name in changed else "leaves it; the baseline does not"
         yield broken(name.removeprefix("changed/"), f"the step {what}")
+
+
+def _memories(seen: Observation, baseline: Observation) -> Iterator[Finding]:
+    """On what a user's step keeps in Python. Hyperparameters that lie in a tensor are compared as such."""
+    changed, expected = (
+        {name.removeprefix("remembers/") for name in some if name.startswith("remembers/")} for some in (seen, baseline)
+    )
+    for name in sorted(changed ^ expected):
+        if name in changed:
+            yield broken(name, "the step changes it; the baseline leaves it alone")
+        elif not name.startswith("optimizer/"):
+            yield broken(name, "the step leaves it; the baseline changes it in Python, which no captured graph repeats")
 
 
 def _outputs(seen: Observation, baseline: Observation) -> Iterator[Finding]:
@@ -79,7 +92,8 @@ def _replayed(seen: Observation, baseline: Observation) -> Iterator[Finding]:
 def optional(name: str) -> bool:
     """What need not be the same tensors: a learning rate is state only where it is one, which is the container's
     business."""
-    return name.startswith(("changed/", "batch/", "timed/")) or ("/optimizer/group" in name and name.endswith("/lr"))
+    rate = "/optimizer/group" in name and name.endswith("/lr")
+    return rate or name.startswith(("changed/", "batch/", "timed/", "memory/", "remembers/"))
 
 
 def title(name: str) -> str:

@@ -14,7 +14,7 @@ from optexp.equivalence.float64 import InFloat64
 from optexp.equivalence.gates import identical, name_of
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.trajectory import Rates
-from optexp.program import Batch, gradients, map_batch, tensors_of
+from optexp.program import Batch, Remembered, Snapshot, gradients, map_batch, tensors_of
 from optexp.workload import Workload
 
 
@@ -38,6 +38,7 @@ class Golden:
         self.batches: list[Batch] = []
         self.family = families.NORMAL
         self.known: dict[int, Observation] = {}
+        self.memory: Remembered = {}  # of the baseline, before the step to come
         self.met: dict[str, Tensor] = {}  # of the first batch of the seed before, some elements
         self.anew = True  # this seed's is another one
         try:
@@ -52,6 +53,7 @@ class Golden:
         self.program = self.workload.build(device, torch.float64, self.seed)
         silence(self.program.model)
         self.rates = Rates(self.program)
+        self.start = Snapshot(self.program).elsewhere
 
     # --- batches ------------------------------------------------------------------------------------------------
 
@@ -81,6 +83,7 @@ class Golden:
     def _take(self, batches: list[Batch], family: str) -> None:
         self.batches, self.family = batches, family
         self.known.clear()
+        self.memory = {}
 
     # --- what fp64 gets -----------------------------------------------------------------------------------------
 
@@ -108,6 +111,9 @@ class Golden:
         if self.trains:
             golden |= {name: tensor.clone() for name, tensor in gradients(self.program).items()}
         golden |= {f"buffer/{name}": b.detach().clone() for name, b in self.program.model.named_buffers()}
+        if self.program.memory is not None and self.program.optimizer is not None:
+            rates = [float(group["lr"]) for group in self.program.optimizer.param_groups]
+            golden |= {f"rate/{index}": torch.tensor(rate) for index, rate in enumerate(rates)}
         if shared:
             self.known[index] = golden
         return golden
@@ -121,6 +127,8 @@ class Golden:
     def load(self, state: Mapping[str, Tensor]) -> None:
         for name, tensor in self.program.state().items():
             tensor.copy_(state[name])
+        if self.program.memory is not None:
+            self.program.memory.write({**self.start, **self.memory})
 
     def dead(self) -> list[str]:
         """After a draw of ONE_BY_ONE: inputs that the results do not depend on."""

@@ -179,6 +179,7 @@ class Judge:
             raise NoReference(
                 "a step draws random numbers even with every dropout at p = 0, so no two implementations need agree"
             )
+        self.fp64.memory = _memory(seen)
         noisy = bool(seen["flag/noisy"])
         self._require_finite(seen)
         if not noisy:
@@ -351,13 +352,18 @@ class Judge:
                     value, reference = value.masked_fill(masked, 0), reference.masked_fill(masked, 0)
                     yield Quantity(name + UNMASKED, value, reference, limits)
         if any(name.startswith("after/") for name in seen):
-            yield from self._updates(seen)
+            yield from self._updates(seen, golden=golden)
 
     def _golden(self, step: int, seen: Observation) -> Observation:
         return self.fp64.step(step, self.fp64.start_of(step, seen))
 
-    def _updates(self, seen: Observation, rounded: bool = False) -> Iterator[Quantity]:
-        """Parameter changes and optimizer state after an fp64 step on the arm's own gradients and prior state."""
+    def _updates(
+        self, seen: Observation, rounded: bool = False, golden: Mapping[str, Tensor] | None = None
+    ) -> Iterator[Quantity]:
+        """Parameter changes and optimizer state after an fp64 step on the arm's own gradients and prior state.
+
+        golden: of the whole step, in which a user's own may change the learning rate
+        """
         fp64, own = self.fp64, before(seen)
         program, optimizer = fp64.program, fp64.program.optimizer
         assert optimizer is not None
@@ -367,7 +373,8 @@ class Judge:
             for name, parameter in program.model.named_parameters():
                 if (gradient := seen.get(f"grad/{name}")) is not None:
                     parameter.grad = gradient.to(parameter)
-            fp64.rates.set(RATES[self.step % len(RATES)])
+            if program.memory is None:  # which knows the rate
+                fp64.rates.set(RATES[self.step % len(RATES)])
             with in_float32(optimizer) if rounded else nullcontext():
                 optimizer.step()
         for name, reference in program.state().items():
@@ -384,7 +391,8 @@ class Judge:
                 yield Quantity(name, wide, reference.clone(), Limits(row), stored=after)
         for index, group in enumerate(optimizer.param_groups):
             if (rate := seen.get(f"after/optimizer/group{index}/lr")) is not None:
-                reference = torch.as_tensor(group["lr"], dtype=torch.float64, device=fp64.device)
+                expected = (golden or {}).get(f"rate/{index}", group["lr"])
+                reference = torch.as_tensor(expected, dtype=torch.float64, device=fp64.device)
                 limits = Limits(TOLERANCES[name_of(rate.dtype)])
                 yield Quantity(f"optimizer/group{index}/lr", rate.to(torch.float64), reference, limits)
 
@@ -472,6 +480,12 @@ def _resolution(stored: Tensor) -> tuple[float, float]:
 def _noise(quantity: Quantity, error: float) -> bool:
     """Whether what lies below a mask's numbers is rounding: the baseline errs by all of it."""
     return quantity.name.endswith(UNMASKED) and error >= quantity.scale
+
+
+def _memory(observation: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """What a user's step kept in Python before it."""
+    packed = {n.removeprefix("memory/"): t for n, t in observation.items() if n.startswith("memory/")}
+    return {name: tensor.cpu().numpy().tobytes() for name, tensor in packed.items()}
 
 
 def _source(quantity: str, when: str = "after") -> str:

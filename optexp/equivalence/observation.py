@@ -31,6 +31,8 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
     buffer/<name>          after the step
     before/, after/<name>  of `Program.state()`, where there is an optimizer (buffers only before)
     changed/<name>         of `Program.state()`, where there is none: only what the step changed
+    memory/<name>          of `Program.memory`, as bytes, before
+    remembers/<name>       of `Program.memory`: only what the step changed
     flag/inputs_intact     1 where the step left its batch as it was
     flag/plain             1 where outputs are plain tensors
     flag/device            for each output, by name: 1 where it lies on the program's device
@@ -43,6 +45,10 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
     states = program.optimizer is not None
     before = {name: _copy(tensor) for name, tensor in program.state().items()}
     seen = {f"before/{name}": tensor for name, tensor in before.items()} if states else {}
+    memory = program.memory.read() if program.memory is not None else {}
+    seen |= {
+        f"memory/{name}": torch.frombuffer(bytearray(packed), dtype=torch.uint8) for name, packed in memory.items()
+    }
     generators = dice.state(program.device)
     poison(program.device)
     with nullcontext() if noise is None else noisy(program.model, noise):
@@ -59,6 +65,9 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
         now = program.state()
         changed = [name for name, tensor in before.items() if not identical(_copy(now[name]), tensor)]
         seen |= {f"changed/{name}": torch.tensor(1, dtype=torch.uint8) for name in changed}
+    if program.memory is not None:
+        changed = [name for name, packed in program.memory.read().items() if packed != memory.get(name)]
+        seen |= {f"remembers/{name}": torch.tensor(1, dtype=torch.uint8) for name in changed}
     if program.device.type == "cuda":
         torch.cuda.synchronize(program.device)
     intact = all(identical(used[name], tensor) for name, tensor in kept.items())

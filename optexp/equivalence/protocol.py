@@ -368,7 +368,7 @@ def _conclude(verification: Verification, messages: list[Message], contract: Con
     if verification.failures and not verification.repeats:
         verification.notes.append(
             "the baseline does not repeat its own steps bit for bit: by chance, or because it keeps what neither"
-            " parameters, buffers nor the optimizer hold (a counter, a scheduler), which no arm can restore"
+            " parameters, buffers nor the optimizer hold, nor globals beside train_step, and no arm can restore"
         )
     verification.bitwise = verification.bitwise and not any("G0" in m["failed"] for m in verification.failures)
     verification.notes += sorted({m["message"] for m in messages if m["ok"] and m["message"]})

@@ -36,6 +36,7 @@ from optexp.program import (
     tensors_of,
 )
 from optexp.strategy import first_line
+from optexp.usermodel.memory import Memory
 from optexp.usermodel.trainstep import TrainStep
 from optexp.usermodel.usercode import (
     LOSSES,
@@ -212,6 +213,7 @@ class Own(Workload):
         own_step = self.own_step
         if parts.train_step is not None and not own_step:
             self.remarks.append("train_step is not used, because mode is not train")
+        optimizer = self.new_optimizer(model) if learns else None
         program = Program(
             model=model,
             step=TrainStep(own_step, self.unpack) if own_step else STEPS[self.mode],
@@ -219,8 +221,9 @@ class Own(Workload):
             loss=scalar(self.criterion()) if trains and not own_step else None,
             targets=self.targets,
             constants=self.layout.constants,
-            optimizer=self.new_optimizer(model) if learns else None,
+            optimizer=optimizer,
             made_with=(parts.model.args, parts.model.kwargs),
+            memory=Memory(own_step, model, optimizer) if own_step and optimizer else None,
         )
         if dtype is not torch.float64 and trains and not own_step and (self.loss is not None or parts.loss is None):
             self.try_loss(program, dtype)

@@ -454,6 +454,17 @@ class SkipsSteps(Cheat):
         return forward_backward(program, batch)
 
 
+class FreezesPython(Cheat):
+    """As in a graph, where kernels are repeated and nothing else: a schedule never advances."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        assert program.memory is not None
+        memory = program.memory.read()
+        outputs = honest(program, batch)
+        program.memory.write(memory)
+        return outputs
+
+
 class FrozenLearningRate(Cheat):
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
         assert program.optimizer is not None

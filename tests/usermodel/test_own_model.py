@@ -291,3 +291,32 @@ def test_a_program_that_no_arm_can_restore_is_not_blamed_on_a_strategy(tmp_path:
     code = "import numpy\n" + model("return self.linear(x) + float(numpy.random.rand())")
     result = run(tmp_path, written(tmp_path, code), "strategy=amp")
     assert result.verdict is Verdict.UNVERIFIED, result.headline
+
+
+def test_what_a_training_step_remembers_is_no_difference(tmp_path: Path) -> None:
+    """A schedule, a loss scale and a counter, as scripts keep them: in globals."""
+    text = """
+Model = lambda: nn.Linear(4, 4)
+scaler, count = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1), 0
+
+def get_inputs():
+    return [torch.randn(8, 4), torch.randint(4, (8,))]
+
+def get_optimizer(params):
+    global schedule
+    optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    return optimizer
+
+def train_step(model, batch, optimizer):
+    global count
+    count += 1
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1], label_smoothing=0.1 / count)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    schedule.step()
+    return loss
+"""
+    result = run(tmp_path, written(tmp_path, text), "workload.mode=train", "strategy=compiled_optimizer", "verify=only")
+    assert result.verdict is Verdict.VERIFIED, result.headline
