@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def fragment(result: Result) -> str:
     )
 
 
+@cache
 def templates() -> Environment:
     """The folder of templates, with the units of the terminal."""
     environment = Environment(

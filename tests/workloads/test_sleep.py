@@ -28,7 +28,7 @@ def test_fifty_milliseconds_are_measured_as_fifty(tmp_path: Path):
     """Within 1 %, and what this machine's own timer is late by, in the quicker blocks: load lengthens others."""
     discovery.register()
     settings = ["device=cpu", "isolation=none", "measurement=quick", "measurement.pairs=10", "tracking.enabled=false"]
-    settings += ["measurement.warmup_s=0.5", "measurement.profile_steps=1"]
+    settings += ["measurement.warmup_s=0.5", "measurement.verification_seeds=1", "measurement.profile_steps=1"]
     with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
         config = compose("config", overrides=["workload=sleep", *settings])
     result = runner.run(config, tmp_path)
