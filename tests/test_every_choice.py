@@ -53,7 +53,12 @@ WORKLOADS = sorted(path.stem for path in (discovery.CONF / "workload").glob("*.y
 def run(folder: Path, *overrides: str) -> Result:
     """One job in this process, on the CPU, as small as a job gets."""
     settings = ["isolation=none", "device=cpu", "measurement=quick", "tracking.enabled=false"]
-    quicker = ["measurement.warmup_s=0.2", "measurement.block_ms=10", "measurement.pairs=10", "measurement.process_s=0.5"]
+    quicker = [
+        "measurement.warmup_s=0.2",
+        "measurement.block_ms=10",
+        "measurement.pairs=10",
+        "measurement.process_s=0.5",
+    ]
     quicker += ["measurement.verification_seeds=1", "measurement.profile_steps=2"]
     discovery.register()
     with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):

@@ -135,6 +135,30 @@ def points(study: Study, jobs: Iterable[tuple[Result, str]]) -> list[Point]:
     return [replace(point, first=found[0]) for point in found]
 
 
+def completed(study: Study, jobs: Sequence[tuple[Result, str]]) -> Study:
+    """With the settings that tell jobs apart where the table does not: somebody swept more than it names."""
+    alike: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for result, step in jobs:
+        point = Point(result, "candidate", step)
+        named = (step, result.workload, result.label, *(str(point.value(name)) for name in study.x))
+        alike.setdefault(named, []).append(result.config)
+    groups, more = list(alike.values()), []
+    for key in dict.fromkeys(key for group in groups for config in group for key in config):
+        parts = [_parted(group, key) for group in groups]
+        if any(len(part) > 1 for part in parts):
+            more.append(key)
+            groups = [group for part in parts for group in part]
+    return replace(study, x=[*study.x, *more])
+
+
+def _parted(configs: Iterable[Mapping[str, Any]], key: str) -> list[list[Mapping[str, Any]]]:
+    """Those that have the same value each."""
+    parts: dict[str, list[Mapping[str, Any]]] = {}
+    for config in configs:
+        parts.setdefault(str(config.get(key)), []).append(config)
+    return list(parts.values())
+
+
 def remarks(study: Study, found: Sequence[Point]) -> list[str]:
     """What a reader of the table must know: names that no job has, and ceilings that cannot be right."""
     settings = dict.fromkeys(key for point in found for key in point.result.config)

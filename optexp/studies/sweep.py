@@ -152,11 +152,13 @@ def record(results: Sequence[Result], folder: Path) -> None:
 def answer(study: Study, name: str, folder: Path, console: Console, results: Sequence[Result]) -> str:
     """Print what a study found and write it down: a page, and a picture. Returns the page without the picture."""
     from optexp.reporting import terminal
-    from optexp.studies.study import markdown, points, remarks, table
+    from optexp.studies.study import completed, markdown, points, remarks, table
     from optexp.studies.studyplot import draw
 
     steps = [str(OmegaConf.select(OmegaConf.load(job / ".hydra" / "config.yaml"), STEP) or "") for job in jobs(folder)]
-    found = points(study, zip(results, steps, strict=True))
+    finished = list(zip(results, steps, strict=True))
+    study = completed(study, finished)
+    found = points(study, finished)
     console.print(terminal.study_table(study.question, *table(study, found)), "", sep="\n")
     for remark in remarks(study, found):
         console.print(remark, "", sep="\n", soft_wrap=True)

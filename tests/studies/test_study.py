@@ -22,7 +22,7 @@ from optexp.insight.trace import Op, Span, Trace
 from optexp.reporting import summary, terminal
 from optexp.result import ArmSummary, Result, Speedup, Verdict
 from optexp.studies import outcome, sweep
-from optexp.studies.study import FIGURES, Point, Study, markdown, points, remarks, table
+from optexp.studies.study import FIGURES, Point, Study, completed, markdown, points, remarks, table
 from optexp.studies.studyplot import draw
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -215,6 +215,24 @@ def test_a_baseline_stands_beside_what_was_compared_with_it_once() -> None:
     ]  # fmt: skip
     assert rows[1][3:] == ["2.00× (1.8 to 2.2)", "2.00×", "FASTER"]
     assert [rows[0][3], rows[0][5]] == ["", ""]  # a baseline is no finding
+
+
+def test_what_else_was_swept_gets_a_column_of_its_own() -> None:
+    asked = study(by="arm", show="speedup")
+
+    def job(size: int, dtype: str, seed: int) -> tuple[Result, str]:
+        made = compared(size, "amp", 100 * size, 50)
+        return replace(made, config={**made.config, "dtype": dtype, "workload.half": size // 2, "seed": seed}), ""
+
+    jobs = [job(8, "float32", 0), job(8, "bfloat16", 1), job(16, "float32", 2)]
+    whole = completed(asked, jobs)
+    assert whole.x == ["workload.size", "dtype"]  # the rest goes with one of them
+    names, rows = table(whole, points(whole, jobs))
+    assert names[:3] == ["size", "dtype", "strategy"]
+    assert [row[1:3] for row in rows[:4]] == [
+        ["float32", "baseline"], ["float32", "amp"], ["bfloat16", "baseline"], ["bfloat16", "amp"],
+    ]  # fmt: skip
+    assert completed(asked, [jobs[0], jobs[2]]).x == ["workload.size"]
 
 
 def test_rows_of_different_jobs_come_with_what_noise_is() -> None:
