@@ -31,7 +31,7 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
     buffer/<name>          after the step
     before/, after/<name>  of `Program.state()`, where there is an optimizer (buffers only before)
     changed/<name>         of `Program.state()`, where there is none: only what the step changed
-    memory/<name>          of `Program.memory`, as bytes, before
+    memory/<name>          of `Program.memory`, as bytes, before: what is no longer as it was at first
     remembers/<name>       of `Program.memory`: only what the step changed
     flag/inputs_intact     1 where the step left its batch as it was
     flag/plain             1 where outputs are plain tensors
@@ -46,9 +46,8 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
     before = {name: _copy(tensor) for name, tensor in program.state().items()}
     seen = {f"before/{name}": tensor for name, tensor in before.items()} if states else {}
     memory = program.memory.read() if program.memory is not None else {}
-    seen |= {
-        f"memory/{name}": torch.frombuffer(bytearray(packed), dtype=torch.uint8) for name, packed in memory.items()
-    }
+    news = program.memory.news() if program.memory is not None else {}
+    seen |= {f"memory/{name}": torch.frombuffer(bytearray(packed), dtype=torch.uint8) for name, packed in news.items()}
     generators = dice.state(program.device)
     poison(program.device)
     with nullcontext() if noise is None else noisy(program.model, noise):

@@ -140,6 +140,54 @@ def test_what_a_function_around_the_step_holds_is_put_back() -> None:
     assert all(map(torch.equal, four_steps(trained), first))
 
 
+def test_a_module_that_never_changes_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher = nn.Linear(4, 2)
+
+    def step(model: Any, batch: Any, optimizer: Any) -> Tensor:
+        loss: Tensor = (model(batch[0]) - teacher(batch[0])).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    trained = program(step, model, torch.optim.SGD(model.parameters(), lr=0.1), [torch.randn(8, 4), torch.zeros(8)])
+    assert trained.memory is not None
+    start = Snapshot(trained)
+    trained.run()
+    assert trained.memory.read()["teacher"] is start.elsewhere["teacher"]
+    assert trained.memory.news() == {}
+    monkeypatch.setattr(teacher, "load_state_dict", pytest.fail)
+    start.restore(trained)
+    monkeypatch.undo()
+    kept = teacher.weight.detach().clone()
+    teacher.weight.data.mul_(2)  # which no counter of versions sees
+    assert trained.memory.news().keys() == {"teacher"}
+    start.restore(trained)
+    assert torch.equal(teacher.weight, kept)
+
+
+def test_what_cannot_be_pickled_is_left_alone() -> None:
+    class Odd:
+        def state_dict(self) -> Any:
+            return (number for number in (1,))
+
+        def load_state_dict(self, state: Any) -> None:
+            raise AssertionError
+
+    odd = Odd()
+
+    def step(model: Any, batch: Any, optimizer: Any) -> Tensor:
+        loss: Tensor = model(batch[0]).square().mean() * len([odd])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    model = nn.Linear(4, 2)
+    trained = program(step, model, torch.optim.SGD(model.parameters(), lr=0.1), [torch.randn(8, 4), torch.zeros(8)])
+    Snapshot(trained).restore(trained)
+
+
 def test_a_rate_on_the_device_stays_there() -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
