@@ -8,6 +8,7 @@ import torch
 
 from optexp.strategy import Unsupported
 from optexp.workloads.bert import Bert
+from tests.workloads.operators import operators
 
 CPU = torch.device("cpu")
 TINY = {"batch_size": 2, "sequence": 12, "layers": 1, "hidden": 16, "heads": 2, "vocabulary": 50}
@@ -57,3 +58,11 @@ def test_it_learns():
     assert losses[0] == pytest.approx(math.log(50), rel=0.1)
     assert losses[-1] < losses[0]
     assert all(p.grad is not None for p in program.model.parameters())
+
+
+def test_attention_written_out_is_no_fused_one():
+    pytest.importorskip("transformers")
+    fused, written = (operators(build(Bert(attention=attention, **TINY))) for attention in ("sdpa", "eager"))
+    assert any("scaled_dot_product" in name for name in fused)
+    assert not any("scaled_dot_product" in name for name in written)
+    assert written["_softmax"] == 1

@@ -5,6 +5,7 @@ import torch
 
 from optexp.program import gradients
 from optexp.workloads.mlp import Mlp
+from tests.workloads.operators import operators
 
 CPU = torch.device("cpu")
 
@@ -88,3 +89,10 @@ def test_steps_are_passes_one_after_the_other():
 def test_an_output_that_does_not_fit_the_input_cannot_be_fed_back():
     with pytest.raises(ValueError, match="num_steps=2"):
         Mlp(in_features=1, num_steps=2)
+
+
+def test_written_by_hand_each_layer_is_a_product_and_an_addition():
+    sizes = {"mode": "forward", "dim": 8, "layers": 3, "batch_size": 4}
+    by_hand, linear = (operators(build(Mlp(style=style, **sizes))) for style in ("products", "linear"))
+    assert (by_hand["mm"], by_hand["add"], by_hand["addmm"]) == (3, 3, 0)
+    assert (linear["mm"], linear["add"], linear["addmm"]) == (0, 0, 3)

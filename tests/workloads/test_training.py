@@ -64,3 +64,15 @@ def test_verification_draws_what_the_loader_could_have_made():
 def test_what_the_network_cannot_take_is_a_mistake():
     with pytest.raises(ConfigError, match="image=32 is not allowed with architecture=lenet5"):
         build({"_target_": "optexp.workloads.training.Training", "image": 32}, "workload")
+
+
+def test_the_loader_shuffles():
+    """As training does: with every seed in another order, and never in the order of the data."""
+    workload = Training(batch_size=16)
+    ordered = torch.stack([workload.dataset()[i][1] for i in range(16)])
+    first = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        first.append(next(iter(workload.loader()))[1])
+    assert not torch.equal(first[0], first[1])
+    assert not any(torch.equal(labels, ordered) for labels in first)
