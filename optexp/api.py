@@ -28,7 +28,7 @@ from optexp.result import Result
 from optexp.takehome.inlining import NotCovered
 from optexp.takehome.ownlisting import Spelled
 from optexp.usermodel.own import Own, Parts
-from optexp.usermodel.usercode import Copies, maker, travelling
+from optexp.usermodel.usercode import Copies, kind, maker, travelling
 from optexp.workers import launching
 
 Stack = str | Mapping[str, Mapping[str, Any]] | Sequence[str | Mapping[str, Mapping[str, Any]]]
@@ -78,6 +78,10 @@ def compare(
     Raises ConfigError (a sentence) for what cannot be asked; an error in the model's own code is in the result.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for a GPU is not to start using it
+    if not (optimizer is None or isinstance(optimizer, str) or callable(optimizer)):
+        raise ConfigError(
+            f"optimizer is {kind(optimizer)}: give its name, or a function that makes it from a list of parameters"
+        )
     workload = Given(
         mode=mode,
         loss=loss if isinstance(loss, str) else None,

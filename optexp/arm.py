@@ -155,6 +155,11 @@ class Arm:
         self._settle_scale()
         if not outputs and not self.program.trains:
             raise NoReference("the model returns no tensor: return one, or several in a tuple, a dict or a dataclass")
+        for name, tensor in outputs.items():
+            if tensor.layout is not torch.strided:
+                raise NoReference(
+                    f"{name} is a {tensor.layout} tensor, of which no element can be compared: return a dense one"
+                )
         sizes = [sum(tensor.nbytes for tensor in tensors_of(batch).values()) for batch in self.batches]
         told = {"setup_s": setup_s, "notes": notes, "random": random, "batch_bytes": sum(sizes) / len(sizes)}
         told["queue"] = self.program.feed.queue

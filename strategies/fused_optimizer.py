@@ -43,6 +43,8 @@ class FusedOptimizer(Strategy):
         if self.implementation not in program.optimizer.defaults:
             others = "Adam, AdamW or SGD" if self.implementation == "fused" else "Adam, AdamW, SGD, RMSprop, ..."
             return f"torch has no {self.implementation} {type(program.optimizer).__name__}: use {others}"
+        if any(getattr(module, "sparse", False) is True for module in program.model.modules()):
+            return "the model has sparse gradients (sparse=True), and neither implementation takes them: leave that out"
         return None
 
     def apply(self, program: Program) -> tuple[Program, Notes]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from optexp.config import ConfigError, suggest
@@ -69,6 +70,8 @@ if TYPE_CHECKING:
     from optexp.takehome.inlining import Inliner
     from optexp.takehome.ownlisting import Spelled
     from optexp.takehome.repro import Source
+
+TAKE_SPARSE = (torch.optim.SGD, torch.optim.Adagrad)  # gradients
 
 
 @dataclass
@@ -134,6 +137,8 @@ class Own(Workload):
     odd_batch: bool = False
 
     def __post_init__(self) -> None:
+        if self.mode not in STEPS:
+            raise ValueError(f"mode={self.mode} is not a choice{suggest(self.mode, STEPS)}")
         spelt = {name.lower(): name for name in OPTIMIZERS}
         self.optimizer = self.optimizer and spelt.get(self.optimizer.lower(), self.optimizer)
         for key, value, known in (("loss", self.loss, LOSSES), ("optimizer", self.optimizer, OPTIMIZERS)):
@@ -205,20 +210,24 @@ class Own(Workload):
         seed_all(seed)
         model = parts.model()
         self.note_conversion("parameters", model.parameters(), dtype)
+        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+            raise ConfigError("the model lies on the meta device, where it has no values: build it on another")
         model = model.to(device=device, dtype=dtype)
         model.train(trains)
         if trains and not any(p.requires_grad for p in model.parameters()):
             raise ConfigError(f"mode={self.mode}: the model has no parameters to train; what is left is mode=forward")
         self.layout = self.learn_layout(model, device, dtype)
+        self.size_lazy_layers(model, device, dtype)
         own_step = self.own_step
         if parts.train_step is not None and not own_step:
             self.remarks.append("train_step is not used, because mode is not train")
+        loss = scalar(self.criterion()) if trains and not own_step else None
         optimizer = self.new_optimizer(model) if learns else None
         program = Program(
             model=model,
             step=TrainStep(own_step, self.unpack) if own_step else STEPS[self.mode],
             feed=self.feed(device, dtype),
-            loss=scalar(self.criterion()) if trains and not own_step else None,
+            loss=loss,
             targets=self.targets,
             constants=self.layout.constants,
             optimizer=optimizer,
@@ -231,6 +240,17 @@ class Own(Workload):
         if self.odd_batch:
             self.try_odd(program, dtype)
         return program
+
+    def size_lazy_layers(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+        """They take their sizes from the first batch, and that is not what a step does."""
+        if not any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+            return
+        batch = self.batch(torch.Generator(device).manual_seed(0))
+        real = map_batch(lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
+        feed, constants = ResidentFeed(device), self.layout.constants
+        with torch.no_grad():
+            Program(model.eval(), STEPS["forward"], feed, targets=self.targets, constants=constants).predict(real)
+        model.train(self.mode != "forward")
 
     def try_loss(self, program: Program, dtype: torch.dtype) -> None:
         """What one of torch's own losses does not take is told without a traceback, in which nothing is the user's."""
@@ -386,6 +406,11 @@ class Own(Workload):
         if self.optimizer is None:
             self.remarks.append(f"optimizer: AdamW with lr={self.lr:g}, because none was given")
         cls: Any = OPTIMIZERS[self.optimizer or "AdamW"]
+        if any(getattr(module, "sparse", False) is True for module in model.modules()) and cls not in TAKE_SPARSE:
+            raise ConfigError(
+                f"the model has sparse gradients (sparse=True), which {cls.__name__} does not take: leave that out, or"
+                f" give an optimizer that does ({', '.join(each.__name__ for each in TAKE_SPARSE)})"
+            )
         try:
             made = cls([p for p in parameters if p.requires_grad], lr=self.lr, **self.optimizer_args)
         except (TypeError, ValueError) as error:

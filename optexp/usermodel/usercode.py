@@ -181,6 +181,8 @@ def own_loss(output: Any, batch: Batch) -> Tensor:
     if isinstance(own, Tensor):
         return own
     means = [t.float().square().mean() for t in flatten(output).values() if t.is_floating_point()]
+    if not means:
+        raise ConfigError("the model returns no real numbers, so that there is nothing to learn from: give a loss")
     return torch.stack(means).sum()
 
 
@@ -194,6 +196,10 @@ def scalar(loss: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Tensor]:
         if value.numel() != 1:
             shape = list(value.shape)
             raise ConfigError(f"the loss has shape {shape}: it must be a tensor with one element, as .mean() gives it")
+        if torch.is_grad_enabled() and not value.requires_grad:
+            raise ConfigError(
+                "the loss depends on no parameter: is it computed without gradients, or from a detached tensor?"
+            )
         return value
 
     return checked

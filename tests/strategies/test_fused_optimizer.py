@@ -93,6 +93,12 @@ def test_what_was_so_already_is_not_engaged():
     assert "implementation=fused" in evidence.text
 
 
+def test_sparse_gradients_are_refused(build):
+    program = build(small())
+    program.model.append(torch.nn.Embedding(3, 2, sparse=True))
+    assert "sparse" in str(FusedOptimizer().unsupported(program, torch.device("cpu")))
+
+
 def test_two_that_change_the_optimizer_are_refused():
     with pytest.raises(Unsupported, match="leave one out"):
         compose([FusedOptimizer(), type("Other", (FusedOptimizer,), {"name": "other"})()])

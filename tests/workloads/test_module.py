@@ -116,6 +116,7 @@ def test_named_sizes_take_turns() -> None:
         (LINEAR | {"inputs": [{"shap": [8]}]}, "did you mean shape"),
         (LINEAR | {"loss": "crossentropy"}, "did you mean cross_entropy"),
         (LINEAR | {"optimizer": "adamv"}, "did you mean Adam"),
+        (LINEAR | {"mode": "trian"}, "did you mean train"),
     ],
 )
 def test_a_mistake_is_one_sentence(settings: dict[str, Any], words: str) -> None:
@@ -331,6 +332,7 @@ def test_what_a_file_lacks_is_named(text: str, words: str, tmp_path: Path) -> No
     ("loss", "words"),
     [
         ("outputs.sum().item()", r"the loss is a float: .* \(without .item\(\)\)"),
+        ("outputs.detach().sum()", "the loss depends on no parameter"),
         ("outputs.square()", r"the loss has shape \[4, 2\]: .*\.mean\(\)"),
     ],
 )
@@ -339,6 +341,35 @@ def test_a_loss_that_is_no_scalar_is_named(loss: str, words: str, tmp_path: Path
     workload = written(tmp_path, f"{text}def loss(outputs, batch): return {loss}", mode="forward_backward")
     with pytest.raises(ConfigError, match=words):
         ready(workload).run()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Model = lambda: nn.Linear(4, 2, device='meta')", "the meta device"),
+        ("class Model(nn.Linear):\n  def forward(self, x): return super().forward(x).argmax(-1)", "no real numbers"),
+        ("Model = lambda: nn.Sequential(nn.Linear(4, 2), nn.Embedding(3, 4, sparse=True))", "AdamW does not take.*SGD"),
+    ],
+)
+def test_what_cannot_learn_says_why(text: str, words: str, tmp_path: Path) -> None:
+    if "Model(nn.Linear)" in text:
+        text = text.replace("  def", "  def __init__(self): super().__init__(4, 2)\n  def")
+    workload = written(tmp_path, f"{text}\ndef get_inputs(): return torch.ones(3, 4)\n", mode="train")
+    with pytest.raises(ConfigError, match=words):
+        ready(workload).run()
+
+
+def test_lazy_layers_have_their_sizes_before_a_step(tmp_path: Path) -> None:
+    text = "Model = lambda: nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())\n"
+    text += "def get_inputs(): return torch.randn(8, 4)"
+    for dtype in (torch.float32, torch.float64):
+        program = ready(written(tmp_path, text, mode="train"), dtype=dtype)
+        assert program.model[0].weight.shape == (2, 4)
+        assert program.model[0].weight.dtype is dtype
+        assert program.model[1].num_batches_tracked == 0
+        assert program.optimizer is not None
+        assert len(program.optimizer.param_groups[0]["params"]) == 4
+        assert program.model.training
 
 
 def test_a_precision_that_is_overridden_is_reported(tmp_path: Path) -> None:
