@@ -51,16 +51,20 @@ def _import(name: str, asked: str) -> ModuleType:
         ) from None
 
 
-def import_file(path: Path, key: str) -> ModuleType:
-    """A file as a module, as if its folder had been the place to start Python in."""
+def import_file(path: Path, key: str, anew: bool = False) -> ModuleType:
+    """A file as a module, as if its folder had been the place to start Python in.
+
+    anew: run it again, though it was imported before: what it keeps in globals is then nobody else's
+    """
     if not path.is_file():
         raise ConfigError(f"{key}={path}: there is no such file below {Path.cwd()}")
     path = path.resolve()
     name = path.stem
     if (known := sys.modules.get(name)) is not None:
-        if getattr(known, "__file__", None) == str(path):
+        if getattr(known, "__file__", None) != str(path):
+            name = f"optexp_{name}"
+        elif not anew:
             return known
-        name = f"optexp_{name}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{key}={path} is not a Python file")

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 Batch = tuple[Tensor, ...] | Mapping[str, Tensor]
 Source = Sequence[Batch]
 Outputs = dict[str, Tensor]
-Remembered = Mapping[str, bytes]
+Remembered = Mapping[str, Any]
+Packed = Mapping[str, bytes]
 
 
 class Feed(Protocol):
@@ -66,13 +67,30 @@ class ResidentFeed(Feed):
 
 
 class Memory(Protocol):
-    """What a step keeps beside the tensors of model and optimizer, pickled, by name."""
+    """What a step keeps beside the tensors of model and optimizer, by name."""
 
-    def read(self) -> Remembered: ...
+    @property
+    def first(self) -> Remembered:
+        """As it was when the program was built."""
+        ...
 
-    def news(self) -> Remembered: ...
+    def read(self) -> Remembered:
+        """A copy of all of it."""
+        ...
 
-    def write(self, remembered: Remembered) -> None: ...
+    def write(self, remembered: Remembered) -> None:
+        """Put it back, in place."""
+        ...
+
+    def changed(self, now: Remembered, then: Remembered | None = None) -> Packed:
+        """What is no longer as it was then (at first), to be sent to another process."""
+        ...
+
+    def unpack(self, packed: Packed) -> Remembered: ...
+
+    def alike(self, ours: bytes, theirs: bytes) -> bool:
+        """Whether two arms remember the same, however each of them rounds."""
+        ...
 
 
 @dataclass(frozen=True)

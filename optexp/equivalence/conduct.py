@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
 from optexp.equivalence.gates import Finding, broken, identical, structure
 from optexp.equivalence.golden import NoReference
-from optexp.equivalence.observation import Observation
+from optexp.equivalence.observation import Observation, unpacked
+
+Alike = Callable[[bytes, bytes], bool]
 
 
 def conduct(
-    seen: Observation, baseline: Observation, initial: Mapping[str, Tensor] | None, by_value: bool, skips: bool
+    seen: Observation,
+    baseline: Observation,
+    initial: Mapping[str, Tensor] | None,
+    by_value: bool,
+    skips: bool,
+    alike: Alike = bytes.__eq__,
 ) -> Iterator[Finding]:
     """Everything that differs.
 
     initial:  the state that training has to start from; None for steps that are not the first
     by_value: a dtype may differ;  skips: gradients overflowed in both
+    alike:    of two memories, packed
     """
     yield from _effects(seen, baseline)
-    yield from _memories(seen, baseline)
+    yield from _memories(seen, baseline, alike)
     yield from _outputs(seen, baseline)
     yield from _replayed(seen, baseline)
     names, expected = ({name for name in some if not optional(name)} for some in (seen, baseline))
@@ -49,16 +57,18 @@ def _effects(seen: Observation, baseline: Observation) -> Iterator[Finding]:
         yield broken(name.removeprefix("changed/"), f"the step {what}")
 
 
-def _memories(seen: Observation, baseline: Observation) -> Iterator[Finding]:
-    """On what a user's step keeps in Python. Hyperparameters that lie in a tensor are compared as such."""
-    changed, expected = (
-        {name.removeprefix("remembers/") for name in some if name.startswith("remembers/")} for some in (seen, baseline)
-    )
-    for name in sorted(changed ^ expected):
-        if name in changed:
+def _memories(seen: Observation, baseline: Observation, alike: Alike) -> Iterator[Finding]:
+    """On what a user's step keeps in Python. A hyperparameter that is a tensor is state."""
+    changed, expected = unpacked("remembers", seen), unpacked("remembers", baseline)
+    for name in sorted(changed | expected):
+        if f"after/{name}" in seen:
+            continue
+        if name not in expected:
             yield broken(name, "the step changes it; the baseline leaves it alone")
-        elif not name.startswith("optimizer/"):
+        elif name not in changed:
             yield broken(name, "the step leaves it; the baseline changes it in Python, which no captured graph repeats")
+        elif not alike(changed[name], expected[name]):
+            yield broken(name, "the step remembers something else there than the baseline does")
 
 
 def _outputs(seen: Observation, baseline: Observation) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isclose
 from typing import Any
 
 import torch
@@ -14,8 +15,10 @@ from optexp.equivalence.float64 import InFloat64
 from optexp.equivalence.gates import identical, name_of
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.trajectory import Rates
-from optexp.program import Batch, Remembered, Snapshot, gradients, map_batch, tensors_of
+from optexp.program import Batch, Packed, gradients, map_batch, tensors_of
 from optexp.workload import Workload
+
+ROUNDED = 1e-4  # how far rates may be apart that only differ in how they were rounded
 
 
 class NoReference(Exception):
@@ -28,6 +31,8 @@ class Golden:
     drawn_on: the arms' device;  device: where fp64 runs: there too, or on the CPU where it does not fit
     initial:  the state that all arms start from, in the arms' dtype
     batches:  what was drawn last, in the arms' dtype where real
+    called:   hyperparameters of every group when the optimizer of a user's step was called, by step
+    left:     learning rates after a step, by step
     """
 
     def __init__(self, workload: Workload, device: torch.device, dtype: torch.dtype, seed: int) -> None:
@@ -38,7 +43,7 @@ class Golden:
         self.batches: list[Batch] = []
         self.family = families.NORMAL
         self.known: dict[int, Observation] = {}
-        self.memory: Remembered = {}  # of the baseline, before the step to come
+        self.memory: Packed = {}  # of the baseline, before the step to come
         self.met: dict[str, Tensor] = {}  # of the first batch of the seed before, some elements
         self.anew = True  # this seed's is another one
         try:
@@ -53,7 +58,11 @@ class Golden:
         self.program = self.workload.build(device, torch.float64, self.seed)
         silence(self.program.model)
         self.rates = Rates(self.program)
-        self.start = Snapshot(self.program).elsewhere
+        self.index = 0
+        self.left: dict[int, list[float]] = {}
+        self.called: dict[int, list[Mapping[str, Any]]] = {}
+        if self.program.memory is not None and self.program.optimizer is not None:
+            self.program.optimizer.register_step_pre_hook(lambda optimizer, *_: self._note(optimizer))
 
     # --- batches ------------------------------------------------------------------------------------------------
 
@@ -93,6 +102,7 @@ class Golden:
         if shared and index in self.known:
             return self.known[index]
         self.load(state)
+        self.index = index
         batch = map_batch(
             lambda t: t.to(self.device, torch.float64 if t.is_floating_point() else t.dtype, copy=True),
             self.batches[index % len(self.batches)],
@@ -103,7 +113,8 @@ class Golden:
         except torch.OutOfMemoryError:
             raise
         except Exception as problem:
-            raise NoReference(f"the model does not run in float64: {problem}") from problem
+            text = str(problem) or type(problem).__name__
+            raise NoReference(f"the step does not run in float64: {text}") from problem
         golden = {f"out/{name}": t.detach().to(self.device, copy=True) for name, t in outputs.items()}
         for name, tensor in golden.items():
             if tensor.is_floating_point() and tensor.dtype is not torch.float64:
@@ -111,9 +122,8 @@ class Golden:
         if self.trains:
             golden |= {name: tensor.clone() for name, tensor in gradients(self.program).items()}
         golden |= {f"buffer/{name}": b.detach().clone() for name, b in self.program.model.named_buffers()}
-        if self.program.memory is not None and self.program.optimizer is not None:
-            rates = [float(group["lr"]) for group in self.program.optimizer.param_groups]
-            golden |= {f"rate/{index}": torch.tensor(rate) for index, rate in enumerate(rates)}
+        if self.program.optimizer is not None:
+            self.left[index] = [float(group["lr"]) for group in self.program.optimizer.param_groups]
         if shared:
             self.known[index] = golden
         return golden
@@ -125,10 +135,24 @@ class Golden:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
+        memory, optimizer = self.program.memory, self.program.optimizer
+        if memory is not None:
+            memory.write({**memory.first, **memory.unpack(self.memory)})
         for name, tensor in self.program.state().items():
             tensor.copy_(state[name])
-        if self.program.memory is not None:
-            self.program.memory.write({**self.start, **self.memory})
+        for index, group in enumerate(optimizer.param_groups if memory is not None and optimizer is not None else ()):
+            own = float(state.get(f"optimizer/group{index}/lr", group["lr"]))
+            if not isinstance(group["lr"], Tensor) and isclose(
+                own, group["lr"], rel_tol=ROUNDED
+            ):  # an arm's float32, after many steps
+                group["lr"] = own
+
+    def _note(self, optimizer: torch.optim.Optimizer) -> None:
+        """What an optimizer is called with, where the user's step may have changed it just before."""
+        self.called[self.index] = [
+            {key: value for key, value in group.items() if isinstance(value, (float, tuple))}
+            for group in optimizer.param_groups
+        ]
 
     def dead(self) -> list[str]:
         """After a draw of ONE_BY_ONE: inputs that the results do not depend on."""

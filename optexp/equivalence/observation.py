@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 
 import torch
@@ -11,7 +12,7 @@ from optexp.equivalence import dice
 from optexp.equivalence.gates import identical
 from optexp.equivalence.noise import noisy
 from optexp.equivalence.poison import poison, scribble
-from optexp.program import Batch, Outputs, Program, Snapshot, gradients, map_batch, tensors_of
+from optexp.program import Batch, Outputs, Packed, Program, Snapshot, gradients, map_batch, tensors_of
 
 Observation = dict[str, Tensor]
 
@@ -31,8 +32,8 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
     buffer/<name>          after the step
     before/, after/<name>  of `Program.state()`, where there is an optimizer (buffers only before)
     changed/<name>         of `Program.state()`, where there is none: only what the step changed
-    memory/<name>          of `Program.memory`, as bytes, before: what is no longer as it was at first
-    remembers/<name>       of `Program.memory`: only what the step changed
+    memory/<name>          of `Program.memory`, packed, before: only what is no longer as it was at first
+    remembers/<name>       of `Program.memory`, packed, after: only what the step changed
     flag/inputs_intact     1 where the step left its batch as it was
     flag/plain             1 where outputs are plain tensors
     flag/device            for each output, by name: 1 where it lies on the program's device
@@ -46,8 +47,7 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
     before = {name: _copy(tensor) for name, tensor in program.state().items()}
     seen = {f"before/{name}": tensor for name, tensor in before.items()} if states else {}
     memory = program.memory.read() if program.memory is not None else {}
-    news = program.memory.news() if program.memory is not None else {}
-    seen |= {f"memory/{name}": torch.frombuffer(bytearray(packed), dtype=torch.uint8) for name, packed in news.items()}
+    seen |= _packed("memory", program.memory.changed(memory)) if program.memory is not None else {}
     generators = dice.state(program.device)
     poison(program.device)
     with nullcontext() if noise is None else noisy(program.model, noise):
@@ -65,8 +65,7 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
         changed = [name for name, tensor in before.items() if not identical(_copy(now[name]), tensor)]
         seen |= {f"changed/{name}": torch.tensor(1, dtype=torch.uint8) for name in changed}
     if program.memory is not None:
-        changed = [name for name, packed in program.memory.read().items() if packed != memory.get(name)]
-        seen |= {f"remembers/{name}": torch.tensor(1, dtype=torch.uint8) for name in changed}
+        seen |= _packed("remembers", program.memory.changed(program.memory.read(), memory))
     if program.device.type == "cuda":
         torch.cuda.synchronize(program.device)
     intact = all(identical(used[name], tensor) for name, tensor in kept.items())
@@ -108,6 +107,16 @@ def repeats(program: Program, batch: Batch, snapshot: Snapshot, times: int) -> b
         if again.keys() != first.keys() or not all(identical(again[name], first[name]) for name in first):
             return False
     return True
+
+
+def _packed(kind: str, packed: Packed) -> Observation:
+    return {f"{kind}/{name}": torch.frombuffer(bytearray(bits), dtype=torch.uint8) for name, bits in packed.items()}
+
+
+def unpacked(kind: str, observation: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """The bytes that an observation has of that kind, by name."""
+    found = {n.removeprefix(f"{kind}/"): t for n, t in observation.items() if n.startswith(f"{kind}/")}
+    return {name: tensor.cpu().numpy().tobytes() for name, tensor in found.items()}
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -39,14 +39,18 @@ class Rates:
 
 
 def losses(program: Program, batches: Sequence[Batch], rates: Rates, unit: float = 0.0, seed: int = 0) -> list[float]:
-    """What each of `STEPS` steps returns first, from the program's present state, moved by one rounding of `unit`."""
+    """What each of `STEPS` steps returns first, from the program's present state, moved by one rounding of `unit`.
+
+    Of a step that returns nothing, the size of the parameters after it.
+    """
     if unit:
         _perturb(program, unit, seed)
     found = []
     for step in range(STEPS):
         rates.set(1.0 - 0.9 * step / STEPS)
         outputs = program.step(program, program.feed.bring(batches[step % len(batches)]))
-        found.append(next(iter(outputs.values())).detach().to(torch.float64).mean())
+        shown = list(outputs.values())[:1] or [p.detach().norm() for p in program.model.parameters()]
+        found.append(torch.stack([tensor.detach().to(torch.float64).mean() for tensor in shown]).mean())
     return torch.stack(found).tolist()
 
 

@@ -37,7 +37,7 @@ from optexp.program import (
     tensors_of,
 )
 from optexp.strategy import first_line
-from optexp.usermodel.memory import Memory
+from optexp.usermodel.memory import Memory, move
 from optexp.usermodel.trainstep import TrainStep
 from optexp.usermodel.usercode import (
     LOSSES,
@@ -223,6 +223,12 @@ class Own(Workload):
             self.remarks.append("train_step is not used, because mode is not train")
         loss = scalar(self.criterion()) if trains and not own_step else None
         optimizer = self.new_optimizer(model) if learns else None
+        for code in (own_step, parts.loss if trains else None):
+            if code is not None:
+                move(code, model, device, dtype)
+        memory = Memory(own_step, model, optimizer) if own_step else None
+        if memory is not None and memory.lost:
+            self.remarks.append(f"train_step keeps what cannot be put back from step to step: {', '.join(memory.lost)}")
         program = Program(
             model=model,
             step=TrainStep(own_step, self.unpack) if own_step else STEPS[self.mode],
@@ -232,7 +238,7 @@ class Own(Workload):
             constants=self.layout.constants,
             optimizer=optimizer,
             made_with=(parts.model.args, parts.model.kwargs),
-            memory=Memory(own_step, model, optimizer) if own_step and optimizer else None,
+            memory=memory,
         )
         if dtype is not torch.float64 and trains and not own_step and (self.loss is not None or parts.loss is None):
             self.try_loss(program, dtype)

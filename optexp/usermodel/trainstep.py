@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,11 @@ class TrainStep:
         clear_gradients(program.model)
         optimizer = Optimizer(program.optimizer)
         result = self.function(Model(program, optimizer), self.unpack(batch), optimizer)
+        if not optimizer.steps and not _finite(program.model):
+            raise NoReference(
+                "train_step left its optimizer step out because gradients overflow, as a GradScaler does: let it start"
+                " with a smaller scale (init_scale=)"
+            )
         if optimizer.steps != 1:
             raise NoReference(
                 f"train_step called optimizer.step() {optimizer.steps} times: a call must be one whole optimizer step"
@@ -41,8 +47,14 @@ class TrainStep:
         return tensors | others(result, "loss")
 
 
+def _finite(model: torch.nn.Module) -> bool:
+    return all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
+
+
 class Optimizer:
     """The optimizer, but gradients stay after its step: every step begins without any, and they are compared."""
+
+    __class__ = property(lambda self: type(self.optimizer))  # type: ignore[assignment]  # to isinstance it is that one
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer, self.steps = optimizer, 0
@@ -58,9 +70,14 @@ class Optimizer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.optimizer, name)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.optimizer, memo)
+
 
 class Model:
     """Called, it is what strategies made of the model; for all else it is the model."""
+
+    __class__ = property(lambda self: type(self.model))  # type: ignore[assignment]
 
     def __init__(self, program: Program, optimizer: Optimizer) -> None:
         self.model, self.call, self.zero_grad = program.model, program.call, optimizer.zero_grad
@@ -70,3 +87,6 @@ class Model:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.model, memo)

@@ -135,7 +135,7 @@ class Module(Own):
         if self.target is not None:
             found = find(self.target, "workload.target")
             return Parts(maker(found, self.args, self.kwargs, f"workload.target={self.target}"), drawn)
-        file = import_file(Path(self.path or "").expanduser(), "workload.path")
+        file = import_file(Path(self.path or "").expanduser(), "workload.path", anew=True)
         has = {key: getattr(file, name, None) for key, name in vars(self.names).items()}
         model = has["model"]
         if model is None:

@@ -465,6 +465,30 @@ class FreezesPython(Cheat):
         return outputs
 
 
+class KeepsTheRate(Cheat):
+    """All else in Python goes on."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        assert program.optimizer is not None
+        rates = [group["lr"] for group in program.optimizer.param_groups]
+        outputs = honest(program, batch)
+        for group, rate in zip(program.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        return outputs
+
+
+class CountsTwice(Cheat):
+    """What Python counts is ahead of what was computed."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        assert program.memory is not None
+        before = program.memory.read()
+        outputs = honest(program, batch)
+        now = program.memory.read()
+        program.memory.write({k: 2 * v - before[k] if isinstance(v, int) else v for k, v in now.items()})
+        return outputs
+
+
 class FrozenLearningRate(Cheat):
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
         assert program.optimizer is not None

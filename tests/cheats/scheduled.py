@@ -20,7 +20,7 @@ def get_inputs() -> list[Tensor]:
 def get_optimizer(params: list[nn.Parameter]) -> torch.optim.Optimizer:
     global schedule
     optimizer = torch.optim.SGD(params, lr=0.1)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1000)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
     return optimizer
 
 

@@ -50,6 +50,7 @@ VISION = ["workload=lenet5", "workload.batch_size=4"]
 SHAPES = ["workload=module", "workload.target=torch.nn:GELU", "workload.inputs=[{shape: [B, 64]}]"]
 SHAPES += ["workload.shapes=[{B: 24}, {B: 32}, {B: 40}, {B: 48}]"]
 LOADER = ["workload=module", f"workload.path={Path(__file__).with_name('loader.py')}"]
+WARMED_UP = ["workload=module", f"workload.path={Path(__file__).with_name('warmed_up.py')}", "workload.mode=train"]
 SCHEDULED = ["workload=module", f"workload.path={Path(__file__).with_name('scheduled.py')}", "workload.mode=train"]
 FAMILIES = ["measurement.thorough=true"]
 
@@ -98,7 +99,10 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "OneMaskForAllRows": (DROP, WRONG, "scatters"),
     "NoUpdate": (LEARN, WRONG, "weight"),
     "SkipsSteps": (LEARN, WRONG, "weight"),
-    "FreezesPython": (SCHEDULED, WRONG, "schedule fails G0: the step leaves it"),
+    "FreezesPython": (SCHEDULED, WRONG, "no captured graph repeats"),
+    "KeepsTheRate": (SCHEDULED, WRONG, "optimizer/group0/lr"),
+    "CountsTwice": (WARMED_UP, WRONG, "count fails G0"),
+    "NoUpdate of a step that sets its rate": (WARMED_UP, WRONG, "change/"),
     "FrozenLearningRate": (LEARN, WRONG, "change"),
     "FrozenStepCount": (LEARN, WRONG, "change"),
     "GradientsPileUp": (LEARN, WRONG, "nan"),
@@ -151,6 +155,10 @@ HONEST: list[tuple[list[str], str]] = [
     (LEARN, "fused_optimizer"),
     (SCHEDULED, "fused_optimizer"),
     (SCHEDULED, "compiled_optimizer"),
+    (SCHEDULED, ""),
+    (WARMED_UP, ""),
+    (WARMED_UP, "fused_optimizer"),
+    (WARMED_UP, "amp"),
     ([*LEARN, "workload.optim=sgd"], "fused_optimizer"),
     (LEARN, "amp+fused_optimizer"),
     (INFER, "inference_mode"),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from optexp.lookup import import_file
 from optexp.program import Program, ResidentFeed, Snapshot, prime
-from optexp.usermodel.memory import Memory
+from optexp.usermodel.memory import Memory, move
 from optexp.usermodel.trainstep import TrainStep
 
 HEAD = """
@@ -79,9 +79,129 @@ FILES = {
             loss = nn.functional.cross_entropy(model(batch[0]), batch[1]) * counted()
             loss.backward()
             optimizer.step()
-            total += loss.detach()
+            total = total + loss.detach()
             return loss, total.clone()
     """),
+    "nothing at first": HEAD % "ConstantLR(optimizer)"
+    + dedent("""
+        mean = None
+
+        def train_step(model, batch, optimizer):
+            global mean, late
+            if mean is None:
+                late = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+            loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+            mean = loss.detach() if mean is None else (mean + loss.detach()) / 2
+            (loss * (1 + mean)).backward()
+            optimizer.step()
+            late.step()
+            return loss
+    """),
+    "a dict, a namespace and a list": HEAD % "ConstantLR(optimizer)"
+    + dedent("""
+        from types import SimpleNamespace
+        state, args, queue = {"step": 0}, SimpleNamespace(seen=0), [torch.zeros(2), torch.zeros(2)]
+
+        def train_step(model, batch, optimizer):
+            state["step"] += 1
+            args.seen += len(batch[0])
+            out = model(batch[0])
+            queue[state["step"] % 2].copy_(out.detach().mean(0))
+            loss = nn.functional.cross_entropy(out + queue[0], batch[1]) * state["step"] / args.seen
+            loss.backward()
+            optimizer.step()
+            return loss
+    """),
+    "another network and its optimizer": HEAD % "ConstantLR(optimizer)"
+    + dedent("""
+        torch.manual_seed(0)
+        judge = nn.Linear(2, 1)
+        others = [torch.optim.Adam(judge.parameters(), lr=0.1)]
+
+        def train_step(model, batch, optimizer):
+            made = model(batch[0])
+            others[0].zero_grad()
+            judge(made.detach()).square().mean().backward()
+            others[0].step()
+            loss = nn.functional.softplus(-judge(made)).mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+    """),
+    "a method of a trainer": HEAD % "ConstantLR(optimizer)"
+    + dedent("""
+        class Trainer:
+            def __init__(self):
+                self.count, self.hidden = 0, None
+
+            def counted(self):
+                self.count += 1
+                return self.count
+
+            def step(self, model, batch, optimizer):
+                self.hidden = (torch.zeros(2) if self.hidden is None else self.hidden) / 2 + 1
+                loss = nn.functional.cross_entropy(model(batch[0]) + self.hidden, batch[1]) * self.counted()
+                loss.backward()
+                optimizer.step()
+                return loss
+
+        train_step = Trainer().step
+    """),
+    "a partial, decorated": HEAD % "ConstantLR(optimizer)"
+    + dedent("""
+        from functools import partial
+        count = 0
+
+        @torch.enable_grad()
+        def weighted(model, batch, optimizer, weight):
+            global count
+            count += 1
+            loss = nn.functional.cross_entropy(model(batch[0]), batch[1]) * weight * count
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        train_step = partial(weighted, weight=2.0)
+    """),
+    "a bank that grows": HEAD % "ConstantLR(optimizer)"
+    + dedent("""
+        class Bank(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("keys", torch.zeros(0, 2))
+
+        bank = Bank()
+
+        def train_step(model, batch, optimizer):
+            out = model(batch[0])
+            loss = nn.functional.cross_entropy(out, batch[1]) * (1 + len(bank.keys))
+            loss.backward()
+            optimizer.step()
+            bank.keys = torch.cat([bank.keys, out.detach()])
+            return loss
+    """),
+    "a schedule around another": HEAD % "ConstantLR(optimizer)"
+    + dedent("""
+        class WarmUp(torch.optim.lr_scheduler.LRScheduler):
+            def __init__(self, optimizer, after):
+                self.after = after
+                super().__init__(optimizer)
+
+            def get_lr(self):
+                return [0.01 * self.last_epoch for _ in self.base_lrs]
+
+            def step(self):
+                super().step() if self.last_epoch < 2 else self.after.step()
+
+        plain_optimizer = get_optimizer
+
+        def get_optimizer(params):
+            global schedule
+            optimizer = plain_optimizer(params)
+            schedule = WarmUp(optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+            return optimizer
+    """)
+    + PLAIN % "schedule.step()",
 }
 
 
@@ -140,59 +260,127 @@ def test_what_a_function_around_the_step_holds_is_put_back() -> None:
     assert all(map(torch.equal, four_steps(trained), first))
 
 
-def test_a_module_that_never_changes_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    teacher = nn.Linear(4, 2)
+def test_what_goes_to_another_process_arrives(tmp_path: Path) -> None:
+    """As when the reference takes a step from where the baseline was."""
+    for number, text in enumerate(FILES.values()):
+        path = tmp_path / f"port{number}.py"
+        path.write_text(text)
+        arms = []
+        for _ in range(2):
+            file = import_file(path, "workload.path", anew=True)
+            torch.manual_seed(1)
+            model = file.Model()
+            optimizer = file.get_optimizer(list(model.parameters()))
+            torch.manual_seed(2)
+            arms.append(program(file.train_step, model, optimizer, file.get_inputs()))
+        ahead, behind = arms
+        four_steps(ahead)
+        assert ahead.memory is not None
+        assert behind.memory is not None
+        now = ahead.memory.read()
+        news = ahead.memory.changed(now)
+        behind.memory.write({**behind.memory.first, **behind.memory.unpack(news)})
+        for name, tensor in behind.state().items():
+            tensor.copy_(ahead.state()[name])
+        there = behind.memory.changed(behind.memory.read())
+        assert there.keys() == news.keys()
+        assert all(behind.memory.alike(there[name], news[name]) for name in news)
+        assert all(map(torch.equal, four_steps(behind), four_steps(ahead))), text
 
-    def step(model: Any, batch: Any, optimizer: Any) -> Tensor:
-        loss: Tensor = (model(batch[0]) - teacher(batch[0])).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
 
-    torch.manual_seed(0)
+def test_counts_are_alike_when_equal_and_numbers_nearly() -> None:
     model = nn.Linear(4, 2)
-    trained = program(step, model, torch.optim.SGD(model.parameters(), lr=0.1), [torch.randn(8, 4), torch.zeros(8)])
-    assert trained.memory is not None
-    start = Snapshot(trained)
-    trained.run()
-    assert trained.memory.read()["teacher"] is start.elsewhere["teacher"]
-    assert trained.memory.news() == {}
-    monkeypatch.setattr(teacher, "load_state_dict", pytest.fail)
-    start.restore(trained)
-    monkeypatch.undo()
-    kept = teacher.weight.detach().clone()
-    teacher.weight.data.mul_(2)  # which no counter of versions sees
-    assert trained.memory.news().keys() == {"teacher"}
-    start.restore(trained)
-    assert torch.equal(teacher.weight, kept)
+    memory = Memory(lambda: None, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    pairs = [
+        ({"n": 3}, {"n": 3}, True), ({"n": 3}, {"n": 4}, False), (1.0, 1.001, True), (1.0, 1.5, False),
+        ([torch.ones(3), "a"], [torch.ones(3) * 1.01, "a"], True), ([torch.ones(3)], [torch.ones(2)], False),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), False), (None, 1, False), (0.0, 0.0, True),
+    ]  # fmt: skip
+    for ours, theirs, alike in pairs:
+        assert memory.alike(memory.pack(ours), memory.pack(theirs)) is alike, (ours, theirs)
 
 
-def test_what_cannot_be_pickled_is_left_alone() -> None:
+def test_a_captured_graph_finds_tensors_where_they_were() -> None:
+    total, bank = torch.zeros(3), nn.BatchNorm1d(3)
+
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        nonlocal total
+        total = total + bank(batch[0]).sum()
+
+    model = nn.Linear(4, 2)
+    memory = Memory(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    first, places = total, [tensor.data_ptr() for tensor in bank.state_dict().values()]
+    step(None, [torch.randn(4, 3)], None)
+    assert total is not first
+    memory.write(memory.first)
+    assert total is first
+    assert [tensor.data_ptr() for tensor in bank.state_dict().values()] == places
+    assert bank.num_batches_tracked == 0
+
+
+def test_a_step_that_lies_in_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_steps.py").write_text("count = 0\ndef counted(model):\n    global count\n    count += 1")
+    path = tmp_path / "port.py"
+    path.write_text("import their_steps\ndef train_step(model, batch, optimizer): their_steps.counted(model)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = nn.Linear(4, 2)
+    step = import_file(path, "workload.path").train_step
+    memory = Memory(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    step(model, None, None)
+    assert memory.changed(memory.read()).keys() == {"count"}
+
+
+def test_what_is_no_users_is_left_alone() -> None:
+    """Mocks, and what answers every question; modules around the model; the data."""
+    from unittest.mock import MagicMock
+
     class Odd:
-        def state_dict(self) -> Any:
-            return (number for number in (1,))
-
-        def load_state_dict(self, state: Any) -> None:
-            raise AssertionError
-
-    odd = Odd()
-
-    def step(model: Any, batch: Any, optimizer: Any) -> Tensor:
-        loss: Tensor = model(batch[0]).square().mean() * len([odd])
-        loss.backward()
-        optimizer.step()
-        return loss
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(name)
 
     model = nn.Linear(4, 2)
-    trained = program(step, model, torch.optim.SGD(model.parameters(), lr=0.1), [torch.randn(8, 4), torch.zeros(8)])
-    Snapshot(trained).restore(trained)
+    mock, odd, wrapper = MagicMock(), Odd(), nn.DataParallel(model)
+    data = torch.utils.data.TensorDataset(torch.ones(3))
+
+    def step(*_: Any) -> Any:
+        return mock, odd, wrapper, data, torch, nn
+
+    memory = Memory(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert all(name.startswith("optimizer/") for name in memory.slots)
+    assert memory.lost == []
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    class Locked(torch.optim.lr_scheduler.ExponentialLR):
+        def state_dict(self) -> Any:
+            return {"lines": (line for line in "ab")}
+
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = Locked(optimizer, 0.5)
+    memory = Memory(lambda *_: schedule.step(), model, optimizer)
+    assert memory.lost == ["schedule (TypeError)"]
+
+
+def test_modules_and_numbers_go_where_the_model_is() -> None:
+    teacher, half, weights = nn.Linear(4, 2), nn.Linear(4, 2).bfloat16(), torch.ones(2)
+
+    def loss(outputs: Any, batch: Any) -> Any:
+        return teacher, half, weights
+
+    model, cpu = nn.Linear(4, 2), torch.device("cpu")
+    kept = weights
+    move(loss, model, cpu, torch.float32)
+    assert (teacher.weight.dtype, half.weight.dtype, weights is kept) == (torch.float32, torch.bfloat16, True)
+    move(loss, model, cpu, torch.float64)
+    assert {teacher.weight.dtype, half.weight.dtype, weights.dtype} == {torch.float64}
 
 
 def test_a_rate_on_the_device_stays_there() -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     memory = Memory(lambda: None, model, optimizer)
-    saved = memory.read()
+    saved = memory.first
     rate = torch.tensor(0.2)
     optimizer.param_groups[0].update(lr=rate, betas=(0.5, 0.5))
     memory.write(saved)

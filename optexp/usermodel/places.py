@@ -1,0 +1,140 @@
+"""Variables that the code of a training step names: where what it remembers from call to call can be.
+
+Globals, what a function around it holds, attributes of an object whose method it is; likewise of functions of the
+user's that it calls, and of what is wrapped in decorators and partials.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import inspect
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+INSTALLED += (str(Path(torch.__file__).parent), "<frozen")
+
+
+class Missing(Enum):
+    """What stands where nothing does, yet."""
+
+    MISSING = "missing"
+
+
+MISSING = Missing.MISSING
+
+
+@dataclass(frozen=True)
+class Place:
+    """A variable: what it is called, how it is read, and how it is assigned (None: it cannot be)."""
+
+    name: str
+    get: Callable[[], Any]
+    set: Callable[[Any], None] | None = None
+
+
+def places(step: Callable[..., Any]) -> Iterator[Place]:
+    """Variables that hold no function. What is not there, but may be assigned, is `MISSING`."""
+    waiting: list[Any] = [step]
+    seen: set[int] = set()
+    while waiting:
+        code = waiting.pop()
+        if id(code) in seen:
+            continue
+        seen.add(id(code))
+        for place in _of(code):
+            value = place.get()
+            if isinstance(value, (FunctionType, MethodType, partial)):
+                waiting.append(value)
+            else:
+                yield place
+
+
+def attributes(prefix: str, owner: Any) -> Iterator[Place]:
+    """Those of an object, as places."""
+    for name in list(vars(owner)):
+        yield _variable(prefix + name, vars(owner), name)
+
+
+def fixed(name: str, value: Any) -> Place:
+    """What cannot be assigned, only changed."""
+    return Place(name, lambda: value)
+
+
+def users(kind: type) -> bool:
+    """Whether somebody wrote a class who is neither Python nor an installed package."""
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return not file.startswith(INSTALLED) if file else kind.__module__ not in sys.builtin_module_names
+
+
+def _of(code: Any) -> Iterator[Place]:
+    if isinstance(code, partial):
+        yield fixed("function", code.func)
+        yield from (fixed(f"argument {index}", value) for index, value in enumerate(code.args))
+        yield from (fixed(name, value) for name, value in code.keywords.items())
+    elif isinstance(code, MethodType):
+        yield fixed("function", code.__func__)
+        yield from attributes("self.", code.__self__)
+        for base in type(code.__self__).__mro__:
+            if users(base):
+                yield from (fixed(name, value) for name, value in vars(base).items() if isinstance(value, FunctionType))
+    elif isinstance(code, FunctionType):
+        if inspect.unwrap(code) is not code:
+            yield fixed("function", inspect.unwrap(code))
+        for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
+            yield Place(name, partial(getattr, cell, "cell_contents", MISSING), partial(setattr, cell, "cell_contents"))
+        if not code.__code__.co_filename.startswith(INSTALLED):
+            scope, assigned = code.__globals__, _assigned(code.__code__)
+            named = _named(code.__code__) - vars(builtins).keys()
+            yield from (_variable(name, scope, name) for name in sorted(named) if name in scope or name in assigned)
+            for module in [scope[name] for name in sorted(named) if _is_users_module(scope.get(name))]:
+                inside = sorted(named & vars(module).keys())
+                yield from (_variable(f"{module.__name__}.{name}", vars(module), name) for name in inside)
+    elif callable(code) and users(type(code)):
+        yield fixed("call", MethodType(type(code).__call__, code))
+
+
+def _is_users_module(value: Any) -> bool:
+    return isinstance(value, ModuleType) and not (getattr(value, "__file__", None) or INSTALLED[0]).startswith(
+        INSTALLED
+    )
+
+
+def _variable(name: str, scope: dict[str, Any], key: str) -> Place:
+    return Place(name, partial(_read, scope, key), partial(_write, scope, key))
+
+
+def _read(scope: Mapping[str, Any], key: str) -> Any:
+    return scope.get(key, MISSING)
+
+
+def _write(scope: dict[str, Any], key: str, value: Any) -> None:
+    if value is MISSING:
+        scope.pop(key, None)
+    else:
+        scope[key] = value
+
+
+def _named(code: CodeType) -> set[str]:
+    return set(code.co_names).union(*map(_named, _inner(code)))
+
+
+def _assigned(code: CodeType) -> set[str]:
+    """The globals among them that may be made by the code."""
+    stored = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
+    return stored.union(*map(_assigned, _inner(code)))
+
+
+def _inner(code: CodeType) -> list[CodeType]:
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
