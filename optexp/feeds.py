@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import numpy
@@ -59,6 +60,29 @@ class HostFeed(Feed):
         return map_batch(lambda tensor: tensor.to(self.device, non_blocking=self.non_blocking), batch)
 
 
+def generators(loader: DataLoader[Any]) -> list[Callable[[], object]]:
+    """What puts every generator of random numbers that a loader has of its own back to where it is now."""
+    parts = (
+        loader,
+        loader.dataset,
+        loader.sampler,
+        loader.batch_sampler,
+        getattr(loader.batch_sampler, "sampler", None),
+    )
+    own = {id(value): value for part in parts for value in getattr(part, "__dict__", {}).values()}
+    found: list[Callable[[], object]] = []
+    for value in own.values():
+        if isinstance(value, torch.Generator):
+            found.append(partial(value.set_state, value.get_state()))
+        elif isinstance(value, random.Random):
+            found.append(partial(value.setstate, value.getstate()))
+        elif isinstance(value, numpy.random.RandomState):
+            found.append(partial(value.set_state, value.get_state()))
+        elif isinstance(value, numpy.random.Generator):
+            found.append(partial(setattr, value.bit_generator, "state", value.bit_generator.state))
+    return found
+
+
 @dataclass
 class LoaderFeed(Feed):
     """A DataLoader's batches, epoch after epoch without end; each is copied to the device.
@@ -71,7 +95,7 @@ class LoaderFeed(Feed):
     prefetch:      batches that each worker makes ahead
     pin_memory:    a thread copies each batch to page-locked memory
     non_blocking:  do not wait for the copy to the device
-    dice:          the state that the loader's own generator starts from
+    begin_again:   puts back what the loader, its samplers and its data set draw random numbers from
     """
 
     loader: DataLoader[Any]
@@ -82,14 +106,13 @@ class LoaderFeed(Feed):
     pin_memory: bool | None = None
     non_blocking: bool = False
     cores: set[int] = field(default_factory=lambda: os.sched_getaffinity(0))  # before the arm is bound to some
-    dice: Tensor | None = None
+    begin_again: list[Callable[[], object]] | None = None
 
     def __post_init__(self) -> None:
         self.workers = self.loader.num_workers if self.workers is None else self.workers
         self.prefetch = self.loader.prefetch_factor or 2 if self.prefetch is None else self.prefetch
         self.pin_memory = self.loader.pin_memory if self.pin_memory is None else self.pin_memory
-        if self.loader.generator is not None and self.dice is None:
-            self.dice = self.loader.generator.get_state()
+        self.begin_again = generators(self.loader) if self.begin_again is None else self.begin_again
         self._endless: _Endless | None = None
         self._running: DataLoader[Any] | None = None
         self._bound_to: set[int] = set()
@@ -113,8 +136,8 @@ class LoaderFeed(Feed):
 
     def reset(self, source: Source) -> None:
         self.pause()
-        if self.loader.generator is not None and self.dice is not None:
-            self.loader.generator.set_state(self.dice)
+        for put_back in self.begin_again or ():
+            put_back()
 
     def bring(self, batch: Batch) -> Batch:
         pinned = bool(self.pin_memory)

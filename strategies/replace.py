@@ -60,7 +60,8 @@ class Replace(Strategy):
         calls: list[None] = []
         hook = new.register_forward_hook(lambda *_: calls.append(None))
         with preserved(optimized), torch.set_grad_enabled(program.trains):
-            optimized.predict(to_device(program.feed.next(), program.device))
+            batch = to_device(program.feed.next(), program.device)
+            optimized.predict(batch) if program.memory is None else optimized.step(optimized, batch)
         hook.remove()
         made = {"args": args, "kwargs": kwargs, "function": isinstance(new, Function)}
         return optimized, {"calls": len(calls), "old": type(old).__name__, "pairs": pairs, **made}

@@ -1,14 +1,17 @@
 """Feeds: the same batches from the same seed, nothing left over from before, workers where they do not disturb."""
 
 import os
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
+import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from optexp.feeds import HostFeed, LoaderFeed
 from optexp.measurement import sampling
@@ -97,6 +100,37 @@ def test_a_loader_with_its_own_generator_starts_over_too():
     feed = LoaderFeed(loader(generator=torch.Generator().manual_seed(3)), CPU)
     batches = take(restart(feed), 5)
     assert take(restart(feed), 5) == batches
+
+
+class Drawn(Sampler[int]):
+    """Picks with a generator of its own, which no seed reaches."""
+
+    def __init__(self, dice: Any) -> None:
+        self.dice = dice
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(8):
+            if isinstance(self.dice, torch.Generator):
+                yield int(torch.randint(10, (), generator=self.dice))
+            else:
+                yield self.dice.randrange(10) if isinstance(self.dice, random.Random) else int(self.dice.random() * 10)
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "dice",
+    [torch.Generator(), random.Random(1), numpy.random.default_rng(1), numpy.random.RandomState(1)],
+    ids=lambda dice: type(dice).__name__,
+)
+def test_a_sampler_with_its_own_generator_starts_over_too(dice: Any, workers: int):
+    feed = LoaderFeed(loader(workers=workers, shuffle=False, sampler=Drawn(dice)), CPU)
+    batches = take(restart(feed), 5)
+    assert len({str(batch) for batch in batches}) > 2
+    assert take(restart(feed), 5) == batches
+    feed.pause()
 
 
 class Counted(Dataset):

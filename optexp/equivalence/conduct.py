@@ -93,7 +93,10 @@ def _replayed(seen: Observation, baseline: Observation) -> Iterator[Finding]:
     ours, theirs = (sorted(name for name in some if name.startswith("batch/")) for some in (seen, baseline))
     if ours != theirs or any(not identical(seen[name], baseline[name]) for name in theirs):
         if not baseline["flag/drawn"]:
-            raise NoReference("the loader gives other batches every time")
+            raise NoReference(
+                "the loader gives other batches every time: its sampler or its data set draws random numbers that"
+                " torch.manual_seed does not reach"
+            )
         if not baseline["flag/inputs_intact"]:
             raise NoReference("the model writes to its own input: timed steps meet other numbers; let it copy that")
         yield broken("inputs", "the timed step was not given the batch that the baseline's was")
