@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import isclose
 from typing import Any
 
@@ -58,11 +59,8 @@ class Golden:
         self.program = self.workload.build(device, torch.float64, self.seed)
         silence(self.program.model)
         self.rates = Rates(self.program)
-        self.index = 0
-        self.left: dict[int, list[float]] = {}
         self.called: dict[int, list[Mapping[str, Any]]] = {}
-        if self.program.memory is not None and self.program.optimizer is not None:
-            self.program.optimizer.register_step_pre_hook(lambda optimizer, *_: self._note(optimizer))
+        self.left: dict[int, list[float]] = {}
 
     # --- batches ------------------------------------------------------------------------------------------------
 
@@ -102,13 +100,12 @@ class Golden:
         if shared and index in self.known:
             return self.known[index]
         self.load(state)
-        self.index = index
         batch = map_batch(
             lambda t: t.to(self.device, torch.float64 if t.is_floating_point() else t.dtype, copy=True),
             self.batches[index % len(self.batches)],
         )
         try:
-            with InFloat64(), NoDropout():
+            with InFloat64(), NoDropout(), self._noting(index):
                 outputs = self.program.step(self.program, batch)
         except torch.OutOfMemoryError:
             raise
@@ -147,12 +144,23 @@ class Golden:
             ):  # an arm's float32, after many steps
                 group["lr"] = own
 
-    def _note(self, optimizer: torch.optim.Optimizer) -> None:
-        """What an optimizer is called with, where the user's step may have changed it just before."""
-        self.called[self.index] = [
-            {key: value for key, value in group.items() if isinstance(value, (float, tuple))}
-            for group in optimizer.param_groups
-        ]
+    @contextmanager
+    def _noting(self, index: int) -> Iterator[None]:
+        """What the optimizer is called with, where a user's step may have changed it just before."""
+        optimizer = self.program.optimizer
+        if optimizer is None or self.program.memory is None:
+            yield
+            return
+
+        def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            numbers = [[(k, v) for k, v in g.items() if isinstance(v, (float, tuple))] for g in optimizer.param_groups]
+            self.called[index] = [dict(group) for group in numbers]
+
+        handle = optimizer.register_step_pre_hook(note)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def dead(self) -> list[str]:
         """After a draw of ONE_BY_ONE: inputs that the results do not depend on."""

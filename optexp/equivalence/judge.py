@@ -95,6 +95,8 @@ class Judge:
         self.skipped: set[int] = set()
         self.rounded: set[int] = set()  # steps of which it is known what rounded hyperparameters move
         self.unsteady: set[str] = set()
+        self.restless: set[str] = set()
+        self.remembered: dict[tuple[int, str], bytes] = {}  # of the baseline's first run of each step
         self.integers: dict[tuple[int, str], Tensor] = {}  # of the baseline's first run of each step
         self.infinite: set[str] = set()  # outputs that the baseline gives no finite numbers for on normal inputs
         self.baseline: Observation = {}
@@ -182,6 +184,7 @@ class Judge:
         self.fp64.memory = unpacked("memory", seen)
         noisy = bool(seen["flag/noisy"])
         self._require_finite(seen)
+        self._find_restless(step, seen)
         if not noisy:
             # Cloned, so that they do not keep all that arrived with them.
             returned = {n: t.clone() for n, t in self.baseline.items() if n.startswith(("out/", "grad/"))}
@@ -211,6 +214,14 @@ class Judge:
                 first = self.integers.setdefault((step, name), tensor.clone())
                 if not identical(first.to(tensor.device), tensor):
                     self.unsteady.add(name)
+
+    def _find_restless(self, step: int, seen: Observation) -> None:
+        """What a user's step keeps in Python and is another one in every run, as a time: nothing to compare with."""
+        if (memory := self.fp64.program.memory) is None:
+            return
+        for name, packed in unpacked("remembers", seen).items():
+            if not memory.alike(packed, self.remembered.setdefault((step, name), packed)):
+                self.restless.add(f"remembers/{name}")
 
     def _require_finite(self, seen: Observation) -> None:
         """Where only a family of inputs makes the baseline overflow, how it does so is no implementation's duty."""
@@ -276,7 +287,8 @@ class Judge:
         initial = self.fp64.initial if step == 0 else None
         memory = self.fp64.program.memory
         alike = memory.alike if memory is not None else bytes.__eq__
-        if failures := list(conduct(seen, self.baseline, initial, not self.precise, skips, alike)):
+        ours, theirs = ({n: t for n, t in arm.items() if n not in self.restless} for arm in (seen, self.baseline))
+        if failures := list(conduct(ours, theirs, initial, not self.precise, skips, alike)):
             return failures
         findings = []
         if skips:
@@ -473,6 +485,7 @@ class Judge:
         arms = self.baseline, self.candidate
         for memory in (*arms, self.skipped, self.rounded, self.measured, self.noise, self.allowed, self.integers):
             memory.clear()
+        self.remembered.clear()
 
 
 def _resolution(stored: Tensor) -> tuple[float, float]:

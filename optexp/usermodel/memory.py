@@ -161,11 +161,12 @@ class Memory:
         self.first = self.read()
 
     def read(self) -> Remembered:
-        return {name: self._copied(slot.read()) for name, slot in self.slots.items()}
+        return {name: self._kept(name, slot.read()) for name, slot in self.slots.items()}
 
     def write(self, remembered: Remembered) -> None:
         for name, value in remembered.items():
-            self.slots[name].write(self._copied(value))
+            if not self._same(self.slots[name].read(), value):
+                self.slots[name].write(self._copied(value))
 
     def changed(self, now: Remembered, then: Remembered | None = None) -> Packed:
         """What is no longer as it was (at first), for another process."""
@@ -213,6 +214,11 @@ class Memory:
     def _unpacked(self, packed: bytes) -> Any:
         return _Unpickler(io.BytesIO(packed), self).load()
 
+    def _kept(self, name: str, value: Any) -> Any:
+        """A copy; the first one, as long as nothing changed: teachers and tables of data may be large."""
+        unchanged = name in self.first and self._same(value, self.first[name])
+        return self.first[name] if unchanged else self._copied(value)
+
     def _copied(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return value.detach().clone().requires_grad_(value.requires_grad and value.is_leaf)
@@ -236,8 +242,10 @@ class Memory:
         return all(map(self._same, one, other))
 
     def _works(self, name: str, slot: Slot) -> bool:
-        """Whether it can be read, put back, and told to another process."""
+        """Whether it can be read, put back, and told to another process: what has a state of its own may not."""
         try:
+            if isinstance(slot.read(), Tensor) or getattr(slot.read, "func", None) is _tensors:
+                return True
             value = self._copied(slot.read())
             slot.write(self._copied(self._unpacked(self.pack(value))))
             slot.write(value)

@@ -21,8 +21,12 @@ from typing import Any
 
 import torch
 
-INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-INSTALLED += (str(Path(torch.__file__).parent), "<frozen")
+INSTALLED = (
+    *{sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    *(folder for folder in sys.path if any(Path(folder).glob("*.dist-info"))),
+    str(Path(torch.__file__).parent),
+    "<frozen",
+)
 
 
 class Missing(Enum):

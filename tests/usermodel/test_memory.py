@@ -260,6 +260,26 @@ def test_what_a_function_around_the_step_holds_is_put_back() -> None:
     assert all(map(torch.equal, four_steps(trained), first))
 
 
+def test_what_never_changes_is_kept_once() -> None:
+    teacher, table = nn.Linear(4, 2), torch.randn(100, 4)
+
+    def step(model: Any, batch: Any, optimizer: Any) -> Any:
+        return teacher(table[:8])
+
+    model = nn.Linear(4, 2)
+    memory = Memory(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    step(model, None, None)
+    now = memory.read()
+    assert all(now[name] is memory.first[name] for name in ("teacher", "table"))
+    assert memory.changed(now) == {}
+    teacher.weight.data.mul_(2)  # which no count of versions sees
+    now = memory.read()
+    assert memory.changed(now).keys() == {"teacher"}
+    memory.write(memory.first)
+    assert memory.changed(memory.read()) == {}
+    assert torch.equal(now["teacher"]["weight"], teacher.weight * 2)
+
+
 def test_what_goes_to_another_process_arrives(tmp_path: Path) -> None:
     """As when the reference takes a step from where the baseline was."""
     for number, text in enumerate(FILES.values()):

@@ -294,8 +294,10 @@ def test_a_program_that_no_arm_can_restore_is_not_blamed_on_a_strategy(tmp_path:
 
 
 def test_what_a_training_step_remembers_is_no_difference(tmp_path: Path) -> None:
-    """A schedule, a loss scale and a counter, as scripts keep them: in globals."""
+    """A schedule, a loss scale, a counter and times, as scripts keep them: in globals. Times are never the same."""
     text = """
+import time
+times = []
 Model = lambda: nn.Linear(4, 4)
 scaler, count = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1), 0
 
@@ -310,12 +312,13 @@ def get_optimizer(params):
 
 def train_step(model, batch, optimizer):
     global count
-    count += 1
+    start, count = time.perf_counter(), count + 1
     loss = nn.functional.cross_entropy(model(batch[0]), batch[1], label_smoothing=0.1 / count)
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
     schedule.step()
+    times.append(time.perf_counter() - start)
     return loss
 """
     result = run(tmp_path, written(tmp_path, text), "workload.mode=train", "strategy=compiled_optimizer", "verify=only")
