@@ -77,7 +77,10 @@ def slots(place: Place, own: frozenset[int], depth: int = 0) -> Iterator[tuple[s
 
 
 def _plain(value: Any) -> bool:
-    leaves = tree_flatten(value)[0]
+    try:
+        leaves = tree_flatten(value)[0]
+    except RecursionError:  # a list that holds itself
+        return False
     return len(leaves) <= ENTRIES and all(isinstance(leaf, (*PLAIN, Tensor)) for leaf in leaves)
 
 

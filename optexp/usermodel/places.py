@@ -66,8 +66,8 @@ def places(step: Callable[..., Any]) -> Iterator[Place]:
 
 def attributes(prefix: str, owner: Any) -> Iterator[Place]:
     """Those of an object, as places."""
-    for name in list(vars(owner)):
-        yield _variable(prefix + name, vars(owner), name)
+    held = getattr(owner, "__dict__", {})
+    yield from (_variable(prefix + name, held, name) for name in list(held))
 
 
 def fixed(name: str, value: Any) -> Place:
