@@ -82,14 +82,18 @@ class Memory(Protocol):
         """Put it back, in place."""
         ...
 
-    def changed(self, now: Remembered, then: Remembered | None = None) -> Packed:
-        """What is no longer as it was then (at first), to be sent to another process."""
+    def news(self, now: Remembered) -> Packed:
+        """What is no longer as it was at first, to be put back in another process."""
+        ...
+
+    def changed(self, then: Remembered, now: Remembered) -> Packed:
+        """What is no longer as it was then, to be compared in another process."""
         ...
 
     def unpack(self, packed: Packed) -> Remembered: ...
 
-    def alike(self, ours: bytes, theirs: bytes) -> bool:
-        """Whether two arms remember the same, however each of them rounds."""
+    def alike(self, ours: bytes, theirs: bytes, unit: float = 0.0) -> bool:
+        """Whether two arms changed something likewise, however each of them rounds (u of the arithmetic)."""
         ...
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import hypot, inf
 from typing import Any, TypeVar
 
@@ -194,6 +194,7 @@ class Judge:
         unjudged = {name for name in seen if name.startswith(("out/", "grad/", "buffer/", "after/"))}
         unjudged = {name for name in unjudged if not name.startswith("after/scaler/") and not optional(name)}
         kept, at = (self.noise, None) if noisy else (self.measured, step)  # noisy runs of all steps count for each
+        off = size = 0.0  # of all gradients together: some are zero but for rounding
         for quantity in self._quantities(step, seen):
             found = error(quantity.value, quantity.reference, quantity.scale)
             key = (at, quantity.name)
@@ -201,6 +202,15 @@ class Judge:
             unjudged.discard(_source(quantity.name))
             if not noisy:
                 self._require_power(quantity, found.rms)
+            if quantity.name.startswith("grad/"):
+                off = hypot(off, found.rms * quantity.reference.numel() ** 0.5)
+                size = hypot(size, quantity.scale * quantity.reference.numel() ** 0.5)
+        if self.fp64.program.memory is not None and self.precise and not noisy and off > POWERLESS * size:
+            raise NoReference(
+                f"the baseline's own gradients are off by {off:.2g} where fp64 has a size of {size:.2g}, so that a"
+                " wrong result could not be told from a right one: train_step depends on what is not put back for every step,"
+                " as a clock or random numbers that neither torch, numpy nor Python's random draws"
+            )
         if step not in self.rounded and any(name.startswith("after/") for name in seen):
             self._rounded_hyperparameters(step, seen)
             self.rounded.add(step)  # what its other runs would add is nothing but their scatter
@@ -220,7 +230,7 @@ class Judge:
         if (memory := self.fp64.program.memory) is None:
             return
         for name, packed in unpacked("remembers", seen).items():
-            if not memory.alike(packed, self.remembered.setdefault((step, name), packed)):
+            if not memory.alike(packed, self.remembered.setdefault((step, name), packed), self.row.unit):
                 self.restless.add(f"remembers/{name}")
 
     def _require_finite(self, seen: Observation) -> None:
@@ -286,7 +296,7 @@ class Judge:
             return [broken("scaler", f"{who} skips this step because its gradients overflow, {other} does not")]
         initial = self.fp64.initial if step == 0 else None
         memory = self.fp64.program.memory
-        alike = memory.alike if memory is not None else bytes.__eq__
+        alike = partial(memory.alike, unit=self.row.unit) if memory is not None else bytes.__eq__
         ours, theirs = ({n: t for n, t in arm.items() if n not in self.restless} for arm in (seen, self.baseline))
         if failures := list(conduct(ours, theirs, initial, not self.precise, skips, alike)):
             return failures

@@ -33,7 +33,7 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
     before/, after/<name>  of `Program.state()`, where there is an optimizer (buffers only before)
     changed/<name>         of `Program.state()`, where there is none: only what the step changed
     memory/<name>          of `Program.memory`, packed, before: only what is no longer as it was at first
-    remembers/<name>       of `Program.memory`, packed, after: only what the step changed
+    remembers/<name>       of `Program.memory`, packed, before and after: only what the step changed
     flag/inputs_intact     1 where the step left its batch as it was
     flag/plain             1 where outputs are plain tensors
     flag/device            for each output, by name: 1 where it lies on the program's device
@@ -47,7 +47,7 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
     before = {name: _copy(tensor) for name, tensor in program.state().items()}
     seen = {f"before/{name}": tensor for name, tensor in before.items()} if states else {}
     memory = program.memory.read() if program.memory is not None else {}
-    seen |= _packed("memory", program.memory.changed(memory)) if program.memory is not None else {}
+    seen |= _packed("memory", program.memory.news(memory)) if program.memory is not None else {}
     generators = dice.state(program.device)
     poison(program.device)
     with nullcontext() if noise is None else noisy(program.model, noise):
@@ -65,7 +65,7 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
         changed = [name for name, tensor in before.items() if not identical(_copy(now[name]), tensor)]
         seen |= {f"changed/{name}": torch.tensor(1, dtype=torch.uint8) for name in changed}
     if program.memory is not None:
-        seen |= _packed("remembers", program.memory.changed(program.memory.read(), memory))
+        seen |= _packed("remembers", program.memory.changed(memory, program.memory.read()))
     if program.device.type == "cuda":
         torch.cuda.synchronize(program.device)
     intact = all(identical(used[name], tensor) for name, tensor in kept.items())

@@ -9,205 +9,114 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from math import sqrt
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import cloudpickle
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
-from torch.utils.data import DataLoader, Dataset, Sampler
 
 from optexp.program import Packed, Remembered
 from optexp.usermodel import trainstep
-from optexp.usermodel.places import MISSING, Place, attributes, fixed, places, users
+from optexp.usermodel.places import places
+from optexp.usermodel.slots import SIMPLE, Slot, plain, refilled, slots, tensors_in
 
-WITH_STATE = (Optimizer, LRScheduler, torch.amp.GradScaler)
-PLAIN = (bool, int, float, complex, str, bytes, type(None), type(MISSING))
-DATA = (DataLoader, Dataset, Sampler)  # are the feed's
-DEPTH = 3  # of objects within objects
-ENTRIES = 10_000  # of a list or a dict
-SPACES = (SimpleNamespace, Namespace)
-COARSE = 0.1  # by how much real numbers may differ where it shows in no result: they are rounded otherwise
-
-
-# --- how each is read and put back ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Slot:
-    read: Callable[[], Any]
-    write: Callable[[Any], object]
-
-
-def slots(place: Place, own: frozenset[int], depth: int = 0) -> Iterator[tuple[str, Slot]]:
-    """By name. What belongs to model, optimizer or data is restored elsewhere (`own`: their identities)."""
-    value = place.get()
-    if id(value) in own or isinstance(value, (*DATA, ModuleType, type)):
-        return
-    if isinstance(value, WITH_STATE):
-        yield place.name, Slot(value.state_dict, value.load_state_dict)
-    elif isinstance(value, torch.Generator):
-        yield place.name, Slot(value.get_state, value.set_state)
-    elif isinstance(value, nn.Module):
-        if not any(id(tensor) in own for tensor in (*value.parameters(), *value.buffers())):
-            yield place.name, Slot(partial(_tensors, value), partial(_put_tensors, value))
-    elif isinstance(value, Tensor):
-        yield place.name, Slot(place.get, partial(_put_tensor, place, value))
-    elif isinstance(value, (list, dict)) and not _plain(value):
-        entries = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, entry in entries if depth < DEPTH and len(value) <= ENTRIES else ():
-            yield from slots(fixed(f"{place.name}[{key!r}]", entry), own, depth + 1)
-    elif isinstance(value, list):
-        yield place.name, Slot(place.get, partial(_put_list, place, value))
-    elif isinstance(value, dict):
-        yield place.name, Slot(place.get, partial(_put_dict, place, value))
-    elif place.set is not None and _plain(value):
-        yield place.name, Slot(place.get, place.set)
-    elif depth < DEPTH and hasattr(value, "__dict__") and (isinstance(value, SPACES) or users(type(value))):
-        for inner in attributes(f"{place.name}.", value):
-            yield from slots(inner, own | {id(value)}, depth + 1)
-
-
-def _plain(value: Any) -> bool:
-    try:
-        leaves = tree_flatten(value)[0]
-    except RecursionError:  # a list that holds itself
-        return False
-    return len(leaves) <= ENTRIES and all(isinstance(leaf, (*PLAIN, Tensor)) for leaf in leaves)
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-@torch.no_grad()
-def _put_tensors(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """In place, where a captured graph may read them."""
-    now = _tensors(module)
-    for name, tensor in saved.items():
-        if name in now and now[name].shape == tensor.shape:
-            now[name].copy_(tensor)
-        elif name in now:  # a memory bank, which grows
-            owner, _, short = name.rpartition(".")
-            held = tensor.to(now[name])
-            setattr(
-                module.get_submodule(owner), short, nn.Parameter(held) if isinstance(now[name], nn.Parameter) else held
-            )
-
-
-@torch.no_grad()
-def _put_tensor(place: Place, first: Tensor, saved: Any) -> None:
-    """Into the same memory, if it still fits: a captured graph may read it."""
-    if isinstance(saved, Tensor) and saved.shape == first.shape:
-        first.copy_(saved)
-        first.grad = None
-        saved = first
-    if place.set is not None and place.get() is not saved:
-        place.set(saved)
-
-
-def _put_list(place: Place, first: list[Any], saved: Any) -> None:
-    if isinstance(saved, list):
-        first[:] = saved
-        saved = first
-    if place.set is not None:
-        place.set(saved)
-
-
-def _put_dict(place: Place, first: dict[Any, Any], saved: Any) -> None:
-    if isinstance(saved, dict):
-        first.clear()
-        first.update(saved)
-        saved = first
-    if place.set is not None:
-        place.set(saved)
-
-
-# --- all of it ---------------------------------------------------------------------------------------------------
+COARSE = 0.1  # of what a step changes it by: how far real numbers may differ that show in no result
+ROUNDINGS = 16.0  # of the number itself
 
 
 @dataclass
 class Memory:
     """By name, what `step` remembers; `lost` says what cannot be put back.
 
-    optimizer: its hyperparameters, which schedules change, count too; None where nothing is optimized
+    optimizer: its hyperparameters, which schedules change, count too
     """
 
     step: Callable[..., Any]
     model: nn.Module
-    optimizer: Optimizer | None
+    optimizer: Optimizer
     lost: list[str] = field(default_factory=list, init=False)
     first: Remembered = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         some = next(self.model.parameters(), torch.empty(0))
         self.device, self.dtype = some.device, some.dtype
-        own = belongings(self.model) | ({id(self.optimizer)} if self.optimizer else set())
         self.slots: dict[str, Slot] = {}
+        own = frozenset({id(self.optimizer), *belongings(self.model)})
         for place in places(self.step):
-            for name, slot in slots(place, frozenset(own)):
-                if name not in self.slots and self._works(name, slot):
-                    self.slots[name] = slot
-        for index, group in enumerate(self.optimizer.param_groups if self.optimizer else ()):
+            for slot in slots(place, own):
+                self._add(slot)
+        for index, group in enumerate(self.optimizer.param_groups):
             for key, value in group.items():
                 if isinstance(value, (int, float, tuple)) and not isinstance(value, bool):
                     setter = partial(_put_hyperparameter, group, key)
-                    self.slots[f"optimizer/group{index}/{key}"] = Slot(partial(_number, group, key), setter)
+                    self._add(Slot(f"optimizer/group{index}/{key}", value, partial(_number, group, key), setter))
+        self._add(Slot("random", random, random.getstate, random.setstate))
+        self._add(Slot("numpy.random", numpy.random, numpy.random.get_state, numpy.random.set_state))
         self.first = self.read()
 
+    def _add(self, slot: Slot) -> None:
+        """One for each object, however many variables hold it; variables of the same name are numbered."""
+        changes = not isinstance(slot.held, (*SIMPLE, tuple))
+        if changes and any(other.held is slot.held for other in self.slots.values()):
+            return
+        names = (slot.name, *(f"{slot.name} ({number})" for number in range(2, len(self.slots) + 3)))
+        name = next(name for name in names if name not in self.slots)
+        if self._works(name, slot):
+            self.slots[name] = slot
+
+    # --- what a program asks for --------------------------------------------------------------------------------
+
     def read(self) -> Remembered:
-        return {name: self._kept(name, slot.read()) for name, slot in self.slots.items()}
+        found = {}
+        for name, slot in list(self.slots.items()):
+            try:
+                found[name] = self._kept(name, slot.read())
+            except Exception as error:  # a list may come to hold anything
+                self._lose(name, error)
+        return found
 
     def write(self, remembered: Remembered) -> None:
-        for name, value in remembered.items():
-            if not self._same(self.slots[name].read(), value):
-                self.slots[name].write(self._copied(value))
+        for name in remembered.keys() & self.slots.keys():
+            slot, value = self.slots[name], remembered[name]
+            if not self._same(slot.read(), value):
+                slot.write(self._copied(value))
 
-    def changed(self, now: Remembered, then: Remembered | None = None) -> Packed:
-        """What is no longer as it was (at first), for another process."""
-        then = self.first if then is None else then
-        return {name: self.pack(value) for name, value in now.items() if not self._same(value, then[name])}
+    def news(self, now: Remembered) -> Packed:
+        """What is no longer as it was at first, to be put back elsewhere."""
+        return {name: self.pack(value) for name, value in now.items() if not self._same(value, self.first[name])}
+
+    def changed(self, then: Remembered, now: Remembered) -> Packed:
+        """What is no longer as it was then, to be compared: before and after."""
+        both = {name: (then[name], value) for name, value in now.items() if name in then}
+        return {name: self.pack(pair) for name, pair in both.items() if not self._same(*pair)}
 
     def unpack(self, packed: Packed) -> Remembered:
-        """Where this program computes, and as finely."""
+        """As finely as this program computes."""
         found = {name: self._unpacked(bits) for name, bits in packed.items() if name in self.slots}
         return {name: tree_map(self._at_home, value) for name, value in found.items()}
 
-    def alike(self, ours: bytes, theirs: bytes) -> bool:
-        """Counts and texts equal, real numbers coarsely: what they do to results is judged elsewhere, and finely."""
-        (one, shape), (other, as_well) = (tree_flatten(self._unpacked(packed)) for packed in (ours, theirs))
-        if shape != as_well:
+    def alike(self, ours: bytes, theirs: bytes, unit: float = 0.0) -> bool:
+        """Whether two arms changed something likewise: counts and texts exactly, real numbers coarsely, since what they
+        do to results is judged elsewhere, and finely.
+
+        unit: u of the arithmetic
+        """
+        (before, one), (started, other) = (self._unpacked(packed) for packed in (ours, theirs))
+        leaves, shapes = zip(*map(tree_flatten, (before, one, started, other)), strict=True)
+        if shapes[1] != shapes[3]:
             return False
-        off = size = 0.0
-        for a, b in zip(one, other, strict=True):
-            if _real(a) and _real(b):
-                if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape != b.shape:
-                    return False
-                a, b = (torch.as_tensor(x, dtype=torch.float64).nan_to_num(0, 0, 0) for x in (a, b))
-                off, size = off + float((a - b).square().sum()), size + float(b.square().sum())
-            elif isinstance(b, Tensor):
-                if not isinstance(a, Tensor) or not torch.equal(a, b):
-                    return False
-            elif isinstance(b, PLAIN) and a != b:
-                return False
-        return sqrt(off) <= COARSE * sqrt(size)
+        moved = shapes[0] == shapes[1] and shapes[2] == shapes[3]
+        starts = (leaves[0], leaves[2]) if moved else ([0.0] * len(leaves[1]),) * 2
+        return all(map(partial(_alike, unit), starts[0], leaves[1], starts[1], leaves[3]))
 
-    def _at_home(self, value: Any) -> Any:
-        if isinstance(value, nn.Module) and value is not self.model:
-            return value.to(self.device, self.dtype)
-        if isinstance(value, Tensor) and value.is_floating_point() and self.dtype is torch.float64:
-            return value.detach().to(self.device, torch.float64).requires_grad_(value.requires_grad)
-        return value.to(self.device) if isinstance(value, Tensor) else value
-
-    # --- copies ---------------------------------------------------------------------------------------------------
+    # --- copies -------------------------------------------------------------------------------------------------
 
     def pack(self, value: Any) -> bytes:
         buffer = io.BytesIO()
@@ -217,6 +126,13 @@ class Memory:
     def _unpacked(self, packed: bytes) -> Any:
         return _Unpickler(io.BytesIO(packed), self).load()
 
+    def _at_home(self, value: Any) -> Any:
+        if isinstance(value, nn.Module) and value is not self.model:
+            return value.to(self.device, self.dtype)
+        if isinstance(value, Tensor) and value.is_floating_point() and self.dtype is torch.float64:
+            return value.detach().to(torch.float64).requires_grad_(value.requires_grad)
+        return value
+
     def _kept(self, name: str, value: Any) -> Any:
         """A copy; the first one, as long as nothing changed: teachers and tables of data may be large."""
         unchanged = name in self.first and self._same(value, self.first[name])
@@ -225,7 +141,7 @@ class Memory:
     def _copied(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return value.detach().clone().requires_grad_(value.requires_grad and value.is_leaf)
-        if isinstance(value, PLAIN):
+        if isinstance(value, SIMPLE):
             return value
         memo = {id(self.optimizer): self.optimizer, id(self.model): self.model}
         return copy.deepcopy(tree_map_only(Tensor, self._copied, value), memo)
@@ -234,8 +150,8 @@ class Memory:
         if ours is theirs:
             return True
         if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
-            return ours.shape == theirs.shape and ours.dtype == theirs.dtype and torch.equal(ours, theirs)
-        if isinstance(ours, PLAIN) and isinstance(theirs, PLAIN):
+            return _equal(ours, theirs)
+        if isinstance(ours, SIMPLE) and isinstance(theirs, SIMPLE):
             return ours == theirs or (ours != ours and theirs != theirs)
         (one, shape), (other, as_well) = tree_flatten(ours), tree_flatten(theirs)
         if shape != as_well:
@@ -247,21 +163,52 @@ class Memory:
     def _works(self, name: str, slot: Slot) -> bool:
         """Whether it can be read, put back, and told to another process: what has a state of its own may not."""
         try:
-            if isinstance(slot.read(), Tensor) or getattr(slot.read, "func", None) is _tensors:
-                return True
-            value = self._copied(slot.read())
-            slot.write(self._copied(self._unpacked(self.pack(value))))
-            slot.write(value)
+            if not plain(slot.held) and getattr(slot.read, "func", None) is not tensors_in:
+                value = self._copied(slot.read())
+                slot.write(self._copied(self._unpacked(self.pack(value))))
+                slot.write(value)
         except Exception as error:
-            self.lost.append(f"{name} ({type(error).__name__})")
+            self._lose(name, error)
             return False
         return True
 
+    def _lose(self, name: str, error: Exception) -> None:
+        self.slots.pop(name, None)
+        self.lost.append(f"{name} ({type(error).__name__})")
+
+
+def _alike(unit: float, before: Any, ours: Any, started: Any, theirs: Any) -> bool:
+    if _real(ours) and _real(theirs):
+        if isinstance(ours, Tensor) and isinstance(theirs, Tensor) and ours.shape != theirs.shape:
+            return False
+        a, b = (torch.as_tensor(x, dtype=torch.float64, device="cpu") for x in (ours, theirs))
+        if not torch.equal(a.isfinite(), b.isfinite()):
+            return False
+        change, expected = (_change(x, y) for x, y in ((a, before), (b, started)))
+        allowed = COARSE * expected.norm() + ROUNDINGS * unit * b.nan_to_num(0, 0, 0).norm()
+        return bool((change - expected).norm() <= allowed)
+    if isinstance(theirs, Tensor):
+        return isinstance(ours, Tensor) and _equal(ours, theirs)
+    return not isinstance(theirs, (*SIMPLE, set, frozenset)) or ours == theirs
+
+
+def _change(now: Tensor, then: Any) -> Tensor:
+    """From what was there; all of it, where that was another thing."""
+    start = torch.as_tensor(then, dtype=torch.float64, device="cpu") if _real(then) else torch.zeros(())
+    fits = start.shape in (now.shape, ()) and bool(start.isfinite().all())
+    return (now - start if fits else now).nan_to_num(0, 0, 0)
+
 
 def _real(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.is_floating_point()
-    return isinstance(value, float)
+    return value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, float)
+
+
+def _equal(ours: Tensor, theirs: Tensor) -> bool:
+    if (ours.shape, ours.dtype, ours.device) != (theirs.shape, theirs.dtype, theirs.device):
+        return False
+    if torch.equal(ours, theirs) or not ours.is_floating_point():
+        return torch.equal(ours, theirs)
+    return torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.nan_to_num(), theirs.nan_to_num())
 
 
 def _number(group: Mapping[str, Any], key: str) -> Any:
@@ -283,13 +230,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def persistent_id(self, value: Any) -> Any:
         if value is self.memory.optimizer or type(value) is trainstep.Optimizer:
-            return ("optimizer",) if value is not None else None
+            return ("optimizer",)
         if value is self.memory.model or type(value) is trainstep.Model:
             return ("model",)
         if isinstance(value, Tensor):
             flat = value.detach().cpu().contiguous().view(-1)
             bits = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-            return "tensor", bits, value.dtype, tuple(value.shape), value.requires_grad and value.is_leaf
+            learns = value.requires_grad and value.is_leaf
+            return "tensor", bits, value.dtype, tuple(value.shape), learns, value.device.type
         return None
 
 
@@ -300,11 +248,12 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, token: Any) -> Any:
         kind, *facts = token
-        if kind == "tensor":
-            bits, dtype, shape, learns = facts
-            flat = torch.frombuffer(bytearray(bits), dtype=dtype) if bits else torch.empty(0, dtype=dtype)
-            return flat.view(shape).requires_grad_(learns)
-        return getattr(self.memory, kind)
+        if kind != "tensor":
+            return getattr(self.memory, kind)
+        bits, dtype, shape, learns, device = facts
+        flat = torch.frombuffer(bytearray(bits), dtype=dtype) if bits else torch.empty(0, dtype=dtype)
+        there = flat.view(shape) if device == "cpu" else flat.view(shape).to(self.memory.device)
+        return there.requires_grad_(learns)
 
 
 # --- elsewhere and in another precision ---------------------------------------------------------------------------
@@ -319,12 +268,13 @@ def move(step: Callable[..., Any], model: nn.Module, device: torch.device, dtype
     for place in places(step):
         value = place.get()
         if isinstance(value, nn.Module):
-            tensors = [*value.parameters(), *value.buffers()]
+            tensors = list(tensors_in(value).values())
             kinds = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
             if id(value) not in own and not any(id(tensor) in own for tensor in tensors):
                 value.to(device, dtype if dtype is torch.float64 or kinds <= {torch.float32} else None)  # type: ignore[call-overload]
-        elif place.set is not None and dtype is torch.float64 and _plain(value):
-            place.set(tree_map_only(Tensor, partial(_widened, device=device), value))
+        elif place.set is not None and dtype is torch.float64 and plain(value):
+            if any(isinstance(leaf, Tensor) for leaf in tree_flatten(value)[0]):
+                place.set(refilled(value, tree_map_only(Tensor, partial(_widened, device=device), value)))
 
 
 def belongings(model: nn.Module) -> set[int]:

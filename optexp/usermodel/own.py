@@ -226,7 +226,7 @@ class Own(Workload):
         for code in (own_step, parts.loss if trains else None):
             if code is not None:
                 move(code, model, device, dtype)
-        memory = Memory(own_step, model, optimizer) if own_step else None
+        memory = Memory(own_step, model, optimizer) if own_step and optimizer else None
         if memory is not None and memory.lost:
             self.remarks.append(f"train_step keeps what cannot be put back from step to step: {', '.join(memory.lost)}")
         program = Program(

@@ -89,7 +89,7 @@ def _of(code: Any) -> Iterator[Place]:
         yield from (fixed(name, value) for name, value in code.keywords.items())
     elif isinstance(code, MethodType):
         yield fixed("function", code.__func__)
-        yield from attributes("self.", code.__self__)
+        yield fixed("self", code.__self__)
         for base in type(code.__self__).__mro__:
             if users(base):
                 yield from (fixed(name, value) for name, value in vars(base).items() if isinstance(value, FunctionType))
@@ -98,6 +98,9 @@ def _of(code: Any) -> Iterator[Place]:
             yield fixed("function", inspect.unwrap(code))
         for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
             yield Place(name, partial(getattr, cell, "cell_contents", MISSING), partial(setattr, cell, "cell_contents"))
+        yield from (fixed(f"default {index}", value) for index, value in enumerate(code.__defaults__ or ()))
+        yield from (fixed(name, value) for name, value in (code.__kwdefaults__ or {}).items())
+        yield from attributes(f"{code.__name__}.", code)
         if not code.__code__.co_filename.startswith(INSTALLED):
             scope, assigned = code.__globals__, _assigned(code.__code__)
             named = _named(code.__code__) - vars(builtins).keys()
