@@ -51,6 +51,7 @@ from optexp.workload import Workload
 
 SUBJECTS = 4  # tensors of a kind that mutants are made of, the largest ones
 POWERLESS = 0.1  # a baseline this far from fp64 (in units of s) leaves the gates nothing to see
+ROUNDINGS = 1000.0  # of a result, that gradients may be off by where they cancel
 UNMASKED = " (unmasked)"  # a result without the numbers that fill its mask (see `filled`)
 
 T = TypeVar("T")
@@ -205,17 +206,24 @@ class Judge:
             if quantity.name.startswith("grad/"):
                 off = hypot(off, found.rms * quantity.reference.numel() ** 0.5)
                 size = hypot(size, quantity.scale * quantity.reference.numel() ** 0.5)
-        if self.fp64.program.memory is not None and self.precise and not noisy and off > POWERLESS * size:
-            raise NoReference(
-                f"the baseline's own gradients are off by {off:.2g} where fp64 has a size of {size:.2g}, so that a"
-                " wrong result could not be told from a right one: train_step depends on what is not put back for every step,"
-                " as a clock or random numbers that neither torch, numpy nor Python's random draws"
-            )
+        if self.fp64.program.memory is not None and self.precise and not noisy:
+            self._require_gradients(off, size, seen)
         if step not in self.rounded and any(name.startswith("after/") for name in seen):
             self._rounded_hyperparameters(step, seen)
             self.rounded.add(step)  # what its other runs would add is nothing but their scatter
         if unjudged and not _skipped(seen):
             raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")
+
+    def _require_gradients(self, off: float, size: float, seen: Observation) -> None:
+        """Of a user's step, which may depend on what nobody puts back. Rounding alone is no such thing."""
+        outputs = [t for name, t in seen.items() if name.startswith("out/") and t.is_floating_point()]
+        rounding = ROUNDINGS * self.row.unit * max((largest(tensor) for tensor in outputs), default=1.0)
+        if off > max(POWERLESS * size, rounding):
+            raise NoReference(
+                f"the baseline's own gradients are off by {off:.2g} where fp64 has a size of {size:.2g}, so that a"
+                " wrong result could not be told from a right one: train_step depends on what is not put back for every"
+                " step, as a clock or an attribute that it makes itself"
+            )
 
     def _find_unsteady(self, step: int, seen: Observation) -> None:
         """Integers that the baseline does not repeat, as a count of all calls so far, have no value to be equal to."""

@@ -268,13 +268,17 @@ def move(step: Callable[..., Any], model: nn.Module, device: torch.device, dtype
     for place in places(step):
         value = place.get()
         if isinstance(value, nn.Module):
-            tensors = list(tensors_in(value).values())
+            tensors = tensors_in(value).values()
             kinds = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+            precision = dtype if dtype is torch.float64 or kinds <= {torch.float32} else None
             if id(value) not in own and not any(id(tensor) in own for tensor in tensors):
-                value.to(device, dtype if dtype is torch.float64 or kinds <= {torch.float32} else None)  # type: ignore[call-overload]
-        elif place.set is not None and dtype is torch.float64 and plain(value):
-            if any(isinstance(leaf, Tensor) for leaf in tree_flatten(value)[0]):
-                place.set(refilled(value, tree_map_only(Tensor, partial(_widened, device=device), value)))
+                value.to(device, precision)  # type: ignore[call-overload]
+        elif place.set is not None and dtype is torch.float64 and plain(value) and _tensors(value):
+            place.set(refilled(value, tree_map_only(Tensor, partial(_widened, device=device), value)))
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
 
 
 def belongings(model: nn.Module) -> set[int]:

@@ -65,8 +65,8 @@ def slots(place: Place, own: frozenset[int], depth: int = 0) -> Iterator[Slot]:
             return
         yield made(partial(tensors_in, value), partial(_put_tensors, value))
         for inner in attributes(f"{name}.", value):
-            key = inner.name.removeprefix(f"{name}.")
-            if not key.startswith("_") and key != "training" and plain(inner.get()):
+            short = inner.name.removeprefix(f"{name}.")
+            if not short.startswith("_") and short != "training" and plain(inner.get()):
                 yield from slots(inner, own, depth + 1)
     elif isinstance(value, type):
         for inner in _of_class(value) if users(value) and depth == 0 else ():
