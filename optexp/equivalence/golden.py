@@ -138,11 +138,9 @@ class Golden:
         for name, tensor in self.program.state().items():
             tensor.copy_(state[name])
         for index, group in enumerate(optimizer.param_groups if memory is not None and optimizer is not None else ()):
-            own = float(state.get(f"optimizer/group{index}/lr", group["lr"]))
-            if not isinstance(group["lr"], Tensor) and isclose(
-                own, group["lr"], rel_tol=ROUNDED
-            ):  # an arm's float32, after many steps
-                group["lr"] = own
+            rate, own = group["lr"], state.get(f"optimizer/group{index}/lr")
+            if own is not None and not isinstance(rate, Tensor) and isclose(float(own), rate, rel_tol=ROUNDED):
+                group["lr"] = float(own)  # an arm's float32, after many steps
 
     @contextmanager
     def _noting(self, index: int) -> Iterator[None]:
