@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
+from optexp.generators import state_of
 from optexp.program import Batch, Feed, Source, map_batch
 
 
@@ -70,17 +71,8 @@ def generators(loader: DataLoader[Any]) -> list[Callable[[], object]]:
         getattr(loader.batch_sampler, "sampler", None),
     )
     own = {id(value): value for part in parts for value in getattr(part, "__dict__", {}).values()}
-    found: list[Callable[[], object]] = []
-    for value in own.values():
-        if isinstance(value, torch.Generator):
-            found.append(partial(value.set_state, value.get_state()))
-        elif isinstance(value, random.Random):
-            found.append(partial(value.setstate, value.getstate()))
-        elif isinstance(value, numpy.random.RandomState):
-            found.append(partial(value.set_state, value.get_state()))
-        elif isinstance(value, numpy.random.Generator):
-            found.append(partial(setattr, value.bit_generator, "state", value.bit_generator.state))
-    return found
+    states = [state for value in own.values() if (state := state_of(value))]
+    return [partial(put_back, read()) for read, put_back in states]
 
 
 @dataclass

@@ -5,7 +5,6 @@ Somebody else may hold them too: an optimizer its parameters, an agent its buffe
 
 from __future__ import annotations
 
-import random
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from optexp.generators import state_of
 from optexp.usermodel.places import MISSING, Place, attributes, fixed, users
 
 WITH_STATE = (Optimizer, LRScheduler, torch.amp.GradScaler)
@@ -51,15 +51,8 @@ def slots(place: Place, own: frozenset[int], depth: int = 0) -> Iterator[Slot]:
     made = partial(Slot, name, value)
     if isinstance(value, WITH_STATE):
         yield made(value.state_dict, value.load_state_dict)
-    elif isinstance(value, torch.Generator):
-        yield made(value.get_state, value.set_state)
-    elif isinstance(value, random.Random):
-        yield made(value.getstate, value.setstate)
-    elif isinstance(value, numpy.random.RandomState):
-        yield made(value.get_state, value.set_state)
-    elif isinstance(value, numpy.random.Generator):
-        bits = value.bit_generator
-        yield made(partial(getattr, bits, "state"), partial(setattr, bits, "state"))
+    elif state := state_of(value):
+        yield made(*state)
     elif isinstance(value, nn.Module):
         if any(id(tensor) in own for tensor in tensors_in(value).values()):  # around the model
             return

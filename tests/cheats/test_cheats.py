@@ -62,7 +62,6 @@ def own(model: str) -> list[str]:
 
 
 WRONG, UNTRUSTED, NOTHING = Verdict.NOT_EQUIVALENT, Verdict.INVALID, Verdict.NOT_ENGAGED
-ATTEMPTS = 3  # of a cheat that is told by its times, until they decide anything
 # What each is tried on, what it must end in, and what the sentence must say.
 CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "ReturnsEmptyMemory": (GELU, WRONG, "output"),
@@ -256,10 +255,7 @@ def _as_it_was() -> Iterator[None]:
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_cheats_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Result]]) -> None:
     overrides, verdict, words = CHEATS[cheat]
-    for _ in range(ATTEMPTS):
-        result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], f"{CATALOGUE}.{cheat.partition(' ')[0]}")
-        if result.verdict is not Verdict.INCONCLUSIVE:  # as where a busy machine hides even what is twice as fast
-            break
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], f"{CATALOGUE}.{cheat.partition(' ')[0]}")
     count.append(("cheat", result))
     assert result.verdict is verdict, result.headline
     assert words in result.headline

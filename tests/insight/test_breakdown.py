@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from optexp.insight.breakdown import breakdown
 from optexp.insight.roofline import work_of
 from optexp.insight.trace import Op
-from tests.insight.recording import recorded
+from tests.insight.recording import undisturbed
 
 
 @pytest.mark.parametrize("name", ["eager", "captured", "products", "passes", "feeding"])
@@ -140,7 +140,7 @@ def test_convolutions_are_counted_as_torch_counts_them(tmp_path):
 
     with FlopCounterMode(display=False) as counter:
         step()
-    trace = recorded(step, tmp_path / "trace.json.gz")
+    trace = undisturbed(step, tmp_path / "trace.json.gz")
     works = [work_of(op) for op in trace.ops if op.name in ("aten::mkldnn_convolution", "aten::convolution_backward")]
     assert len(works) == 4 * len(trace.steps)
     assert sum(flops for _, flops in works) == len(trace.steps) * counter.get_total_flops()

@@ -9,7 +9,7 @@ from torch import nn
 from optexp.insight.breakdown import breakdown
 from optexp.insight.diagnosis import Bottleneck, diagnose, suggestion
 from optexp.insight.trace import Trace
-from tests.insight.recording import recorded
+from tests.insight.recording import undisturbed
 
 STRATEGIES = ["amp", "baseline", "cuda_graph", "fusion", "inplace"]
 
@@ -78,7 +78,7 @@ def test_suggestion_adds_to_the_stack_and_never_repeats_it(eager):
 
 
 def on_cpu(step, path: Path) -> dict[str, Bottleneck]:
-    return found(recorded(step, path))
+    return found(undisturbed(step, path))
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from torch import nn
 from optexp.insight.breakdown import breakdown
 from optexp.insight.explanation import explain
 from optexp.insight.trace import Trace
-from tests.insight.recording import recorded
+from tests.insight.recording import undisturbed
 
 
 def explained(before: Trace, after: Trace) -> list[str]:
@@ -66,8 +66,8 @@ def test_precision_and_operators_on_a_cpu(tmp_path):
         with torch.autocast("cpu", torch.bfloat16):
             return model(inputs)
 
-    before = recorded(lambda: model(inputs), tmp_path / "before.json.gz")
-    sentences = explained(before, recorded(lowered, tmp_path / "after.json.gz"))
+    before = undisturbed(lambda: model(inputs), tmp_path / "before.json.gz")
+    sentences = explained(before, undisturbed(lowered, tmp_path / "after.json.gz"))
     assert "Matrix products a step, now 1 in bfloat16 (before: float32)" in sentences
     assert any(s.startswith("Operators new:") and "aten::_to_copy" in s for s in sentences)
     assert any(re.match(r"\d+ operator calls a step became \d+", s) for s in sentences)
