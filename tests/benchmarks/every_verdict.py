@@ -1,6 +1,6 @@
 """Strategies × workloads: what the quick preset says of each strategy alone.
 
-python tests/benchmarks/every_verdict.py run FOLDER [OVERRIDE ...]   nothing else may use the GPU
+python tests/benchmarks/every_verdict.py run FOLDER [OVERRIDE ...]   nothing else may use the GPU; again: goes on
 python tests/benchmarks/every_verdict.py write FOLDER                the table, as Markdown
 """
 
@@ -12,32 +12,42 @@ from pathlib import Path
 
 from optexp.result import Result
 
-WORKLOADS = "gelu,elementwise,layernorm_linear,softmax,mlp,lenet5,branches,training,bert"
-STRATEGIES = (
-    "amp,tf32,channels_last,inplace,fusion,cuda_graph,streams,pinned_memory,memory_pool,fused_optimizer,"
-    "compiled_optimizer,inference_mode"
-)
+SMALL, LARGE = "gelu,elementwise,layernorm_linear,softmax,mlp,lenet5,branches", "bert,training"
+ALONE = "amp,tf32,channels_last,inplace,streams,pinned_memory,memory_pool,fused_optimizer,compiled_optimizer,"
+ALONE += "inference_mode"
+SWEEPS = {
+    "graphs": f"workload={SMALL},{LARGE} strategy=fusion,cuda_graph",
+    "small": f"workload={SMALL} strategy={ALONE}",
+    "large": f"workload={LARGE} strategy={ALONE}",
+    "kernels": f"workload={SMALL},{LARGE} strategy=fusion ++strategy.fusion.backend=kernels",
+}
 
 
 def run(folder: Path, overrides: list[str]) -> None:
-    command = [sys.executable, "-m", "optexp", "-m", f"workload={WORKLOADS}", "measurement=quick"]
+    command = [sys.executable, "-m", "optexp", "-m", "measurement=quick"]
     command += ["measurement.process_s=2", "measurement.warmup_s=1", "tracking.enabled=false", *overrides]
-    for name, strategy in (
-        ("1", [f"strategy={STRATEGIES}"]),
-        ("2", ["strategy=fusion", "++strategy.fusion.backend=kernels"]),
-    ):
-        subprocess.run([*command, *strategy, f"hydra.sweep.dir={folder.resolve() / name}"], check=False)
+    for name, choices in SWEEPS.items():
+        place = folder.resolve() / name
+        if not (place / "sweep.json").exists():  # a sweep that was cut off is made again
+            subprocess.run([*command, *choices.split(), f"hydra.sweep.dir={place}"], check=False)
 
 
 def table(folder: Path) -> str:
     results = [Result.read(path) for path in sorted(folder.rglob("result.json"))]
-    cells = {(result.workload, result.strategy[0]): result for result in results}
+    cells = {(result.workload, strategy(result)): result for result in results}
     rows, columns = (list(dict.fromkeys(key[axis] for key in cells)) for axis in (1, 0))
     reasons: list[str] = []
     lines = ["| | " + " | ".join(f"`{c}`" for c in columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for row in rows:
         lines.append(f"| `{row}` | " + " | ".join(cell(cells.get((c, row)), reasons) for c in columns) + " |")
     return "\n".join([*lines, "", *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1))]).rstrip()
+
+
+def strategy(result: Result) -> str:
+    """Its name, with the backend of a fusion that is not inductor's."""
+    (name,) = result.strategy
+    backend = result.config.get(f"strategy.{name}.backend", "inductor")
+    return name if backend == "inductor" else f"{name}: {backend}"
 
 
 def cell(result: Result | None, reasons: list[str]) -> str:

@@ -41,7 +41,7 @@ def job(name: str, limit_s: float, arguments: str) -> Job:
 
 def gpu_tests(name: str, limit_s: float, arguments: str, processes: int = 6, slow: bool = False) -> Job:
     marks = "gpu and slow" if slow else "gpu and not slow"
-    tell = "-v --tb=short --durations=20 -o faulthandler_timeout=90 -p no:benchmark"  # what was cut off shows where
+    tell = "-q --tb=short -p tests.benchmarks.telling -p no:benchmark -o faulthandler_timeout=90"
     return Job(name, limit_s, f"-m pytest {tell} -m '{marks}' -n {processes} -o cache_dir={{}} {arguments}")
 
 
@@ -82,7 +82,7 @@ GROUPS: dict[str, list[Job]] = {
     "tests": [
         gpu_tests("tests_core", 150, "tests " + " ".join(f"--ignore={path}" for path in APART)),
         gpu_tests("tests_measure", 150, " ".join(MEASURE), processes=0),
-        gpu_tests("tests_cheats", 200, "tests/cheats"),
+        gpu_tests("tests_cheats", 300, "tests/cheats"),
         gpu_tests("tests_strategies", 200, "tests/strategies"),
         gpu_tests("tests_kernels", 300, "tests/kernels"),
         gpu_tests("tests_slow", 300, f"tests --ignore={GAINS}", processes=4, slow=True),
