@@ -25,6 +25,7 @@ from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.golden import NoReference
 from optexp.equivalence.imprint import Imprint, imprint, left_behind
 from optexp.equivalence.judge import Judge
+from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, observed, overwritten, repeats
 from optexp.equivalence.trajectory import RATES, Rates
 from optexp.insight.calibration import calibrate
@@ -265,9 +266,14 @@ class Arm:
         """What one of those blocks left behind."""
         return self.kept[index].left
 
-    def repeated(self, steps: int) -> Imprint:
-        """The same of so many steps from the restored state, the last of them observed as `replay` does."""
-        return imprint(self._replayed(steps)[1])
+    def repeated(self, steps: int, noise: int | None = None) -> Imprint:
+        """The same of so many steps from the restored state, the last of them observed as `replay` does.
+
+        noise: seed of a little of it in the parameters that the first step finds
+        """
+        self.restore()
+        with disturbed(self.program.model, noise):
+            return imprint(self._replayed(steps)[1])
 
     def replay(self, steps: int, timed: bool) -> Parcel:
         """The last of so many steps from the restored state, observed as `observe` does.
@@ -275,6 +281,7 @@ class Arm:
         Beside it batch/<name>: what it was given, flag/drawn: 1 where that is one of the core's own batches, and where
         it is asked for timed/<name>: the outputs of the first block that was kept, which these steps repeat.
         """
+        self.restore()
         batch, seen = self._replayed(steps)
         given = tensors_of(batch)
         drawn = any(_same(given, tensors_of(own)) for own in self.batches)
@@ -285,7 +292,6 @@ class Arm:
 
     def _replayed(self, steps: int) -> tuple[Batch, Observation]:
         """The last step's batch, and what is seen of that step."""
-        self.restore()
         with self.quiet():
             for _ in range(steps - 1):
                 self.program.run()

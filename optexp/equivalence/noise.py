@@ -6,7 +6,7 @@ yardstick, honest implementations were rejected by up to 850 times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -59,6 +59,33 @@ def noisy(model: nn.Module, seed: int) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def disturbed(model: nn.Module, seed: int | None) -> Iterator[None]:
+    """Inside, every parameter begins with as much noise, each value in proportion to itself; with a seed, that is.
+
+    Compiled and captured programs meet it too, which hooks of modules do not.
+    """
+    kept = [] if seed is None else [(p, p.detach().clone()) for p in model.parameters()]
+    if seed is not None:
+        move(model, seed, lambda name: _AMPLITUDE[name] * TOLERANCES[name].unit)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in kept:
+                parameter.copy_(value)
+
+
+@torch.no_grad()
+def move(model: nn.Module, seed: int, far: Callable[[str], float]) -> None:
+    """Every value of its parameters up or down by so much of itself, by their dtype's name."""
+    for index, parameter in enumerate(model.parameters()):
+        if (name := name_of(parameter.dtype)) in _AMPLITUDE:
+            generator = torch.Generator(parameter.device).manual_seed(1000 * seed + index)
+            signs = torch.randint(2, parameter.shape, generator=generator, device=parameter.device) * 2 - 1
+            parameter.add_(parameter * signs, alpha=far(name))
 
 
 def _arithmetic(module: nn.Module, output: Tensor) -> str:

@@ -30,7 +30,7 @@ def recheck(
     ends = candidate.call("timed_steps")
     if not ends:
         return [], {"steps": 0, "note": "no block was kept"}
-    messages, repetitions = repeated(candidate, ends, trains)
+    messages, repetitions = repeated(candidate, ends)
     steps = ends[0]
     facts: dict[str, Any] = {"steps": steps, "ends": ends, "repetitions": repetitions}
     if random:
@@ -46,21 +46,23 @@ def recheck(
     return messages, {**facts, "ok": all(message["ok"] for message in messages)}
 
 
-def repeated(candidate: Arm, ends: Sequence[int], trains: bool) -> tuple[list[Message], int]:
+def repeated(candidate: Arm, ends: Sequence[int]) -> tuple[list[Message], int]:
     """What timed steps left and repetitions of the same steps do not, and how many there were of these.
 
-    ends:   after how many steps each kept block ended
-    trains: a difference in one step is one in all that follow
+    ends: after how many steps each kept block ended
     """
     made = dict[int, list[imprint.Imprint]]()
     astray: Mapping[str, str] = {}
     for index, steps in enumerate(ends):
         timed, again = candidate.call("timed", index=index), made.setdefault(steps, [])
-        growing = steps if trains else 0
-        astray = imprint.astray(timed, again, growing) if again else timed
+        astray = imprint.astray(timed, again) if again else timed
         while astray and len(again) < imprint.MOST:
             again.append(candidate.call("repeated", steps=steps))
-            astray = imprint.astray(timed, again, growing)
+            astray = imprint.astray(timed, again)
+        if astray and any(other != again[0] for other in again):
+            noise = range(1, imprint.DISTURBED + 1)
+            disturbed = [candidate.call("repeated", steps=steps, noise=seed) for seed in noise]
+            astray = imprint.astray(timed, again, disturbed)
         if astray:
             break
     gate = {"gate": "REPEATED", "failed": ("REPEATED",)}

@@ -12,6 +12,7 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
+from optexp.equivalence.noise import move
 from optexp.program import Batch, Program
 
 RATES = (1.0, 0.5, 2.0)  # of single steps that are compared with fp64, in turn: a rate that is frozen shows
@@ -44,7 +45,7 @@ def losses(program: Program, batches: Sequence[Batch], rates: Rates, unit: float
     Of a step that returns nothing, the size of the parameters after it.
     """
     if unit:
-        _perturb(program, unit, seed)
+        move(program.model, seed, lambda name: 2 * unit)  # 1 + u itself is rounded to 1
     found = []
     for step in range(STEPS):
         rates.set(1.0 - 0.9 * step / STEPS)
@@ -69,12 +70,3 @@ def strays(
         if share > worst[1]:
             worst = (step, share)
     return worst
-
-
-@torch.no_grad()
-def _perturb(program: Program, unit: float, seed: int) -> None:
-    for index, parameter in enumerate(program.model.parameters()):
-        if parameter.is_floating_point():
-            generator = torch.Generator(parameter.device).manual_seed(1000 * seed + index)
-            signs = torch.randint(2, parameter.shape, generator=generator, device=parameter.device) * 2 - 1
-            parameter.add_(parameter * signs, alpha=2 * unit)  # 1 + u itself is rounded to 1
