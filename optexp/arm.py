@@ -503,9 +503,9 @@ class Arm:
         record(self.program.run, steps, Path(path), self.device)
         return self.counters()
 
-    def calibrate(self) -> dict[str, Any]:
+    def calibrate(self, anew: bool = False, keep: bool = True) -> dict[str, Any]:
         """This device's measured ceilings."""
-        return calibrate(self.device).to_dict()
+        return calibrate(self.device, anew, keep).to_dict()
 
 
 class Reference(Arm):

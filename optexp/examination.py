@@ -10,6 +10,7 @@ from optexp.equivalence.protocol import Verification
 from optexp.insight.breakdown import Breakdown, breakdown
 from optexp.insight.calibration import Calibration
 from optexp.insight.trace import Trace
+from optexp.measurement.neighbours import neighbours
 from optexp.result import ArmSummary
 from optexp.session import Arm, Session, alongside
 from optexp.strategy import Strategy
@@ -79,7 +80,7 @@ def examine(
     if setups[name]["random"] and not referee.random:
         verification.notes.append(f"the {name} draws random numbers; the bare program draws none")
     with session.working("profile", f"tracing a few steady steps of the {name}"):
-        calibration = Calibration.from_dict(arms["reference"].call("calibrate"))
+        calibration = ceilings(session, arms["reference"])
         profiles = {bare: profile(session, arms[bare], bare, calibration)}
         profiles[name] = profile(session, arms[name], name, calibration, beside=profiles[bare].trace)
     distrust = referee.distrust(arms[name])
@@ -112,9 +113,14 @@ def profile(
     used = session.gpu.processes().get(getattr(arm, "pid", 0)) if session.gpu else None
     if used is not None:  # the driver's own figure, context included; unknown where it counts processes otherwise
         memory["process_mib"] = used / 2**20
-    if calibration is None:
-        calibration = Calibration.from_dict(arm.call("calibrate"))
+    calibration = calibration or ceilings(session, arm)
     session.result.profile["calibration"] = calibration.to_dict()
     counters = arm.call("profile", path=str(path), steps=session.protocol.profile_steps)
     trace = Trace.read(path)
     return Profile(trace, breakdown(trace, calibration, beside), memory, counters)
+
+
+def ceilings(session: Session, arm: Arm) -> Calibration:
+    """What the device can do; measured beside somebody else's work it serves for this comparison alone."""
+    alone = session.gpu is None or not neighbours(session.gpu, session.processes())[0]
+    return Calibration.from_dict(arm.call("calibrate", keep=alone))

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,28 +39,40 @@ class Calibration:
         return cls(**values)
 
 
-def calibrate(device: torch.device) -> Calibration:
+def calibrate(device: torch.device, anew: bool = False, keep: bool = True) -> Calibration:
     """The device's ceilings, under 1.5 s on a GPU and 0.3 s on a CPU.
 
     A GPU's are cached; a CPU's are measured anew, because whatever else it did at the time would stay in the cache.
+
+    anew:  whatever the cache says
+    keep:  somebody else on the card makes it seem slower than it is, and that should not be kept
     """
-    return cached(_cache_file(device), lambda: _measure_gpu(device)) if device.type == "cuda" else _measure_cpu()
+    if device.type != "cuda":
+        return _measure_cpu()
+    path = _cache_file(device)
+    if not anew and (known := cached(path)):
+        return known
+    measured = _measure_gpu(device)
+    if keep:
+        write(path, measured)
+    return measured
 
 
-def cached(path: Path, measure: Callable[[], Calibration]) -> Calibration:
-    """What `path` holds; measured and written there where it holds nothing that can be read."""
+def cached(path: Path) -> Calibration | None:
+    """What `path` holds, where that can be read."""
     try:
         return Calibration.from_dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
-        measured = measure()
-    try:
+        return None
+
+
+def write(path: Path, measured: Calibration) -> None:
+    """For `cached`. A home that cannot be written to costs a second per run, nothing else."""
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
         unfinished.write_text(json.dumps(measured.to_dict(), indent=2) + "\n")
         unfinished.replace(path)  # at once: several arms may calibrate together
-    except OSError:
-        pass  # a home that cannot be written to costs a second per run, nothing else
-    return measured
 
 
 def _cache_file(device: torch.device) -> Path:

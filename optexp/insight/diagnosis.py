@@ -13,6 +13,7 @@ from optexp.reporting.wording import duration
 _STRATEGY = "strategy="
 _SMALL_KERNEL_US, _MANY_KERNELS = 10.0, 20
 _SMALL_OP_US, _MANY_OPS = 20.0, 50
+_INSIDE = {"DtoD", "memset"}  # kinds of copies
 _LOADER_ADVICE = "more DataLoader workers, and prefetching"
 _LOW_PRECISION = {"bfloat16", "float16"}
 
@@ -69,6 +70,21 @@ def _lower_precision(trace: Trace) -> tuple[str, ...]:
     return ("strategy=amp",) if hidden or trace.op_dtypes(MATRIX_OPS) else ()
 
 
+def _copies(trace: Trace, b: Breakdown, pageable: float) -> Bottleneck:
+    """Of a batch on its way over the bus, which others may hide, or within the device, which nobody should ask for."""
+    exposed = b.terms["exposed_copies"]
+    why = f"copies that no kernel hides take {percent(exposed)} of the step"
+    inside = sum(copy.duration for copy in trace.copies if copy.kind in _INSIDE)
+    remedies: tuple[str, ...] = ("strategy=streams",)
+    if pageable >= 0.05:
+        why += f", {percent(pageable)} from or to pageable memory"
+        remedies = ("strategy=pinned_memory", *remedies)
+    elif inside > sum(copy.duration for copy in trace.copies) / 2:
+        why += " (within the device: a graph reads its batch from memory of its own)" if b.graph_launches else ""
+        remedies = () if b.graph_launches else ("look in the trace for what copies within the device",)
+    return Bottleneck("memory_copy", max(exposed, pageable), why, remedies)
+
+
 def _on_gpu(trace: Trace, b: Breakdown, busy: float) -> list[Bottleneck]:
     found = []
     kernels, median_us = b.kernels or 0.0, b.median_kernel_us or 0.0
@@ -100,17 +116,8 @@ def _on_gpu(trace: Trace, b: Breakdown, busy: float) -> list[Bottleneck]:
                 ("strategy=cuda_graph", "strategy=fusion"),
             )
         )
-    copies = b.terms["exposed_copies"]
-    if copies >= 0.10 or pageable >= 0.05:
-        paged = f", {percent(pageable)} from or to pageable memory" if pageable >= 0.05 else ""
-        found.append(
-            Bottleneck(
-                "memory_copy",
-                max(copies, pageable),
-                f"copies that no kernel hides take {percent(copies)} of the step{paged}",
-                ("strategy=pinned_memory", "strategy=streams") if paged else ("strategy=streams",),
-            )
-        )
+    if b.terms["exposed_copies"] >= 0.10 or pageable >= 0.05:
+        found.append(_copies(trace, b, pageable))
     memory, compute = b.terms["memory_bound"], b.terms["compute_bound"]
     if busy >= 0.8 and memory >= 0.5 * b.kernel_share:
         found.append(

@@ -2,12 +2,13 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from optexp.insight import calibration
-from optexp.insight.calibration import Calibration, cached, calibrate
+from optexp.insight.calibration import Calibration, cached, calibrate, write
 
 CPU = torch.device("cpu")
 
@@ -22,24 +23,37 @@ def test_a_cpu_is_measured():
     assert measured.pinned is measured.launch_us is None
 
 
-def test_measured_once_then_read(tmp_path):
-    path = tmp_path / "optexp" / "card.json"
-    assert cached(path, lambda: CARD) == CARD
-    assert cached(path, lambda: pytest.fail("measured again")) == CARD
-    assert list(path.parent.iterdir()) == [path]
+@pytest.fixture
+def card(monkeypatch, tmp_path):
+    """A GPU whose ceilings are told, not measured: those that were asked for, the last one first."""
+    asked = [replace(CARD, bandwidth=bandwidth) for bandwidth in (3e12, 2e12, 1e12)]
+    monkeypatch.setattr(calibration, "_cache_file", lambda device: tmp_path / "optexp" / "card.json")
+    monkeypatch.setattr(calibration, "_measure_gpu", lambda device: asked.pop())
+    return lambda **how: calibrate(torch.device("cuda"), **how).bandwidth
+
+
+def test_measured_once_then_read_until_it_is_asked_for_anew(card, tmp_path):
+    assert [card(), card(), card(anew=True), card()] == [1e12, 1e12, 2e12, 2e12]
+    assert [path.name for path in (tmp_path / "optexp").iterdir()] == ["card.json"]
+
+
+def test_what_is_measured_in_company_is_not_kept(card):
+    assert [card(keep=False), card(keep=False), card(), card(keep=False)] == [1e12, 2e12, 3e12, 3e12]
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"device": "cpu", "bandwidth": 1, "unknown": 2}', "[1]"])
 def test_a_damaged_cache_is_measured_anew(tmp_path, content):
     path = tmp_path / "card.json"
     path.write_text(content)
-    assert cached(path, lambda: CARD) == CARD
-    assert json.loads(path.read_text())["bandwidth"] == CARD.bandwidth
+    assert cached(path) is None
+    write(path, CARD)
+    assert cached(path) == CARD
 
 
 def test_a_home_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").write_text("")
-    assert cached(tmp_path / "file" / "card.json", lambda: CARD) == CARD
+    write(tmp_path / "file" / "card.json", CARD)
+    assert cached(tmp_path / "file" / "card.json") is None
 
 
 def test_travels_as_plain_values():

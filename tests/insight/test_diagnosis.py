@@ -42,6 +42,31 @@ def test_waiting_for_data_and_copying_from_pageable_memory(feeding):
     assert "pageable" in causes["memory_copy"].why
 
 
+def test_no_stream_hides_a_copy_into_the_memory_of_a_graph(chrome):
+    build = chrome()
+
+    def step() -> None:
+        build.copy("Memcpy DtoD (Device -> Device)", 250.0, 2**28)
+        build.graph(kernels=1, kernel_us=190.0)
+
+    trace = build.steps(step)
+    copies = found(trace)["memory_copy"]
+    assert copies.why.endswith("a graph reads its batch from memory of its own)")
+    assert copies.try_ == ()
+    assert "streams" not in (suggestion(diagnose(trace, breakdown(trace)), ["cuda_graph"], STRATEGIES) or "")
+
+
+def test_a_copy_within_the_device_is_somebodys_own(chrome):
+    build = chrome()
+
+    def step() -> None:
+        build.copy("Memcpy DtoD (Device -> Device)", 250.0, 2**28)
+        build.op("aten::add", 20.0, 190.0)
+
+    (advice,) = found(build.steps(step))["memory_copy"].try_
+    assert not advice.startswith("strategy=")
+
+
 def test_bound_by_the_card(products, passes, card):
     assert list(found(products, card)) == ["compute_bound"]
     assert list(found(passes, card)) == ["memory_bound"]

@@ -307,6 +307,9 @@ def test_evidence_is_a_graph_launch():
     assert evidence.text == "1 graph launches a step, with 3 kernels inside"
     assert CudaGraph("model").evidence(plain, graph, {}, {}).text.endswith("3 kernels inside and 0 outside")
     assert not CudaGraph().evidence(plain, plain, {}, {}).engaged
+    less = replace(plain, kernels=plain.kernels[:4])
+    told = CudaGraph().evidence(less, graph, {}, {}).text
+    assert told.endswith("3 kernels inside (2 without a graph: its code takes another way while it is captured)")
 
 
 def test_unsupported_is_raised_before_anything_touches_cuda(build):
