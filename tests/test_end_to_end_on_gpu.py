@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from optexp.insight.calibration import cached, calibrate, write
 from optexp.result import Result, Verdict
 
 pytestmark = pytest.mark.gpu
@@ -70,3 +73,15 @@ def test_dropout_is_verified_at_0_and_at_its_rate(tmp_path: Path, overrides: lis
     assert result.verdict.measured, result.headline
     assert result.equivalence["gates"]["DICE"]["passed"]
     assert "with every dropout at p = 0" in result.equivalence["headline"]
+
+
+def test_ceilings_of_a_busy_day_make_nothing_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    true = calibrate(torch.device("cuda"))
+    (file,) = (tmp_path / "optexp").glob("calibration-*.json")
+    write(file, replace(true, bandwidth=true.bandwidth / 3))
+    result = optexp(tmp_path, "workload=gelu", "strategy=fusion")
+    assert result.verdict is Verdict.FASTER, result.headline
+    measured = cached(file)
+    assert measured is not None
+    assert measured.bandwidth > 0.8 * true.bandwidth
