@@ -318,9 +318,9 @@ class Arm:
         with self.quiet():
             return repeats(self.program, self.fresh[0], self.initial, times)
 
-    def throw(self) -> dice.Throws:
+    def throw(self, unit: float) -> dice.Throws:
         """One step with many seeds, where it draws random numbers."""
-        return dice.throw(self.program, self.fresh[0], self.initial)
+        return dice.throw(self.program, self.fresh[0], self.initial, unit)
 
     def settings(self) -> state.History:
         """Global settings of this process, before it was set up, after that, and now."""

@@ -16,12 +16,13 @@ import torch
 from scipy.special import stdtr
 from torch import Tensor
 
-from optexp.equivalence.gates import Finding, identical
+from optexp.equivalence.gates import Finding, chunks, identical
 from optexp.program import Batch, Program, Snapshot, gradients
 
 SEEDS = 64
 ALARM = 1e-3  # how often honest arms may differ by luck, over all tests of a comparison together
 
+CLEARLY = 10.0  # times as far apart as rounding takes two runs with the same seed
 SIGNED = 4  # sums under signs
 PLACES = 2**14  # elements that they are of
 
@@ -33,7 +34,7 @@ _MOMENTS = ("mean", "RMS", "share of zeros", *(f"sum {index + 1} under random si
 class Throws:
     """What an arm's random steps look like.
 
-    repeat: equal seeds give equal bits
+    repeat: equal seeds give equal results, but for what rounds at random
     differ: different seeds give different results
     go_on:  so do steps that follow each other without a new seed
     """
@@ -55,8 +56,11 @@ def drawn(before: Sequence[Tensor], device: torch.device) -> bool:
     return not all(map(torch.equal, before, state(device)))
 
 
-def throw(program: Program, batch: Batch, start: Snapshot, seeds: int = SEEDS) -> Throws:
-    """The same step from the same state, `seeds` times."""
+def throw(program: Program, batch: Batch, start: Snapshot, unit: float, seeds: int = SEEDS) -> Throws:
+    """The same step from the same state, `seeds` times.
+
+    unit: of rounding: sums may be added up in another order each time
+    """
 
     def once(seed: int | None) -> dict[str, Tensor]:
         start.restore(program)
@@ -72,8 +76,10 @@ def throw(program: Program, batch: Batch, start: Snapshot, seeds: int = SEEDS) -
             if tensor.is_floating_point() and tensor.numel():
                 moments.setdefault(name, []).append(_moments(tensor))
     first = {name: tensor.clone() for name, tensor in once(0).items()}
-    repeat, go_on = _same(first, once(0)), not _same(first, once(None))
-    return Throws(moments, repeat, not _same(first, once(1)), go_on)
+    noise = _apart(first, once(0))
+    repeat = _repeat(first, noise, unit)
+    go_on, differ = (_differ(_apart(first, once(seed)), noise if repeat else {}) for seed in (None, 1))
+    return Throws(moments, repeat, differ, go_on)
 
 
 def compare(candidate: Throws, baseline: Throws, unit: float) -> tuple[list[Finding], dict[str, float]]:
@@ -133,8 +139,33 @@ def _signed(values: Tensor) -> Tensor:
     return signs.to(values) @ values / sqrt(values.numel())
 
 
-def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(identical(a[name], b[name]) for name in a)
+def _apart(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, float]:
+    """RMS of the difference by tensor: 0 where the bits are equal, infinite where no number tells."""
+    found = dict.fromkeys(first.keys() | second.keys(), inf)
+    for name in first.keys() & second.keys():
+        a, b = first[name], second[name]
+        if identical(a, b):
+            found[name] = 0.0
+        elif a.shape == b.shape and a.dtype == b.dtype and a.is_floating_point():
+            square = sum(float((x.double() - y.double()).square().sum()) for _, (x, y) in chunks(a, b))
+            found[name] = sqrt(square / a.numel()) if isfinite(square) else inf
+    return found
+
+
+def _differ(apart: Mapping[str, float], noise: Mapping[str, float]) -> bool:
+    """More than what rounds at random does."""
+    return any(distance > CLEARLY * noise.get(name, 0.0) for name, distance in apart.items())
+
+
+def _repeat(first: Mapping[str, Tensor], noise: Mapping[str, float], unit: float) -> bool:
+    """Not by more than what rounding becomes on the way (see `compare`)."""
+    sizes = {name: _rms(tensor) for name, tensor in first.items() if tensor.is_floating_point()}
+    floor = unit * max((size for name, size in sizes.items() if name.startswith("grad/")), default=0.0)
+    return all(apart <= max(sqrt(unit) / 4 * sizes.get(name, 0.0), floor) for name, apart in noise.items())
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) / sqrt(max(tensor.numel(), 1))
 
 
 def _from_median(values: Sequence[float]) -> list[float]:

@@ -33,7 +33,7 @@ class Arm(Protocol):
                judge(step) -> messages; dead() -> names; power() -> trials; distribution(tensor) -> shares
     name:      as a failure of its process tells it
     others:    load(index, family); observe(step, restore, noise, forward) -> parcel; repeats(times) -> bool;
-               overwritten() -> names; losses(unit, seed) -> list; throw() -> dice.Throws
+               overwritten() -> names; losses(unit, seed) -> list; throw(unit) -> dice.Throws
     """
 
     name: str
@@ -335,7 +335,7 @@ def verify_randomness(
     """
     reference.call("draw", seed=seed, count=1, family=NORMAL)
     deliver(reference, (yardstick, candidate), 1, NORMAL)
-    expected, found = yardstick.call("throw"), candidate.call("throw")
+    expected, found = yardstick.call("throw", unit=unit), candidate.call("throw", unit=unit)
     findings, verification.randomness = dice.compare(found, expected, unit)
     failed = [{**finding.to_dict(), "seed": seed, "step": 0, "family": NORMAL} for finding in findings]
     verification.gates["DICE"] = {"passed": not failed, "worst_ratio": None}

@@ -32,7 +32,7 @@ def thrown(net, drop, mode="forward_backward", change=lambda program: program):
     program = change(net(mode=mode, batch_size=32, make=lambda: Dropping(drop)).build(CPU, torch.float32, 0))
     batch = net(mode=mode, batch_size=32).batch(torch.Generator().manual_seed(1))
     batch = (batch[0], *(label % 64 for label in batch[1:]))
-    return dice.throw(program, batch, Snapshot(program))
+    return dice.throw(program, batch, Snapshot(program), UNIT)
 
 
 def by_hand(x, p):
@@ -83,6 +83,23 @@ def test_wrong_ways_to_draw_are_told_apart(net, name):
     findings, _ = dice.compare(thrown(net, drop, "forward"), thrown(net, F.dropout, "forward"), UNIT)
     assert any(words in finding.message for finding in findings)
     assert not any(finding.ok for finding in findings)
+
+
+def rounding_at_random(drop):
+    """Sums that are added up in another order each time."""
+    dice = torch.Generator()
+    dice.seed()
+    return lambda x, p: drop(x, p) * (1 + 1e-7 * torch.randn(x.shape, generator=dice))
+
+
+def test_rounding_is_no_random_number(net):
+    baseline = thrown(net, F.dropout)
+    candidate = thrown(net, rounding_at_random(F.dropout))
+    assert dice.compare(candidate, baseline, UNIT)[0] == []
+    assert candidate.repeat
+    frozen = thrown(net, rounding_at_random(lambda x, p: x * FROZEN / (1 - p)))
+    assert any("frozen" in finding.message for finding in dice.compare(frozen, baseline, UNIT)[0])
+    assert frozen.repeat
 
 
 def test_what_follows_no_seed_does_not_repeat(net):
