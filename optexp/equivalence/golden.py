@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from math import isclose
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from optexp.equivalence import families
 from optexp.equivalence.dropout import NoDropout, silence
@@ -34,6 +36,7 @@ class Golden:
     batches:  what was drawn last, in the arms' dtype where real
     called:   hyperparameters of every group when the optimizer of a user's step was called, by step
     left:     learning rates after a step, by step
+    terms:    how many numbers a gradient is a sum of, by parameter: of biases and the like, one for each row
     """
 
     def __init__(self, workload: Workload, device: torch.device, dtype: torch.dtype, seed: int) -> None:
@@ -61,6 +64,7 @@ class Golden:
         self.rates = Rates(self.program)
         self.called: dict[int, list[Mapping[str, Any]]] = {}
         self.left: dict[int, list[float]] = {}
+        self.terms: dict[str, float] = {}
 
     # --- batches ------------------------------------------------------------------------------------------------
 
@@ -105,7 +109,7 @@ class Golden:
             self.batches[index % len(self.batches)],
         )
         try:
-            with InFloat64(), NoDropout(), self._noting(index):
+            with InFloat64(), NoDropout(), self._noting(index), self._counting():
                 outputs = self.program.step(self.program, batch)
         except torch.OutOfMemoryError:
             raise
@@ -159,6 +163,27 @@ class Golden:
             yield
         finally:
             handle.remove()
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """What goes into `terms`."""
+
+        def count(names: list[str], module: nn.Module, args: object, output: object) -> None:
+            tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+            for name in names:
+                rows = sum(tensor.numel() for tensor in tensors) / module.get_parameter(name.rpartition(".")[2]).numel()
+                self.terms[name] = self.terms.get(name, 0.0) + rows
+
+        self.terms, handles = {}, []
+        for path, module in self.program.model.named_modules() if self.trains else ():
+            own = [(name, p) for name, p in module.named_parameters(path, recurse=False) if p.ndim < 2 and p.numel()]
+            if own:
+                handles.append(module.register_forward_hook(partial(count, [name for name, _ in own])))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def dead(self) -> list[str]:
         """After a draw of ONE_BY_ONE: inputs that the results do not depend on."""

@@ -122,6 +122,45 @@ def test_honest_training_passes_on_every_seed(check, optim, change):
     assert "parameter changes" in verification.headline
 
 
+class InARow(torch.autograd.Function):
+    """A bias for each row, whose gradient is added up as a compiled loop does: in eight sums, row after row."""
+
+    @staticmethod
+    def forward(ctx, bias, rows):
+        return bias.expand(rows, -1).clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        total = torch.zeros(8, gradient.shape[1])
+        for rows in gradient.split(8):
+            total += rows
+        return total.sum(0), None
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.0003])
+def test_a_bias_may_be_summed_up_in_a_row(check, net, factor):
+    """Where all rows say the same, each addition rounds by as much as the sum has become, and in one direction."""
+
+    class Level(net):
+        def loss(self, output, batch):
+            return output.square().mean()
+
+    def model():
+        found = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
+        nn.init.zeros_(found[1].weight)
+        nn.init.constant_(found[1].bias, 3.1)
+        return found
+
+    def change(program: Program) -> Program:
+        (layer,) = linears(program)
+        layer.forward = lambda x: x @ layer.weight.T + InARow.apply(layer.bias, len(x)) * factor
+        return program
+
+    found = check(Level(mode="forward_backward", batch_size=4096, make=model), change, seeds=2)
+    assert found.tensors["grad/1.bias"]["error_ratio"] > 5, "as far from fp64 as the baseline"
+    assert found.ok is (factor == 1.0), found.headline
+
+
 def test_an_optimizer_with_its_state_in_tensors_passes(check):
     verification = check(mlp("train"), on_device)
     assert verification.ok, verification.headline
