@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # in a kernel that can be captured
 
-MORE = 1.25  # times as many kernels as without a graph: not the few of an optimizer that can be captured
+MORE = 1.25  # times as many kernels as without a graph: worth a word
 SMALLER = {  # where a step cannot be captured
     "step": "take it out of the step, leave it outside (strategy.cuda_graph.scope=forward_backward, or model)",
     "forward_backward": "take it out of the step, or leave it outside (strategy.cuda_graph.scope=model)",
@@ -121,7 +121,7 @@ class CudaGraph(Strategy):
         text += f" and {outside:g} outside" if self.scope != "step" else ""
         plain = len(before.kernels) / len(before.steps)
         if inside + outside > MORE * plain:
-            text += f" ({plain:g} without a graph: its code takes another way while it is captured)"
+            text += f" ({plain:g} without a graph: while captured, the model or the optimizer takes another way)"
         return Evidence(True, text)
 
     def recipe(self, notes: Notes) -> str:

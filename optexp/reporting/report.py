@@ -41,7 +41,7 @@ def render(result: Result, command: str = "") -> str:
     return environment.get_template("report.html.j2").render(
         result=result,
         summary=summary,
-        what_now=summary.WHAT_NOW.get(result.verdict, ""),
+        what_now=summary.what_now(result),
         arms=arms,
         breakdowns={arm: parts for arm, parts in breakdowns.items() if parts},
         terms=terms,
@@ -62,7 +62,7 @@ def fragment(result: Result) -> str:
     return (
         templates()
         .get_template("result.html.j2")
-        .render(result=result, summary=summary, what_now=summary.WHAT_NOW.get(result.verdict, ""))
+        .render(result=result, summary=summary, what_now=summary.what_now(result))
     )
 
 

@@ -14,8 +14,10 @@ WHAT_NOW = {
     Verdict.NOT_ENGAGED: "The strategy ran and changed nothing here: try another one, or its options.",
     Verdict.NOT_EQUIVALENT: "No speedup is shown for a result that is wrong. The report has the worst tensor.",
     Verdict.UNVERIFIED: "No speedup is shown for a result that could not be checked.",
-    Verdict.INVALID: "The measurement is not shown: run it again when the machine is quiet.",
+    Verdict.INVALID: "The measurement is not shown.",
 }
+QUIET = " Run it again when the machine is quiet."
+MACHINE = {"slow start", "throttling", "foreign processes", "waiting arm", "cores"}  # watchdogs that bark at one
 PART = "share_"  # how the names of a breakdown's terms begin
 SPEED = ("time/step", "device time/step", "one step alone", "throughput", "energy")  # rows that a verdict is about
 SHORT = ("time/step", "throughput", "peak memory", "kernels/step")
@@ -31,6 +33,12 @@ class Row:
     baseline: str
     candidate: str
     change: str
+
+
+def what_now(result: Result) -> str:
+    """For a reader of a verdict without a measurement; empty where there is one."""
+    machines = any(w["name"] in MACHINE and not w["ok"] for w in result.measurement.get("watchdogs", ()))
+    return WHAT_NOW.get(result.verdict, "") + (QUIET if result.verdict is Verdict.INVALID and machines else "")
 
 
 def rows(result: Result, details: bool = False) -> list[Row]:
@@ -107,9 +115,11 @@ def measured(result: Result) -> str:
     placement = "; ".join(placed[name] for name in ("text", "unbound") if placed.get(name))
     preset = result.measurement.get("preset")
     passed = [name for name, c in controls(result).items() if c["ok"] and c["found"] and c["estimate"]]
-    parts = [f"{preset} preset" if preset else "", placement]
+    shapes = len(result.config.get("workload.shapes") or ())
+    parts = [f"{preset} preset" if preset else "", placement, f"{shapes} shapes in turn" if shapes > 1 else ""]
     days = {f", remembered from {c['since']}" for c in controls(result).values() if c.get("since")}
-    parts += [f"controls passed ({', '.join(passed)}{''.join(days)})"] if passed else []
+    which = "" if len(passed) == len(controls(result)) else "of the controls only these "
+    parts += [f"{which or 'controls '}passed ({', '.join(passed)}{''.join(days)})"] if passed else []
     return ", ".join(text for text in parts if text)
 
 

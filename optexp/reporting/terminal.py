@@ -160,7 +160,7 @@ def body(result: Result) -> list[RenderableType]:
     if result.verdict.measured:
         return [comparison(result), _lines(_facts(result))]
     verified = summary.verified(result) if result.equivalence.get("ok") else ""
-    return [_lines([("verified", verified), *_remarks(result), ("now", summary.WHAT_NOW.get(result.verdict, ""))])]
+    return [_lines([("verified", verified), *_remarks(result), ("now", summary.what_now(result))])]
 
 
 def comparison(result: Result) -> Table:

@@ -339,8 +339,8 @@ def _answer(target: object, method: str, arguments: dict[str, Any]) -> tuple[str
 
 
 def describe(error: BaseException) -> dict[str, str]:
-    """An exception as data, with the part of its traceback that is the user's: from their first frame on, and without
-    the engine's."""
+    """An exception as data, with the part of its traceback that is the user's: from their first frame on, or else from
+    that of the library they gave a model of, and without the engine's."""
     told = traceback.TracebackException.from_exception(error)
     ending = list(told.format_exception_only())
     whole = "".join(told.format())
@@ -349,7 +349,7 @@ def describe(error: BaseException) -> dict[str, str]:
     return {
         "type": type(error).__name__,
         "message": str(error) if type(error).__module__.startswith("optexp.") else message.strip().splitlines()[0],
-        # Where nothing of the user's is left, the whole traceback is more use.
+        # Where our own code raised it, the whole traceback is more use.
         "traceback": "".join(told.format()) if told.stack or isinstance(error, SyntaxError) else whole,
     }
 
@@ -358,9 +358,11 @@ def _keep_theirs(told: traceback.TracebackException | None) -> None:
     """In place; also in the exceptions that led to this one."""
     if told is None:
         return
-    ours = (_PACKAGE, _STRATEGIES, "<frozen importlib")
-    frames = [f for f in told.stack if not f.filename.startswith(ours) and not f.filename.endswith(_CALLS)]
-    first = next((i for i, frame in enumerate(frames) if not frame.filename.startswith(_LIBRARIES)), len(frames))
+    ours = [f.filename.startswith((_PACKAGE, _STRATEGIES, "<frozen importlib")) for f in told.stack]
+    after = len(ours) - 1 - max((i for i, own in enumerate(ours) if own), default=-1)  # frames that are nobody's of us
+    frames = [f for f, own in zip(told.stack, ours, strict=True) if not own and not f.filename.endswith(_CALLS)]
+    theirs = (i for i, frame in enumerate(frames) if not frame.filename.startswith(_LIBRARIES))
+    first = next(theirs, max(0, len(frames) - after))
     told.stack = traceback.StackSummary.from_list(frames[first:])
     _keep_theirs(told.__cause__)
     _keep_theirs(told.__context__)

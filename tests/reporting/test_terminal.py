@@ -54,6 +54,28 @@ def test_without_a_measurement_no_figures_of_time_are_shown(
         assert trace not in text
 
 
+@pytest.mark.parametrize(("watchdog", "helps"), [("slow start", True), ("cores", True), ("work aside", False)])
+def test_a_quiet_machine_is_advised_where_it_would_help(watchdog: str, helps: bool) -> None:
+    barked = {"name": watchdog, "ok": False, "text": "", "fatal": True}
+    result = replace(RESULTS[Verdict.INVALID], measurement={"watchdogs": [barked]})
+    assert summary.what_now(result).endswith("when the machine is quiet.") is helps
+    assert summary.what_now(replace(result, measurement={})) == "The measurement is not shown."
+    assert summary.what_now(RESULTS[Verdict.FASTER]) == ""
+
+
+def test_controls_that_failed_are_not_among_those_that_passed() -> None:
+    control = {"ok": True, "found": True, "estimate": 1.0}
+    result = replace(RESULTS[Verdict.FASTER], measurement={"controls": {"A/A": control, "delay": control}})
+    assert summary.measured(result) == "controls passed (A/A, delay)"
+    result.measurement["controls"]["delay"] = control | {"ok": False}
+    assert summary.measured(result) == "of the controls only these passed (A/A)"
+
+
+def test_shapes_that_take_turns_are_counted() -> None:
+    result = replace(RESULTS[Verdict.FASTER], measurement={}, config={"workload.shapes": [{"B": 16}, {"B": 64}]})
+    assert summary.measured(result) == "2 shapes in turn"
+
+
 def test_unsupported_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(shown(RESULTS[Verdict.UNSUPPORTED], capsys).strip().splitlines()) == 1
 

@@ -309,7 +309,9 @@ def test_evidence_is_a_graph_launch():
     assert not CudaGraph().evidence(plain, plain, {}, {}).engaged
     less = replace(plain, kernels=plain.kernels[:4])
     told = CudaGraph().evidence(less, graph, {}, {}).text
-    assert told.endswith("3 kernels inside (2 without a graph: its code takes another way while it is captured)")
+    assert told.endswith(
+        "3 kernels inside (2 without a graph: while captured, the model or the optimizer takes another way)"
+    )
 
 
 def test_unsupported_is_raised_before_anything_touches_cuda(build):

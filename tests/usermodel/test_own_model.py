@@ -84,6 +84,16 @@ def test_errors_show_the_users_own_traceback_and_only_that(
     assert "importlib" not in told
 
 
+def test_an_error_in_a_librarys_model_shows_the_library_alone(tmp_path: Path) -> None:
+    shape = "workload.inputs=[{shape: [3, 65]}]"
+    result = run(tmp_path, "workload.target=torch.nn:Linear", "workload.args=[64, 64]", shape)
+    assert result.verdict is Verdict.ERROR
+    assert result.error is not None
+    told = str(result.error["traceback"])
+    assert "return F.linear(input, self.weight, self.bias)" in told
+    assert "optexp/" not in told
+
+
 # --- whatever a model is, there is a verdict ---------------------------------------------------------------------
 
 
