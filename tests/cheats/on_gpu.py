@@ -186,7 +186,7 @@ class LeavesWorkBehind(Cheat):
         feed, square = Passing(program.feed), torch.randn(4096, 4096, device=program.device)
 
         def pause() -> None:
-            for _ in range(40):
+            for _ in range(100):
                 square @ square
 
         feed.pause = pause  # type: ignore[method-assign]
