@@ -8,9 +8,9 @@ from functools import partial
 from math import isclose
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from optexp.equivalence import families
 from optexp.equivalence.dropout import NoDropout, silence
@@ -36,7 +36,6 @@ class Golden:
     batches:  what was drawn last, in the arms' dtype where real
     called:   hyperparameters of every group when the optimizer of a user's step was called, by step
     left:     learning rates after a step, by step
-    terms:    how many numbers a gradient is a sum of, by parameter: of biases and the like, one for each row
     """
 
     def __init__(self, workload: Workload, device: torch.device, dtype: torch.dtype, seed: int) -> None:
@@ -64,7 +63,6 @@ class Golden:
         self.rates = Rates(self.program)
         self.called: dict[int, list[Mapping[str, Any]]] = {}
         self.left: dict[int, list[float]] = {}
-        self.terms: dict[str, float] = {}
 
     # --- batches ------------------------------------------------------------------------------------------------
 
@@ -99,7 +97,8 @@ class Golden:
     # --- what fp64 gets -----------------------------------------------------------------------------------------
 
     def step(self, index: int, state: Mapping[str, Tensor]) -> Observation:
-        """out/, grad/ and buffer/ of a step from `state`; kept for the initial one, which all arms share."""
+        """out/, grad/ and buffer/ of a step from `state`, and of gradients of biases on a CPU in_a_row/: what somebody
+        gets who adds up one row after the other in float32. Kept for the initial state, which all arms share."""
         shared = state is self.initial
         if shared and index in self.known:
             return self.known[index]
@@ -109,7 +108,7 @@ class Golden:
             self.batches[index % len(self.batches)],
         )
         try:
-            with InFloat64(), NoDropout(), self._noting(index), self._counting():
+            with InFloat64(), NoDropout(), self._noting(index), self._adding_up() as in_a_row:
                 outputs = self.program.step(self.program, batch)
         except torch.OutOfMemoryError:
             raise
@@ -121,7 +120,7 @@ class Golden:
             if tensor.is_floating_point() and tensor.dtype is not torch.float64:
                 raise NoReference(f"the model computes {name[4:]} in {name_of(tensor.dtype)} even in float64")
         if self.trains:
-            golden |= {name: tensor.clone() for name, tensor in gradients(self.program).items()}
+            golden |= {name: tensor.clone() for name, tensor in gradients(self.program).items()} | in_a_row
         golden |= {f"buffer/{name}": b.detach().clone() for name, b in self.program.model.named_buffers()}
         if self.program.optimizer is not None:
             self.left[index] = [float(group["lr"]) for group in self.program.optimizer.param_groups]
@@ -165,22 +164,28 @@ class Golden:
             handle.remove()
 
     @contextmanager
-    def _counting(self) -> Iterator[None]:
-        """What goes into `terms`."""
+    def _adding_up(self) -> Iterator[dict[str, Tensor]]:
+        found: dict[str, Tensor] = {}
+        handles = []
 
-        def count(names: list[str], module: nn.Module, args: object, output: object) -> None:
-            tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-            for name in names:
-                rows = sum(tensor.numel() for tensor in tensors) / module.get_parameter(name.rpartition(".")[2]).numel()
-                self.terms[name] = self.terms.get(name, 0.0) + rows
+        def hook(name: str, size: int, module: nn.Module, args: object, output: object) -> None:
+            if isinstance(output, Tensor) and output.requires_grad and size in output.shape[1:]:
+                at = 1 if output.shape[1] == size else output.ndim - 1  # channels of images come first
+                output.register_hook(partial(add, name, at))
 
-        self.terms, handles = {}, []
-        for path, module in self.program.model.named_modules() if self.trains else ():
-            own = [(name, p) for name, p in module.named_parameters(path, recurse=False) if p.ndim < 2 and p.numel()]
-            if own:
-                handles.append(module.register_forward_hook(partial(count, [name for name, _ in own])))
+        def add(name: str, at: int, gradient: Tensor) -> None:
+            rows = gradient.movedim(at, -1).flatten(0, -2).to(torch.float32)
+            total = torch.from_numpy(np.add.reduce(rows.contiguous().numpy(), axis=0))  # along rows it has no tree
+            found[name] = found.get(name, 0.0) + total.to(torch.float64)
+
+        on_cpu = self.trains and self.device.type == "cpu" == self.drawn_on.type
+        for path, module in self.program.model.named_modules() if on_cpu else ():
+            bias = getattr(module, "bias", None)
+            if isinstance(bias, nn.Parameter) and bias.ndim == 1 and not isinstance(module, torch.jit.ScriptModule):
+                name = f"in_a_row/{path}.bias" if path else "in_a_row/bias"
+                handles.append(module.register_forward_hook(partial(hook, name, bias.numel())))
         try:
-            yield
+            yield found
         finally:
             for handle in handles:
                 handle.remove()

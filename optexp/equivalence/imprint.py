@@ -18,7 +18,7 @@ from optexp.program import Outputs, Program, gradients
 MOST = 8  # repetitions, where the first ones differ from what was timed
 FACTOR = 10.0  # how much farther from a repetition than those from each other: of hundreds of tensors one is lucky
 FLOOR = 2.0**-20  # of a tensor's RMS: a last bit that rarely differs
-DISTURBED = 4  # repetitions from parameters with a little noise, for an arm that does not repeat itself
+DISTURBED = 4  # runs of the baseline from parameters with a little noise, where a candidate does not repeat itself
 STRAY = 3.0  # how much farther from a repetition than those
 PARTS = ("out/", "grad/", "buffer/", "after/")  # of an observation
 
@@ -39,14 +39,15 @@ def imprint(tensors: Mapping[str, Tensor]) -> Imprint:
     return {name: _numbers(tensor.detach()) for name, tensor in tensors.items() if name.startswith(PARTS)}
 
 
-def astray(timed: Imprint, again: Sequence[Imprint], disturbed: Sequence[Imprint] = ()) -> dict[str, str]:
+def astray(timed: Imprint, again: Sequence[Imprint], moved: Sequence[Imprint] = ()) -> dict[str, str]:
     """By name, what is farther from the first repetition than the others explain, in words.
 
-    disturbed: repetitions from parameters with a little noise. What rounds at random flips a ReLU now and then, and all
-               repetitions may have flipped another: without them, of LeNet-5 disturbed in the last bit 9 of 100 honest
-               blocks of 11 training steps were astray, with them none of 300 (and none of blocks of 60 and 150)
+    moved: what the baseline leaves after the same steps, and after them from parameters with a little noise (what a
+           candidate leaves there is whatever it likes). What rounds at random flips a ReLU now and then, and all
+           repetitions may have flipped another: without these, of LeNet-5 disturbed in the last bit 9 of 100 honest
+           blocks of 11 training steps were astray, with them none of 300 (and none of blocks of 60 and 150)
     """
-    first, *others = again
+    first = again[0]
     found = {}
     for name in sorted(timed.keys() | first.keys()):
         if name not in timed or name not in first:
@@ -55,13 +56,16 @@ def astray(timed: Imprint, again: Sequence[Imprint], disturbed: Sequence[Imprint
             continue
         for what, at in (("mean", 0), ("RMS", 1)):
             here, there = timed[name][at], first[name][at]
-            spread, wider = (
-                max((abs(run[name][at] - there) for run in runs if name in run), default=0.0)
-                for runs in (others, disturbed)
-            )
-            if abs(here - there) > max(FACTOR * spread + FLOOR * first[name][1], STRAY * wider):
+            allowed = max(FACTOR * _spread(again, name, at) + FLOOR * first[name][1], STRAY * _spread(moved, name, at))
+            if abs(here - there) > allowed:
                 found[name] = f"its {what} is {here:.6g}, and {there:.6g} where the same steps are repeated"
     return found
+
+
+def _spread(runs: Sequence[Imprint], name: str, at: int) -> float:
+    """How far runs are from the first of them."""
+    numbers = [run[name][at] for run in runs if name in run]
+    return max((abs(number - numbers[0]) for number in numbers), default=0.0)
 
 
 def _numbers(tensor: Tensor) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import hypot, inf, sqrt
+from math import hypot, inf
 from typing import Any, TypeVar
 
 import torch
@@ -51,7 +51,7 @@ from optexp.workload import Workload
 
 SUBJECTS = 4  # tensors of a kind that mutants are made of, the largest ones
 POWERLESS = 0.1  # a baseline this far from fp64 (in units of s) leaves the gates nothing to see
-IN_A_ROW = 2.0  # √n·u that a sum of n numbers may be off by
+LONG = 1e-3  # of a sum's size: more than its own rounding
 ROUNDINGS = 1000.0  # of a result, that gradients may be off by where they cancel
 UNMASKED = " (unmasked)"  # a result without the numbers that fill its mask (see `filled`)
 
@@ -64,6 +64,7 @@ class Quantity:
 
     spread: variance of what the reference is a mean of: a mean that cancels is known no better than its terms
     stored: what holds the value, where how finely it can do that matters
+    in_a_row: the reference as a sum in float32, where that may be how it is added up (see `Golden.step`)
     """
 
     name: str
@@ -72,6 +73,7 @@ class Quantity:
     limits: Limits
     spread: Tensor | None = None
     stored: Tensor | None = None
+    in_a_row: Tensor | None = None
 
     @cached_property
     def scale(self) -> float:
@@ -268,12 +270,12 @@ class Judge:
                 self._allow(step, change.name, moved_by * change.scale, moved_by)
 
     def _allow_long_sums(self, step: int, quantity: Quantity) -> None:
-        """Of a bias's gradient. The baseline may add up in a tree and a compiler in a row, which rounds each time by as
-        much as the sum has become: of 1024 equal terms by 20 to 80 u where the tree is off by one."""
-        if terms := self.fp64.terms.get(quantity.name.removeprefix("grad/"), 0.0):
-            unit = min(self.row.unit, TOLERANCES["float32"].unit)  # nobody sums up in less
-            rms = IN_A_ROW * unit * sqrt(terms) * quantity.scale
-            self._allow(step, quantity.name, rms, 2 * rms)
+        """The baseline adds up in a tree, a compiled loop in a row, which rounds each time by as much as the sum has
+        become: of 1024 equal terms by 20 to 80 u where the tree is off by one."""
+        if quantity.in_a_row is not None:
+            found = error(quantity.in_a_row, quantity.reference, quantity.scale)
+            if found.rms < LONG * quantity.scale:  # else it is the gradient of something else
+                self._allow(step, quantity.name, found.rms, found.peak)
 
     def _allow(self, step: int, quantity: str, rms: float, peak: float) -> None:
         key = (step, quantity)
@@ -394,7 +396,8 @@ class Judge:
                 value, comparable = seen[name], forward and reference.is_floating_point()
                 if comparable and largest(reference) > (most := torch.finfo(value.dtype).max):
                     reference = reference.clamp(-most, most)  # the least float64 where the arms have their own
-                yield Quantity(name, value, reference, limits, spread, value if small else None)
+                in_a_row = golden.get(name.replace("grad/", "in_a_row/", 1)) if gradient else None
+                yield Quantity(name, value, reference, limits, spread, value if small else None, in_a_row)
                 if comparable and not small and (fill := filled(reference, value.dtype)):
                     masked = ~(reference.abs() < fill)
                     value, reference = value.masked_fill(masked, 0), reference.masked_fill(masked, 0)

@@ -68,9 +68,9 @@ def disturbed(model: nn.Module, seed: int | None) -> Iterator[None]:
     Compiled and captured programs meet it too, which hooks of modules do not.
     """
     kept = [] if seed is None else [(p, p.detach().clone()) for p in model.parameters()]
-    if seed is not None:
-        move(model, seed, lambda name: _AMPLITUDE[name] * TOLERANCES[name].unit)
     try:
+        if seed is not None:
+            move(model, seed, lambda name: _AMPLITUDE[name] * TOLERANCES[name].unit)
         yield
     finally:
         with torch.no_grad():
@@ -84,8 +84,9 @@ def move(model: nn.Module, seed: int, far: Callable[[str], float]) -> None:
     for index, parameter in enumerate(model.parameters()):
         if (name := name_of(parameter.dtype)) in _AMPLITUDE:
             generator = torch.Generator(parameter.device).manual_seed(1000 * seed + index)
-            signs = torch.randint(2, parameter.shape, generator=generator, device=parameter.device) * 2 - 1
-            parameter.add_(parameter * signs, alpha=far(name))
+            signs = torch.empty(parameter.shape, dtype=torch.int8, device=parameter.device)
+            signs.random_(0, 2, generator=generator).mul_(2).sub_(1)
+            parameter.addcmul_(parameter, signs, value=far(name))
 
 
 def _arithmetic(module: nn.Module, output: Tensor) -> str:

@@ -30,7 +30,7 @@ def recheck(
     ends = candidate.call("timed_steps")
     if not ends:
         return [], {"steps": 0, "note": "no block was kept"}
-    messages, repetitions = repeated(candidate, ends)
+    messages, repetitions = repeated(yardstick, candidate, ends)
     steps = ends[0]
     facts: dict[str, Any] = {"steps": steps, "ends": ends, "repetitions": repetitions}
     if random:
@@ -46,12 +46,12 @@ def recheck(
     return messages, {**facts, "ok": all(message["ok"] for message in messages)}
 
 
-def repeated(candidate: Arm, ends: Sequence[int]) -> tuple[list[Message], int]:
+def repeated(yardstick: Arm, candidate: Arm, ends: Sequence[int]) -> tuple[list[Message], int]:
     """What timed steps left and repetitions of the same steps do not, and how many there were of these.
 
     ends: after how many steps each kept block ended
     """
-    made = dict[int, list[imprint.Imprint]]()
+    made, moved = dict[int, list[imprint.Imprint]](), dict[int, list[imprint.Imprint]]()
     astray: Mapping[str, str] = {}
     for index, steps in enumerate(ends):
         timed, again = candidate.call("timed", index=index), made.setdefault(steps, [])
@@ -60,9 +60,10 @@ def repeated(candidate: Arm, ends: Sequence[int]) -> tuple[list[Message], int]:
             again.append(candidate.call("repeated", steps=steps))
             astray = imprint.astray(timed, again)
         if astray and any(other != again[0] for other in again):
-            noise = range(1, imprint.DISTURBED + 1)
-            disturbed = [candidate.call("repeated", steps=steps, noise=seed) for seed in noise]
-            astray = imprint.astray(timed, again, disturbed)
+            if steps not in moved:
+                noise = range(imprint.DISTURBED + 1)  # the first without any
+                moved[steps] = [yardstick.call("repeated", steps=steps, noise=seed or None) for seed in noise]
+            astray = imprint.astray(timed, again, moved[steps])
         if astray:
             break
     gate = {"gate": "REPEATED", "failed": ("REPEATED",)}

@@ -723,6 +723,45 @@ class NeverTheSameTwice(LearnsNothingWhenTimed):
         return super().change(program)
 
 
+class WildWhereItIsDisturbed(ForgetsGradientsWhenTimed):
+    """Rounds at random, to be repeated from noisy parameters, and does there whatever makes its timed steps look near."""
+
+    def change(self, program: Program) -> Program:
+        self.noise = torch.Generator()
+        self.noise.seed()
+        self.start = [parameter.detach().clone() for parameter in program.model.parameters()]
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        outputs = super().step(honest, program, batch)
+        parameters = list(program.model.parameters())
+        wild = not all(map(torch.equal, parameters, self.start))
+        for gradient in () if timed() else [p.grad for p in parameters if p.grad is not None]:
+            signs = torch.randint(3, gradient.shape, generator=self.noise) - 1
+            gradient.add_(gradient * signs, alpha=2.0**-23).mul_(100.0 if wild else 1.0)
+        return outputs
+
+
+class BiasWithoutTail(Cheat):
+    """A few rows of very many are never added up."""
+
+    ROWS = 24
+
+    def change(self, program: Program) -> Program:
+        return replace(program, forward=partial(Shifted.apply, program.model.bias, self.ROWS))
+
+
+class Shifted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, bias: Tensor, left_out: int, x: Tensor) -> Tensor:
+        ctx.left_out = left_out
+        return x.exp() + bias
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient[: -ctx.left_out].sum(0), None, None
+
+
 class DropsOnlyWhenWatched(WorksOnlyWhenWatched):
     """Where no other arm can tell what a random step should have given."""
 

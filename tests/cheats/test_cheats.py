@@ -61,6 +61,8 @@ def own(model: str) -> list[str]:
     return ["workload=module", target, "workload.inputs=[{shape: [16, 64]}]"]
 
 
+ROWS = ["workload=module", "workload.target=tests.cheats.models:Shift", "workload.inputs=[{shape: [262144, 8]}]"]
+ROWS += ["workload.mode=forward_backward"]
 WRONG, UNTRUSTED, NOTHING = Verdict.NOT_EQUIVALENT, Verdict.INVALID, Verdict.NOT_ENGAGED
 # What each is tried on, what it must end in, and what the sentence must say.
 CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
@@ -119,6 +121,8 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "FallsBack": (GELU, NOTHING, "none"),
     "RightOnlyAtThisSize": ([*GELU, *FAMILIES], WRONG, "at size=1031"),
     "ForgetsGradientsWhenTimed": ([*MLP, "workload.mode=forward_backward"], WRONG, "timed block: grad/"),
+    "WildWhereItIsDisturbed": ([*MLP, "workload.mode=forward_backward"], WRONG, "timed block: grad/"),
+    "BiasWithoutTail": (ROWS, WRONG, "grad/bias"),
     "LearnsNothingWhenTimed": (LEARN, WRONG, "timed block"),
     "NeverTheSameTwice": (LEARN, WRONG, "timed block"),
     "DropsOnlyWhenWatched": (DROP, WRONG, "timed block"),
@@ -145,7 +149,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "RefusesWhatItCannot": ([*NORM, *FAMILIES], WRONG, "the candidate raises NoReference"),
 }
 
-HELP = {"Lazy", "Unmasked", "Zeros", "Deferred", "Passing", "Completing", "NoReference"}
+HELP = {"Shifted", "Lazy", "Unmasked", "Zeros", "Deferred", "Passing", "Completing", "NoReference"}
 
 HONEST: list[tuple[list[str], str]] = [
     *(([*MLP, f"workload.mode={mode}"], "") for mode in ("forward", "forward_backward", "train")),
@@ -205,6 +209,7 @@ HONEST: list[tuple[list[str], str]] = [
     (["workload=linear_gelu", "workload.rows=64", "workload.features=32", "workload.out=32"], "amp"),
     ([*LEARN, "workload.optim=sgd"], ""),
     ([*INFER, "workload.batch_size=1"], "inference_mode"),
+    ([*own("Halved"), "workload.mode=forward_backward"], ""),
     *((own(model), stack) for model in ("Masked", "Scored", "Clamped") for stack in ("inference_mode", "amp")),
     (SHAPES, ""),
     (SHAPES, "inference_mode"),
