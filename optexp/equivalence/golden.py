@@ -98,7 +98,8 @@ class Golden:
 
     def step(self, index: int, state: Mapping[str, Tensor]) -> Observation:
         """out/, grad/ and buffer/ of a step from `state`, and of gradients of biases on a CPU in_a_row/: what somebody
-        gets who adds up one row after the other in float32. Kept for the initial state, which all arms share."""
+        gets who adds up one row after the other in float32, from the first and from the last. Kept for the initial
+        state, which all arms share."""
         shared = state is self.initial
         if shared and index in self.known:
             return self.known[index]
@@ -169,14 +170,15 @@ class Golden:
         handles = []
 
         def hook(name: str, size: int, module: nn.Module, args: object, output: object) -> None:
-            if isinstance(output, Tensor) and output.requires_grad and size in output.shape[1:]:
-                at = 1 if output.shape[1] == size else output.ndim - 1  # channels of images come first
-                output.register_hook(partial(add, name, at))
+            if isinstance(output, Tensor) and output.requires_grad and output.dtype is torch.float64:
+                at = 1 if output.shape[1:2] == (size,) else output.ndim - 1  # channels of images come first
+                if output.ndim > 1 and output.shape[at] == size:
+                    output.register_hook(partial(add, name, at))
 
         def add(name: str, at: int, gradient: Tensor) -> None:
-            rows = gradient.movedim(at, -1).flatten(0, -2).to(torch.float32)
-            total = torch.from_numpy(np.add.reduce(rows.contiguous().numpy(), axis=0))  # along rows it has no tree
-            found[name] = found.get(name, 0.0) + total.to(torch.float64)
+            rows = gradient.movedim(at, -1).flatten(0, -2).to(torch.float32).contiguous().numpy()
+            totals = np.stack([np.add.reduce(order, axis=0) for order in (rows, rows[::-1])])  # along rows: no tree
+            found[name] = found.get(name, 0.0) + torch.from_numpy(totals).to(torch.float64)
 
         on_cpu = self.trains and self.device.type == "cpu" == self.drawn_on.type
         for path, module in self.program.model.named_modules() if on_cpu else ():

@@ -64,7 +64,7 @@ class Quantity:
 
     spread: variance of what the reference is a mean of: a mean that cancels is known no better than its terms
     stored: what holds the value, where how finely it can do that matters
-    in_a_row: the reference as a sum in float32, where that may be how it is added up (see `Golden.step`)
+    in_a_row: the reference as sums in float32, where it may be added up so (see `Golden.step`)
     """
 
     name: str
@@ -272,8 +272,8 @@ class Judge:
     def _allow_long_sums(self, step: int, quantity: Quantity) -> None:
         """The baseline adds up in a tree, a compiled loop in a row, which rounds each time by as much as the sum has
         become: of 1024 equal terms by 20 to 80 u where the tree is off by one."""
-        if quantity.in_a_row is not None:
-            found = error(quantity.in_a_row, quantity.reference, quantity.scale)
+        for added in quantity.in_a_row if quantity.in_a_row is not None else ():
+            found = error(added, quantity.reference, quantity.scale)
             if found.rms < LONG * quantity.scale:  # else it is the gradient of something else
                 self._allow(step, quantity.name, found.rms, found.peak)
 

@@ -724,7 +724,7 @@ class NeverTheSameTwice(LearnsNothingWhenTimed):
 
 
 class WildWhereItIsDisturbed(ForgetsGradientsWhenTimed):
-    """Rounds at random, to be repeated from noisy parameters, and does there whatever makes its timed steps look near."""
+    """Rounds at random, to be repeated from noisy parameters, and is so wild there that any timed step looks near."""
 
     def change(self, program: Program) -> Program:
         self.noise = torch.Generator()
