@@ -59,7 +59,7 @@ SEEDS = "verify=only measurement.verification_seeds=20"
 GROUPS: dict[str, list[Job]] = {
     "studies": [
         job("smoke", 60, "workload=mlp strategy=cuda_graph measurement=quick"),
-        job("bert_train", 150, f"-m workload=bert workload.mode=train strategy=fusion,cuda_graph {QUICK}"),
+        job("bert_train", 400, f"-m workload=bert workload.mode=train strategy=fusion,cuda_graph {QUICK}"),
         job("overlap", 200, "experiments=overlap_chunks study.step=streams"),
         job("chunks", 150, "experiments=overlap_chunks study.step=pageable,pinned"),
         job("training_loop", 300, "experiments=training_loop"),
@@ -82,7 +82,7 @@ GROUPS: dict[str, list[Job]] = {
     "tests": [
         gpu_tests("tests_core", 150, "tests " + " ".join(f"--ignore={path}" for path in APART)),
         gpu_tests("tests_measure", 150, " ".join(MEASURE), processes=0),
-        gpu_tests("tests_cheats", 300, "tests/cheats"),
+        gpu_tests("tests_cheats", 300, "tests/cheats", processes=4),
         gpu_tests("tests_strategies", 200, "tests/strategies"),
         gpu_tests("tests_kernels", 300, "tests/kernels"),
         gpu_tests("tests_slow", 300, f"tests --ignore={GAINS}", processes=4, slow=True),
