@@ -16,7 +16,7 @@ import torch
 from scipy.special import stdtr
 from torch import Tensor
 
-from optexp.equivalence.gates import Finding, chunks, identical
+from optexp.equivalence.gates import Finding, error, identical, rms, structure
 from optexp.program import Batch, Program, Snapshot, gradients
 
 SEEDS = 64
@@ -146,9 +146,8 @@ def _apart(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[st
         a, b = first[name], second[name]
         if identical(a, b):
             found[name] = 0.0
-        elif a.shape == b.shape and a.dtype == b.dtype and a.is_floating_point():
-            square = sum(float((x.double() - y.double()).square().sum()) for _, (x, y) in chunks(a, b))
-            found[name] = sqrt(square / a.numel()) if isfinite(square) else inf
+        elif a.is_floating_point() and structure(a, b) is None:
+            found[name] = error(a, b, scale=0.0).rms
     return found
 
 
@@ -159,13 +158,9 @@ def _differ(apart: Mapping[str, float], noise: Mapping[str, float]) -> bool:
 
 def _repeat(first: Mapping[str, Tensor], noise: Mapping[str, float], unit: float) -> bool:
     """Not by more than what rounding becomes on the way (see `compare`)."""
-    sizes = {name: _rms(tensor) for name, tensor in first.items() if tensor.is_floating_point()}
+    sizes = {name: rms(tensor) for name, tensor in first.items() if tensor.is_floating_point()}
     floor = unit * max((size for name, size in sizes.items() if name.startswith("grad/")), default=0.0)
     return all(apart <= max(sqrt(unit) / 4 * sizes.get(name, 0.0), floor) for name, apart in noise.items())
-
-
-def _rms(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) / sqrt(max(tensor.numel(), 1))
 
 
 def _from_median(values: Sequence[float]) -> list[float]:

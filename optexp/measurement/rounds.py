@@ -78,7 +78,8 @@ def measure(
                 look_at_load(session, arms, found)
                 found.floor_s = floor(session, arms["baseline"])
                 if not impossible(samples).ok:  # the ceilings may be of a day when others used the card
-                    session.result.profile["calibration"] = arms["baseline"].call("calibrate", anew=True)
+                    ceilings = arms["baseline"].call("calibrate", anew=True, keep=not found.foreign)
+                    session.result.profile["calibration"] = ceilings
                     found.floor_s = floor(session, arms["baseline"])
                 session.result.measurement["differences"] = differences(arms)
                 finally_(arms, samples)

@@ -358,12 +358,12 @@ def _keep_theirs(told: traceback.TracebackException | None) -> None:
     """In place; also in the exceptions that led to this one."""
     if told is None:
         return
-    ours = [f.filename.startswith((_PACKAGE, _STRATEGIES, "<frozen importlib")) for f in told.stack]
-    after = len(ours) - 1 - max((i for i, own in enumerate(ours) if own), default=-1)  # frames that are nobody's of us
-    frames = [f for f, own in zip(told.stack, ours, strict=True) if not own and not f.filename.endswith(_CALLS)]
-    theirs = (i for i, frame in enumerate(frames) if not frame.filename.startswith(_LIBRARIES))
-    first = next(theirs, max(0, len(frames) - after))
-    told.stack = traceback.StackSummary.from_list(frames[first:])
+    ours = (_PACKAGE, _STRATEGIES, "<frozen importlib")
+    last = max((i for i, frame in enumerate(told.stack) if frame.filename.startswith(ours)), default=-1)
+    theirs = (i for i, frame in enumerate(told.stack) if not frame.filename.startswith((*ours, *_LIBRARIES)))
+    kept = told.stack[next(theirs, last + 1) :]
+    frames = [f for f in kept if not f.filename.startswith(ours) and not f.filename.endswith(_CALLS)]
+    told.stack = traceback.StackSummary.from_list(frames)
     _keep_theirs(told.__cause__)
     _keep_theirs(told.__context__)
 
