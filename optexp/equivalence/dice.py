@@ -22,7 +22,6 @@ from optexp.program import Batch, Program, Snapshot, gradients
 SEEDS = 64
 ALARM = 1e-3  # how often honest arms may differ by luck, over all tests of a comparison together
 
-CLEARLY = 10.0  # times as far apart as rounding takes two runs with the same seed
 SIGNED = 4  # sums under signs
 PLACES = 2**14  # elements that they are of
 
@@ -76,9 +75,11 @@ def throw(program: Program, batch: Batch, start: Snapshot, unit: float, seeds: i
             if tensor.is_floating_point() and tensor.numel():
                 moments.setdefault(name, []).append(_moments(tensor))
     first = {name: tensor.clone() for name, tensor in once(0).items()}
-    noise = _apart(first, once(0))
-    repeat = _repeat(first, noise, unit)
-    go_on, differ = (_differ(_apart(first, once(seed)), noise if repeat else {}) for seed in (None, 1))
+    noise, rounding = _apart(first, once(0)), _rounding(first, unit)
+    repeat = not _differ(noise, rounding)
+    # What repeats its bits differs by any bit; what rounds at random, by more than that.
+    least = rounding if repeat and any(noise.values()) else {}
+    go_on, differ = (_differ(_apart(first, once(seed)), least) for seed in (None, 1))
     return Throws(moments, repeat, differ, go_on)
 
 
@@ -151,16 +152,15 @@ def _apart(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[st
     return found
 
 
-def _differ(apart: Mapping[str, float], noise: Mapping[str, float]) -> bool:
-    """More than what rounds at random does."""
-    return any(distance > CLEARLY * noise.get(name, 0.0) for name, distance in apart.items())
+def _differ(apart: Mapping[str, float], least: Mapping[str, float]) -> bool:
+    return any(distance > least.get(name, 0.0) for name, distance in apart.items())
 
 
-def _repeat(first: Mapping[str, Tensor], noise: Mapping[str, float], unit: float) -> bool:
-    """Not by more than what rounding becomes on the way (see `compare`)."""
-    sizes = {name: rms(tensor) for name, tensor in first.items() if tensor.is_floating_point()}
-    floor = unit * max((size for name, size in sizes.items() if name.startswith("grad/")), default=0.0)
-    return all(apart <= max(sqrt(unit) / 4 * sizes.get(name, 0.0), floor) for name, apart in noise.items())
+def _rounding(found: Mapping[str, Tensor], unit: float) -> dict[str, float]:
+    """What it becomes on the way, at most (see `compare`)."""
+    sizes = {name: rms(tensor) for name, tensor in found.items() if tensor.is_floating_point()}
+    most = max((size for name, size in sizes.items() if name.startswith("grad/")), default=0.0)
+    return {name: max(sqrt(unit) / 4 * size, unit * most * name.startswith("grad/")) for name, size in sizes.items()}
 
 
 def _from_median(values: Sequence[float]) -> list[float]:
