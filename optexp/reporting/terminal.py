@@ -248,30 +248,35 @@ def _bars(metrics: dict[str, float]) -> Table:
 # --- a sweep ---------------------------------------------------------------------------------------------------
 
 
-def sweep_table(results: Sequence[Result]) -> Table:
-    """One line for each result, in the order given (`summary.ranked`); those without a speedup say why."""
-    names = ["verdict", "at least>", "estimate>", "time/step>", "peak memory>", "workload", "strategy", "reason"]
+def sweep_table(results: Sequence[Result]) -> RenderableType:
+    """One line for each result, in the order given (`summary.ranked`), and what to know beside it under its number.
+
+    What was only profiled says at once where its time goes: that is all there is to know.
+    """
+    names = ["verdict", "at least>", "estimate>", "time/step>", "peak memory>", "workload", "strategy", "note"]
     profiled = all(result.verdict is Verdict.PROFILED for result in results)
     left_out = {"at least>", "estimate>", "strategy"} if profiled else set()
     table = _table(*(name for name in names if name not in left_out))
-    for column in table.columns:
-        if column.header in ("workload", "strategy"):
-            column.no_wrap = True  # a narrow screen takes its toll on the reasons
+    numbers: dict[str, str] = {}  # of the reasons, which many jobs may share
     for result, title in zip(results, summary.titles(results), strict=True):
-        speedup, arm = result.speedup, summary.shown(result)
+        speedup, arm, reason = result.speedup, summary.shown(result), summary.reason(result)
         measured = speedup is not None or result.verdict is Verdict.PROFILED
+        number = numbers.setdefault(reason, str(len(numbers) + 1)) if reason else ""
         cells: list[Text | str] = [
-            Text(result.verdict, style=colour(result.verdict)),
+            Text(result.verdict, style=colour(result.verdict), no_wrap=True),
             f"{at_least(speedup.low)}×" if speedup else "",
             ratio(speedup.estimate) if speedup else "",
             summary.microseconds(arm.step_us) if measured and arm.step_us else "",
             summary.mebibytes(arm.peak_mib) if measured and arm.peak_mib else "",
             Text(title),
             Text(result.label),  # brackets are no markup
-            Text(summary.reason(result), style="dim"),
+            Text(reason if profiled else number, style="dim"),
         ]
         table.add_row(*(cell for name, cell in zip(names, cells, strict=True) if name not in left_out))
-    return table
+    for column in table.columns:
+        column.no_wrap = column.header not in ("workload", "strategy", "note")  # what gives way on a narrow screen
+    notes = [] if profiled else [(number.rjust(7), text) for text, number in numbers.items()]
+    return Group(*_spaced([table, _lines(notes)]))
 
 
 def study_table(question: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
