@@ -21,6 +21,7 @@ from optexp.kernel import (
     lowered,
     needs_gradient,
     operation,
+    pays,
     runs_on,
 )
 from optexp.kernelkit.products import TILINGS, Tiling, place, product, takes
@@ -146,11 +147,17 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None, approxima
     """
     check_linear("linear_gelu", x, weight, bias)
     check_form("linear_gelu", approximate)
-    if not runs_on(x.device):
+    if not runs_on(x.device) or not worthwhile(x, weight, bias, approximate):
         return reference(x, weight, bias, approximate)
     args = lowered(x, weight, bias)
     y: Tensor = _linear_gelu(*args, approximate, needs_gradient(args))[0]
     return y
+
+
+def worthwhile(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> bool:
+    """Whether it can pay. Of few elements launches are all that counts, and only cuBLASLt's epilogue has one less."""
+    learns = needs_gradient((x, weight, bias))
+    return pays(x, 2 * len(weight) / max(x.shape[-1], 1)) or (approximate == "tanh" and not learns)
 
 
 def check_linear(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -220,6 +227,7 @@ KERNEL = Kernel(
     patterns=[
         lambda x, weight, bias, approximate: F.gelu(F.linear(x, weight, bias), approximate=approximate),
     ],
+    worthwhile=worthwhile,
     floor=lambda x, weight, bias, approximate: F.linear(x, weight, bias),
     rival=lambda x, weight, bias, approximate: torch._addmm_activation(bias, x, weight.T, use_gelu=True),
 )

@@ -212,7 +212,7 @@ def runs_on(device: torch.device) -> bool:
 SMALL = 2**20  # elements; below, a call costs what its launch costs, and torch's own launch is the cheapest
 
 
-def pays(x: Tensor, operations: int = 1) -> bool:
+def pays(x: Tensor, operations: float = 1) -> bool:
     """Whether to take our kernel for what torch does in so many: a launch of ours takes as long as three of torch's."""
     if not x.is_cuda or torch.compiler.is_compiling():
         return runs_on(x.device)

@@ -29,7 +29,8 @@ class Streams(Strategy):
     """mode:     branches: parts of the model that need nothing of each other, found in its graph; chunks: pieces of a
               batch in host memory, copied in, computed on and copied out at the same time; split: pieces of a batch on
               the device, one for each stream; auto: chunks where the step copies its batch itself, else branches
-    streams:  at most so many; None is 4 for branches, 3 for chunks (in, compute, out), 2 for split
+    streams:  at most so many; None is 4 for branches, 6 for chunks (two come in, two are computed on, two go out: three
+              leave no time for a copy that takes longer than the work on a chunk), 2 for split
     chunks:   of mode=chunks; None makes them 8 MiB large, and at least as many as the step has
     """
 
@@ -79,7 +80,7 @@ class Streams(Strategy):
             return program, {"mode": mode, **self.branch(program)}
         batch = program.feed.next()
         results = require_rows(program, batch)
-        lanes, chunks = Lanes(program.device, self.streams or (2 if mode == "split" else 3)), 0
+        lanes, chunks = Lanes(program.device, self.streams or (2 if mode == "split" else 6)), 0
         step: Split | Overlapped = Split(lanes)
         if mode == "chunks":
             chunks = self.chunks or fitting_chunks(program, batch)

@@ -239,7 +239,7 @@ def test_a_split_batch_and_chunks_are_put_together_again(streams, build):
     assert (notes["streams"], type(split_up.step)) == (3, Split)
     torch.testing.assert_close(split_up.step(split_up, program.feed.batches[0])["output"], expected)
     chunked, notes = Streams(chunks=4).apply(program)
-    assert (notes["streams"], notes["chunks"], type(chunked.step)) == (3, 4, Overlapped)
+    assert (notes["streams"], notes["chunks"], type(chunked.step)) == (6, 4, Overlapped)
     stays = replace(chunked.step, home=False)
     streams.log.clear()
     torch.testing.assert_close(stays(program, program.feed.batches[0])["output"], expected)

@@ -183,3 +183,11 @@ def test_what_is_too_small_for_a_launch_of_ours_stays_torchs() -> None:
     ):
         assert not kernels()[name].worthwhile(small, *args)
         assert kernels()[name].worthwhile(large, *args)
+    with FakeTensorMode():
+        weight = torch.empty(1024, 1024, device="cuda")
+        learned = torch.empty(1024, 1024, device="cuda", requires_grad=True)
+    linear_gelu = kernels()["linear_gelu"].worthwhile
+    assert not linear_gelu(small, weight, None, "none")
+    assert linear_gelu(small, weight, None, "tanh")  # by the library's epilogue, which keeps nothing for backward
+    assert not linear_gelu(small, learned, None, "tanh")
+    assert linear_gelu(large, learned, None, "none")
