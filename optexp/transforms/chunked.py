@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from operator import itemgetter
 
 import torch
@@ -30,7 +31,7 @@ class Chunked:
         pinned = self.non_blocking and program.device.type == "cuda"
         assert whole is not None
         with torch.no_grad():
-            for chunk in split(batch, self.chunks):
+            for chunk in split(batch, evenly(whole, self.chunks)):
                 there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=self.non_blocking), chunk)
                 done += send_home(flatten(program.predict(there)), out, whole, done, pinned)
         if pinned:
@@ -67,14 +68,16 @@ class Split:
 
     def __call__(self, program: Program, batch: Batch) -> Outputs:
         results = []
+        whole = rows(tensors_of(batch))
+        assert whole is not None
         with torch.no_grad(), self.lanes.open() as streams:
-            for stream, piece in zip(streams, split(batch, len(streams)), strict=False):
+            for stream, piece in zip(streams, split(batch, evenly(whole, len(streams))), strict=False):
                 with torch.cuda.stream(stream):
                     results.append(flatten(program.predict(piece)))
         with torch.no_grad():
             return joined(results)
 
-    def listing(self) -> str:
+    def listing(self, whole: int) -> str:
         return LANES.format(streams=len(self.lanes.streams)) + SPLIT + JOINED
 
 
@@ -83,7 +86,8 @@ class Overlapped:
     """Chunks of a batch in host memory take turns on a few streams: one is copied in while the one before is computed
     on and the one before that is copied out.
 
-    home:  results go back to the host, into pinned memory, and the step waits for them; else they stay on the device
+    chunks:  of which the first and the last are taken apart further
+    home:    results go back to the host, into pinned memory, and the step waits for them; else they stay on the device
     """
 
     lanes: Lanes
@@ -96,7 +100,7 @@ class Overlapped:
         whole, done = rows(tensors_of(batch)), 0
         assert whole is not None
         with torch.no_grad(), self.lanes.open() as streams:
-            for index, chunk in enumerate(split(batch, self.chunks, tapered=True)):
+            for index, chunk in enumerate(split(batch, tapered(whole, self.chunks))):
                 with torch.cuda.stream(streams[index % len(streams)]):
                     there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=True), chunk)
                     result = flatten(program.predict(there))
@@ -109,8 +113,11 @@ class Overlapped:
         torch.cuda.current_stream(program.device).synchronize()
         return out
 
-    def listing(self) -> str:
-        lines = LANES.format(streams=len(self.lanes.streams)) + CHUNKS.format(chunks=self.chunks)
+    def listing(self, whole: int) -> str:
+        """In plain PyTorch, for batches of so many rows."""
+        runs = [(size, len(list(same))) for size, same in groupby(tapered(whole, self.chunks))]
+        sizes = " + ".join(f"[{size}] * {count}" for size, count in runs)
+        lines = LANES.format(streams=len(self.lanes.streams)) + CHUNKS.format(sizes=sizes)
         return lines + (HOME if self.home else JOINED + STAYING)
 
 
@@ -125,16 +132,31 @@ def send_home(result: Outputs, out: Outputs, whole: int, done: int, pinned: bool
     return count
 
 
-def split(batch: Batch, pieces: int, tapered: bool = False) -> Iterator[Batch]:
-    """A batch in pieces, as views made when they are asked for: no device waits for all of them.
+def split(batch: Batch, sizes: Sequence[int]) -> Iterator[Batch]:
+    """A batch in pieces of so many rows, as views made when they are asked for: no device waits for all of them."""
+    start = 0
+    for size in sizes:
+        yield map_batch(itemgetter(slice(start, start + size)), batch)
+        start += size
 
-    tapered: one piece more, the first and the last half as large: with their copies nothing can overlap
-    """
-    whole = min(tensor.shape[0] for tensor in tensors_of(batch).values())
-    size = -(-whole // pieces)
-    starts = [0, *range(max(1, size // 2), whole, size)] if tapered else [*range(0, whole, size)]
-    for start, end in zip(starts, [*starts[1:], whole], strict=True):
-        yield map_batch(itemgetter(slice(start, end)), batch)
+
+def evenly(whole: int, pieces: int) -> list[int]:
+    """As `torch.chunk`: the last may be smaller, and there may be fewer."""
+    size = max(1, -(-whole // pieces))
+    return [min(size, whole - start) for start in range(0, whole, size)]
+
+
+def tapered(whole: int, pieces: int) -> list[int]:
+    """The first piece and the last in parts, smaller towards the ends: with the first copy in and the last one out
+    nothing can overlap."""
+    sizes = evenly(whole, pieces)
+    return sizes if len(sizes) < 2 else [*ramp(sizes[0]), *sizes[1:-1], *reversed(ramp(sizes[-1]))]
+
+
+def ramp(whole: int) -> list[int]:
+    """An eighth, another, a quarter and the rest."""
+    parts = [whole // 8, whole // 8, whole // 4]
+    return [part for part in (*parts, whole - sum(parts)) if part]
 
 
 def joined(results: list[Outputs]) -> Outputs:
@@ -168,7 +190,8 @@ SPLIT = """\
 """
 
 CHUNKS = """\
-    for index, chunk in enumerate(zip(*(tensor.chunk({chunks}) for tensor in batch))):
+    sizes = {sizes}  # small at both ends, where nothing overlaps
+    for index, chunk in enumerate(zip(*(tensor.split(sizes) for tensor in batch))):
         with torch.cuda.stream(lanes[index % len(lanes)]):
             results.append(predict(tuple(tensor.to(device, non_blocking=True) for tensor in chunk)))
 """
@@ -189,8 +212,8 @@ HOME = """\
             result = results.pop()
             if index == 0:
                 home = torch.empty((len(batch[0]), *result.shape[1:]), dtype=result.dtype, pin_memory=True)
-                rows = len(chunk[0])
-            home[index * rows : (index + 1) * rows].copy_(result, non_blocking=True)
+                places = home.split(sizes)
+            places[index].copy_(result, non_blocking=True)
     for lane in lanes:
         here.wait_stream(lane)
     here.synchronize()

@@ -25,11 +25,12 @@ README = Path(__file__).parents[2] / "strategies" / "README.md"
 DECLARED, RAN = ("<!-- declared -->", "<!-- /declared -->"), ("<!-- ran -->", "<!-- /ran -->")
 SHORT = ["verify=only", "measurement=quick", "measurement.verification_seeds=1", "tracking.enabled=false"]
 SHORT += ["environment.allow_foreign=true"]
+TOWERS = {"batch_size": 128, "dim": 2048}
 SECOND = f"{Path(__file__).resolve()}:second_towers"  # for `replace`, on branches
 
 
 def second_towers() -> object:
-    return Branches().model()
+    return Branches(dim=TOWERS["dim"]).model()
 
 
 def strategies() -> dict[str, Strategy]:
@@ -58,8 +59,12 @@ def work(pair: tuple[str, str]) -> list[str]:
     """A workload on which both members have something to do, if there is one."""
     workload, second = ("branches", SECOND) if "streams" in pair else ("lenet5", "optexp.workloads.lenet5:lenet5")
     mode = "forward" if "inference_mode" in pair else "train"
-    target = [f"strategy.replace.target={second}"] if "replace" in pair else []
-    return [f"workload={workload}", f"workload.mode={mode}", "workload.source=host", *target]
+    more = [f"strategy.replace.target={second}"] if "replace" in pair else []
+    if "streams" in pair:  # kernels that take longer than their launch, and half of the card
+        more += [f"workload.{name}={value}" for name, value in TOWERS.items()]
+    if "cpu_affinity" in pair:
+        more.append("measurement.cpus=all")
+    return [f"workload={workload}", f"workload.mode={mode}", "workload.source=host", *more]
 
 
 def run(folder: Path, processes: int) -> None:

@@ -17,7 +17,7 @@ from optexp.strategies.pinned_memory import PinnedMemory
 from optexp.strategies.streams import Streams
 from optexp.strategy import Unsupported
 from optexp.transforms.branches import cut, trace
-from optexp.transforms.chunked import Overlapped, Split, joined, split
+from optexp.transforms.chunked import Overlapped, Split, evenly, joined, split, tapered
 from optexp.transforms.lanes import side_by_side
 from optexp.workloads.branches import Branches
 from optexp.workloads.mlp import Mlp
@@ -243,7 +243,7 @@ def test_a_split_batch_and_chunks_are_put_together_again(streams, build):
     stays = replace(chunked.step, home=False)
     streams.log.clear()
     torch.testing.assert_close(stays(program, program.feed.batches[0])["output"], expected)
-    assert streams.log.count("side waits for main") == streams.log.count("main waits for side") == 3
+    assert streams.log.count("side waits for main") == streams.log.count("main waits for side") == 6
 
 
 @pytest.mark.parametrize("case", MODELS)
@@ -286,22 +286,22 @@ def test_the_recipe_of_pieces_computes_the_same(mode: str, streams, build):
 
 
 def test_batches_are_taken_apart_by_name_too():
-    parts = list(split({"x": torch.arange(5), "y": torch.arange(10).view(5, 2)}, 2))
+    parts = list(split({"x": torch.arange(5), "y": torch.arange(10).view(5, 2)}, [3, 2]))
     assert [part["x"].tolist() for part in parts] == [[0, 1, 2], [3, 4]]
     assert joined(parts)["y"].shape == (5, 2)
 
 
-def test_pieces_are_torchs_and_tapered_ones_half_as_large_at_both_ends():
+def test_pieces_are_torchs_and_tapered_ones_smaller_at_both_ends():
     for count in range(1, 40):
         for pieces in range(1, 12):
             batch = (torch.arange(count),)
-            equal = [piece.tolist() for (piece,) in split(batch, pieces)]
+            equal = [piece.tolist() for (piece,) in split(batch, evenly(count, pieces))]
             assert equal == [piece.tolist() for piece in batch[0].chunk(pieces)]
-            tapered = [piece.tolist() for (piece,) in split(batch, pieces, tapered=True)]
-            assert [row for piece in tapered for row in piece] == list(range(count))
-            assert max(map(len, tapered)) <= max(map(len, equal))
-    sizes = [len(piece) for (piece,) in split((torch.zeros(64),), 4, tapered=True)]
-    assert sizes == [8, 16, 16, 16, 8]
+            pieces_of = [piece.tolist() for (piece,) in split(batch, tapered(count, pieces))]
+            assert [row for piece in pieces_of for row in piece] == list(range(count))
+            assert max(map(len, pieces_of)) <= max(map(len, equal))
+    assert tapered(64, 4) == [2, 2, 4, 8, 16, 16, 8, 4, 2, 2]
+    assert tapered(9, 1) == [9]
 
 
 def test_chunks_have_a_size_that_keeps_copies_fast(streams, build):
@@ -310,7 +310,7 @@ def test_chunks_have_a_size_that_keeps_copies_fast(streams, build):
     program.feed.reset([(torch.zeros(32 * 2**20 // 4, 4),)])
     program.feed.batches[0] = (torch.zeros(2**20 * 8, 2),)
     program = replace(program, model=nn.Identity())
-    assert Streams().apply(program)[1]["chunks"] == 8
+    assert Streams().apply(program)[1]["chunks"] == 4
 
 
 def test_results_without_rows_cannot_be_put_together(streams, build):
@@ -382,7 +382,7 @@ def test_evidence_of_chunks_is_copies_beside_kernels():
     evidence = Streams().evidence(trace, trace, notes, {})
     assert evidence.engaged
     assert "kernels run during 50% of the time with copies" in evidence.text
-    assert "takes 50% of a step" in evidence.text
+    assert "takes 50% of a profiled step" in evidence.text
     apart = replace(trace, kernels=(Kernel("k", 30, 10),))
     assert "before the host has dispatched the next" in Streams().evidence(trace, apart, notes, {}).text
     waiting = replace(apart, copies=(Copy("in", 0, 10, kind="HtoD", pageable=True),))
