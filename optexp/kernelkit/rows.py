@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -22,6 +23,7 @@ class Launch(NamedTuple):
     stages: int = 1
 
 
+@cache
 def tiles(block: int) -> list[Launch]:
     """What may be fastest where each program takes one tile of up to `block` columns, the safest first."""
     if block <= 1024:
