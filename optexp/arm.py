@@ -503,6 +503,10 @@ class Arm:
         record(self.program.run, steps, Path(path), self.device)
         return self.counters()
 
+    def takes(self, packed: bytes) -> list[bool]:
+        """Which of these strategies this program, as it is now, would not refuse."""
+        return [not strategy.unsupported(self.program, self.device) for strategy in cloudpickle.loads(packed)]
+
     def calibrate(self, anew: bool = False, keep: bool = True) -> dict[str, Any]:
         """This device's measured ceilings."""
         return calibrate(self.device, anew, keep).to_dict()

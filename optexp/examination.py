@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from optexp.advice import advise
 from optexp.equivalence.protocol import Verification
 from optexp.insight.breakdown import Breakdown, breakdown
 from optexp.insight.calibration import Calibration
+from optexp.insight.diagnosis import Bottleneck
 from optexp.insight.trace import Trace
 from optexp.measurement.neighbours import neighbours
 from optexp.result import ArmSummary
@@ -55,6 +57,7 @@ class Examination:
     setups: dict[str, float]  # seconds to the first result, by arm: "bare" and "stacked"
     referee: Referee
     distrust: str | None  # why nothing that its process says about time can be believed
+    bottlenecks: list[Bottleneck]
 
 
 def examine(
@@ -83,6 +86,7 @@ def examine(
         calibration = ceilings(session, arms["reference"])
         profiles = {bare: profile(session, arms[bare], bare, calibration)}
         profiles[name] = profile(session, arms[name], name, calibration, beside=profiles[bare].trace)
+        bottlenecks = advise(arms[name], profiles[name].trace, profiles[name].breakdown, stack)
     distrust = referee.distrust(arms[name])
     distrust = distrust or referee.uncopied(profiles[bare].trace, profiles[name].trace, setups[bare]["batch_bytes"])
     referee.stay(arms, bare)
@@ -99,7 +103,7 @@ def examine(
         for strategy in stack
     ]
     seconds = {"bare": setups[bare]["setup_s"], "stacked": setups[name]["setup_s"]}
-    return Examination(verification, evidence, profiles[bare], profiles[name], seconds, referee, distrust)
+    return Examination(verification, evidence, profiles[bare], profiles[name], seconds, referee, distrust, bottlenecks)
 
 
 def profile(

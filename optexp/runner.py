@@ -6,18 +6,18 @@ config ──▶ arms ──▶ verification ──▶ profile (evidence) ──
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
 from omegaconf import DictConfig
 
-from optexp import discovery
+from optexp.advice import advise
 from optexp.conclusion import conclude
 from optexp.config import ConfigError, resolve
 from optexp.examination import Profile, examine, profile
-from optexp.insight.diagnosis import diagnose, suggestion
+from optexp.insight.diagnosis import Bottleneck, suggestion
 from optexp.insight.explanation import explain
 from optexp.measurement import textbook
 from optexp.measurement.rounds import measure, refuse_company
@@ -97,7 +97,7 @@ def compare(session: Session, meanwhile: Callable[[], None]) -> None:
     before = baseline.stacked if baseline else candidate.bare
     result.baseline.setup_s = baseline.setups["stacked"] if baseline else candidate.setups["bare"]
     result.candidate.setup_s = candidate.setups["stacked"]
-    show_where_time_goes(session, {"baseline": before, "candidate": candidate.stacked})
+    show_where_time_goes(session, {"baseline": before, "candidate": candidate.stacked}, candidate.bottlenecks)
     result.explanation = explain(before.trace, candidate.stacked.trace, before.breakdown, candidate.stacked.breakdown)
     result.evidence = candidate.evidence
     result.equivalence = candidate.verification.to_dict()
@@ -142,22 +142,23 @@ def profile_only(session: Session, meanwhile: Callable[[], None]) -> None:
         step_s = median(arm.call("warm_up", limit_s=session.protocol.warmup_s)["alone_s"])
     result.baseline = ArmSummary(step_us=step_s * 1e6, throughput=session.samples / step_s, setup_s=setup["setup_s"])
     with session.working("profile", "tracing a few steady steps"):
-        show_where_time_goes(session, {"baseline": profile(session, arm, "baseline")})
+        found = profile(session, arm, "baseline")
+        causes = advise(arm, found.trace, found.breakdown, session.baseline)
+        show_where_time_goes(session, {"baseline": found}, causes)
     arm.close()
     bottlenecks = result.profile["bottlenecks"]
     named = f"{bottlenecks[0]['label']} ({bottlenecks[0]['why']})" if bottlenecks else "no single bottleneck"
     result.verdict, result.headline = Verdict.PROFILED, f"PROFILED: {named}"
 
 
-def show_where_time_goes(session: Session, profiles: Mapping[str, Profile]) -> None:
-    """Profiles into the result, and what the last of them suggests."""
-    result, available = session.result, discovery.options("strategy")
+def show_where_time_goes(session: Session, profiles: Mapping[str, Profile], bottlenecks: Sequence[Bottleneck]) -> None:
+    """Profiles into the result, and what holds the last of them back."""
+    result = session.result
     for name, found in profiles.items():
         result.profile[name] = found.record()
         found.fill(getattr(result, name))
-    bottlenecks = diagnose(found.trace, found.breakdown, available)
     result.profile["bottlenecks"] = [
         {"label": b.label, "share": b.share, "why": b.why, "try": list(b.try_)} for b in bottlenecks
     ]
     stacked = [s.name for s in (session.stack or session.baseline)]
-    result.profile["suggestion"] = suggestion(bottlenecks, stacked, available)
+    result.profile["suggestion"] = suggestion(bottlenecks, stacked)

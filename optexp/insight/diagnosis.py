@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from optexp.insight.breakdown import OUTSIDE, Breakdown
 from optexp.insight.explanation import DISTORTED, percent
@@ -28,8 +28,8 @@ class Bottleneck:
     try_: tuple[str, ...]
 
 
-def diagnose(trace: Trace, breakdown: Breakdown, available: Sequence[str] | None = None) -> list[Bottleneck]:
-    """All causes that the profile shows, largest share first. `available`: the strategies that may be named."""
+def diagnose(trace: Trace, breakdown: Breakdown) -> list[Bottleneck]:
+    """All causes that the profile shows, largest share first."""
     if breakdown.busy is None and (breakdown.stretched or 0.0) > DISTORTED:
         return []
     found = _on_cpu(trace, breakdown) if breakdown.busy is None else _on_gpu(trace, breakdown, breakdown.busy)
@@ -37,31 +37,32 @@ def diagnose(trace: Trace, breakdown: Breakdown, available: Sequence[str] | None
     if breakdown.graph_launches:
         done.add("cuda_graph")
 
-    def sensible(text: str) -> bool:
-        name, _ = _parse(text)
-        return name is None or (name not in done and (available is None or name in available))
-
     ranked = sorted(found, key=lambda bottleneck: -bottleneck.share)
-    return [Bottleneck(b.label, b.share, b.why, tuple(filter(sensible, b.try_))) for b in ranked]
+    return [replace(b, try_=tuple(text for text in b.try_ if parse(text)[0] not in done)) for b in ranked]
 
 
-def suggestion(bottlenecks: Sequence[Bottleneck], stack: Sequence[str], available: Sequence[str]) -> str | None:
+def narrowed(bottlenecks: Iterable[Bottleneck], possible: Container[str]) -> list[Bottleneck]:
+    """The same causes, with plain words and those strategies that are possible."""
+    return [replace(b, try_=tuple(t for t in b.try_ if parse(t)[0] is None or t in possible)) for b in bottlenecks]
+
+
+def suggestion(bottlenecks: Iterable[Bottleneck], stack: Sequence[str]) -> str | None:
     """The best thing to try next that is not in the stack yet, in one sentence; None when nothing follows."""
     for bottleneck in bottlenecks:
         for text in bottleneck.try_:
-            name, options = _parse(text)
-            if name is not None and name in available and name not in stack:
+            name, options = parse(text)
+            if name is not None and name not in stack:
                 choice = f"[{','.join((*stack, name))}]" if stack else name
-                return f"{_STRATEGY}{choice}{options}: {bottleneck.why}"
+                return " ".join([f"{_STRATEGY}{choice}", *options]) + f": {bottleneck.why}"
     return None
 
 
-def _parse(text: str) -> tuple[str | None, str]:
+def parse(text: str) -> tuple[str | None, list[str]]:
     """The strategy that a piece of advice names (None for plain words), and its options as they are typed."""
     if not text.startswith(_STRATEGY):
-        return None, ""
-    name, space, options = text.removeprefix(_STRATEGY).partition(" ")
-    return name, space + options
+        return None, []
+    name, *options = text.removeprefix(_STRATEGY).split()
+    return name, options
 
 
 def _lower_precision(trace: Trace) -> tuple[str, ...]:
@@ -75,7 +76,7 @@ def _copies(trace: Trace, b: Breakdown, pageable: float) -> Bottleneck:
     exposed = b.terms["exposed_copies"]
     why = f"copies that no kernel hides take {percent(exposed)} of the step"
     inside = sum(copy.duration for copy in trace.copies if copy.kind in _INSIDE)
-    remedies: tuple[str, ...] = ("strategy=streams",)
+    remedies: tuple[str, ...] = ("strategy=prefetch", "strategy=streams strategy.streams.mode=chunks")
     if pageable >= 0.05:
         why += f", {percent(pageable)} from or to pageable memory"
         remedies = ("strategy=pinned_memory", *remedies)
@@ -113,7 +114,7 @@ def _on_gpu(trace: Trace, b: Breakdown, busy: float) -> list[Bottleneck]:
                 b.gaps,
                 f"{kernels:.0f} kernels a step, {duration(median_us / 1e6)} each (median),"
                 f" and the GPU idle {percent(b.gaps)} of the step between them",
-                ("strategy=cuda_graph", "strategy=fusion"),
+                ("strategy=cuda_graph", "strategy=fusion", "strategy=fused_optimizer"),
             )
         )
     if b.terms["exposed_copies"] >= 0.10 or pageable >= 0.05:

@@ -7,15 +7,13 @@ import torch
 from torch import nn
 
 from optexp.insight.breakdown import breakdown
-from optexp.insight.diagnosis import Bottleneck, diagnose, suggestion
+from optexp.insight.diagnosis import Bottleneck, diagnose, narrowed, suggestion
 from optexp.insight.trace import Trace
 from tests.insight.recording import undisturbed
 
-STRATEGIES = ["amp", "baseline", "cuda_graph", "fusion", "inplace"]
-
 
 def found(trace: Trace, calibration=None) -> dict[str, Bottleneck]:
-    bottlenecks = diagnose(trace, breakdown(trace, calibration), STRATEGIES)
+    bottlenecks = diagnose(trace, breakdown(trace, calibration))
     shares = [b.share for b in bottlenecks]
     assert shares == sorted(shares, reverse=True)
     return {b.label: b for b in bottlenecks}
@@ -24,14 +22,14 @@ def found(trace: Trace, calibration=None) -> dict[str, Bottleneck]:
 def test_many_small_kernels(eager):
     causes = found(eager)
     assert list(causes) == ["many_small_kernels"]
-    assert causes["many_small_kernels"].try_ == ("strategy=cuda_graph", "strategy=fusion")
+    assert causes["many_small_kernels"].try_ == ("strategy=cuda_graph", "strategy=fusion", "strategy=fused_optimizer")
     assert "45 kernels" in causes["many_small_kernels"].why
 
 
 def test_a_captured_step_is_not_to_be_captured_again(captured):
     causes = found(captured)
     assert list(causes) == ["many_small_kernels"]  # the GPU's own gaps between them are left, and fusion removes those
-    assert causes["many_small_kernels"].try_ == ("strategy=fusion",)
+    assert causes["many_small_kernels"].try_ == ("strategy=fusion", "strategy=fused_optimizer")
 
 
 def test_waiting_for_data_and_copying_from_pageable_memory(feeding):
@@ -53,7 +51,7 @@ def test_no_stream_hides_a_copy_into_the_memory_of_a_graph(chrome):
     copies = found(trace)["memory_copy"]
     assert copies.why.endswith("a graph reads its batch from memory of its own)")
     assert copies.try_ == ()
-    assert "streams" not in (suggestion(diagnose(trace, breakdown(trace)), ["cuda_graph"], STRATEGIES) or "")
+    assert "streams" not in (suggestion(diagnose(trace, breakdown(trace)), ["cuda_graph"]) or "")
 
 
 def test_a_copy_within_the_device_is_somebodys_own(chrome):
@@ -70,8 +68,8 @@ def test_a_copy_within_the_device_is_somebodys_own(chrome):
 def test_bound_by_the_card(products, passes, card):
     assert list(found(products, card)) == ["compute_bound"]
     assert list(found(passes, card)) == ["memory_bound"]
-    assert suggestion(diagnose(products, breakdown(products, card)), [], STRATEGIES).startswith("strategy=amp:")
-    assert suggestion(diagnose(passes, breakdown(passes, card)), [], STRATEGIES).startswith("strategy=fusion:")
+    assert suggestion(diagnose(products, breakdown(products, card)), []).startswith("strategy=amp:")
+    assert suggestion(diagnose(passes, breakdown(passes, card)), []).startswith("strategy=fusion:")
 
 
 def test_amp_is_not_proposed_to_low_precision(chrome, card):
@@ -95,11 +93,15 @@ def test_idle_for_a_reason_that_no_rule_knows(chrome):
 
 def test_suggestion_adds_to_the_stack_and_never_repeats_it(eager):
     causes = diagnose(eager, breakdown(eager))
-    assert suggestion(causes, [], STRATEGIES).startswith("strategy=cuda_graph: 45 kernels")
-    assert suggestion(causes, ["cuda_graph"], STRATEGIES).startswith("strategy=[cuda_graph,fusion]: ")
-    assert suggestion(causes, ["cuda_graph", "fusion"], STRATEGIES) is None
-    assert suggestion(causes, [], ["baseline", "amp"]) is None
-    assert suggestion([], [], STRATEGIES) is None
+    assert suggestion(causes, []).startswith("strategy=cuda_graph: 45 kernels")
+    assert suggestion(causes, ["cuda_graph"]).startswith("strategy=[cuda_graph,fusion]: ")
+    assert suggestion(causes, ["cuda_graph", "fusion", "fused_optimizer"]) is None
+    assert suggestion(narrowed(causes, ["strategy=fusion"]), []).startswith("strategy=fusion: 45 kernels")
+    assert suggestion(narrowed(causes, []), []) is None
+    assert suggestion([], []) is None
+    with_options = [Bottleneck("slow", 0.5, "it is", ("in words", "strategy=fusion strategy.fusion.mode=max-autotune"))]
+    assert narrowed(with_options, [])[0].try_ == ("in words",)
+    assert suggestion(with_options, ["amp"]) == "strategy=[amp,fusion] strategy.fusion.mode=max-autotune: it is"
 
 
 def on_cpu(step, path: Path) -> dict[str, Bottleneck]:

@@ -1,0 +1,55 @@
+"""What to try next: of all that goes against a bottleneck, what this very program takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+
+from optexp import discovery
+from optexp.config import build, plain
+from optexp.insight.breakdown import Breakdown
+from optexp.insight.diagnosis import Bottleneck, diagnose, narrowed, parse
+from optexp.insight.trace import Trace
+from optexp.session import Arm
+from optexp.strategy import Strategy, Unsupported, compose
+
+
+def advise(arm: Arm, trace: Trace, breakdown: Breakdown, stack: Sequence[Strategy]) -> list[Bottleneck]:
+    """What holds the profiled arm back, largest share first, and against it only what its stack and its program take.
+
+    The arm asks strategies that it does not run, which may import what they need: nothing is timed in it afterwards.
+    """
+    bottlenecks = diagnose(trace, breakdown)
+    named = built(text for bottleneck in bottlenecks for text in bottleneck.try_)
+    fitting = {text: strategy for text, strategy in named.items() if goes_with(strategy, stack)}
+    taken = arm.call("takes", packed=cloudpickle.dumps([*fitting.values()])) if fitting else []
+    return narrowed(bottlenecks, {text for text, takes in zip(fitting, taken, strict=True) if takes})
+
+
+def built(texts: Iterable[str]) -> Mapping[str, Strategy]:
+    """The strategies that pieces of advice name, where they are installed, with the options that are typed there."""
+    known = discovery.options("strategy")
+    named = {text: (name, options) for text in texts for name, options in [parse(text)] if name in known}
+    if not named:
+        return {}
+    names = dict.fromkeys(name for name, _ in named.values())
+    nodes = plain(discovery.compose([f"strategy=[{','.join(names)}]"]).strategy)
+    plainly = {name: build(nodes[name], f"strategy.{name}") for name in names}
+    return {text: replace(plainly[name], **dict(map(setting, options))) for text, (name, options) in named.items()}
+
+
+def setting(option: str) -> tuple[str, Any]:
+    """`strategy.streams.mode=chunks` → mode, chunks."""
+    key, _, value = option.partition("=")
+    return key.rpartition(".")[2], value
+
+
+def goes_with(strategy: Strategy, stack: Sequence[Strategy]) -> bool:
+    try:
+        compose([*stack, strategy])
+    except Unsupported:
+        return False
+    return True
