@@ -22,6 +22,7 @@ from optexp.config import ConfigError
 from optexp.equivalence import dice, families, state, trajectory
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.dropout import NoDropout, silence
+from optexp.equivalence.generic import vary
 from optexp.equivalence.golden import NoReference
 from optexp.equivalence.imprint import Imprint, imprint, left_behind
 from optexp.equivalence.judge import Judge
@@ -54,6 +55,7 @@ class Spec:
     folders:   where its shared memory may lie, the preferred one first
     autocast:  plain autocast to this dtype: the yardstick of a PRECISION contract
     dropout:   False: every dropout has rate 0, so that what it does can be compared with fp64
+    generic:   parameters that were filled with one value have others (see `equivalence.generic`)
     """
 
     workload: Workload
@@ -66,6 +68,7 @@ class Spec:
     folders: tuple[str, ...] = ()
     autocast: str | None = None
     dropout: bool = True
+    generic: bool = False
 
     def pack(self) -> bytes:
         """By value, so that classes of a notebook or of a script travel."""
@@ -120,6 +123,7 @@ class Arm:
 
     def _setup(self, spec: Spec, start: float) -> dict[str, Any]:
         program = spec.workload.build(self.device, spec.torch_dtype, spec.seed)
+        varied = vary(program.model, spec.seed) if spec.generic else []
         if not spec.dropout:
             silence(program.model)
         if spec.autocast is not None:
@@ -163,7 +167,7 @@ class Arm:
                 )
         sizes = [sum(tensor.nbytes for tensor in tensors_of(batch).values()) for batch in self.batches]
         told = {"setup_s": setup_s, "notes": notes, "random": random, "batch_bytes": sum(sizes) / len(sizes)}
-        told["queue"] = self.program.feed.queue
+        told |= {"queue": self.program.feed.queue, "varied": varied}
         return told | facts(spec.workload, self.initial.values)
 
     def _settle_scale(self) -> None:
@@ -519,7 +523,9 @@ class Reference(Arm):
         start = clock.now()
         spec: Spec = cloudpickle.loads(packed)
         self._settle(spec)
-        self.judgement = Judge(spec.workload, spec.torch_device, spec.torch_dtype, spec.seed, spec.contract)
+        self.judgement = Judge(
+            spec.workload, spec.torch_device, spec.torch_dtype, spec.seed, spec.contract, spec.generic
+        )
         return {"setup_s": clock.now() - start, **facts(spec.workload, self.judgement.fp64.initial)}
 
     def expect(self, parcel: Parcel) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from optexp.advice import advise
+from optexp.equivalence.generic import told
 from optexp.equivalence.protocol import Verification
 from optexp.insight.breakdown import Breakdown, breakdown
 from optexp.insight.calibration import Calibration
@@ -65,7 +66,7 @@ def examine(
 ) -> Examination:
     """Verify, profile and question a stack, in arms of its own. While they set up, `meanwhile` is done here."""
     referee, bare = Referee(session, stack, name), "bare" if session.baseline else "baseline"
-    specs = {bare: session.spec(()), **referee.specs()}
+    specs = {bare: session.spec((), generic=True), **referee.specs()}
     plain = referee.promise.dtype is None
     if plain:
         del specs["yardstick"]  # which the bare program is itself
@@ -80,6 +81,7 @@ def examine(
             (session.output / file).write_bytes(content)
     referee.random = setups[bare]["random"]
     verification = referee.verify({"yardstick": arms[bare], **arms} if plain else arms, arms[bare])
+    verification.varied = told(setups[name]["varied"])
     if setups[name]["random"] and not referee.random:
         verification.notes.append(f"the {name} draws random numbers; the bare program draws none")
     with session.working("profile", f"tracing a few steady steps of the {name}"):

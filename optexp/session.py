@@ -121,6 +121,7 @@ class Session:
         autocast: str | None = None,
         seed_offset: int = 0,
         judges: Contract = REASSOCIATES,
+        generic: bool = False,
     ) -> Spec:
         e = self.experiment
         return Spec(
@@ -133,6 +134,7 @@ class Session:
             cores=tuple(self.cores),
             folders=self.folders,
             autocast=autocast,
+            generic=generic,
         )
 
     def learn(self, bare: Mapping[str, Any], setups: Mapping[str, Mapping[str, Any]]) -> None:

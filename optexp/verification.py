@@ -53,16 +53,17 @@ class Referee:
 
     # --- before the clock runs ----------------------------------------------------------------------------------
 
-    def specs(self, workload: Workload | None = None, seed_offset: int = 0) -> dict[str, Spec]:
+    def specs(self, workload: Workload | None = None, seed_offset: int = 0, generic: bool = True) -> dict[str, Spec]:
         """Of the three that take part: the yardstick is the bare program or, for a PRECISION contract, plain autocast.
 
         On another workload they start with dropout off, where there is any.
+        generic: parameters that hide nothing; what is timed has those that it begins with
         """
         session, promise = self.session, self.promise
         specs = {
-            "yardstick": session.spec((), autocast=promise.dtype, seed_offset=seed_offset),
-            self.name: session.spec(self.stack, seed_offset=seed_offset),
-            "reference": session.spec((), judges=promise, seed_offset=seed_offset),
+            "yardstick": session.spec((), promise.dtype, seed_offset, generic=generic),
+            self.name: session.spec(self.stack, None, seed_offset, generic=generic),
+            "reference": session.spec((), None, seed_offset, judges=promise, generic=generic),
         }
         if workload is None:
             return specs
@@ -224,7 +225,7 @@ class Referee:
         if reason:
             raise Stop(Verdict.INVALID, reason)
         with session.working("verification", "once more, after timing"):
-            specs = self.specs(seed_offset=seed_offset)
+            specs = self.specs(seed_offset=seed_offset, generic=False)
             reference, yardstick = self.watched(self.reference), self.watched(self.yardstick or arms["baseline"])
             judged = self.watched(candidate)
             reference.call("setup", packed=specs["reference"].pack())

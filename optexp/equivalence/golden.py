@@ -16,6 +16,7 @@ from optexp.equivalence import families
 from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.float64 import InFloat64
 from optexp.equivalence.gates import identical, name_of
+from optexp.equivalence.generic import vary
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.trajectory import Rates
 from optexp.program import Batch, Packed, gradients, map_batch, tensors_of
@@ -38,9 +39,13 @@ class Golden:
     left:     learning rates after a step, by step
     """
 
-    def __init__(self, workload: Workload, device: torch.device, dtype: torch.dtype, seed: int) -> None:
+    def __init__(
+        self, workload: Workload, device: torch.device, dtype: torch.dtype, seed: int, generic: bool = False
+    ) -> None:
         self.workload, self.dtype, self.seed, self.drawn_on = workload, dtype, seed, device
         start = workload.build(device, dtype, seed)
+        if generic:
+            vary(start.model, seed)
         self.trains, self.targets = start.trains, start.targets
         self.initial = {name: tensor.clone() for name, tensor in start.state().items()}
         self.batches: list[Batch] = []

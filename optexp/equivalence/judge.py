@@ -89,9 +89,15 @@ class Judge:
     """
 
     def __init__(
-        self, workload: Workload, device: torch.device, dtype: torch.dtype, seed: int, contract: Contract
+        self,
+        workload: Workload,
+        device: torch.device,
+        dtype: torch.dtype,
+        seed: int,
+        contract: Contract,
+        generic: bool = False,
     ) -> None:
-        self.fp64 = Golden(workload, device, dtype, seed)
+        self.fp64 = Golden(workload, device, dtype, seed, generic)
         self.precise = contract.name != "PRECISION"
         self.row = TOLERANCES[contract.dtype or name_of(dtype)]
         self.rough = dtype is torch.float64  # the reference is no more exact than the arms

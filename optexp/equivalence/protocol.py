@@ -81,6 +81,7 @@ class Verification:
     mutants:      by name, how many were tried and caught, and on which tensors they passed
     visible:      by tensor, the smallest RMS error and the smallest of one element that would have failed, over s
     dead:         inputs that the result does not depend on
+    varied:       which parameters had other values than they begin with (see `equivalence.generic`)
     distribution: shares of the errors of the worst output (see `gates.histogram`), of both arms
     trajectory:   of many training steps: where the loss strays farthest, as a share of what it may
     recheck:      of the last step of a timed block, and of fresh inputs after timing
@@ -104,6 +105,7 @@ class Verification:
     mutants: dict[str, Message] = field(default_factory=dict)
     visible: dict[str, Any] = field(default_factory=dict)
     dead: list[str] = field(default_factory=list)
+    varied: str = ""
     distribution: Message = field(default_factory=dict)
     trajectory: Message = field(default_factory=dict)
     randomness: Message = field(default_factory=dict)

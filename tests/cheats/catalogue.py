@@ -330,6 +330,27 @@ class WithoutBias(HalfPrecisionInside):
         return F.linear(x, layer.weight)
 
 
+class ForgetsWhatIsZeroAtFirst(WithoutBias):
+    """Biases of 0 and scales of 1 change nothing in a model that has not learned yet."""
+
+    def change(self, program: Program) -> Program:
+        for module in program.model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.forward = partial(self.norm, module)  # type: ignore[method-assign]
+        return super().change(program)
+
+    def norm(self, module: nn.LayerNorm, x: Tensor) -> Tensor:
+        return F.layer_norm(x, module.normalized_shape, eps=module.eps)
+
+
+class LeavesTheBranchOut(Cheat):
+    """Its gate is shut, in a model that has not learned yet."""
+
+    def change(self, program: Program) -> Program:
+        model: Any = program.model
+        return replace(program, forward=model.linear)
+
+
 class WithoutEps(Cheat):
     def change(self, program: Program) -> Program:
         for module in program.model.modules():

@@ -48,6 +48,18 @@ class Shift(nn.Module):
         return x.exp() + self.bias
 
 
+class Gated(Linear):
+    """A branch that a new model does not let through yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 32))
+        self.gate = nn.Parameter(torch.zeros(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + self.gate * self.branch(x)
+
+
 class Halved(Linear):
     """Computes with other parameters than its own, as meta-learning does."""
 

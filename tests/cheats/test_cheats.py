@@ -45,6 +45,7 @@ TEXT = [
     "workload.vocabulary=64",
 ]
 TEXT += ["workload.mode=forward_backward"]
+BERT = ["workload=bert", "workload.sequence=8", "workload.hidden=32", "workload.layers=1", "workload.vocabulary=64"]
 MATMUL = ["workload=matmul", "workload.size=256"]
 VISION = ["workload=lenet5", "workload.batch_size=4"]
 SHAPES = ["workload=module", "workload.target=torch.nn:GELU", "workload.inputs=[{shape: [B, 64]}]"]
@@ -88,6 +89,8 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "HalfPrecisionInside": (INFER, WRONG, "output"),
     "Tf32Inside": (MLP, WRONG, "grad"),
     "WithoutBias": (INFER, WRONG, "output"),
+    "ForgetsWhatIsZeroAtFirst": (BERT, WRONG, "output"),
+    "LeavesTheBranchOut": (own("Gated"), WRONG, "output"),
     "WithoutEps": (NORM, WRONG, "output"),
     "WithoutMask": ([*TEXT, "workload.mode=forward"], WRONG, "logits"),
     "WithoutTail": ([*GELU, "workload.size=63"], WRONG, "output"),
@@ -210,6 +213,9 @@ HONEST: list[tuple[list[str], str]] = [
     ([*LEARN, "workload.optim=sgd"], ""),
     ([*INFER, "workload.batch_size=1"], "inference_mode"),
     ([*own("Halved"), "workload.mode=forward_backward"], ""),
+    ([*own("Gated"), "workload.mode=forward_backward"], ""),
+    (own("Gated"), "amp"),
+    (BERT, "inference_mode"),
     *((own(model), stack) for model in ("Masked", "Scored", "Clamped") for stack in ("inference_mode", "amp")),
     (SHAPES, ""),
     (SHAPES, "inference_mode"),

@@ -1,0 +1,61 @@
+"""What a model begins with as zeros and ones is moved, likewise in every process, and nothing else is."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from optexp.equivalence.generic import told, vary
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(64, 64)
+        self.norm = nn.BatchNorm1d(64)
+        self.shut = nn.Parameter(torch.zeros(64, 64))
+        self.small = nn.Parameter(torch.full((64,), 1e-3))
+        self.forget = nn.Parameter(torch.cat([torch.zeros(32), torch.ones(32)]))
+        self.gain = nn.Parameter(torch.ones(1))
+        self.heads = nn.Parameter(torch.tensor(8.0))
+        self.masked = nn.Parameter(torch.full((4,), -torch.inf))
+        self.mean = nn.Parameter(torch.tensor([0.485, 0.456, 0.406]))
+        self.register_buffer("positions", torch.zeros(64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+
+MOVED = {
+    "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "shut", "small", "forget", "gain",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_what_was_filled_is_moved_and_what_was_drawn_is_not(dtype: torch.dtype) -> None:
+    plain, model = Model().to(dtype), Model().to(dtype)
+    assert set(vary(model, seed=3)) == MOVED
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, plain.state_dict()[name]) == (name not in MOVED), name
+    again = Model().to(dtype)
+    vary(again, seed=3)
+    assert all(map(torch.equal, model.state_dict().values(), again.state_dict().values()))
+
+
+def test_signs_stay_and_matrices_keep_the_size_of_what_they_give() -> None:
+    model = Model()
+    vary(model, seed=0)
+    assert (model.norm.running_var > 0).all()
+    assert (model.small > 0).all()
+    assert model.gain > 0
+    assert 0.3 < (torch.randn(1000, 64) @ model.shut.T).std() < 0.7
+    assert apart(model.forget)
+    assert apart(model.norm.weight)
+
+
+def apart(tensor: Tensor) -> bool:
+    return len(tensor.unique()) == len(tensor)
+
+
+def test_people_are_told_which() -> None:
+    assert told([]) == ""
+    assert told(["a", "b"]).startswith("a, b (2) began as one value")
+    assert told(list("abcd")).startswith("a, b, c, ... (4)")
