@@ -25,7 +25,8 @@ INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 @dataclass
 class Input:
-    """One input of the model. Real values are normal, or uniform from `low` to `high`; integers lie in low … high − 1.
+    """One input of the model. Real values are normal, or uniform from `low` to `high`; integers lie in low … high − 1, and
+    both of these are among them.
 
     shape:  sizes, or names of sizes that `shapes` gives
     name:   of a keyword argument; None is the next position
@@ -44,7 +45,7 @@ class Input:
             raise ValueError("low and high belong together; without both, values are normal")
 
     def spelled(self) -> str:
-        """The same as `draw`, as source."""
+        """The same as `draw` but for the ends of integers, as source."""
         shape = f"[{', '.join(map(str, self.shape))}]"
         if self.dtype == "bool":
             return f"torch.rand({shape}, device=device) < 0.5"
@@ -64,7 +65,11 @@ class Input:
         low = self.low or 0
         if self.dtype == "float32":
             return low + (self.high - low) * torch.rand(shape, device=device)
-        return torch.randint(int(low), int(self.high), shape, dtype=getattr(torch, self.dtype), device=device)
+        drawn = torch.randint(int(low), int(self.high), shape, dtype=getattr(torch, self.dtype), device=device)
+        if len(flat := drawn.view(-1)) > 1:  # both ends are met: 0 is often padding
+            ends = torch.randperm(len(flat), device=device)[:2]
+            flat[ends] = torch.tensor([int(low), int(self.high) - 1], dtype=flat.dtype, device=device)
+        return drawn
 
 
 @dataclass

@@ -13,7 +13,7 @@ from optexp.config import ConfigError, build
 from optexp.feeds import LoaderFeed
 from optexp.program import Program, tensors_of
 from optexp.usermodel.trainstep import TrainStep
-from optexp.workloads.module import Module
+from optexp.workloads.module import Input, Module
 
 CPU = torch.device("cpu")
 LINEAR = {"target": "torch.nn:Linear", "args": [8, 4], "inputs": [{"shape": [16, 8]}]}
@@ -94,6 +94,16 @@ def test_inputs_as_described() -> None:
 
 def mixed(x: torch.Tensor, index: torch.Tensor, *, mask: torch.Tensor) -> torch.Tensor:
     return (x + index) * mask
+
+
+def test_both_ends_of_integers_are_among_them() -> None:
+    tokens = Input([2, 3], "int64", low=5, high=10**6)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        drawn = tokens.draw({}, torch.device("cpu"))
+        assert (drawn.min(), drawn.max()) == (5, 10**6 - 1)
+    assert Input([1], "int64", high=1).draw({}, torch.device("cpu")).tolist() == [0]
+    assert Input([0], "int64", high=3).draw({}, torch.device("cpu")).tolist() == []
 
 
 def test_named_sizes_take_turns() -> None:
