@@ -108,6 +108,7 @@ class Judge:
         self.restless: set[str] = set()
         self.remembered: dict[tuple[int, str], bytes] = {}  # of the baseline's first run of each step
         self.integers: dict[tuple[int, str], Tensor] = {}  # of the baseline's first run of each step
+        self.swayed: dict[tuple[int, str], list[Tensor]] = {}  # the same of noisy runs
         self.infinite: set[str] = set()  # outputs that the baseline gives no finite numbers for on normal inputs
         self.baseline: Observation = {}
         self.candidate: Observation = {}
@@ -139,7 +140,8 @@ class Judge:
         real = [t for name, t in golden.items() if name.startswith("out/") and t.is_floating_point()]
         small = any(t.numel() < SMALL for t in real)
         jumps = any(name.startswith("grad/") for name in golden)
-        noisy = jumps or small or self.rough
+        ties = any(name.startswith("out/") and is_exact(t) for name, t in golden.items())
+        noisy = jumps or small or ties or self.rough
         return {
             "reference": f"fp64 on {self.fp64.device.type}",
             "steps": len(self.batches),
@@ -201,6 +203,8 @@ class Judge:
             self.earlier = returned or self.earlier
             self._find_unsteady(step, seen)
             self.step, self.baseline = step, seen
+        for name in (name for name in seen if noisy and name.startswith("out/") and is_exact(seen[name])):
+            self.swayed.setdefault((step, name), []).append(seen[name].clone())
         unjudged = {name for name in seen if name.startswith(("out/", "grad/", "buffer/", "after/"))}
         unjudged = {name for name in unjudged if not name.startswith("after/scaler/") and not optional(name)}
         kept, at = (self.noise, None) if noisy else (self.measured, step)  # noisy runs of all steps count for each
@@ -238,7 +242,7 @@ class Judge:
     def _find_unsteady(self, step: int, seen: Observation) -> None:
         """Integers that the baseline does not repeat, as a count of all calls so far, have no value to be equal to."""
         for name, tensor in seen.items():
-            if name.startswith("out/") and not tensor.is_floating_point() and not tensor.is_complex():
+            if name.startswith("out/") and is_exact(tensor):
                 first = self.integers.setdefault((step, name), tensor.clone())
                 if not identical(first.to(tensor.device), tensor):
                     self.unsteady.add(name)
@@ -352,8 +356,9 @@ class Judge:
             return Finding(name, "EXACT", message=f"{name} has no element to compare")
         if quantity.name in self.unsteady:
             return Finding(name, "EXACT", message=f"{name} is another one in every run of the baseline: not compared")
-        if not quantity.value.is_floating_point() and not quantity.value.is_complex():
-            return exact(name, quantity.value, self.baseline[_source(quantity.name)], quantity.reference)
+        if is_exact(quantity.value):
+            swayed = self.swayed.get((self.step, quantity.name), [])
+            return exact(name, quantity.value, self.baseline[_source(quantity.name)], quantity.reference, swayed)
         found = error(quantity.value, quantity.reference, quantity.scale)
         yardstick, plain = self._of(quantity), self._plain(quantity)
         limits = quantity.limits
@@ -520,9 +525,15 @@ class Judge:
     def _forget(self) -> None:
         self.step = -1
         arms = self.baseline, self.candidate
-        for memory in (*arms, self.skipped, self.rounded, self.measured, self.noise, self.allowed, self.integers):
+        known = self.measured, self.noise, self.allowed, self.integers, self.swayed
+        for memory in (*arms, self.skipped, self.rounded, *known):
             memory.clear()
         self.remembered.clear()
+
+
+def is_exact(tensor: Tensor) -> bool:
+    """Integers and bools, of which each element is right or wrong."""
+    return not tensor.is_floating_point() and not tensor.is_complex()
 
 
 def _resolution(stored: Tensor) -> tuple[float, float]:

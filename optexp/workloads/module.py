@@ -25,8 +25,8 @@ INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 @dataclass
 class Input:
-    """One input of the model. Real values are normal, or uniform from `low` to `high`; integers lie in low … high − 1, and
-    both of these are among them.
+    """One input of the model. Real values are normal, or uniform from `low` to `high`; integers lie in low … high − 1,
+    and both of these are among them.
 
     shape:  sizes, or names of sizes that `shapes` gives
     name:   of a keyword argument; None is the next position
