@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from optexp.equivalence.protocol import Verification
-from optexp.measurement import statistics, table
+from optexp.measurement import statistics
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.sampling import COLD, MAIN, Sample
 from optexp.measurement.watchdogs import FOREIGN, WATCHDOGS
@@ -21,7 +21,6 @@ from optexp.strategy import label
 def conclude(session: Session, samples: Sequence[Sample], verification: Verification) -> None:
     """The interval, the verdict it gives, and what it costs to get there."""
     result, protocol = session.result, session.protocol
-    table.write(samples, session.output / table.FILE)
     ratios = [[p.log_ratio for p in s.kept] for s in samples]
     result.verdict, interval = statistics.verdict(ratios, protocol.confidence, protocol.min_effect)
     result.speedup = Speedup(*interval.ratios(), confidence=protocol.confidence, processes=len(samples))

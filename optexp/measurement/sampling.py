@@ -12,12 +12,13 @@ from statistics import median
 from typing import Any
 from typing import Protocol as Interface
 
-from optexp.measurement.clock import Timing, account, now, taken_by_others, until_at_rest, worked_s
+from optexp.measurement.clock import Timing, account, now, share_taken, until_at_rest, worked_s
 from optexp.measurement.gpu import Read, Reading, between, slowing
 from optexp.measurement.load import Load
 from optexp.measurement.protocol import Protocol
 
 MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # what the second arm of a pair is
+RETRIED, UNBOUND, TEXTBOOK = "retried", "unbound", "textbook"  # why a process was measured beside those that count
 QUEUES = 12  # lengths of the queue in a block at least: ten after jitter
 TRIALS = 2  # blocks by which blocks are planned: the first may be short, and another program may disturb one
 REST_S = 0.25  # at most, for threads of an arm that may look out for work: some libraries' do so for 0.2 s
@@ -66,7 +67,10 @@ class Pair:
 
 @dataclass
 class Sample:
-    """What one process of each arm gave."""
+    """What one process of each arm gave.
+
+    aim:  why it was measured, where no verdict rests on it: RETRIED, UNBOUND or TEXTBOOK
+    """
 
     pairs: list[Pair] = field(default_factory=list)  # of all kinds
     recompiled: bool = False
@@ -79,6 +83,7 @@ class Sample:
     floor_s: float = 0.0  # what no program can beat, where that is known
     idle: dict[str, list[float]] = field(default_factory=dict)  # by arm: share of its cores it kept busy, not its turn
     load: dict[str, Load] = field(default_factory=dict)  # by arm, where it was looked at
+    aim: str = ""
 
     def of(self, kind: str) -> list[Pair]:
         return [pair for pair in self.pairs if pair.kind == kind]
@@ -119,7 +124,7 @@ class Ready:
         seconds, after = now() - begin, account(pid) if pid else None
         queued = None
         if pid and before and after:
-            queued = taken_by_others(before, after, seconds * len(os.sched_getaffinity(pid))) / seconds
+            queued = share_taken(before, after, seconds, len(os.sched_getaffinity(pid)))
         return replace(timing, aside_s=seconds - timing.wall_s * (timing.steps + self.lead_in), queued=queued)
 
     def look(self, order: Random, cold: bool = False) -> None:

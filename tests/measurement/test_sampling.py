@@ -235,6 +235,21 @@ def test_threads_of_an_arm_that_wait_for_each_other_lose_nothing() -> None:
     assert clock.taken_by_others((1.0, 0.5), (1.6, 0.7), core_s=1.0) == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize(
+    ("ran", "queued", "cores", "share"),
+    [
+        (0.7, 0.3, 1, 0.3),  # one thread: of the time
+        (0.7, 0.3, 16, 0.3),  # cores that it had no use for make it no better
+        (1.0, 1.0, 2, 0.5),  # two: each had half of what it asked for
+        (0.9, 1.1, 2, 0.55),
+        (0.01, 0.01, 2, 0.01),  # one that sleeps asks for little
+        (-3.0, 4.0, 2, 1.0),  # a thread ended
+    ],
+)
+def test_what_others_take_is_a_share(ran: float, queued: float, cores: int, share: float) -> None:
+    assert clock.share_taken((5.0, 5.0), (5.0 + ran, 5.0 + queued), 1.0, cores) == pytest.approx(share)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the state of threads is Linux's")
 def test_a_block_begins_when_other_arms_are_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its threads may look out for more work, on cores that the next arm needs."""
