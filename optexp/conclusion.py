@@ -30,6 +30,8 @@ def conclude(session: Session, samples: Sequence[Sample], verification: Verifica
         summarize(summary, name, samples, session.samples)
         first[name], summary.setup_s = summary.setup_s, median(result.measurement["setups_s"][name])
     watches = [watchdog(samples) for watchdog in WATCHDOGS]
+    if any(watch.undecides and not watch.ok for watch in watches):
+        result.verdict = Verdict.INCONCLUSIVE
     if session.experiment.environment.allow_foreign:
         watches = [replace(w, fatal=w.fatal and w.name != FOREIGN) for w in watches]
     result.measurement |= {
@@ -68,7 +70,7 @@ def series(samples: Sequence[Sample]) -> list[dict[str, list[float | None]]]:
 def l2(samples: Sequence[Sample], protocol: Protocol) -> dict[str, Any]:
     """What steps of the headline found in the GPU's cache, and the ratio with emptied caches if measured."""
     facts: dict[str, Any] = {"headline": "cold" if protocol.l2 == COLD else "warm"}
-    if cold := [ratios for s in samples if (ratios := [p.log_ratio for p in s.of(COLD)])]:
+    if cold := [ratios for s in samples if (ratios := [p.log_ratio for p in s.of(COLD) if p.counts])]:
         estimate, low, high = statistics.interval(cold, protocol.confidence).ratios()
         text = f"device time {ratio(estimate)}, {protocol.confidence:.0%} interval {low:.3g} to {high:.3g}"
         facts["cold"] = {"estimate": estimate, "low": low, "high": high, "text": text}

@@ -158,19 +158,20 @@ def sample(
             break
         timings, baseline_first = _in_turn(ready, order, protocol.l2 == COLD, result)
         after = read()
-        readings = tuple(reading for reading in (before, after) if reading)
-        result.pairs.append(Pair(*timings, baseline_first, MAIN, readings))
+        result.pairs.append(Pair(*timings, baseline_first, MAIN, _known(before, after)))
         if index % LOOK_EVERY == 0:
             ready["candidate"].look(order, protocol.l2 == COLD)
         before = after
         tell(index + 1)
         if "again" in ready and index % CONTROL_EVERY == 0:
             _rest(arms["candidate"])
-            result.pairs += _controls(ready["baseline"], ready["again"], order)
+            result.pairs += _controls(ready["baseline"], ready["again"], order, read)
+            before = read()
     if protocol.l2 == "both":
         for index in range(at_least):
+            before = read()
             timings, baseline_first = _in_turn(ready, order, True, result)
-            result.pairs.append(Pair(*timings, baseline_first, COLD))
+            result.pairs.append(Pair(*timings, baseline_first, COLD, _known(before, read())))
             if index % LOOK_EVERY == 0:
                 ready["candidate"].look(order, cold=True)
     result.recompiled = compiled != {name: _compilations(arm) for name, arm in arms.items()}
@@ -189,6 +190,10 @@ def _in_turn(
             _rest(*others.values())
             timings[name] = ready[name].block(ready[name].jittered(order), cold)
     return (timings["baseline"], timings["candidate"]), baseline_first
+
+
+def _known(*readings: Reading | None) -> tuple[Reading, ...]:
+    return tuple(reading for reading in readings if reading)
 
 
 def _rest(*arms: Caller) -> None:
@@ -211,7 +216,7 @@ def _watched(idle: Mapping[str, Caller], result: Sample) -> Iterator[None]:
             result.idle.setdefault(name, []).append(share)
 
 
-def _controls(baseline: Ready, again: Ready, order: Random) -> list[Pair]:
+def _controls(baseline: Ready, again: Ready, order: Random, read: Read) -> list[Pair]:
     """The baseline beside its own double and, where a block has 20 steps, beside itself with a delay of 5 %.
 
     The delay is exact: 21 steps for every 20 (21 turns for every 20, where kinds of batch take turns), told as the
@@ -220,7 +225,7 @@ def _controls(baseline: Ready, again: Ready, order: Random) -> list[Pair]:
     steps, unit = baseline.jittered(order), 20 * baseline.cycle
     counted = max(unit, steps // unit * unit) if baseline.steps >= unit else 0
     kinds = [MAIN, SAME, *([DELAYED] if counted else [])]
-    at, timings = {}, {}
+    at, timings, before = {}, {}, read()
     for place, kind in enumerate(order.sample(kinds, len(kinds))):
         run = steps if kind != DELAYED else counted * 21 // 20
         chosen, other = (again, baseline) if kind == SAME else (baseline, again)
@@ -228,7 +233,8 @@ def _controls(baseline: Ready, again: Ready, order: Random) -> list[Pair]:
         timing = chosen.block(run)
         at[kind] = place
         timings[kind] = timing.told_as(counted) if kind == DELAYED else timing
-    return [Pair(timings[MAIN], timings[kind], at[MAIN] < at[kind], kind) for kind in kinds if kind != MAIN]
+    readings = _known(before, read())
+    return [Pair(timings[MAIN], timings[kind], at[MAIN] < at[kind], kind, readings) for kind in kinds if kind != MAIN]
 
 
 def _warmed(name: str, arm: Caller, protocol: Protocol, order: Random, cycle: int, result: Sample) -> Ready:

@@ -218,12 +218,8 @@ def single(result: Result) -> str:
     """One step that is waited for: its percentiles in both arms, or that they are not known."""
     if not any(_both(result, "alone_us")):
         return ""
-    cells = [
-        f"{name} "
-        + " → ".join(microseconds(v) if v is not None else TOO_FEW for v in dict.fromkeys(_both(result, key)))
-        for name, key in PERCENTILES.items()
-    ]
-    return ", ".join(cells)
+    arms = {name: [_cell(us, microseconds, TOO_FEW) for us in _both(result, key)] for name, key in PERCENTILES.items()}
+    return ", ".join(f"{name} {' → '.join(dict.fromkeys(cells))}" for name, cells in arms.items())
 
 
 def remarks(result: Result) -> list[str]:

@@ -79,12 +79,8 @@ class Progress:
 
     def _say(self, new: bool = False) -> None:
         if not self.console.is_terminal and (new or time.monotonic() > self.said_at + SILENCE_S):
-            self.console.print(
-                ", ".join(filter(None, (self._sentence(), self._to_go()))),
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+            line = ", ".join(filter(None, (self._sentence(), self._to_go())))
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
             self.said_at = time.monotonic()
 
     def _sentence(self) -> str:

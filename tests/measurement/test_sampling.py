@@ -152,6 +152,18 @@ def test_the_card_is_read_around_every_pair_and_never_in_a_block() -> None:
     assert [[r.at_s for r in pair.readings] for pair in found.pairs] == [[i, i + 1] for i in range(12)]
 
 
+def test_the_card_is_read_around_controls_and_cold_pairs_too() -> None:
+    arms = {name: Scripted(1e-3) for name in ("baseline", "candidate", "again")}
+    reads = iter(range(1000))
+    found = sample(arms, Protocol(l2="both"), Random(0), 10, lambda: Reading(float(next(reads))))
+    for kind in (MAIN, SAME, DELAYED, COLD):
+        spans = [[reading.at_s for reading in pair.readings] for pair in found.of(kind)]
+        assert spans
+        assert all(after == before + 1 for before, after in spans)
+    hot = replace(found.of(SAME)[0].readings[1], reasons=("thermal slow-down",))
+    assert not replace(found.of(SAME)[0], readings=(hot,)).counts
+
+
 def test_a_card_that_heats_up_loses_the_pairs_from_then_on(nvml: Nvml, gpu: Gpu) -> None:
     class Heating(Scripted):
         def call(self, method: str, **arguments: Any) -> Any:
