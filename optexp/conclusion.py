@@ -42,6 +42,7 @@ def conclude(session: Session, samples: Sequence[Sample], verification: Verifica
         "l2": l2(samples, protocol),
         "processes": [{"log_ratio": s.log_ratio, "pairs": len(s.kept)} for s in samples],
         "pairs": [[[p.baseline.step_s * 1e6, p.candidate.step_s * 1e6] for p in s.kept] for s in samples],
+        "dropped": [[[p.baseline.step_s * 1e6, p.candidate.step_s * 1e6] for p in s.dropped] for s in samples],
         "series": series(samples),
         "cost": cost(session, result, first) | {"first_setup_s": first},
     }
@@ -56,13 +57,16 @@ def conclude(session: Session, samples: Sequence[Sample], verification: Verifica
 
 
 def series(samples: Sequence[Sample]) -> list[dict[str, list[float | None]]]:
-    """By process: when each pair began, and what the card said after it."""
+    """By process: when each pair began, what the card said after it, and whether it counts (1) where some do not."""
     begin = min(pair.start_s for s in samples for pair in s.kept)
     found = []
     for sample in samples:
-        columns: dict[str, list[float | None]] = {"at_s": [round(p.start_s - begin, 3) for p in sample.kept]}
+        pairs = sample.of(MAIN)
+        columns: dict[str, list[float | None]] = {"at_s": [round(p.start_s - begin, 3) for p in pairs]}
+        if sample.dropped:
+            columns["kept"] = [int(p.counts) for p in pairs]
         for name in ("sm_mhz", "power_w", "temperature_c"):
-            columns[name] = [getattr(p.readings[-1], name) if p.readings else None for p in sample.kept]
+            columns[name] = [getattr(p.readings[-1], name) if p.readings else None for p in pairs]
         found.append({name: values for name, values in columns.items() if any(v is not None for v in values)})
     return found
 

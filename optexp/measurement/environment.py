@@ -35,7 +35,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "allocator": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
         "matmul_precision": torch.get_float32_matmul_precision(),
-        "cudnn": {name: getattr(torch.backends.cudnn, name) for name in ("benchmark", "deterministic", "allow_tf32")},
+        "cudnn": {name: _cudnn(name) for name in ("benchmark", "deterministic", "allow_tf32")},
         "load": round(os.getloadavg()[0], 2),
         "git": _git(),
         "command": " ".join(sys.argv),
@@ -62,6 +62,14 @@ def _card(gpu: Gpu) -> dict[str, Any]:
         "ecc": None if ecc is None else bool(ecc[0]),
         "mig": None if mig is None else bool(mig[0]),
     }
+
+
+def _cudnn(flag: str) -> bool | str:
+    """torch refuses to sum up what its newer settings say of convolutions and of RNNs where they differ."""
+    try:
+        return bool(getattr(torch.backends.cudnn, flag))
+    except RuntimeError:
+        return "differs by operation"
 
 
 def _version(package: str) -> str | None:

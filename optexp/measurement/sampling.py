@@ -95,6 +95,12 @@ class Sample:
         return [pair for pair in main if pair.counts] or main
 
     @property
+    def dropped(self) -> list[Pair]:
+        """The others."""
+        main = self.of(MAIN)
+        return [pair for pair in main if not pair.counts] if any(pair.counts for pair in main) else []
+
+    @property
     def log_ratio(self) -> float:
         """The statistic of a process."""
         return median(pair.log_ratio for pair in self.kept)

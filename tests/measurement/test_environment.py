@@ -19,6 +19,19 @@ def test_flags_threads_and_cores_are_recorded() -> None:
     assert set(found["cudnn"]) == {"benchmark", "deterministic", "allow_tf32"}
 
 
+def test_flags_that_torch_cannot_sum_up_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mixed:
+        benchmark, deterministic = True, False
+
+        @property
+        def allow_tf32(self) -> bool:
+            raise RuntimeError
+
+    monkeypatch.setattr(torch.backends, "cudnn", Mixed())
+    said = {"benchmark": True, "deterministic": False, "allow_tf32": "differs by operation"}
+    assert environment.describe(torch.device("cpu"))["cudnn"] == said
+
+
 def test_the_commit_of_a_checkout_is_recorded_wherever_one_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
