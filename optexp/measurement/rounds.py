@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from math import ceil, exp, pi, sqrt
@@ -94,7 +94,8 @@ def _measure(
             interval = statistics.over_processes([s.log_ratio for s in samples], protocol.confidence)
             precise = statistics.precise_enough(interval, protocol.half_width)
             remaining = to_go_s(len(samples), spent, precise, protocol)
-            session.progress.update(f"{len(samples)} processes measured", remaining_s=remaining)
+            count = f"{len(samples)} process{'es' if len(samples) > 1 else ''}"
+            session.progress.update(f"{count} measured", remaining_s=remaining)
             enough = precise or spent > protocol.budget_s
             last = len(samples) == protocol.processes_max or (len(samples) >= protocol.processes_min and enough)
             if last:
@@ -180,15 +181,13 @@ def how_to_lock(session: Session, samples: Sequence[Sample]) -> str:
     return f"lock_clocks: {seen}; an administrator holds them with {session.gpu.lock_command(min(clocks))}"
 
 
-def retried(session: Session, order: Random) -> list[Sample]:
+def retried(session: Session, order: Random) -> Iterator[Sample]:
     """New processes for controls that failed: once in a hundred times chance is enough."""
-    samples = []
     for index in range(session.protocol.processes_min):
         found, arms = one_round(session, index, FEWEST_PAIRS * CONTROL_EVERY, order, control=True)
-        samples.append(replace(found, aim=RETRIED))
         for arm in arms.values():
             arm.close()
-    return samples
+        yield replace(found, aim=RETRIED)
 
 
 def fingerprint(session: Session) -> str:

@@ -282,6 +282,30 @@ def test_what_was_measured_is_written_down_however_it_ends(
     assert parquet.read_table(tmp_path / "samples.parquet").num_rows == 2 * 40 * 2
 
 
+def test_controls_that_were_run_again_are_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    biased = with_controls(1.04, 1.05)
+
+    def one_round(session: Any, index: int, pairs: int, order: Random, control: bool) -> Any:
+        main = made(constant(1e-3), constant(1e-3), pairs=pairs, processes=1)[0].pairs
+        return Sample([*main, *biased[index].pairs]), {"baseline": Mock()}
+
+    monkeypatch.setattr(rounds, "one_round", one_round)
+    monkeypatch.setattr(rounds, "fingerprint", lambda session: "0")
+    for name in ("differences", "floor", "look_at_load"):
+        monkeypatch.setattr(rounds, name, lambda *_: 0.0)
+    session = SimpleNamespace(
+        protocol=Protocol(), experiment=SimpleNamespace(seed=0), watch=Stopwatch(), gpu=None, isolated=False,
+        result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0), cores=[1], output=tmp_path,
+        progress=SimpleNamespace(update=lambda *args, **kwargs: None),
+    )  # fmt: skip
+    assert len(rounds.measure(session, lambda arms, samples: None)) == 5  # type: ignore[arg-type]
+    assert not session.result.measurement["controls"]["A/A"]["ok"]
+    rows = parquet.read_table(tmp_path / "samples.parquet").to_pylist()
+    kinds = {row["kind"] for row in rows}
+    assert kinds == {"main", "same", "delayed", "retried main", "retried same", "retried delayed"}
+    assert {row["process"] for row in rows} == set(range(10))
+
+
 @pytest.mark.parametrize(("cold_us", "refused"), [(60.0, True), (71.0, False), (200.0, False)])
 def test_work_that_its_own_stream_does_not_wait_for_is_refused(cold_us: float, refused: bool) -> None:
     result = Result(Verdict.ERROR, "", "gelu", ["aside"], "cuda:0", 0)
