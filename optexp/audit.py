@@ -75,14 +75,20 @@ def derived(record: Record) -> Verdict | None:
     interval = _interval(record)
     if interval is None:
         return Verdict.VERIFIED
-    if len(measurement["pairs"]) == 1 and statistics.too_noisy(interval):
-        return Verdict.INCONCLUSIVE
-    found = statistics.decide(interval, measurement["min_effect"])
+    found = _own(measurement, interval)
     if found in (Verdict.FASTER, Verdict.SLOWER) and against_itself(record["config"]):
         return Verdict.INVALID
     # One of many comparisons: by itself it would be a claim.
     lost = found in (Verdict.FASTER, Verdict.SLOWER) and measurement.get("p_holm", 0.0) >= 1 - _confidence(record)
     return Verdict.INCONCLUSIVE if lost else found
+
+
+def _own(measurement: Record, interval: statistics.Interval) -> Verdict:
+    """The verdict of pairs and watchdogs by themselves, before a correction for many comparisons."""
+    undecided = any(watch.get("undecides") and not watch["ok"] for watch in measurement.get("watchdogs", []))
+    if undecided or (len(measurement["pairs"]) == 1 and statistics.too_noisy(interval)):
+        return Verdict.INCONCLUSIVE
+    return statistics.decide(interval, measurement["min_effect"])
 
 
 # --- what can be wrong -----------------------------------------------------------------------------------------
@@ -185,7 +191,8 @@ def _trust(record: Record) -> Iterator[str]:
         accepted = watch["name"] == "foreign processes" and config.get("environment.allow_foreign")
         dropped = re.search(r"(\d+) of (\d+) pairs dropped", watch["text"])
         few = dropped is not None and 10 * int(dropped[1]) <= int(dropped[2])
-        if not (watch["ok"] or accepted or few or watch["name"] in REMARKS):
+        undecided = watch.get("undecides") and Verdict(record["verdict"]) is Verdict.INCONCLUSIVE
+        if not (watch["ok"] or accepted or few or undecided or watch["name"] in REMARKS):
             yield f"watchdog {watch['name']} refuses it: {watch['text']}"
     unmeasured = any(note.startswith("no controls:") for note in measurement.get("notes", []))
     if config.get("measurement.controls") and not unmeasured and tuple(controls) != CONTROLS:
@@ -204,9 +211,7 @@ def _headline(record: Record) -> Iterator[str]:
     assert found.speedup is not None
     measurement = {"l2": {"headline": "warm"}} | found.measurement
     # By itself, as it was before a correction for many comparisons.
-    own = statistics.decide(interval, record["measurement"]["min_effect"])
-    if len(record["measurement"]["pairs"]) == 1 and statistics.too_noisy(interval):
-        own = Verdict.INCONCLUSIVE
+    own = _own(record["measurement"], interval)
     speedup = replace(found.speedup, high=inf if found.speedup.high is None else found.speedup.high)
     precision = _dtype(record["equivalence"].get("contract", "")) or record["config"].get("dtype", "float32")
     against, weakest = record["config"].get("baseline", "baseline"), record["equivalence"].get("weakest")

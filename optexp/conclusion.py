@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from optexp.equivalence.protocol import Verification
-from optexp.measurement import statistics, table
+from optexp.measurement import statistics
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.sampling import COLD, MAIN, Sample
 from optexp.measurement.watchdogs import FOREIGN, WATCHDOGS
@@ -21,7 +21,6 @@ from optexp.strategy import label
 def conclude(session: Session, samples: Sequence[Sample], verification: Verification) -> None:
     """The interval, the verdict it gives, and what it costs to get there."""
     result, protocol = session.result, session.protocol
-    table.write(samples, session.output / table.FILE)
     ratios = [[p.log_ratio for p in s.kept] for s in samples]
     result.verdict, interval = statistics.verdict(ratios, protocol.confidence, protocol.min_effect)
     result.speedup = Speedup(*interval.ratios(), confidence=protocol.confidence, processes=len(samples))
@@ -31,6 +30,8 @@ def conclude(session: Session, samples: Sequence[Sample], verification: Verifica
         summarize(summary, name, samples, session.samples)
         first[name], summary.setup_s = summary.setup_s, median(result.measurement["setups_s"][name])
     watches = [watchdog(samples) for watchdog in WATCHDOGS]
+    if any(watch.undecides and not watch.ok for watch in watches):
+        result.verdict = Verdict.INCONCLUSIVE
     if session.experiment.environment.allow_foreign:
         watches = [replace(w, fatal=w.fatal and w.name != FOREIGN) for w in watches]
     result.measurement |= {
@@ -41,6 +42,7 @@ def conclude(session: Session, samples: Sequence[Sample], verification: Verifica
         "l2": l2(samples, protocol),
         "processes": [{"log_ratio": s.log_ratio, "pairs": len(s.kept)} for s in samples],
         "pairs": [[[p.baseline.step_s * 1e6, p.candidate.step_s * 1e6] for p in s.kept] for s in samples],
+        "dropped": [[[p.baseline.step_s * 1e6, p.candidate.step_s * 1e6] for p in s.dropped] for s in samples],
         "series": series(samples),
         "cost": cost(session, result, first) | {"first_setup_s": first},
     }
@@ -55,13 +57,16 @@ def conclude(session: Session, samples: Sequence[Sample], verification: Verifica
 
 
 def series(samples: Sequence[Sample]) -> list[dict[str, list[float | None]]]:
-    """By process: when each pair began, and what the card said after it."""
+    """By process: when each pair began, what the card said after it, and whether it counts (1) where some do not."""
     begin = min(pair.start_s for s in samples for pair in s.kept)
     found = []
     for sample in samples:
-        columns: dict[str, list[float | None]] = {"at_s": [round(p.start_s - begin, 3) for p in sample.kept]}
+        pairs = sample.of(MAIN)
+        columns: dict[str, list[float | None]] = {"at_s": [round(p.start_s - begin, 3) for p in pairs]}
+        if sample.dropped:
+            columns["kept"] = [int(p.counts) for p in pairs]
         for name in ("sm_mhz", "power_w", "temperature_c"):
-            columns[name] = [getattr(p.readings[-1], name) if p.readings else None for p in sample.kept]
+            columns[name] = [getattr(p.readings[-1], name) if p.readings else None for p in pairs]
         found.append({name: values for name, values in columns.items() if any(v is not None for v in values)})
     return found
 
@@ -69,7 +74,7 @@ def series(samples: Sequence[Sample]) -> list[dict[str, list[float | None]]]:
 def l2(samples: Sequence[Sample], protocol: Protocol) -> dict[str, Any]:
     """What steps of the headline found in the GPU's cache, and the ratio with emptied caches if measured."""
     facts: dict[str, Any] = {"headline": "cold" if protocol.l2 == COLD else "warm"}
-    if cold := [ratios for s in samples if (ratios := [p.log_ratio for p in s.of(COLD)])]:
+    if cold := [ratios for s in samples if (ratios := [p.log_ratio for p in s.of(COLD) if p.counts])]:
         estimate, low, high = statistics.interval(cold, protocol.confidence).ratios()
         text = f"device time {ratio(estimate)}, {protocol.confidence:.0%} interval {low:.3g} to {high:.3g}"
         facts["cold"] = {"estimate": estimate, "low": low, "high": high, "text": text}

@@ -42,6 +42,7 @@ TESTED = ("2.11", "2.13")  # of torch
 PROBES = {"cuda": ["workload=gelu", "workload.size=4096"], "cpu": ["workload=gelu", "workload.size=256"]}
 ITSELF = "against itself"
 MINUTE = ["measurement.budget_s=40", "measurement.warmup_s=1", "measurement.pairs=20"]
+STEADY = 1.01  # times the lowest clock: the highest, where nobody need care
 SIGNS = {True: "✓", False: "✗", None: "!"}
 
 
@@ -184,11 +185,20 @@ def trial(device: str, quick: bool) -> Iterator[Finding]:
         yield Finding(watch.name, watch.ok or (False if watch.fatal else None), watch.text)
     clocks = {r.sm_mhz for s in samples for pair in s.pairs for r in pair.readings if r.sm_mhz}
     if session.gpu and clocks:
-        steady = max(clocks) <= 1.01 * min(clocks)
-        text = f"SM at {min(clocks):.0f} to {max(clocks):.0f} MHz while measuring"
+        steady = max(clocks) <= STEADY * min(clocks)
         yield Finding(
-            "clocks", steady or None, text, f"an administrator holds them: {session.gpu.lock_command(min(clocks))}"
+            "clocks",
+            steady or None,
+            f"SM at {min(clocks):.0f} to {max(clocks):.0f} MHz while measuring: {held(min(clocks), max(clocks))}",
+            f"an administrator holds them: {session.gpu.lock_command(min(clocks))}",
         )
+
+
+def held(low: float, high: float) -> str:
+    """Whether somebody seems to hold the clocks, in words: NVML has no question for it."""
+    if high > STEADY * low:
+        return "they are not locked"
+    return "they look locked" if high == low else "they did not move as far as matters, locked or not"
 
 
 def equal(samples: Sequence[Sample], session: Session) -> Finding:

@@ -99,7 +99,8 @@ TIMES = (
     "step_us", "device_us", "busy_us", "alone_us", "p5_us", "p95_us", "p99_us", "cold_us",
     "throughput", "energy_j", "power_w", "utilisation",
 )  # fmt: skip
-TELLING = ("cost", "pairs", "processes", "p_value", "p_holm")  # of the measurement: they hold the ratio
+TELLING = ("cost", "pairs", "dropped", "processes", "p_value", "p_holm")  # of the measurement: they hold the ratio
+MACHINE = ("throttling", "power cap", "foreign processes", "cores")  # watchdogs that say nothing of an arm's speed
 
 
 @dataclass
@@ -153,7 +154,9 @@ class Result:
             for part, name in (("l2", "cold"), ("placement", "unbound")):
                 self.measurement.get(part, {}).pop(name, None)
             if watches := self.measurement.get("watchdogs"):  # some of the others say what both arms take
-                self.measurement["watchdogs"] = [w for w in watches if w["fatal"] and not w["ok"]]
+                self.measurement["watchdogs"] = [
+                    w for w in watches if w["name"] in MACHINE or (w["fatal"] and not w["ok"])
+                ]
             for arm, summary in (("baseline", self.baseline), ("candidate", self.candidate)):
                 self.profile.get(arm, {}).get("metrics", {}).pop("step_us", None)
                 for name in TIMES:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from optexp.conclusion import conclude, cost, summarize
+from optexp.audit import derived, problems
+from optexp.conclusion import conclude, cost, l2, summarize
 from optexp.config import Experiment
 from optexp.equivalence.protocol import Verification
+from optexp.measurement.gpu import Reading
 from optexp.measurement.load import Load
-from optexp.measurement.sampling import COLD, Pair
+from optexp.measurement.protocol import Protocol
+from optexp.measurement.sampling import COLD, Pair, Sample
 from optexp.reporting import report, summary
 from optexp.reporting.terminal import Progress
-from optexp.result import ArmSummary, Result, Speedup, Verdict
+from optexp.result import ArmSummary, Result, Speedup, Verdict, finite
 from optexp.session import Session, Stop
 from optexp.stopwatch import Stopwatch
 from tests.measurement.samples import constant, made, timing
@@ -74,7 +79,7 @@ def test_what_must_be_paid_back_is_compiling_once_where_that_was_seen(
     assert (found["paid_back"], found["break_even_steps"]) == (paid, steps)
     assert found["hours_saved"] == pytest.approx(1 - steps / 3_600_000)
     result.measurement["cost"] = found
-    assert f"paid back after {steps:,} steps ({'empty' if caches else 'warm'} caches)" in summary.cost(result)
+    assert f"paid back after {steps:,} steps ({'empty' if caches else 'warm'} caches, " in summary.cost(result)
 
 
 def test_an_interval_without_a_lower_end_loses_no_billions_of_hours() -> None:
@@ -113,6 +118,47 @@ def test_no_ratio_leaves_with_an_invalid_measurement_in_words_or_figures() -> No
     }  # fmt: skip
     assert result.explanation == []
     assert "×" not in report.render(result)
+
+
+def test_cold_pairs_of_a_slowed_card_do_not_count() -> None:
+    samples = made(constant(1e-3), constant(1e-3), noise=0.0)
+    hot = (Reading(0.0, reasons=("thermal slow-down",)),)
+    for sample in samples:
+        sample.pairs += [replace(pair, kind=COLD, baseline=timing(2e-3)) for pair in sample.pairs]
+        sample.pairs += [replace(pair, kind=COLD, candidate=timing(9e-3), readings=hot) for pair in sample.pairs]
+    assert l2(samples, Protocol(l2="both"))["cold"]["estimate"] == pytest.approx(2)
+
+
+def crowded(share: float) -> list[Sample]:
+    """Arms that seemed slow while blocks were planned, and for so much of their time had no core."""
+    samples = made(constant(2e-3), constant(1e-3), noise=0.0001)
+    for sample in samples:
+        sample.alone = {arm: [1.1e-3] for arm in ("baseline", "candidate")}
+        sample.planned_s = {"baseline": 2e-3, "candidate": 0.3}
+        sample.pairs = [replace(p, candidate=replace(p.candidate, queued=share)) for p in sample.pairs]
+        sample.pairs = [replace(p, baseline=replace(p.baseline, queued=0.0)) for p in sample.pairs]
+    return samples
+
+
+def test_a_slow_start_among_other_programs_decides_nothing(experiment: Of, tmp_path: Path) -> None:
+    asked = experiment("workload=gelu", "measurement=quick", "device=cpu", "isolation=none", "strategy=inplace")
+    with session(asked, tmp_path) as held, pytest.raises(Stop, match="300 times as long") as stop:
+        conclude(held, crowded(0.05), Verification(str(held.contract)))
+    assert stop.value.verdict is Verdict.INVALID
+    with session(asked, tmp_path) as held:
+        conclude(held, crowded(0.4), Verification(str(held.contract)))
+        result = held.result
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert "may be due to other programs on its cores" in result.headline
+    assert result.speedup is not None
+    assert result.speedup.low > 1.9
+    result.evidence, result.equivalence = [{"engaged": True}], {"ok": True}
+    record = json.loads(json.dumps(finite(asdict(result)), default=str))
+    assert derived(record) is Verdict.INCONCLUSIVE
+    assert not [problem for problem in problems(record) if "slow start" in problem or "headline" in problem]
+    record["verdict"] = "FASTER"
+    assert "the verdict is FASTER, and the record gives INCONCLUSIVE" in problems(record)
+    assert any("slow start refuses it" in problem for problem in problems(record))
 
 
 # --- from samples to the verdict ---------------------------------------------------------------------------------

@@ -85,3 +85,11 @@ def test_the_whole_examination_without_a_gpu(tmp_path: Path) -> None:
         assert f" {name} " in done.stdout
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [(1980, 1980, "look locked"), (1980, 1995, "locked or not"), (1200, 1980, "not locked")],
+)
+def test_whether_clocks_are_locked_is_said_in_words(low: float, high: float, words: str) -> None:
+    assert words in doctor.held(low, high)

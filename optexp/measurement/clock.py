@@ -25,6 +25,7 @@ _rest: Callable[[int], None] = getattr(torch._C, "_cuda_sleep", lambda cycles: N
 
 CYCLES = 2e9  # of an SM in a second, at most
 MOST_REST_S = 1e-3
+SINGLES, SINGLES_S = 100, 0.3  # steps: five beyond the 95th percentile, and of five processes beyond the 99th
 
 _HANDS: list[tuple[Any, str]] = [
     *((time, name) for name in ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns")),
@@ -44,8 +45,7 @@ class Timing:
     cold:     caches were emptied before every step, so that only the device's time is the step's own
     skipped:  a loss scale fell, so that a step was left out
     aside_s:  how much longer than its steps the block kept its caller waiting, by the caller's own clock
-    queued:   share of that wait in which threads of the arm were ready and others had its cores, at most; None where
-              nobody tells
+    queued:   share of its time for which the arm had to do without a core (see `share_taken`); None where nobody tells
     """
 
     steps: int
@@ -105,6 +105,16 @@ def taken_by_others(before: tuple[float, float], after: tuple[float, float], cor
     """
     ran, queued = (late - early for late, early in zip(after, before, strict=True))
     return max(0.0, min(queued, core_s - ran))
+
+
+def share_taken(before: tuple[float, float], after: tuple[float, float], seconds: float, cores: int) -> float:
+    """The same as a share, 0 to 1: of the time or, where several threads ran at once, of all that they asked for.
+
+    So one thread that has to wait weighs the same on two cores as on sixty, and one that mostly sleeps asks for little.
+    """
+    taken = taken_by_others(before, after, seconds * cores)
+    ran = max(0.0, after[0] - before[0])  # less than nothing where a thread ended, and its account with it
+    return taken / max(seconds, ran + taken)
 
 
 def until_at_rest(pid: int, within_s: float) -> None:
@@ -217,7 +227,8 @@ def warm_up(run: Callable[[], object], device: torch.device, limit_s: float) -> 
     """Run until the medians of two successive windows differ by at most 2 %, or `limit_s` has passed.
 
     A window is 20 steps and at least 0.25 s; a step so long that 20 do not fit counts as its own window.
-    Returns the last window: seconds of each step, one at a time.
+    Returns seconds of each steady step, one at a time: of the windows that agree or, where none did, of the last two.
+    The very first is steady in neither case, unless there is no other. Some more are timed where those are few.
     """
     begin = now()
 
@@ -230,12 +241,17 @@ def warm_up(run: Callable[[], object], device: torch.device, limit_s: float) -> 
                 break
         return samples
 
-    current = window()
+    windows = [window()]
     while now() - begin < limit_s:
-        previous, current = current, window()
-        if abs(median(current) - median(previous)) <= 0.02 * median(previous):
+        windows.append(window())
+        before, after = map(median, windows[-2:])
+        if abs(after - before) <= 0.02 * before:
             break
-    return current
+    steady = [seconds for samples in (windows[1:] or windows)[-2:] for seconds in samples]
+    end = now() + SINGLES_S - median(steady)
+    while len(steady) < SINGLES and now() < end:
+        steady.append(time_block(run, 1, device).wall_s)
+    return steady
 
 
 _HANDS += [  # this module's own, once they are defined

@@ -24,7 +24,7 @@ class Control:
     """What one control gave, as ratios of times.
 
     ok:     its interval does not exclude what is known to be true
-    found:  a known difference was seen
+    found:  a known difference was seen; of equal arms: the interval is narrow enough to have seen it
     since:  the day on which it was, where that is remembered
     """
 
@@ -44,19 +44,22 @@ def judge(samples: Sequence[Sample], protocol: Protocol) -> dict[str, Control]:
 
 
 def _judge(kind: str, samples: Sequence[Sample], protocol: Protocol) -> Control:
-    processes = [ratios for s in samples if (ratios := [-pair.log_ratio for pair in s.of(kind)])]
-    if not processes:
+    if not any(s.of(kind) for s in samples):
         return Control(kind, True, True, "skipped: a block has fewer than 20 steps, which an exact delay needs")
+    processes = [ratios for s in samples if (ratios := [-pair.log_ratio for pair in s.of(kind) if pair.counts])]
+    if not processes:
+        return Control(kind, True, False, "the GPU was slowed in every pair: nothing to tell from")
     interval = statistics.interval(processes, protocol.confidence)
     if isinf(interval.half_width):
         return Control(kind, True, False, "too few pairs to tell")
     truth, tolerance = (log(DELAY) if kind == DELAYED else 0.0), log(1 + protocol.min_effect)
     ok = interval.low <= truth + tolerance and interval.high >= truth - tolerance
-    found = kind == SAME or interval.low > 0 or interval.high < 0
+    found = interval.half_width <= log(DELAY) if kind == SAME else interval.low > 0 or interval.high < 0
     estimate, low, high = (exp(end) - 1 for end in (interval.estimate, interval.low, interval.high))
     basis = f"{estimate:+.1%}, {protocol.confidence:.0%} interval {low:+.1%} to {high:+.1%}"
     if kind == SAME:
         text = f"a second process of the baseline takes {basis}"
+        text += "" if found else f": too noisy to tell, a difference of {DELAY - 1:.0%} would not be seen here"
     else:
         text = f"a delay of {DELAY - 1:.0%} was {'' if found else 'not '}found: {basis}"
         text += "" if found else ": smaller differences than this interval's width cannot be seen here"

@@ -14,6 +14,8 @@ import torch
 
 from optexp.measurement.gpu import Gpu
 
+CHECKOUT = Path(__file__).parents[2]
+
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Facts that the parent can read without touching CUDA."""
@@ -25,12 +27,15 @@ def describe(device: torch.device) -> dict[str, Any]:
         "triton": _version("triton"),
         "mlflow": _version("mlflow"),
         "optexp": _version("optexp"),
+        "optexp_git": _git(CHECKOUT) if (CHECKOUT / ".git").exists() else None,  # a worktree has a file there
         "platform": platform.platform(),
         "cpu": _cpu_model(),
         "cpu_count": os.cpu_count(),
-        "affinity": len(os.sched_getaffinity(0)),
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
         "allocator": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
         "matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn": {name: _cudnn(name) for name in ("benchmark", "deterministic", "allow_tf32")},
         "load": round(os.getloadavg()[0], 2),
         "git": _git(),
         "command": " ".join(sys.argv),
@@ -59,6 +64,14 @@ def _card(gpu: Gpu) -> dict[str, Any]:
     }
 
 
+def _cudnn(flag: str) -> bool | str:
+    """torch refuses to sum up what its newer settings say of convolutions and of RNNs where they differ."""
+    try:
+        return bool(getattr(torch.backends.cudnn, flag))
+    except RuntimeError:
+        return "differs by operation"
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -74,11 +87,12 @@ def _cpu_model() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _git() -> dict[str, Any] | None:
-    """Commit and dirty state of the working folder, if it is a repository."""
+def _git(folder: Path | None = None) -> dict[str, Any] | None:
+    """Commit and dirty state of a folder, or of the working one, if it is a repository."""
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=5)
+        return done.stdout.strip()
 
     try:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}

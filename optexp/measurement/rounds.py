@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from math import exp, pi, sqrt
+from math import ceil, exp, pi, sqrt
 from random import Random
 from statistics import fmean, median, variance
 
-from optexp.measurement import controls, placement, statistics
+from optexp.measurement import controls, placement, statistics, table
 from optexp.measurement.floor import floor_s
 from optexp.measurement.load import under_load
 from optexp.measurement.neighbours import neighbours
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.sampling import COLD, CONTROL_EVERY, QUEUES, Sample, sample
+from optexp.measurement.sampling import COLD, CONTROL_EVERY, QUEUES, RETRIED, UNBOUND, Sample, sample
 from optexp.measurement.watchdogs import impossible
 from optexp.reporting.wording import duration, ratio
 from optexp.result import Result, Verdict
@@ -36,9 +37,7 @@ def refuse_company(session: Session) -> None:
     if session.gpu is None:
         return
     found, hidden = neighbours(session.gpu)
-    if hidden:
-        text = f"{hidden} processes on the GPU have ids that mean nothing here (another container's): they may disturb"
-        session.result.measurement["notes"].append(text)
+    note_hidden(session.result, hidden)
     if found and not session.experiment.environment.allow_foreign:
         raise Stop(
             Verdict.INVALID,
@@ -46,15 +45,38 @@ def refuse_company(session: Session) -> None:
         )
 
 
+def note_hidden(result: Result, count: int) -> None:
+    """Say once that there are processes on the card of which nothing can be told."""
+    text = f"{count} processes on the GPU have ids that mean nothing here (another container's): they may disturb"
+    if count > 0 and text not in result.measurement["notes"]:
+        result.measurement["notes"].append(text)
+
+
 def measure(
     session: Session, finally_: Callable[[Mapping[str, Arm], Sequence[Sample]], None], fresh: bool = False
 ) -> list[Sample]:
-    """Interleaved blocks in several processes of each arm.
+    """Interleaved blocks in several processes of each arm. However it ends, every block of them is written down.
 
     finally_: is given the last arms, before they end, and all that was measured
     fresh:    controls are run although they are known
     """
-    protocol, samples, order = session.protocol, list[Sample](), Random(session.experiment.seed)
+    samples, beside = list[Sample](), list[Sample]()
+    try:
+        _measure(session, finally_, fresh, samples, beside)
+    finally:
+        table.write([*samples, *beside], session.output / table.FILE)
+    return samples
+
+
+def _measure(
+    session: Session,
+    finally_: Callable[[Mapping[str, Arm], Sequence[Sample]], None],
+    fresh: bool,
+    samples: list[Sample],
+    beside: list[Sample],
+) -> None:
+    """Fills `samples`, on which the verdict rests, and `beside`."""
+    protocol, order = session.protocol, Random(session.experiment.seed)
     session.result.measurement["setups_s"] = {}
     phases = session.watch.seconds
     already = sum(phases.values())
@@ -70,9 +92,11 @@ def measure(
             samples.append(found)
             spent = sum(phases.values()) - already
             interval = statistics.over_processes([s.log_ratio for s in samples], protocol.confidence)
-            remaining = max(protocol.processes_min - len(samples), 0) * spent / len(samples)
-            session.progress.update(f"{len(samples)} processes measured", remaining_s=remaining)
-            enough = statistics.precise_enough(interval, protocol.half_width) or spent > protocol.budget_s
+            precise = statistics.precise_enough(interval, protocol.half_width)
+            remaining = to_go_s(len(samples), spent, precise, protocol)
+            count = f"{len(samples)} process{'es' if len(samples) > 1 else ''}"
+            session.progress.update(f"{count} measured", remaining_s=remaining)
+            enough = precise or spent > protocol.budget_s
             last = len(samples) == protocol.processes_max or (len(samples) >= protocol.processes_min and enough)
             if last:
                 look_at_load(session, arms, found)
@@ -90,19 +114,27 @@ def measure(
         if due:
             judged = controls.judge(samples, protocol)
             if controls.failed(judged):
-                judged = controls.judge(retried(session, order), protocol)
+                beside += retried(session, order)
+                judged = controls.judge(beside, protocol)
     refuse_work_aside(session.result, samples)
     if waiting := host_bound(session.result):
-        placed = session.result.measurement["placement"]
-        placed["text"] += f"; {waiting}"
+        session.result.measurement["notes"].append(waiting)
         if protocol.processes_max > 1 and session.isolated and set(session.cores) < session.own_cores:
-            placed["unbound"] = unbound(session, len(samples), order)
+            beside.append(unbound(session, len(samples), order))
+            session.result.measurement["placement"]["unbound"] = how_unbound(session, beside[-1])
     if protocol.lock_clocks:
         session.result.measurement["notes"].append(how_to_lock(session, samples))
     session.result.measurement["controls"] = {name: asdict(control) for name, control in judged.items()}
     if due and known:
         controls.remember(known, judged)
-    return samples
+
+
+def to_go_s(done: int, spent_s: float, precise: bool, protocol: Protocol) -> float:
+    """Seconds of measuring that are left: to the fewest processes and, while they do not agree, to the budget's end."""
+    each = max(spent_s / done, 1e-3)
+    least = max(protocol.processes_min - done, 0)
+    budget = 0 if precise else max(0, ceil((protocol.budget_s - spent_s) / each))
+    return max(least, min(protocol.processes_max - done, budget)) * each
 
 
 def refuse_work_aside(result: Result, samples: Sequence[Sample]) -> None:
@@ -125,11 +157,16 @@ def host_bound(result: Result) -> str:
     return f"host-bound: the GPU is busy {' and '.join(said)}" if said else ""
 
 
-def unbound(session: Session, index: int, order: Random) -> str:
-    """What one more process gives where the system chooses the cores: a result of the host depends on that."""
+def unbound(session: Session, index: int, order: Random) -> Sample:
+    """One more process where the system chooses the cores: a result of the host depends on that."""
     found, arms = one_round(session, index, FEWEST_PAIRS, order, control=False, bound=False)
     for arm in arms.values():
         arm.close()
+    return replace(found, aim=UNBOUND)
+
+
+def how_unbound(session: Session, found: Sample) -> str:
+    """What that gives, in words."""
     times = [median(getattr(pair, name).wall_s for pair in found.kept) for name in ("baseline", "candidate")]
     took = f"{duration(times[0])} and {duration(times[1])}"
     return f"free on all {len(session.own_cores)} cores it is {ratio(exp(found.log_ratio))} ({took}, one process)"
@@ -144,15 +181,13 @@ def how_to_lock(session: Session, samples: Sequence[Sample]) -> str:
     return f"lock_clocks: {seen}; an administrator holds them with {session.gpu.lock_command(min(clocks))}"
 
 
-def retried(session: Session, order: Random) -> list[Sample]:
+def retried(session: Session, order: Random) -> Iterator[Sample]:
     """New processes for controls that failed: once in a hundred times chance is enough."""
-    samples = []
     for index in range(session.protocol.processes_min):
         found, arms = one_round(session, index, FEWEST_PAIRS * CONTROL_EVERY, order, control=True)
-        samples.append(found)
         for arm in arms.values():
             arm.close()
-    return samples
+        yield replace(found, aim=RETRIED)
 
 
 def fingerprint(session: Session) -> str:
@@ -201,7 +236,11 @@ def one_round(
         tell = partial(session.progress.update, doing, total=pairs)
         found = sample(arms, session.protocol, order, pairs, read, cycle, tell)
         if gpu:
-            found.foreign = tuple(neighbours(gpu, session.processes(), since_s)[0])
+            foreign, hidden = neighbours(gpu, session.processes(), since_s)
+            found.foreign = tuple(foreign)
+            # Arms that are not among those on the card are there under ids of another container, too.
+            unseen = {getattr(arm, "pid", os.getpid()) for arm in arms.values()} - gpu.processes().keys()
+            note_hidden(session.result, hidden - len(unseen))
     return found, arms
 
 

@@ -12,12 +12,13 @@ from statistics import median
 from typing import Any
 from typing import Protocol as Interface
 
-from optexp.measurement.clock import Timing, account, now, taken_by_others, until_at_rest, worked_s
+from optexp.measurement.clock import Timing, account, now, share_taken, until_at_rest, worked_s
 from optexp.measurement.gpu import Read, Reading, between, slowing
 from optexp.measurement.load import Load
 from optexp.measurement.protocol import Protocol
 
 MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # what the second arm of a pair is
+RETRIED, UNBOUND, TEXTBOOK = "retried", "unbound", "textbook"  # why a process was measured beside those that count
 QUEUES = 12  # lengths of the queue in a block at least: ten after jitter
 TRIALS = 2  # blocks by which blocks are planned: the first may be short, and another program may disturb one
 REST_S = 0.25  # at most, for threads of an arm that may look out for work: some libraries' do so for 0.2 s
@@ -66,7 +67,10 @@ class Pair:
 
 @dataclass
 class Sample:
-    """What one process of each arm gave."""
+    """What one process of each arm gave.
+
+    aim:  why it was measured, where no verdict rests on it: RETRIED, UNBOUND or TEXTBOOK
+    """
 
     pairs: list[Pair] = field(default_factory=list)  # of all kinds
     recompiled: bool = False
@@ -79,6 +83,7 @@ class Sample:
     floor_s: float = 0.0  # what no program can beat, where that is known
     idle: dict[str, list[float]] = field(default_factory=dict)  # by arm: share of its cores it kept busy, not its turn
     load: dict[str, Load] = field(default_factory=dict)  # by arm, where it was looked at
+    aim: str = ""
 
     def of(self, kind: str) -> list[Pair]:
         return [pair for pair in self.pairs if pair.kind == kind]
@@ -88,6 +93,12 @@ class Sample:
         """The pairs that count; where none would be left, all of them: a watchdog then refuses the measurement."""
         main = self.of(MAIN)
         return [pair for pair in main if pair.counts] or main
+
+    @property
+    def dropped(self) -> list[Pair]:
+        """The others."""
+        main = self.of(MAIN)
+        return [pair for pair in main if not pair.counts] if any(pair.counts for pair in main) else []
 
     @property
     def log_ratio(self) -> float:
@@ -119,7 +130,7 @@ class Ready:
         seconds, after = now() - begin, account(pid) if pid else None
         queued = None
         if pid and before and after:
-            queued = taken_by_others(before, after, seconds * len(os.sched_getaffinity(pid))) / seconds
+            queued = share_taken(before, after, seconds, len(os.sched_getaffinity(pid)))
         return replace(timing, aside_s=seconds - timing.wall_s * (timing.steps + self.lead_in), queued=queued)
 
     def look(self, order: Random, cold: bool = False) -> None:
@@ -153,19 +164,20 @@ def sample(
             break
         timings, baseline_first = _in_turn(ready, order, protocol.l2 == COLD, result)
         after = read()
-        readings = tuple(reading for reading in (before, after) if reading)
-        result.pairs.append(Pair(*timings, baseline_first, MAIN, readings))
+        result.pairs.append(Pair(*timings, baseline_first, MAIN, _known(before, after)))
         if index % LOOK_EVERY == 0:
             ready["candidate"].look(order, protocol.l2 == COLD)
         before = after
         tell(index + 1)
         if "again" in ready and index % CONTROL_EVERY == 0:
             _rest(arms["candidate"])
-            result.pairs += _controls(ready["baseline"], ready["again"], order)
+            result.pairs += _controls(ready["baseline"], ready["again"], order, read)
+            before = read()
     if protocol.l2 == "both":
         for index in range(at_least):
+            before = read()
             timings, baseline_first = _in_turn(ready, order, True, result)
-            result.pairs.append(Pair(*timings, baseline_first, COLD))
+            result.pairs.append(Pair(*timings, baseline_first, COLD, _known(before, read())))
             if index % LOOK_EVERY == 0:
                 ready["candidate"].look(order, cold=True)
     result.recompiled = compiled != {name: _compilations(arm) for name, arm in arms.items()}
@@ -184,6 +196,10 @@ def _in_turn(
             _rest(*others.values())
             timings[name] = ready[name].block(ready[name].jittered(order), cold)
     return (timings["baseline"], timings["candidate"]), baseline_first
+
+
+def _known(*readings: Reading | None) -> tuple[Reading, ...]:
+    return tuple(reading for reading in readings if reading)
 
 
 def _rest(*arms: Caller) -> None:
@@ -206,7 +222,7 @@ def _watched(idle: Mapping[str, Caller], result: Sample) -> Iterator[None]:
             result.idle.setdefault(name, []).append(share)
 
 
-def _controls(baseline: Ready, again: Ready, order: Random) -> list[Pair]:
+def _controls(baseline: Ready, again: Ready, order: Random, read: Read) -> list[Pair]:
     """The baseline beside its own double and, where a block has 20 steps, beside itself with a delay of 5 %.
 
     The delay is exact: 21 steps for every 20 (21 turns for every 20, where kinds of batch take turns), told as the
@@ -215,7 +231,7 @@ def _controls(baseline: Ready, again: Ready, order: Random) -> list[Pair]:
     steps, unit = baseline.jittered(order), 20 * baseline.cycle
     counted = max(unit, steps // unit * unit) if baseline.steps >= unit else 0
     kinds = [MAIN, SAME, *([DELAYED] if counted else [])]
-    at, timings = {}, {}
+    at, timings, before = {}, {}, read()
     for place, kind in enumerate(order.sample(kinds, len(kinds))):
         run = steps if kind != DELAYED else counted * 21 // 20
         chosen, other = (again, baseline) if kind == SAME else (baseline, again)
@@ -223,7 +239,8 @@ def _controls(baseline: Ready, again: Ready, order: Random) -> list[Pair]:
         timing = chosen.block(run)
         at[kind] = place
         timings[kind] = timing.told_as(counted) if kind == DELAYED else timing
-    return [Pair(timings[MAIN], timings[kind], at[MAIN] < at[kind], kind) for kind in kinds if kind != MAIN]
+    readings = _known(before, read())
+    return [Pair(timings[MAIN], timings[kind], at[MAIN] < at[kind], kind, readings) for kind in kinds if kind != MAIN]
 
 
 def _warmed(name: str, arm: Caller, protocol: Protocol, order: Random, cycle: int, result: Sample) -> Ready:

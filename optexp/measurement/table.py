@@ -15,7 +15,9 @@ GPU = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "energy_j")  # of the
 
 
 def write(samples: Sequence[Sample], path: Path) -> None:
-    """One row a block; times in µs a step, `start_s` since the first block."""
+    """One row a block; times in µs a step, `start_s` since the first block. Nothing where nothing was measured."""
+    if not any(sample.pairs for sample in samples):
+        return
     import pyarrow
     from pyarrow import parquet
 
@@ -40,7 +42,11 @@ def write(samples: Sequence[Sample], path: Path) -> None:
 
 def rows(samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
     """`kind` says what the candidate's blocks are: the candidate's own (main, or cold with emptied caches) or, in a
-    control, the baseline's (same, delayed)."""
+    control, the baseline's (same, delayed).
+
+    What no verdict rests on comes last, and says so: "retried same" is a control that failed and was run again,
+    "unbound main" of arms free on all cores, "textbook main" and "textbook same" of single trials.
+    """
     begin = min(t.start_s for s in samples for p in s.pairs for t in (p.baseline, p.candidate))
     for process, sample in enumerate(samples):
         counts: dict[str, int] = {}
@@ -48,7 +54,8 @@ def rows(samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
             index = counts[pair.kind] = counts.get(pair.kind, -1) + 1
             for arm, timing in (("baseline", pair.baseline), ("candidate", pair.candidate)):
                 first = pair.baseline_first == (arm == "baseline")
-                place = {"process": process, "kind": pair.kind, "pair": index, "arm": arm, "first": first}
+                kind = f"{sample.aim} {pair.kind}".lstrip()
+                place = {"process": process, "kind": kind, "pair": index, "arm": arm, "first": first}
                 yield place | _block(timing, timing.start_s - begin) | _gpu(pair)
 
 

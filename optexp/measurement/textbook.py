@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean, median
 
-from optexp.measurement import placement
+from optexp.measurement import placement, table
+from optexp.measurement.clock import Timing
+from optexp.measurement.sampling import MAIN, SAME, TEXTBOOK, Pair, Sample
 from optexp.reporting.wording import ratio
 from optexp.result import Verdict
 from optexp.session import Arm, Session
@@ -16,7 +18,7 @@ REPEATS = 4  # in each process
 def measure(session: Session) -> None:
     """Fill in the result: what the usual way says here, and how often it sees a difference where there is none."""
     protocol, result = session.protocol, session.result
-    equal, compared = list[float](), list[tuple[float, float]]()
+    equal, compared, samples = list[float](), list[tuple[float, float]](), list[Sample]()
     stacks = {"baseline": session.baseline, "candidate": session.stack, "again": session.baseline}
     with placement.keep_off(session.cores if session.isolated else []):
         for index in range(protocol.processes_min):
@@ -25,12 +27,18 @@ def measure(session: Session) -> None:
                 for arm in arms.values():
                     arm.wait()
             with session.working("measurement", f"process {index + 1}: measuring"):
+                samples.append(Sample(aim=TEXTBOOK))
                 for _ in range(REPEATS):
-                    means = {name: _mean(arms, name, protocol.trials) for name in ("baseline", "candidate", "again")}
+                    trials = {name: _trials(arms, name, protocol.trials) for name in ("baseline", "candidate", "again")}
+                    means = {name: fmean(trial.wall_s for trial in found) for name, found in trials.items()}
                     compared.append((means["baseline"], means["candidate"]))
                     equal.append(means["baseline"] / means["again"])
+                    for kind, second in ((MAIN, "candidate"), (SAME, "again")):
+                        both = zip(trials["baseline"], trials[second], strict=True)
+                        samples[-1].pairs += [Pair(*blocks, True, kind) for blocks in both]
             for arm in arms.values():
                 arm.close()
+    table.write(samples, session.output / table.FILE)
     for place, name in enumerate(("baseline", "candidate")):
         summary, step_s = getattr(result, name), median(pair[place] for pair in compared)
         summary.step_us, summary.throughput = step_s * 1e6, session.samples / step_s
@@ -49,6 +57,5 @@ def measure(session: Session) -> None:
     )
 
 
-def _mean(arms: Mapping[str, Arm], name: str, trials: int) -> float:
-    timings = [arms[name].call("block", steps=1, lead_in=int(trial == 0)) for trial in range(trials)]
-    return fmean(timing.wall_s for timing in timings)
+def _trials(arms: Mapping[str, Arm], name: str, trials: int) -> list[Timing]:
+    return [arms[name].call("block", steps=1, lead_in=int(trial == 0)) for trial in range(trials)]

@@ -25,12 +25,13 @@ RARE = 0.15  # share of blocks below which a second mode is a few disturbed bloc
 
 @dataclass(frozen=True)
 class Watch:
-    """What a watchdog saw. `fatal` makes the measurement INVALID; otherwise it is a remark."""
+    """What a watchdog saw. `fatal` makes the measurement INVALID, `undecides` INCONCLUSIVE; else it is a remark."""
 
     name: str
     ok: bool
     text: str
     fatal: bool = False
+    undecides: bool = False
 
 
 def recompilation(samples: Sequence[Sample]) -> Watch:
@@ -43,7 +44,8 @@ def recompilation(samples: Sequence[Sample]) -> Watch:
 def slow_start(samples: Sequence[Sample]) -> Watch:
     """Blocks are planned by what single steps and trial blocks take: an arm that is slow only then makes them short.
 
-    Of single steps the quickest counts: another program may have disturbed the others.
+    Of single steps the quickest counts: another program may have disturbed the others. Where others wanted the cores
+    in blocks too, nobody can tell whether it was they: nothing is held against the arm, and nothing is decided.
     """
     arms = ("baseline", "candidate")
     times = {
@@ -57,7 +59,11 @@ def slow_start(samples: Sequence[Sample]) -> Watch:
     }
     arm, ratio = max(times.items(), key=lambda item: item[1], default=("", 1.0))
     text = f"steps of the {arm} took {ratio:.3g} times as long while warming up as in a block"
-    return Watch("slow start", ratio < SLOW_START, text if times else "no warm-up to compare with", fatal=True)
+    ok, crowded = ratio < SLOW_START, not cores(samples).ok
+    if crowded and not ok:
+        text += ", as may be due to other programs on its cores: its blocks may be too short to decide anything"
+    text = text if times else "no warm-up to compare with"
+    return Watch("slow start", ok, text, fatal=not crowded, undecides=crowded)
 
 
 def skipped_steps(samples: Sequence[Sample]) -> Watch:
@@ -234,7 +240,7 @@ def impossible(samples: Sequence[Sample]) -> Watch:
     """Faster than memory and arithmetic allow: the work was not done. A floor that the baseline breaks is wrong."""
     floor = max(sample.floor_s for sample in samples)
     if not floor:
-        return Watch("physical floor", True, "none is known")
+        return Watch("physical floor", True, "known for single operations on a GPU only")
     typical = [median(getattr(p, arm).step_s for s in samples for p in s.kept) for arm in ("baseline", "candidate")]
     below = typical[1] < floor <= typical[0]
     text = f"no program can do this in less than {duration(floor)} here"

@@ -47,8 +47,9 @@ def render(result: Result, command: str = "") -> str:
         terms=terms,
         checks={key: value for key, value in result.equivalence.items() if key not in SHOWN_APART},
         strip=strip(result) if result.verdict.measured else None,
+        axis=timeline.axis(result),
         histograms=timeline.histograms(result) if result.verdict.measured else [],
-        panels=timeline.panels(result) if result.verdict.measured else [],
+        panels=timeline.panels(result),  # without the blocks' times, where those are withheld
         errors=errors(result),
         seconds=seconds,
         total=max((result.measurement.get("seconds") or {}).get("total", 0.0), sum(seconds.values())),
@@ -163,7 +164,8 @@ def strip(result: Result) -> dict[str, Any] | None:
     if speedup is None or not means or len(pairs) != len(means):
         return None
     ratios = [[before / after for before, after in process] for process in pairs]
-    every = [*(ratio for process in ratios for ratio in process), *means, speedup.low, speedup.high]
+    lost = [[before / after for before, after in process] for process in result.measurement.get("dropped") or []]
+    every = [*(ratio for process in (*ratios, *lost) for ratio in process), *means, speedup.low, speedup.high]
     ends = _without_outliers(every, keep=[*means, speedup.low, speedup.high])
     low, high = ends[0] - 0.04 * (ends[1] - ends[0]), ends[1] + 0.04 * (ends[1] - ends[0])
 
@@ -178,10 +180,15 @@ def strip(result: Result) -> dict[str, Any] | None:
         "high": x(speedup.high),
         "estimate": x(speedup.estimate),
         "one": x(1.0) if low <= 1 <= high else None,
-        "ticks": [(x(tick), f"{tick:.{places}f}×") for tick, places in _ticks(low, high)],
+        "ticks": [(x(tick), f"{tick:.{places}f}×") for tick, places in timeline.ticks(low, high)],
         "rows": [
-            {"y": ROW * index + 20, "mean": x(mean), "dots": [x(ratio) for ratio in process]}
-            for index, (mean, process) in enumerate(zip(means, ratios, strict=True))
+            {
+                "y": ROW * index + 20,
+                "mean": x(mean),
+                "dots": [x(ratio) for ratio in process],
+                "dropped": [x(ratio) for ratio in dropped],
+            }
+            for index, (mean, process, dropped) in enumerate(zip(means, ratios, lost or [[]] * len(means), strict=True))
         ],
     }
 
@@ -193,12 +200,3 @@ def _without_outliers(values: Sequence[float], keep: Sequence[float]) -> tuple[f
     low = min(ordered[cut], *keep)
     high = max(ordered[-1 - cut], *keep)
     return (low, high) if high > low else (low * 0.99, high * 1.01)
-
-
-def _ticks(low: float, high: float) -> list[tuple[float, int]]:
-    """Four to eight round numbers between the ends, and the decimal places they need."""
-    raw = (high - low) / 8
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
-    places = max(0, -math.floor(math.log10(step)))
-    return [(index * step, places) for index in range(math.ceil(low / step), math.floor(high / step) + 1)]

@@ -21,6 +21,23 @@ MACHINE = {"slow start", "throttling", "foreign processes", "waiting arm", "core
 PART = "share_"  # how the names of a breakdown's terms begin
 SPEED = ("time/step", "device time/step", "one step alone", "throughput", "energy")  # rows that a verdict is about
 SHORT = ("time/step", "throughput", "peak memory", "kernels/step")
+PERCENTILES = {
+    "5th percentile": "p5_us", "median": "alone_us", "95th percentile": "p95_us", "99th percentile": "p99_us",
+}  # fmt: skip
+TOO_FEW = "too few steps"
+MEMORY = {  # beyond the peak that torch's allocator gave out
+    "reserved by torch": "memory_reserved_mib",
+    "of the process (NVML)": "memory_process_mib",
+    "pinned on the host": "memory_pinned_mib",
+}
+CLOCKS = {
+    "time/step": "wall clock of the host",
+    "device time/step": "span between events, warm L2",
+    "device time/step, cold L2": "span between events",
+    "device busy/step": "kernels and copies, by the trace",
+}
+
+AT_LOW = "at the low end of the interval"
 
 Unit = Callable[[float], str]
 
@@ -51,37 +68,67 @@ def rows(result: Result, details: bool = False) -> list[Row]:
         _row("device time/step", before.device_us, after.device_us, microseconds, "slower", "faster"),
         _row("device busy/step", before.busy_us, after.busy_us, microseconds, "longer", "shorter"),
         _row("device time/step, cold L2", before.cold_us, after.cold_us, microseconds, "slower", "faster"),
-        _row("one step alone, 5th percentile", before.p5_us, after.p5_us, microseconds, "slower", "faster"),
-        _row("one step alone, median", before.alone_us, after.alone_us, microseconds, "slower", "faster"),
-        _row("one step alone, 95th percentile", before.p95_us, after.p95_us, microseconds, "slower", "faster"),
-        _row("one step alone, 99th percentile", before.p99_us, after.p99_us, microseconds, "slower", "faster"),
+        *(
+            _row(f"one step alone, {name}", *_both(result, key), microseconds, "slower", "faster", absent=TOO_FEW)
+            for name, key in PERCENTILES.items()
+            if any(_both(result, "alone_us"))
+        ),
         _row("throughput", before.throughput, after.throughput, rate, "more", "less"),
         _row("energy/step", before.energy_j, after.energy_j, joules, "more", "less"),
         _row("power", before.power_w, after.power_w, watts, "more", "less"),
         _row("GPU utilisation (NVML)", before.utilisation, after.utilisation, share, "more", "less"),
         _row("peak memory", before.peak_mib, after.peak_mib, mebibytes, "more", "less"),
+        *(_row(name, *_profiled(result, key), mebibytes, "more", "less") for name, key in MEMORY.items()),
         _row("kernels/step", before.kernels, after.kernels, count, "more", "fewer"),
         _row("GPU busy", before.gpu_busy, after.gpu_busy, share, "more", "less"),
         _row("set-up", before.setup_s, after.setup_s, duration, "longer", "shorter"),
     ]
     shown = [row for row in found if row and (details or row.name in SHORT)]
+    if details:
+        shown = [replace(row, name=_said(result, row.name)) for row in shown]
     if result.verdict is Verdict.INCONCLUSIVE:  # a ratio in a column of its own would be read as a finding
-        shown = [replace(row, change="undecided") if row.name.startswith(SPEED) else row for row in shown]
+        shown = [replace(r, change="undecided") if r.change and r.name.startswith(SPEED) else r for r in shown]
     return shown
 
 
+def _both(result: Result, figure: str) -> tuple[float | None, float | None]:
+    return getattr(result.baseline, figure), getattr(result.candidate, figure)
+
+
+def _profiled(result: Result, metric: str) -> tuple[float | None, float | None]:
+    """The same figure of both arms' profiles."""
+    found = [(result.profile.get(arm) or {}).get("metrics") or {} for arm in ("baseline", "candidate")]
+    return found[0].get(metric), found[1].get(metric)
+
+
+def _said(result: Result, name: str) -> str:
+    """A row's name, and by which clock its time was taken."""
+    clock, cold = CLOCKS.get(name), (result.measurement.get("l2") or {}).get("headline") == "cold"
+    if cold and name in ("time/step", "device time/step"):
+        clock = "device, each step by events, emptied L2"
+    return f"{name} ({clock})" if clock else name
+
+
 def _row(
-    name: str, before: float | None, after: float | None, unit: Unit, up: str, down: str, change: float | None = None
+    name: str,
+    before: float | None,
+    after: float | None,
+    unit: Unit,
+    up: str,
+    down: str,
+    change: float | None = None,
+    absent: str = "",
 ) -> Row | None:
-    if before is None and after is None:
+    """absent: said of an arm whose figure is not known; without it a row of two such is left out"""
+    if before is None and after is None and not absent:
         return None
     if change is None and before and after:
         change = after / before
-    return Row(name, _cell(before, unit), _cell(after, unit), _change(change, up, down))
+    return Row(name, _cell(before, unit, absent), _cell(after, unit, absent), _change(change, up, down))
 
 
-def _cell(value: float | None, unit: Unit) -> str:
-    return "" if value is None else unit(value)
+def _cell(value: float | None, unit: Unit, absent: str) -> str:
+    return absent if value is None else unit(value)
 
 
 def _change(change: float | None, up: str, down: str) -> str:
@@ -145,12 +192,34 @@ def cost(result: Result) -> str:
         text += ", never paid back"
     elif steps is not None:
         text += f", paid back after {steps:,} steps" if steps > 0 else ", no more than the baseline's"
+    at_low = facts.get("break_even_steps_at_low")
+    beside = [f"{at_low if at_low == 'never' else f'{at_low:,}'} {AT_LOW}"] if at_low not in (None, steps) else []
     if steps is not None and facts.get("paid_back"):
-        text += " (empty caches)" if facts["paid_back"] == "cold" else " (warm caches)"
+        beside.insert(0, "empty caches" if facts["paid_back"] == "cold" else "warm caches")
+    text += f" ({', '.join(beside)})" if beside else ""
     if hours is not None:
-        text += f"; {'saves' if hours >= 0 else 'loses'} {duration(abs(hours) * 3600)}"
-        text += f" in {facts['horizon_steps']:,} steps"
+        text += f"; {_saved(hours)} in {facts['horizon_steps']:,} steps"
+        if (surely := facts.get("hours_saved_at_low")) is not None:
+            text += f" ({_saved(surely)} {AT_LOW})"
     return text
+
+
+def _saved(hours: float) -> str:
+    return f"{'saves' if hours >= 0 else 'loses'} {duration(abs(hours) * 3600)}"
+
+
+def memory(result: Result) -> str:
+    """What else is known of it, beside the peak: "reserved by torch 2.1 GiB → 1.9 GiB"."""
+    every = [_row(name, *_profiled(result, key), mebibytes, "", "") for name, key in MEMORY.items()]
+    return ", ".join(f"{r.name} {' → '.join(filter(None, (r.baseline, r.candidate)))}" for r in every if r)
+
+
+def single(result: Result) -> str:
+    """One step that is waited for: its percentiles in both arms, or that they are not known."""
+    if not any(_both(result, "alone_us")):
+        return ""
+    arms = {name: [_cell(us, microseconds, TOO_FEW) for us in _both(result, key)] for name, key in PERCENTILES.items()}
+    return ", ".join(f"{name} {' → '.join(dict.fromkeys(cells))}" for name, cells in arms.items())
 
 
 def remarks(result: Result) -> list[str]:

@@ -48,7 +48,7 @@ class Progress:
     """One line on stderr that says what happens and how long it may still take.
 
     On a terminal it moves; elsewhere every phase leaves one plain line, the first time that it is entered, and another
-    whenever a minute has passed.
+    whenever a minute has passed; the first time that it is known, how long it may take is worth a line, too.
     """
 
     def __init__(self, total_estimate_s: float | None = None, console: Console | None = None) -> None:
@@ -72,17 +72,23 @@ class Progress:
     ) -> None:
         """News from within the phase: how far it is, and a new estimate of the time to go."""
         self.text = text if done is None else f"{text}, {done} of {total}"
+        first = self.deadline is None and remaining_s is not None
         if remaining_s is not None:
             self.deadline = time.monotonic() + remaining_s
-        self._say()
+        self._say(first)
 
     def _say(self, new: bool = False) -> None:
         if not self.console.is_terminal and (new or time.monotonic() > self.said_at + SILENCE_S):
-            self.console.print(self._sentence(), markup=False, highlight=False, soft_wrap=True)
+            line = ", ".join(filter(None, (self._sentence(), self._to_go())))
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
             self.said_at = time.monotonic()
 
     def _sentence(self) -> str:
         return f"{self.name}: {self.text}" if self.text else self.name
+
+    def _to_go(self) -> str:
+        left = 0.0 if self.deadline is None else self.deadline - time.monotonic()
+        return f"about {duration(round(left))} to go" if left >= 1 else ""
 
     def stop(self) -> None:
         """Take the line away; what is printed next stands in its place. Harmless when called twice."""
@@ -98,8 +104,8 @@ class Progress:
 
     def _line(self) -> RenderableType:
         line = Text(self._sentence(), no_wrap=True, overflow="ellipsis")
-        if self.deadline is not None and (left := self.deadline - time.monotonic()) >= 1:
-            line.append(f"  about {duration(round(left))} to go", style="dim")
+        if left := self._to_go():
+            line.append(f"  {left}", style="dim")
         self.spinner.update(text=line)
         return self.spinner
 
@@ -184,6 +190,8 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     for index, sentence in enumerate(result.explanation[:REASONS]):
         yield ("" if index else "why"), sentence
     yield "measured", summary.measured(result)
+    yield "one step", summary.single(result)
+    yield "memory", summary.memory(result)
     yield "cost", summary.cost(result)
     yield from _remarks(result)
     yield "try next", summary.suggestion(result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor, log10
 from statistics import median
 from typing import Any
 
@@ -26,13 +26,15 @@ class Panel:
 
 
 def panels(result: Result) -> list[Panel]:
-    """What the blocks took, relative to the arm's median, and below it what the card said at the same time."""
+    """What the blocks took, relative to the arm's median, and below it what the card said at the same time.
+
+    Where blocks are withheld, what the card said stands alone: no ratio follows from it.
+    """
     series = result.measurement.get("series") or []
     pairs = result.measurement.get("pairs") or []
-    if not series or len(series) != len(pairs):
+    if not series or len(series) != len(pairs or series):
         return []
-    times = _without_pauses([process["at_s"] for process in series])
-    end = times[-1][-1] or 1.0
+    times, end = _times(series)
 
     def x(seconds: float) -> float:
         return round(MARGIN + seconds / end * (WIDTH - 2 * MARGIN), 1)
@@ -54,15 +56,43 @@ def panels(result: Result) -> list[Panel]:
         drawn = [(name, [dots(i, values) for i, values in enumerate(processes)]) for name, processes in lines.items()]
         return Panel(title(low, high), drawn)
 
-    typical = [median(pair[place] for process in pairs for pair in process) for place in (0, 1)]
-    blocks: dict[str, list[list[float | None]]] = {
-        arm: [[pair[place] / typical[place] for pair in process] for process in pairs] for place, arm in enumerate(ARMS)
-    }
+    blocks: dict[str, list[list[float | None]]] = {}
+    for place, arm in enumerate(ARMS if pairs else ()):
+        typical = median(pair[place] for process in pairs for pair in process)
+        shares = [iter([pair[place] / typical for pair in process]) for process in pairs]
+        blocks[arm] = [
+            [next(of_kept) if kept else None for kept in process.get("kept") or [1] * len(process["at_s"])]
+            for process, of_kept in zip(series, shares, strict=True)
+        ]
     found = [panel(lambda low, high: f"block times, {low - 1:+.1%} to {high - 1:+.1%} of the arm's median", blocks)]
     for key, name, unit in CARD:
         lines = {key: [process.get(key) or [None] * len(process["at_s"]) for process in series]}
         found.append(panel(lambda low, high, n=name, u=unit: f"{n}, {low:.0f} to {high:.0f} {u}", lines))  # type: ignore[misc]
     return [drawn for drawn in found if drawn]
+
+
+def axis(result: Result) -> list[tuple[float, str]]:
+    """Places and names of round times below the panels."""
+    series = result.measurement.get("series") or []
+    if not series:
+        return []
+    _, end = _times(series)
+    return [(MARGIN + at / end * (WIDTH - 2 * MARGIN), f"{at:.{places}f} s") for at, places in ticks(0.0, end)]
+
+
+def _times(series: Sequence[dict[str, Any]]) -> tuple[list[list[float]], float]:
+    """When each pair began, by process, and the last one."""
+    times = _without_pauses([process["at_s"] for process in series])
+    return times, times[-1][-1] or 1.0
+
+
+def ticks(low: float, high: float, most: int = 8) -> list[tuple[float, int]]:
+    """Round numbers between the ends, at most so many spaces apart, and the decimal places they need."""
+    raw = (high - low) / most
+    power = 10.0 ** floor(log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
+    places = max(0, -floor(log10(step)))
+    return [(index * step, places) for index in range(ceil(low / step), floor(high / step) + 1)]
 
 
 def _without_pauses(times: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -95,5 +125,7 @@ def histograms(result: Result) -> list[dict[str, Any]]:
         text = (
             f"{arm}: {duration(low / 1e6)} to {duration(high / 1e6)} a step, median {duration(median(ordered) / 1e6)}"
         )
-        found.append({"arm": arm, "text": text, "bars": bars, "width": round(bar, 2)})
+        scale = ticks(low, high, most=3) if high > low else [(low, 0)]
+        marks = [(round(MARGIN + (at - low) / width * bar, 1), duration(at / 1e6)) for at, _ in scale]
+        found.append({"arm": arm, "text": text, "bars": bars, "width": round(bar, 2), "ticks": marks})
     return found

@@ -49,11 +49,14 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
             if baseline.peak_mib and candidate.peak_mib and candidate.peak_mib <= 0.95 * baseline.peak_mib:
                 text += f", with {1 - candidate.peak_mib / baseline.peak_mib:.0%} less peak memory"
         case _:
-            crowded = any(watch["name"] == "cores" and not watch["ok"] for watch in result.measurement["watchdogs"])
+            barking = [watch for watch in result.measurement["watchdogs"] if not watch["ok"]]
+            crowded = any(watch["name"] == "cores" for watch in barking)
             closer = "measurement=default looks closer" if speedup.processes == 1 else "more processes may decide it"
             if speedup.processes == 1 and not low <= 1 <= speedup.high:
                 closer = f"blocks of one process that scatter so decide nothing, {closer}"
-            text = f"INCONCLUSIVE ({basis}): {'a machine that does nothing else decides more' if crowded else closer}"
+            why = "".join(f"{watch['name']}, {watch['text']}; " for watch in barking if watch.get("undecides"))
+            closer = "a machine that does nothing else decides more" if crowded else closer
+            text = f"INCONCLUSIVE ({basis}): {why}{closer}"
     if verdict is not Verdict.INCONCLUSIVE:
         text += at_precision(precision)
     if weakness:

@@ -2,6 +2,7 @@
 
 import gc
 import time
+from collections.abc import Callable
 from statistics import median
 
 import pytest
@@ -88,6 +89,45 @@ def test_warm_up_outlasts_a_slow_start() -> None:
     calls = iter([0.02] * 10 + [0.002] * 10_000)
     steady = clock.warm_up(lambda: time.sleep(next(calls)), CPU, limit_s=3.0)
     assert median(steady) < 0.004
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, step_s: Callable[[int], float]) -> list[float]:
+    """Steps that take what a function of their number says, by a clock that nothing else moves."""
+    taken: list[float] = []
+
+    def time_block(run: object, steps: int, device: torch.device) -> clock.Timing:
+        taken.append(step_s(len(taken)))
+        return clock.Timing(1, taken[-1], None)
+
+    monkeypatch.setattr(clock, "now", lambda: sum(taken))
+    monkeypatch.setattr(clock, "time_block", time_block)
+    return taken
+
+
+def test_all_steady_steps_are_kept_and_the_first_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler may have worked in them: that is no 99th percentile."""
+    taken = scripted(monkeypatch, lambda index: 1e-3 if index else 1.0)
+    steady = clock.warm_up(lambda: None, CPU, limit_s=3.0)
+    assert len(steady) >= 250
+    assert max(steady) == 1e-3
+    assert len(taken) - len(steady) == 20  # the first window
+
+
+def test_where_the_limit_ends_a_window_the_one_before_it_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps get faster and faster, and the third window has three of them."""
+    scripted(monkeypatch, lambda index: 0.05 * 0.99**index)
+    steady = clock.warm_up(lambda: None, CPU, limit_s=1.65)
+    assert len(steady) > 23
+    assert steady[0] == pytest.approx(0.05 * 0.99**20)
+
+
+@pytest.mark.parametrize(("step_s", "least", "most"), [(8e-3, 60, 75), (0.05, 25, 26), (0.5, 3, 20)])
+def test_some_more_single_steps_are_timed_where_that_is_cheap(
+    step_s: float, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(monkeypatch, lambda index: step_s)
+    steady = clock.warm_up(lambda: None, CPU, limit_s=3.0)
+    assert least <= len(steady) <= most
 
 
 def test_warm_up_of_long_steps_ends() -> None:

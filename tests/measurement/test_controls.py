@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 from optexp.measurement import controls
+from optexp.measurement.gpu import Reading
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.sampling import DELAYED, SAME, Pair, Sample
 from tests.measurement.samples import timing
@@ -45,6 +46,29 @@ def test_a_noisy_one_says_what_it_cannot_see() -> None:
     assert controls.failed(found) == []
     assert not found["known delay"].found
     assert "cannot be seen" in found["known delay"].text
+
+
+def test_equal_arms_that_scatter_too_much_have_not_passed() -> None:
+    """An interval that holds any difference holds none, too."""
+    found = controls.judge(rounds(1.0, 1.05, luck=0.1), Protocol())["A/A"]
+    assert found.ok
+    assert not found.found
+    assert "too noisy to tell" in found.text
+    assert controls.judge(rounds(1.0, 1.05), Protocol())["A/A"].found
+
+
+def test_pairs_of_a_slowed_card_are_no_control() -> None:
+    hot = (Reading(0.0, reasons=("thermal slow-down",)),)
+    samples = rounds(1.0, 1.05)
+    for sample in samples:
+        slow = [replace(pair, candidate=timing(3e-3), readings=hot) for pair in sample.pairs]
+        sample.pairs += slow
+    assert controls.failed(controls.judge(samples, Protocol())) == []
+    for sample in samples:
+        sample.pairs = [pair for pair in sample.pairs if not pair.counts]
+    for control in controls.judge(samples, Protocol()).values():
+        assert (control.ok, control.found) == (True, False)
+        assert "slowed in every pair" in control.text
 
 
 def test_one_process_is_judged_by_its_blocks() -> None:

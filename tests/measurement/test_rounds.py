@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -181,7 +182,7 @@ def test_controls_that_found_the_delay_are_remembered_and_say_from_when(
     session = SimpleNamespace(
         protocol=Protocol(), result=result, experiment=SimpleNamespace(seed=0), watch=Stopwatch(),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None), isolated=False, cores=[1],
-        gpu=SimpleNamespace(free_mib=lambda: None),
+        gpu=SimpleNamespace(free_mib=lambda: None), output=tmp_path,
     )  # fmt: skip
     for again in (False, True):
         rounds_run.clear()
@@ -212,6 +213,7 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
         watch=Stopwatch(),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
         gpu=None,
+        output=tmp_path,
         isolated=True,
         cores=[1],
         own_cores={0, 1},
@@ -219,11 +221,89 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
     assert len(rounds.measure(session, lambda arms, index: None)) == 5  # type: ignore[arg-type]
     assert asked == [True] * 5 + [False]
     text = summary.measured(result)
-    assert "host-bound: the GPU is busy 21% of the baseline's step;" in text
+    assert "host-bound: the GPU is busy 21% of the baseline's step" in summary.remarks(result)
+    rows = parquet.read_table(tmp_path / "samples.parquet").to_pylist()
+    assert sum(row["kind"] == "unbound main" for row in rows) == 2 * rounds.FEWEST_PAIRS
     assert "free on all 2 cores it is 2.00× (2 ms and 1 ms, one process)" in text
     session.protocol = Protocol(controls=False, processes_min=1, processes_max=1)
     rounds.measure(session, lambda arms, index: None)  # type: ignore[arg-type]
     assert asked[6:] == [True]  # a look does not look there too
+
+
+@pytest.mark.parametrize(
+    ("done", "spent_s", "precise", "left_s"),
+    [(1, 3.0, False, 24.0), (1, 3.0, True, 12.0), (6, 12.0, False, 14.0), (6, 12.0, True, 0.0), (14, 14.0, False, 1.0),
+     (7, 30.0, False, 0.0), (3, 60.0, False, 40.0)],
+)  # fmt: skip
+def test_the_time_to_go_is_that_of_the_budget_until_it_is_precise(
+    done: int, spent_s: float, precise: bool, left_s: float
+) -> None:
+    assert rounds.to_go_s(done, spent_s, precise, Protocol()) == pytest.approx(left_s)
+
+
+@pytest.mark.parametrize(("others", "noted"), [(0, False), (2, True)])
+@pytest.mark.parametrize("outside", [True, False])
+def test_processes_of_another_container_that_come_later_are_noted(
+    others: int, noted: bool, outside: bool, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From inside of one, our own arms are hidden too."""
+    arms = {name: Mock(pid=100 + i) for i, name in enumerate(("baseline", "candidate"))}
+    for arm in arms.values():
+        arm.wait.return_value = {"queue": 0, "setup_s": 1.0}
+    seen = {} if outside else {arm.pid: None for arm in arms.values()}
+    monkeypatch.setattr(gpu, "processes", lambda: seen)
+    monkeypatch.setattr(rounds, "neighbours", lambda *_: ([], others + 2 * outside))
+    monkeypatch.setattr(rounds, "sample", lambda *_: Sample())
+    result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0, measurement={"notes": [], "setups_s": {}})
+    session: Any = Mock(gpu=gpu, result=result, protocol=Protocol(), working=lambda *_: nullcontext())
+    session.start.return_value, session.workload.variety = arms, 1
+    for _ in range(2):
+        rounds.one_round(session, 0, 10, Random(0), control=False)
+    assert len(result.measurement["notes"]) == noted
+
+
+@pytest.mark.parametrize("ends", [Stop(Verdict.INVALID, "x"), KeyboardInterrupt()])
+def test_what_was_measured_is_written_down_however_it_ends(
+    ends: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ends
+
+    monkeypatch.setattr(rounds, "one_round", lambda *_: (made(constant(1e-3), constant(1e-3))[0], {"baseline": Mock()}))
+    for name in ("differences", "floor", "look_at_load"):
+        monkeypatch.setattr(rounds, name, lambda *_: 0.0)
+    session = SimpleNamespace(
+        protocol=Protocol(controls=False, processes_min=2), experiment=SimpleNamespace(seed=0), watch=Stopwatch(),
+        result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0), gpu=None, isolated=False, cores=[1], output=tmp_path,
+        progress=SimpleNamespace(update=lambda *args, **kwargs: None),
+    )  # fmt: skip
+    with pytest.raises(type(ends)):
+        rounds.measure(session, fail)  # type: ignore[arg-type]
+    assert parquet.read_table(tmp_path / "samples.parquet").num_rows == 2 * 40 * 2
+
+
+def test_controls_that_were_run_again_are_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    biased = with_controls(1.04, 1.05)
+
+    def one_round(session: Any, index: int, pairs: int, order: Random, control: bool) -> Any:
+        main = made(constant(1e-3), constant(1e-3), pairs=pairs, processes=1)[0].pairs
+        return Sample([*main, *biased[index].pairs]), {"baseline": Mock()}
+
+    monkeypatch.setattr(rounds, "one_round", one_round)
+    monkeypatch.setattr(rounds, "fingerprint", lambda session: "0")
+    for name in ("differences", "floor", "look_at_load"):
+        monkeypatch.setattr(rounds, name, lambda *_: 0.0)
+    session = SimpleNamespace(
+        protocol=Protocol(), experiment=SimpleNamespace(seed=0), watch=Stopwatch(), gpu=None, isolated=False,
+        result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0), cores=[1], output=tmp_path,
+        progress=SimpleNamespace(update=lambda *args, **kwargs: None),
+    )  # fmt: skip
+    assert len(rounds.measure(session, lambda arms, samples: None)) == 5  # type: ignore[arg-type]
+    assert not session.result.measurement["controls"]["A/A"]["ok"]
+    rows = parquet.read_table(tmp_path / "samples.parquet").to_pylist()
+    kinds = {row["kind"] for row in rows}
+    assert kinds == {"main", "same", "delayed", "retried main", "retried same", "retried delayed"}
+    assert {row["process"] for row in rows} == set(range(10))
 
 
 @pytest.mark.parametrize(("cold_us", "refused"), [(60.0, True), (71.0, False), (200.0, False)])

@@ -152,6 +152,18 @@ def test_the_card_is_read_around_every_pair_and_never_in_a_block() -> None:
     assert [[r.at_s for r in pair.readings] for pair in found.pairs] == [[i, i + 1] for i in range(12)]
 
 
+def test_the_card_is_read_around_controls_and_cold_pairs_too() -> None:
+    arms = {name: Scripted(1e-3) for name in ("baseline", "candidate", "again")}
+    reads = iter(range(1000))
+    found = sample(arms, Protocol(l2="both"), Random(0), 10, lambda: Reading(float(next(reads))))
+    for kind in (MAIN, SAME, DELAYED, COLD):
+        spans = [[reading.at_s for reading in pair.readings] for pair in found.of(kind)]
+        assert spans
+        assert all(after == before + 1 for before, after in spans)
+    hot = replace(found.of(SAME)[0].readings[1], reasons=("thermal slow-down",))
+    assert not replace(found.of(SAME)[0], readings=(hot,)).counts
+
+
 def test_a_card_that_heats_up_loses_the_pairs_from_then_on(nvml: Nvml, gpu: Gpu) -> None:
     class Heating(Scripted):
         def call(self, method: str, **arguments: Any) -> Any:
@@ -233,6 +245,21 @@ def test_threads_of_an_arm_that_wait_for_each_other_lose_nothing() -> None:
     assert clock.taken_by_others((1.0, 0.5), (2.0, 1.5), core_s=1.0) == 0
     assert clock.taken_by_others((1.0, 0.5), (1.6, 1.5), core_s=1.0) == pytest.approx(0.4)
     assert clock.taken_by_others((1.0, 0.5), (1.6, 0.7), core_s=1.0) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("ran", "queued", "cores", "share"),
+    [
+        (0.7, 0.3, 1, 0.3),  # one thread: of the time
+        (0.7, 0.3, 16, 0.3),  # cores that it had no use for make it no better
+        (1.0, 1.0, 2, 0.5),  # two: each had half of what it asked for
+        (0.9, 1.1, 2, 0.55),
+        (0.01, 0.01, 2, 0.01),  # one that sleeps asks for little
+        (-3.0, 4.0, 2, 1.0),  # a thread ended
+    ],
+)
+def test_what_others_take_is_a_share(ran: float, queued: float, cores: int, share: float) -> None:
+    assert clock.share_taken((5.0, 5.0), (5.0 + ran, 5.0 + queued), 1.0, cores) == pytest.approx(share)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the state of threads is Linux's")

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from optexp.measurement import table
 from optexp.measurement.gpu import Reading
-from optexp.measurement.sampling import COLD, Pair, Sample
+from optexp.measurement.sampling import COLD, RETRIED, SAME, UNBOUND, Pair, Sample
 from tests.measurement.samples import constant, made, timing
 
 
@@ -49,6 +49,21 @@ def test_what_the_card_said_stands_beside_its_blocks(tmp_path: Path) -> None:
     assert rows[2]["power_w"] == 690.5
     assert rows[2]["memory_mhz"] is None
     assert rows[2]["reasons"] == "thermal slow-down"
+
+
+def test_blocks_that_no_verdict_rests_on_are_there_and_of_a_kind_of_their_own(tmp_path: Path) -> None:
+    main, again, free = made(constant(2e-3), constant(1e-3), pairs=2, processes=3)
+    again.aim, again.pairs[1] = RETRIED, replace(again.pairs[1], kind=SAME)
+    free.aim = UNBOUND
+    rows = read([main, again, free], tmp_path)
+    assert [row["kind"] for row in rows[::2]] == ["main"] * 2 + ["retried main", "retried same"] + ["unbound main"] * 2
+    assert len(table.pairs(tmp_path / table.FILE, cold=False)) == 1
+
+
+def test_nothing_is_written_of_nothing(tmp_path: Path) -> None:
+    table.write([], tmp_path / table.FILE)
+    table.write([Sample()], tmp_path / table.FILE)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_kinds_of_pairs_are_numbered_apart(tmp_path: Path) -> None:

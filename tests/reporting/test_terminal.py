@@ -71,6 +71,43 @@ def test_controls_that_failed_are_not_among_those_that_passed() -> None:
     assert summary.measured(result) == "of the controls only these passed (A/A)"
 
 
+def test_percentiles_that_are_not_known_say_why() -> None:
+    result = replace(RESULTS[Verdict.FASTER])
+    result.baseline = replace(result.baseline, alone_us=800.0, p95_us=900.0)
+    result.candidate = replace(result.candidate, alone_us=130.0, p95_us=None)
+    found = {row.name: (row.baseline, row.candidate, row.change) for row in summary.rows(result, details=True)}
+    assert found["one step alone, 95th percentile"] == ("900 µs", "too few steps", "")
+    assert found["one step alone, 99th percentile"] == ("too few steps", "too few steps", "")
+    assert "median 800 µs → 130 µs, 95th percentile 900 µs → too few steps, 99th perc" in summary.single(result)
+    assert summary.single(RESULTS[Verdict.FASTER]) == ""  # nobody timed any
+    assert not [row for row in summary.rows(RESULTS[Verdict.FASTER], details=True) if "alone" in row.name]
+
+
+def test_memory_beyond_the_peak_is_shown_where_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {"memory_reserved_mib": 64.0, "memory_process_mib": 2048.0}
+    profile = {"baseline": {"metrics": figures}, "candidate": {"metrics": {"memory_reserved_mib": 32.0}}}
+    result = replace(RESULTS[Verdict.FASTER], profile=profile)
+    rows = {row.name: (row.baseline, row.candidate) for row in summary.rows(result, details=True)}
+    assert rows["reserved by torch"] == ("64 MiB", "32 MiB")
+    assert rows["of the process (NVML)"] == ("2 GiB", "")
+    assert "pinned on the host" not in rows
+    assert "reserved by torch 64 MiB → 32 MiB, of the process (NVML) 2 GiB" in shown(result, capsys)
+
+
+def test_times_say_whose_clock_took_them() -> None:
+    result = RESULTS[Verdict.FASTER]
+    names = [row.name for row in summary.rows(result, details=True)]
+    assert names[:2] == ["time/step (wall clock of the host)", "device time/step (span between events, warm L2)"]
+    cold = replace(result, measurement={"l2": {"headline": "cold"}})
+    assert summary.rows(cold, details=True)[0].name == "time/step (device, each step by events, emptied L2)"
+
+
+def test_what_the_low_end_of_the_interval_pays_back_is_told() -> None:
+    text = summary.cost(RESULTS[Verdict.FASTER])
+    assert "paid back after 2,405 steps (2,420 at the low end of the interval)" in text
+    assert "saves 10.4 min in 1,000,000 steps (saves 10.3 min at the low end of the interval)" in text
+
+
 def test_shapes_that_take_turns_are_counted() -> None:
     result = replace(RESULTS[Verdict.FASTER], measurement={}, config={"workload.shapes": [{"B": 16}, {"B": 64}]})
     assert summary.measured(result) == "2 shapes in turn"
@@ -188,7 +225,11 @@ def test_progress_in_a_pipe_is_one_plain_line_a_phase() -> None:
             progress.phase("arms", f"process {process}")
             progress.phase("measurement", f"process {process}")
             progress.update("measuring", remaining_s=10)
-    assert written(console) == "arms: process 0\nmeasurement: process 0\n"
+    assert written(console).splitlines() == [
+        "arms: process 0",
+        "measurement: process 0",
+        "measurement: measuring, about 10 s to go",
+    ]
 
 
 def test_progress_in_a_pipe_is_not_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from optexp.conclusion import series
 from optexp.measurement.gpu import Reading
+from optexp.measurement.sampling import Sample
 from optexp.reporting import report, timeline
-from optexp.result import Result
+from optexp.result import Result, Speedup, Verdict
 from tests.measurement.samples import constant, made
 
 FASTER = Result.read(Path(__file__).parents[1] / "results" / "faster.json")
@@ -51,6 +52,74 @@ def test_without_a_card_only_the_blocks_are_drawn() -> None:
     (blocks,) = timeline.panels(measured(readings=False))
     assert "block times" in blocks.title
     assert timeline.panels(FASTER) == []  # an older record
+
+
+def throttled(share: int = 4) -> list[Sample]:
+    """Every so many pairs the card was too hot, and the candidate took longer."""
+    samples = made(constant(2e-3), constant(1e-3), pairs=12, processes=2, noise=0.0)
+    for sample in samples:
+        for index, pair in enumerate(sample.pairs):
+            hot = not index % share
+            said = Reading(pair.start_s, sm_mhz=1200.0 if hot else 1980.0, reasons=("thermal slow-down",) * hot)
+            slow = replace(pair.candidate, wall_s=1.3e-3 if hot else 1e-3)
+            sample.pairs[index] = replace(pair, candidate=slow, readings=(said,))
+    return samples
+
+
+def facts(samples: list[Sample]) -> dict[str, Any]:
+    def pairs(which: str) -> list[list[list[float]]]:
+        return [[[p.baseline.step_s * 1e6, p.candidate.step_s * 1e6] for p in getattr(s, which)] for s in samples]
+
+    processes = [{"log_ratio": s.log_ratio} for s in samples]
+    return {
+        "pairs": pairs("kept"), "dropped": pairs("dropped"), "series": series(samples), "processes": processes,
+    }  # fmt: skip
+
+
+def test_pairs_that_do_not_count_are_marked_and_what_the_card_said_of_them_is_drawn() -> None:
+    speedup = Speedup(2.0, 1.99, 2.01, 0.99, 2)
+    result = replace(FASTER, speedup=speedup, measurement=FASTER.measurement | facts(throttled()))
+    strip = report.strip(result)
+    assert strip is not None
+    assert [(len(row["dots"]), len(row["dropped"])) for row in strip["rows"]] == [(9, 3), (9, 3)]
+    assert strip["rows"][0]["dropped"][0] < strip["rows"][0]["dots"][0]
+    page = report.render(result)
+    assert page.count("<path") == 6
+    assert "Crosses are pairs that do not count" in page
+    blocks, clock = timeline.panels(result)
+    assert [len(dots) for _, processes in blocks.lines for dots in processes] == [9] * 4
+    assert [len(dots) for _, processes in clock.lines for dots in processes] == [12] * 2
+    assert clock.title == "SM clock, 1200 to 1980 MHz"
+    assert "Crosses" not in report.render(measured())
+
+
+def test_an_invalid_measurement_shows_what_the_card_said_and_no_time() -> None:
+    barks = {"name": "throttling", "ok": False, "fatal": True, "text": "the GPU was slowed"}
+    quiet = [{"name": name, "ok": True, "fatal": False, "text": f"{name}: 1.5×"} for name in ("cores", "modes")]
+    result = replace(FASTER, verdict=Verdict.INVALID, headline="INVALID: the GPU was slowed", profile={})
+    result.measurement = {"watchdogs": [barks, *quiet]} | facts(throttled())
+    result.withhold()
+    assert [watch["name"] for watch in result.measurement["watchdogs"]] == ["throttling", "cores"]
+    assert [panel.title for panel in timeline.panels(result)] == ["SM clock, 1200 to 1980 MHz"]
+    page = report.render(result)
+    assert "What the card did meanwhile" in page
+    assert "block times" not in page
+    assert "How long the blocks took" not in page
+
+
+def test_axes_have_round_numbers() -> None:
+    result = measured()
+    labels = [label for _, label in timeline.axis(result)]
+    assert labels[0] == "0.0 s"
+    assert all(label.endswith(" s") for label in labels)
+    places = [at for at, _ in timeline.axis(result)]
+    assert places == sorted(places)
+    assert places[0] >= timeline.MARGIN
+    assert places[-1] <= timeline.WIDTH - timeline.MARGIN
+    baseline, candidate = timeline.histograms(result)
+    assert [label for _, label in baseline["ticks"]] == ["2 ms", "2.1 ms", "2.2 ms"]
+    assert len(candidate["ticks"]) == 1
+    assert "2.1 ms</text>" in report.render(result)
 
 
 def test_bars_count_every_block() -> None:
