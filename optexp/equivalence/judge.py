@@ -102,6 +102,7 @@ class Judge:
         self.restless: set[str] = set()
         self.remembered: dict[tuple[int, str], bytes] = {}  # of the baseline's first run of each step
         self.integers: dict[tuple[int, str], Tensor] = {}  # of the baseline's first run of each step
+        self.writes = False  # the baseline, to its own inputs
         self.infinite: set[str] = set()  # outputs that the baseline gives no finite numbers for on normal inputs
         self.baseline: Observation = {}
         self.candidate: Observation = {}
@@ -186,6 +187,7 @@ class Judge:
                 "a step draws random numbers even with every dropout at p = 0, so no two implementations need agree"
             )
         self.fp64.memory = unpacked("memory", seen)
+        self.writes |= not seen["flag/inputs_intact"]
         noisy = bool(seen["flag/noisy"])
         self._require_finite(seen)
         self._find_restless(step, seen)
@@ -195,7 +197,7 @@ class Judge:
             self.earlier = returned or self.earlier
             self._find_unsteady(step, seen)
             self.step, self.baseline = step, seen
-        unjudged = {name for name in seen if name.startswith(("out/", "grad/", "buffer/", "after/"))}
+        unjudged = {name for name in seen if name.startswith(("out/", "input/", "grad/", "buffer/", "after/"))}
         unjudged = {name for name in unjudged if not name.startswith("after/scaler/") and not optional(name)}
         kept, at = (self.noise, None) if noisy else (self.measured, step)  # noisy runs of all steps count for each
         off = size = 0.0  # of all gradients together: some are zero but for rounding
@@ -318,6 +320,9 @@ class Judge:
         memory = self.fp64.program.memory
         alike = partial(memory.alike, unit=self.row.unit) if memory is not None else bytes.__eq__
         ours, theirs = ({n: t for n, t in arm.items() if n not in self.restless} for arm in (seen, self.baseline))
+        theirs["flag/inputs_intact"] = torch.tensor(
+            not self.writes
+        )  # repeated on the same batch, it may find it written
         if failures := list(conduct(ours, theirs, initial, not self.precise, skips, alike)):
             return failures
         findings = []
@@ -383,7 +388,7 @@ class Judge:
         """Everything in an observation that fp64 has an opinion on."""
         golden, skips = self._golden(step, seen), _skipped(seen)
         for name, reference in golden.items():
-            gradient, forward = name.startswith("grad/"), name.startswith("out/")
+            gradient, forward = name.startswith("grad/"), name.startswith(("out/", "input/"))
             if name in seen and not (gradient and skips):
                 small = reference.numel() < SMALL
                 cap = PRECISION_CAP if forward and not self.precise and not small else None

@@ -445,7 +445,8 @@ def failure(message: Message) -> str:
 
 
 def _listed(tensors: Sequence[str]) -> str:
-    words = {"grad": "gradients", "change": "parameter changes", "optimizer": "optimizer state", "buffer": "buffers"}
+    words = {"input": "inputs", "grad": "gradients", "change": "parameter changes", "optimizer": "optimizer state"}
+    words |= {"buffer": "buffers"}
     kinds = dict.fromkeys(words.get(t.partition("/")[0], t) if "/" in t else _output(t) for t in tensors)
     kinds.pop("", None)
     names = [kind for kind in kinds if not kind.startswith("scaler")]
