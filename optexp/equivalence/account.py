@@ -57,7 +57,7 @@ def _tensors(record: Record, found: Record) -> Iterator[str]:
 def _tensor(name: str, t: Record) -> Iterator[str]:
     """Error, limit and what is made of them, as in `optexp.equivalence.gates.measure`."""
     if t["error_rms"] is None:
-        if t["used"] or t["allowed"] or t["gate"] not in ("EXACT", "SKIPPED"):
+        if t["used"] or t["allowed"] or t["gate"] not in ("G0", "EXACT", "SKIPPED"):
             yield "nothing was measured that it could have used of a limit"
         return
     allowed, scale = t["allowed"], t["scale"]

@@ -199,19 +199,36 @@ class Golden:
 
     def dead(self) -> list[str]:
         """After a draw of ONE_BY_ONE: inputs that the results do not depend on."""
-        first, *others = (self.step(index, self.initial) for index in range(len(self.batches)))
-        results = [name for name in first if not name.startswith("buffer/")]
-        alive = [
-            any(name not in golden or not identical(first[name], golden[name]) for name in results) for golden in others
-        ]
+        first, *others = self.batches
+        fits = all(families.fitting(first, other) for other in others)
+        groups = families.together(first) if fits else [list(tensors_of(first))]
+        lives = {}
+        for index, (names, other) in enumerate(zip(groups, others, strict=True), start=1):
+            lives.update(dict.fromkeys(names, self._reacts(self.step(index, self.initial))))
+            for name in names if fits and len(names) > 1 else ():
+                lives[name] = self._reacts_to(families.swapped(first, other, [name]))
         if all(_alike(tensors_of(self.batches[0]), tensors_of(other)) for other in self.batches[1:]):
             raise NoReference(
                 "inputs hold the same values whatever the seed, so that a result that ignores them passes for a right"
                 " one: let what makes them draw random numbers, as torch.randn does"
             )
-        if not any(alive):
+        if not any(lives.values()):
             raise NoReference("the result depends on no input, so that a wrong one could not be told from a right one")
-        return [name for name, lives in zip(tensors_of(self.batches[0]), alive, strict=False) if not lives]
+        return [name for name in tensors_of(first) if not lives[name]]
+
+    def _reacts(self, golden: Observation) -> bool:
+        """Whether the results are others than those of the first batch."""
+        first = self.step(0, self.initial)
+        results = [name for name in first if not name.startswith("buffer/")]
+        return any(name not in golden or not identical(first[name], golden[name]) for name in results)
+
+    def _reacts_to(self, batch: Batch) -> bool:
+        """The same of a batch that is no other arm's."""
+        self.batches.append(batch)
+        try:
+            return self._reacts(self.step(len(self.batches) - 1, dict(self.initial)))  # not to be remembered
+        finally:
+            self.batches.pop()
 
     def without_eps(self, index: int, state: Mapping[str, Tensor]) -> Observation:
         """How far a step moves where every eps of the model is left out."""

@@ -53,6 +53,8 @@ SUBJECTS = 4  # tensors of a kind that mutants are made of, the largest ones
 POWERLESS = 0.1  # a baseline this far from fp64 (in units of s) leaves the gates nothing to see
 LONG = 1e-3  # of a sum's size: more than its own rounding
 ROUNDINGS = 1000.0  # of a result, that gradients may be off by where they cancel
+GENERATORS = "generators"
+RESEEDED = "a step draws random numbers or sets their seed, which the baseline's leaves alone"
 UNMASKED = " (unmasked)"  # a result without the numbers that fill its mask (see `filled`)
 
 T = TypeVar("T")
@@ -331,6 +333,8 @@ class Judge:
             if len(self.skipped) == len(self.fp64.batches):
                 raise NoReference("gradients overflow in every step, so that no update can be compared")
             findings.append(Finding("scaler", "SKIPPED", message="a step was skipped in both: its gradients overflow"))
+        if seen["flag/random"]:  # the baseline's step draws none (see `_yardstick`)
+            findings.append(Finding(GENERATORS, bitwise=True, message=RESEEDED))
         for quantity in self._quantities(step, seen):
             if _noise(quantity, self._plain(quantity).rms):
                 continue

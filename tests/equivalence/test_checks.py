@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.equivalence import state, trajectory
+from optexp.equivalence import families, state, trajectory
 from optexp.equivalence.gates import SPREAD, TOLERANCES
 from optexp.equivalence.golden import NoReference
 from optexp.equivalence.mutants import MUTANTS
@@ -114,6 +114,28 @@ def test_an_input_that_does_not_matter_is_named(check):
     assert found.ok
     assert found.dead == ["1"]
     assert any("input 1" in note for note in found.notes)
+
+
+class ManyInputs(nn.Module):
+    def forward(self, *inputs):
+        return sum(inputs[i] for i in range(len(inputs)) if i not in (3, 17))
+
+
+class OfTwenty(Softmax):
+    def model(self):
+        return ManyInputs()
+
+    def batch(self, generator):
+        return tuple(torch.randn(4, 8, generator=generator) for _ in range(20))
+
+
+def test_inputs_beyond_those_that_are_exchanged_alone_are_tried_too(check):
+    workload = OfTwenty(rows=4, columns=8)
+    assert check(workload).dead == ["3", "17"]
+    exchanged = families.exchanged(*(workload.batch(torch.Generator().manual_seed(seed)) for seed in (0, 1)))
+    assert len(exchanged) == 9
+    changed = [[not torch.equal(a, b) for a, b in zip(exchanged[0], other, strict=True)] for other in exchanged[1:]]
+    assert [sum(column) for column in zip(*changed, strict=True)] == [1] * 20
 
 
 def test_a_result_that_depends_on_nothing_proves_nothing(check):

@@ -12,7 +12,7 @@ from torch import nn
 
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.golden import Golden, NoReference
-from optexp.equivalence.judge import Judge
+from optexp.equivalence.judge import RESEEDED, Judge
 from optexp.program import Program, clear_gradients
 from optexp.strategy import BITWISE, REASSOCIATES, precision
 from optexp.workloads.mlp import Mlp
@@ -510,6 +510,19 @@ def test_what_a_step_leaves_in_its_input_is_judged_like_an_output(check, net):
     assert "the step leaves the caller's batch; the baseline does not" in check(cached, with_factor(None)).headline
     alone = check(net(mode="forward", make=lambda: Cached(None)), with_factor(1.0))
     assert "the step changes the caller's batch; the baseline leaves it alone" in alone.headline
+
+
+@pytest.mark.parametrize("touch", [lambda: torch.manual_seed(7), lambda: torch.rand(1)])
+def test_a_candidate_that_touches_the_generators_is_told(check, touch):
+    def reseeds(inner, program, batch):
+        touch()
+        return inner(program, batch)
+
+    verification = check(mlp("forward"), with_step(reseeds), BITWISE)
+    assert verification.ok, verification.headline
+    assert RESEEDED in verification.notes
+    assert verification.headline.startswith("outputs equal")
+    assert RESEEDED not in check(mlp("forward")).notes
 
 
 def test_randomness_leaves_equivalence_undecided(check, net):
