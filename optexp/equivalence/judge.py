@@ -53,6 +53,9 @@ SUBJECTS = 4  # tensors of a kind that mutants are made of, the largest ones
 POWERLESS = 0.1  # a baseline this far from fp64 (in units of s) leaves the gates nothing to see
 LONG = 1e-3  # of a sum's size: more than its own rounding
 ROUNDINGS = 1000.0  # of a result, that gradients may be off by where they cancel
+SMALLER = 2.0**-6  # of the largest column: smaller ones are judged by their own size too,
+CANCELLED = 8.0  # but for what may be rounding of the largest, in u
+COLUMNS = " (small columns)"
 GENERATORS = "generators"
 RESEEDED = "a step draws random numbers or sets their seed, which the baseline's leaves alone"
 UNMASKED = " (unmasked)"  # a result without the numbers that fill its mask (see `filled`)
@@ -67,6 +70,7 @@ class Quantity:
     spread: variance of what the reference is a mean of: a mean that cancels is known no better than its terms
     stored: what holds the value, where how finely it can do that matters
     in_a_row: the reference as sums in float32, where it may be added up so (see `Golden.step`)
+    columns: which ones it has of a result
     """
 
     name: str
@@ -76,6 +80,7 @@ class Quantity:
     spread: Tensor | None = None
     stored: Tensor | None = None
     in_a_row: Tensor | None = None
+    columns: Tensor | None = None
 
     @cached_property
     def scale(self) -> float:
@@ -358,6 +363,8 @@ class Judge:
         if not quantity.value.is_floating_point() and not quantity.value.is_complex():
             return exact(name, quantity.value, self.baseline[_source(quantity.name)], quantity.reference)
         found = error(quantity.value, quantity.reference, quantity.scale)
+        if quantity.columns is not None and found.index:
+            found = replace(found, index=(*found.index[:-1], int(quantity.columns[found.index[-1]])))
         yardstick, plain = self._of(quantity), self._plain(quantity)
         limits = quantity.limits
         if quantity.stored is not None:
@@ -402,15 +409,16 @@ class Judge:
                     reference = self.baseline.get(name, seen[name])  # how long a text is may depend on rounding
                 limits = Limits(self._row(seen[name]), gradient, cap=cap)
                 spread = golden.get(name.replace("running_mean", "running_var")) if "running_mean" in name else None
-                value, comparable = seen[name], forward and reference.is_floating_point()
-                if comparable and largest(reference) > (most := torch.finfo(value.dtype).max):
+                value = seen[name]
+                if (
+                    forward
+                    and reference.is_floating_point()
+                    and largest(reference) > (most := torch.finfo(value.dtype).max)
+                ):
                     reference = reference.clamp(-most, most)  # the least float64 where the arms have their own
                 in_a_row = golden.get(name.replace("grad/", "in_a_row/", 1)) if gradient else None
-                yield Quantity(name, value, reference, limits, spread, value if small else None, in_a_row)
-                if comparable and not small and (fill := filled(reference, value.dtype)):
-                    masked = ~(reference.abs() < fill)
-                    value, reference = value.masked_fill(masked, 0), reference.masked_fill(masked, 0)
-                    yield Quantity(name + UNMASKED, value, reference, limits)
+                quantity = Quantity(name, value, reference, limits, spread, value if small else None, in_a_row)
+                yield from (quantity, *_parts(quantity))
         if any(name.startswith("after/") for name in seen):
             yield from self._updates(step, seen)
 
@@ -481,7 +489,12 @@ class Judge:
         return trials
 
     def _try(self, quantity: Quantity, subject: mutants.Subject, mutant: str, value: Tensor) -> dict[str, Any]:
-        finding = self._compare(replace(quantity, value=value))
+        mutated = replace(quantity, value=value)
+        finding = self._compare(mutated)
+        visible = finding.visible
+        for part in _parts(mutated) if finding.ok else ():
+            if not _noise(part, self._plain(part).rms) and not (there := self._compare(part)).ok:
+                finding = there
         shows = structure(value, subject.value)
         off = rms(value - subject.value)
         if finding.ok and not shows and off > mutants.LARGE * subject.smallest:
@@ -492,7 +505,7 @@ class Judge:
             "caught": bool(shows) or not finding.ok,
             "gate": "G0" if shows else finding.gate,
             "off": off / quantity.scale if quantity.scale else None,
-            "visible": finding.visible,
+            "visible": visible,
         }
 
     def _subjects(self) -> Iterator[Quantity]:
@@ -536,14 +549,42 @@ def _resolution(stored: Tensor) -> tuple[float, float]:
     return 2 * row.unit * rms(stored), 2 * row.unit * float(stored.abs().nan_to_num(0, 0, 0).max())
 
 
+def _parts(quantity: Quantity) -> Iterator[Quantity]:
+    """What is small within a result, and would be lost beside what is large: s is that of the whole."""
+    name, value, reference = quantity.name, quantity.value, quantity.reference
+    if not name.startswith(("out/", "input/")) or not reference.is_floating_point() or reference.numel() < SMALL:
+        return
+    if quantity.name.endswith((UNMASKED, COLUMNS)):
+        return
+    if fill := filled(reference, value.dtype):
+        masked = ~(reference.abs() < fill)
+        parts = value.masked_fill(masked, 0), reference.masked_fill(masked, 0)
+        yield Quantity(name + UNMASKED, *parts, quantity.limits)
+    elif (columns := _small(reference, quantity.limits.row.unit)) is not None:
+        limits = replace(quantity.limits, cap=None)  # which knows no sums that cancel
+        yield Quantity(name + COLUMNS, value[..., columns], reference[..., columns], limits, columns=columns)
+
+
+def _small(reference: Tensor, unit: float) -> Tensor | None:
+    """Columns (along the last dimension) far below the largest, where each has enough elements to tell."""
+    if reference.dim() < 2 or reference.numel() < SMALL * reference.shape[-1]:
+        return None
+    sizes = torch.linalg.vector_norm(reference, dim=tuple(range(reference.dim() - 1))).nan_to_num(0, 0, 0)
+    small = (sizes < SMALLER * sizes.max()) & (sizes > CANCELLED * unit * sizes.max())
+    return small.nonzero()[:, 0] if bool(small.any()) else None
+
+
 def _noise(quantity: Quantity, error: float) -> bool:
-    """Whether what lies below a mask's numbers is rounding: the baseline errs by all of it."""
+    """Whether what lies below a mask's numbers is rounding: the baseline errs by all of it. Of small columns, by so
+    much of it that nothing could be told."""
+    if quantity.name.endswith(COLUMNS):
+        return error > POWERLESS * quantity.scale
     return quantity.name.endswith(UNMASKED) and error >= quantity.scale
 
 
 def _source(quantity: str, when: str = "after") -> str:
     """The observation's name of a quantity."""
-    quantity = quantity.removesuffix(UNMASKED)
+    quantity = quantity.removesuffix(UNMASKED).removesuffix(COLUMNS)
     if quantity.startswith("change/"):
         return quantity.replace("change/", f"{when}/param/", 1)
     return f"{when}/{quantity}" if quantity.startswith("optimizer/") else quantity
