@@ -1,8 +1,9 @@
 """`python -m optexp.audit result.json`: does the verdict follow from the record, and is the record as it was written?
 
 Offline: nothing is run again. The digest shows an edit that forgot it; an edit that did not has to keep a whole record
-consistent: pairs, what is computed from them, verdict, headline, gates, tensors, evidence, watchdogs, and the files
-beside it (samples.parquet, config.yaml, environment.json). What stands there once, and follows from nothing, is named.
+consistent: pairs, what is computed from them, verdict, headline, gates, tensors (errors, limits, and what is made of
+them), mutants, seeds, families, evidence, watchdogs, and the files beside it (samples.parquet, config.yaml,
+environment.json). What stands there once, and follows from nothing, is named.
 """
 
 from __future__ import annotations
@@ -279,6 +280,9 @@ def _verification(record: Record) -> Iterator[str]:
     for name, tensor in found["tensors"].items():
         if not tensor["ok"] or tensor["used"] is None or tensor["used"] > 1:
             yield f"{name} is beyond its limit"
+    from optexp.equivalence import account  # torch is slow to import
+
+    yield from account.problems(record)
     worst = found["worst"]
     if found["tensors"].get(worst["tensor"], {}).get("used") != worst["used"]:
         yield f"{worst['tensor']} is nearest to its limit, and not listed so"

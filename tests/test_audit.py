@@ -18,6 +18,8 @@ from omegaconf import OmegaConf
 
 from optexp import audit
 from optexp.audit import derived, problems
+from optexp.equivalence.gates import TOLERANCES
+from optexp.equivalence.protocol import SAME_BATCHES
 from optexp.measurement import statistics, table
 from optexp.measurement.controls import NAMES
 from optexp.measurement.sampling import SAME
@@ -29,16 +31,29 @@ from tests.measurement.samples import constant, made
 Record = dict[str, Any]
 
 PAIRS = [[[2.0 + 0.01 * i, 1.0 + 0.001 * j] for i in range(12)] for j in range(5)]
-TENSOR = {"ok": True, "used": 0.4, "gate": "G1"}
-EQUIVALENCE = {
-    "ok": True, "seeds": [1, 2], "reference": "fp64 on cpu", "families": ["normal"], "failures": [],
-    "gates": {"G1": {"passed": True, "worst_ratio": 1.0}, "CAP": {"passed": True, "worst_ratio": None}},
-    "tensors": {"output": TENSOR}, "worst": {"tensor": "output", **TENSOR}, "bitwise": False,
-    "mutants": {"scaled": {"tried": 1, "caught": 1, "passed": []}}, "contract": "PRECISION(bfloat16)",
-    "weakest": {"tensor": "output", "error_ratio": 1.6}, "recheck": {"steps": 30, "fresh inputs": True, "ok": True},
+ROW = TOLERANCES["bfloat16"]
+LIMIT, PEAK = 3 * 0.01 + ROW.floor * ROW.unit * 2.0, 0.2
+TENSOR = {
+    "ok": True, "weak": True, "bitwise": False, "gate": "G1", "used": 0.016 / LIMIT, "error_rms": 0.016,
+    "baseline_rms": 0.01, "yardstick_rms": 0.01, "error_ratio": 1.6, "max_ratio": 0.5, "block_ratio": None,
+    "allowed": {"G1": [0.016, LIMIT], "G2": [0.02, PEAK], "CAP": [0.016, 32 * ROW.unit * 2.0]},
+    "scale": 2.0, "resolution": 0.0, "visible": [LIMIT / 2, PEAK / 2],
+    "element": {"candidate": 3.05, "reference": 3.0},
 }  # fmt: skip
+EQUIVALENCE = {
+    "ok": True, "seeds": [1, 2], "reference": "fp64 on cpu", "families": ["normal", "small"], "failures": [],
+    "gates": {gate: {"passed": True, "worst_ratio": 1.6} for gate in ("G0", "G1", "G2", "G3", "CAP")},
+    "tensors": {"output": TENSOR}, "worst": {"tensor": "output", **TENSOR}, "bitwise": False, "tails": [],
+    "mutants": {name: {"tried": 1, "caught": 1, "passed": []} for name in ("scaled", "one element off")},
+    "contract": "PRECISION(bfloat16)", "visible": {"output": TENSOR["visible"]}, "trajectory": {}, "randomness": {},
+    "weakest": {"tensor": "output", "error_ratio": 1.6}, "notes": [],
+    "recheck": {"process": 5, "steps": 30, "ends": [30, 7], "repetitions": 2, "fresh inputs": True, "ok": True},
+    "headline": "output agrees with fp64; 2 fresh input sets and 1 other family of inputs",
+}  # fmt: skip
+RANDOM = {"seeds": 64, "tests": 100, "smallest_p": 1e-3}
 CONFIG = {"workload": "mlp", "device": "cpu", "dtype": "float32", "strategy": "amp", "strategy.amp.dtype": "bfloat16"}
-CONFIG |= {"baseline": "baseline", "measurement.controls": True}
+CONFIG |= {"baseline": "baseline", "measurement.controls": True, "seed": 0}
+CONFIG |= {"measurement.verification_seeds": 2, "measurement.thorough": True, "workload.mode": "forward"}
 CONTROLS = {name: {"ok": True} for name in ("A/A", "known delay")}
 
 
@@ -85,12 +100,12 @@ def set_in(path: str, value: Any) -> Callable[[Record], None]:
         *above, last = path.split("/")
         for key in above:
             record = record[int(key)] if isinstance(record, list) else record[key]
-        record[last] = value
+        record[int(last) if isinstance(record, list) else last] = value
 
     return edit
 
 
-EDITS: dict[str, tuple[Callable[[Record], None], str]] = {
+EDITS: dict[str, tuple[Callable[[Record], Any], str]] = {
     "larger speedup": (set_in("speedup/low", 3.0), "the pairs give"),
     "no verification": (set_in("equivalence", {}), "without a verification"),
     "no seeds": (set_in("equivalence/seeds", []), "seeds missing"),
@@ -121,7 +136,7 @@ EDITS: dict[str, tuple[Callable[[Record], None], str]] = {
     "another precision": (set_in("equivalence/contract", "PRECISION(float16)"), "at float16 precision"),
     "equal bits": (set_in("equivalence/contract", "BITWISE"), "its gate BITWISE is missing"),
     "no weakness": (set_in("equivalence/weakest", {}), "the record gives 'FASTER"),
-    "another tensor": (set_in("equivalence/tensors", {"output": {"ok": True, "used": 0}}), "not listed so"),
+    "another tensor": (set_in("equivalence/tensors/output", {**TENSOR, "used": 0.1}), "not listed so"),
     "a note on the recheck": (set_in("equivalence/recheck", {"note": "x"}), "not checked again"),
     "against itself": (
         set_in("config", CONFIG | {"baseline": "amp", "baseline.amp.dtype": "bfloat16"}),
@@ -139,6 +154,63 @@ EDITS: dict[str, tuple[Callable[[Record], None], str]] = {
         set_in("headline", "FASTER, at least 9.99× (...)"),
         "the headline says 'FASTER, at least 9",
     ),
+    "fewer seeds": (set_in("equivalence/seeds", [1]), "1 fresh input sets are listed, and 2 were asked for"),
+    "a seed twice": (set_in("equivalence/seeds", [1, 1]), "1 fresh input sets are listed, and 2 were asked for"),
+    "fewer seeds asked": (
+        lambda r: (r["config"].update({"measurement.verification_seeds": 1}), r["equivalence"]["seeds"].pop()),
+        "1 fresh input sets are listed, and the verification says",
+    ),
+    "a larger error": (set_in("equivalence/tensors/output/error_rms", 0.03), "error_rms beside G1 is 0.03"),
+    "a smaller ratio": (set_in("equivalence/tensors/output/error_ratio", 1.0), "error_ratio is 1.0"),
+    "less used": (set_in("equivalence/tensors/output/used", 0.1), "used is 0.1"),
+    "another gate nearest": (set_in("equivalence/tensors/output/gate", "G2"), "used of G2"),
+    "a smaller peak": (set_in("equivalence/tensors/output/allowed/G2/0", 1e-3), "error of the worst element"),
+    "a larger limit": (set_in("equivalence/tensors/output/allowed/G1/1", 1.0), "no row of tolerances"),
+    "a smaller one was visible": (set_in("equivalence/tensors/output/visible/0", 1e-9), "visible is 1e-09"),
+    "no errors": (set_in("equivalence/tensors/output/allowed", {}), "errors and their limits are missing"),
+    "never measured": (set_in("equivalence/tensors/output/error_rms", None), "nothing was measured"),
+    "not so weak": (set_in("equivalence/tensors/output/weak", False), "an error of 0.016 is weak"),
+    "not the weakest": (set_in("equivalence/weakest/error_ratio", 1.5), "not named as the weakest"),
+    "a smaller worst ratio": (set_in("equivalence/gates/G1/worst_ratio", 1.0), "G1 has a worst ratio of 1"),
+    "equal to the bit": (set_in("equivalence/bitwise", True), "bits are said to be equal"),
+    "all survived": (
+        set_in("equivalence/mutants/scaled", {"tried": 1, "caught": 0, "passed": []}),
+        "mutant 'scaled': 1 tried, 0 caught, and 0 named",
+    ),
+    "more caught than tried": (set_in("equivalence/mutants/scaled/caught", 2), "1 tried, 2 caught"),
+    "a mutant less": (
+        set_in("equivalence/mutants", {"scaled": {"tried": 1, "caught": 1, "passed": []}}),
+        "mutants are missing: one element off",
+    ),
+    "another mutant": (
+        set_in("equivalence/mutants/twisted", {"tried": 1, "caught": 1, "passed": []}),
+        "there are no mutants twisted",
+    ),
+    "nothing visible": (set_in("equivalence/visible", {}), "nothing says which errors"),
+    "no G3": (lambda r: r["equivalence"]["gates"].pop("G3"), "gates are missing: G3"),
+    "no CAP": (lambda r: r["equivalence"]["gates"].pop("CAP"), "gates are missing: CAP"),
+    "a gate more": (set_in("equivalence/gates/G9", {"passed": True, "worst_ratio": 1}), "no such gates were asked: G9"),
+    "an invented family": (set_in("equivalence/families", ["normal", "odd"]), "no families of inputs odd"),
+    "a family more": (set_in("equivalence/families", ["normal", "small", "large"]), "2 other families"),
+    "a family less": (set_in("equivalence/families", ["normal"]), "0 other families"),
+    "no families": (
+        lambda r: r["equivalence"].update(families=["normal"], headline="output agrees; 2 fresh input sets"),
+        "were asked for, and there are none",
+    ),
+    "odd sizes": (set_in("equivalence/tails", ["rows=3"]), "odd sizes are listed"),
+    "families not asked": (set_in("config", {**CONFIG, "measurement.thorough": False}), "were not asked for"),
+    "strayed": (set_in("equivalence/trajectory", {"steps": 32, "step": 3, "share": 7}), "the loss strays 7"),
+    "followed for less": (set_in("equivalence/trajectory", {"steps": 8, "step": 3, "share": 0.1}), "for 8 steps"),
+    "not followed": (set_in("config", {**CONFIG, "workload.mode": "train"}), "training was not followed"),
+    "other distributions": (set_in("equivalence/randomness", {**RANDOM, "smallest_p": 1e-30}), "distributions differ"),
+    "no dice": (set_in("equivalence/randomness", RANDOM), "gates are missing: DICE"),
+    "no distributions": (
+        set_in("equivalence/gates/DICE", {"passed": True, "worst_ratio": None}),
+        "their distributions were not compared",
+    ),
+    "another process again": (set_in("equivalence/recheck/process", 99), "process 99 was checked again"),
+    "other ends": (set_in("equivalence/recheck/ends", [7, 9]), "repetitions of 2 timed ends"),
+    "not repeated": (set_in("equivalence/recheck/repetitions", 1), "1 repetitions of 2 timed ends"),
     "a note": (set_in("explanation", ["luck"]), "the digest does not fit"),
 }
 
@@ -153,6 +225,15 @@ def test_edits_are_noticed(record: Record, name: str) -> None:
         assert any(words in problem for problem in problems(record)), problems(record)
     del record["digest"]
     assert any("no digest" in problem for problem in problems(record))
+
+
+def test_a_loader_may_give_fewer_sets_and_steps_may_be_random(record: Record) -> None:
+    found = record["equivalence"]
+    found["seeds"], found["headline"] = [1], "output agrees; 1 fresh input set and 1 other family of inputs"
+    found["notes"] = [SAME_BATCHES]
+    found["gates"]["DICE"], found["randomness"] = {"passed": True, "worst_ratio": None}, RANDOM
+    record["digest"] = digest(record)
+    assert problems(record) == []
 
 
 def test_a_verdict_that_promises_less_is_no_lie(record: Record) -> None:

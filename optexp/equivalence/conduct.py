@@ -32,10 +32,9 @@ def conduct(
     yield from _outputs(seen, baseline)
     yield from _replayed(seen, baseline)
     names, expected = ({name for name in some if not optional(name)} for some in (seen, baseline))
-    for name in sorted(expected - names):
-        yield broken(title(name), "missing")
-    for name in sorted(names - expected):
-        yield broken(title(name), "the baseline has no such tensor")
+    for name in sorted(names ^ expected):
+        if not name.startswith("input/"):
+            yield broken(title(name), "missing" if name in expected else "the baseline has no such tensor")
     for name in sorted(names & expected):
         if name.startswith("flag/") or (skips and name.startswith("grad/")):
             continue
@@ -49,11 +48,13 @@ def conduct(
 
 def _effects(seen: Observation, baseline: Observation) -> Iterator[Finding]:
     """On what is not the step's own."""
-    if not seen["flag/inputs_intact"] and baseline["flag/inputs_intact"]:
-        yield broken("inputs", "the step changes the caller's batch; the baseline leaves it as it is")
-    changed, expected = ({name for name in some if name.startswith("changed/")} for some in (seen, baseline))
+    changed, expected = (
+        {name for name in some if name.startswith(("changed/", "input/"))} for some in (seen, baseline)
+    )
     for name in sorted(changed ^ expected):
-        what = "changes it; the baseline leaves it alone" if name in changed else "leaves it; the baseline does not"
+        whose = "the caller's batch" if name.startswith("input/") else "it"
+        what = f"changes {whose}; the baseline leaves it alone"
+        what = what if name in changed else f"leaves {whose}; the baseline does not"
         yield broken(name.removeprefix("changed/"), f"the step {what}")
 
 

@@ -15,6 +15,7 @@ from optexp.program import Batch, map_batch, tensors_of
 
 NORMAL = "normal"
 NONCONTIGUOUS = "noncontiguous"  # the same values, laid out with gaps; made in the arms, since a parcel has no gaps
+EXCHANGES = 8  # batches that this is done with: each is kept by every arm
 ONE_BY_ONE = "one by one"  # a batch, then the same with one input after the other exchanged: does the result follow?
 
 
@@ -66,17 +67,29 @@ def of(family: str, batch: Batch, targets: int, bounded: Collection[str] = ()) -
     return map_batch(lambda t: change(t) if id(t) in inputs else t, batch) if inputs else batch
 
 
-def exchanged(first: Batch, second: Batch, limit: int = 8) -> list[Batch]:
-    """`first`, then for each of its inputs `first` with that one from `second`; all at once where sizes differ."""
-    ours, theirs = tensors_of(first), tensors_of(second)
-    if any(tensor.shape != theirs[name].shape for name, tensor in ours.items()):
+def exchanged(first: Batch, second: Batch) -> list[Batch]:
+    """`first`, then for each of its inputs `first` with that one from `second` (of more than `EXCHANGES`, for several
+    at a time, as `together` says); all at once where sizes differ."""
+    if not fitting(first, second):
         return [first, second]
-    names = {id(tensor): name for name, tensor in ours.items()}
-    swapped = [
-        map_batch(lambda t, name=name: theirs[name] if names[id(t)] == name else t, first)  # type: ignore[misc]
-        for name in list(ours)[:limit]
-    ]
-    return [first, *swapped]
+    return [first, *(swapped(first, second, names) for names in together(first))]
+
+
+def together(batch: Batch) -> list[list[str]]:
+    """The inputs that are exchanged at the same time."""
+    names = list(tensors_of(batch))
+    return [names[start::EXCHANGES] for start in range(min(EXCHANGES, len(names)))]
+
+
+def fitting(first: Batch, second: Batch) -> bool:
+    ours, theirs = tensors_of(first), tensors_of(second)
+    return all(tensor.shape == theirs[name].shape for name, tensor in ours.items())
+
+
+def swapped(first: Batch, second: Batch, names: Collection[str]) -> Batch:
+    """`first` with some of its tensors from `second`."""
+    ours, theirs = {id(tensor): name for name, tensor in tensors_of(first).items()}, tensors_of(second)
+    return map_batch(lambda t: theirs[ours[id(t)]] if ours[id(t)] in names else t, first)
 
 
 def refilled(memory: Batch | None, batch: Batch) -> Batch:

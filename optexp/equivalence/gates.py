@@ -113,6 +113,8 @@ class Finding:
     error_ratio:   error_rms / baseline_rms;  max_ratio: the same for the worst element, against the E∞ of G2;
                    block_ratio: for the worst block, against its E of G3
     used:          the largest error as a share of its limit: above 1 has failed
+    allowed:       by gate, the error and its limit
+    scale:         s;  resolution: what the limit of G1 has beside m·E + κ·u·s (see `Limits`)
     visible:       the smallest RMS error, and the smallest of one element, that would have failed, relative to s
     element:       the worst one: index, candidate, baseline, reference
     """
@@ -130,6 +132,9 @@ class Finding:
     max_ratio: float | None = None
     block_ratio: float | None = None
     used: float = 0.0
+    allowed: dict[str, tuple[float, float]] = field(default_factory=dict)
+    scale: float | None = None
+    resolution: float = 0.0
     visible: tuple[float, float] | None = None
     element: dict[str, Any] | None = None
     message: str = ""
@@ -297,7 +302,7 @@ def measure(
 ) -> Finding:
     """G1 to G3 (and PRECISION's cap): the candidate's error beside what the baseline itself does."""
     row, (resolution, coarsest) = limits.row, limits.resolution
-    warn, fail = (GRADIENT_FACTOR,) * 2 if limits.gradient else (row.warn, row.fail)
+    warn, fail = factors(row, limits.gradient)
     peak_fail = GRADIENT_FACTOR if limits.gradient else row.peak_fail
     floor = row.floor * row.unit * scale + resolution
     peak_limit = peak_fail * yardstick.peak + row.peak_floor * row.unit * scale + coarsest
@@ -308,8 +313,8 @@ def measure(
     if found.blocks is not None:
         block, error_there, expected = _worst_block(found.blocks, yardstick, floor)
         allowed["G3"] = (error_there, BLOCK_FACTOR * expected + floor)
-        block_ratio = _share(error_there, max(expected, row.unit * scale))
-    used = {gate: _share(value, limit) for gate, (value, limit) in allowed.items()}
+        block_ratio = share(error_there, max(expected, row.unit * scale))
+    used = {gate: share(value, limit) for gate, (value, limit) in allowed.items()}
     failed = tuple(gate for gate in used if used[gate] > 1.0)
     gate = failed[0] if failed else max(used, key=lambda name: used[name])
     one_rounding = row.unit * scale
@@ -322,10 +327,13 @@ def measure(
         error_rms=found.rms,
         baseline_rms=max(baseline.rms, one_rounding),
         yardstick_rms=yardstick.rms,
-        error_ratio=_share(found.rms, max(baseline.rms, one_rounding)),
-        max_ratio=_share(found.peak, max(yardstick.peak, one_rounding)),
+        error_ratio=share(found.rms, max(baseline.rms, one_rounding)),
+        max_ratio=share(found.peak, max(yardstick.peak, one_rounding)),
         block_ratio=block_ratio,
         used=max(used.values()),
+        allowed=allowed,
+        scale=scale,
+        resolution=resolution,
         visible=(allowed["G1"][1] / scale, peak_limit / scale) if scale else None,
         element={"index": list(found.index or ()), "candidate": found.candidate, "reference": found.reference},
     )
@@ -340,6 +348,11 @@ def measure(
     return finding
 
 
+def factors(row: Tolerance, gradient: bool) -> tuple[float, float]:
+    """m of G1: above the first a result is weak, above the second it fails."""
+    return (GRADIENT_FACTOR, GRADIENT_FACTOR) if gradient else (row.warn, row.fail)
+
+
 def _worst_block(errors: Tensor, yardstick: Yardstick, floor: float) -> tuple[int, float, float]:
     """The block nearest to its limit, its error, and its E: what the baseline does there, or to the whole tensor."""
     own = errors.new_zeros(()) if yardstick.blocks is None else yardstick.blocks
@@ -349,7 +362,7 @@ def _worst_block(errors: Tensor, yardstick: Yardstick, floor: float) -> tuple[in
     return int(where), value, there
 
 
-def _share(value: float, limit: float) -> float:
+def share(value: float, limit: float) -> float:
     if value == 0.0:
         return 0.0
     return value / limit if limit > 0.0 else inf

@@ -102,17 +102,15 @@ class Golden:
     # --- what fp64 gets -----------------------------------------------------------------------------------------
 
     def step(self, index: int, state: Mapping[str, Tensor]) -> Observation:
-        """out/, grad/ and buffer/ of a step from `state`, and of gradients of biases on a CPU in_a_row/: what somebody
-        gets who adds up one row after the other in float32, from the first and from the last. Kept for the initial
-        state, which all arms share."""
+        """out/, input/, grad/ and buffer/ of a step from `state`, and of gradients of biases on a CPU in_a_row/: what
+        somebody gets who adds up one row after the other in float32, from the first and from the last. Kept for the
+        initial state, which all arms share."""
         shared = state is self.initial
         if shared and index in self.known:
             return self.known[index]
         self.load(state)
-        batch = map_batch(
-            lambda t: t.to(self.device, torch.float64 if t.is_floating_point() else t.dtype, copy=True),
-            self.batches[index % len(self.batches)],
-        )
+        given = self.batches[index % len(self.batches)]
+        batch = map_batch(self._widened, given)
         try:
             with InFloat64(), NoDropout(), self._noting(index), self._adding_up() as in_a_row:
                 outputs = self.program.step(self.program, batch)
@@ -125,6 +123,9 @@ class Golden:
         for name, tensor in golden.items():
             if tensor.is_floating_point() and tensor.dtype is not torch.float64:
                 raise NoReference(f"the model computes {name[4:]} in {name_of(tensor.dtype)} even in float64")
+        for name, tensor in tensors_of(given).items():
+            if not identical(self._widened(tensor), left := tensors_of(batch)[name]):
+                golden[f"input/{name}"] = left.detach().clone()
         if self.trains:
             golden |= {name: tensor.clone() for name, tensor in gradients(self.program).items()} | in_a_row
         golden |= {f"buffer/{name}": b.detach().clone() for name, b in self.program.model.named_buffers()}
@@ -133,6 +134,10 @@ class Golden:
         if shared:
             self.known[index] = golden
         return golden
+
+    def _widened(self, tensor: Tensor) -> Tensor:
+        """A copy, where fp64 runs."""
+        return tensor.to(self.device, torch.float64 if tensor.is_floating_point() else tensor.dtype, copy=True)
 
     def start_of(self, index: int, seen: Observation) -> Mapping[str, Tensor]:
         """What an arm started a step from."""
@@ -199,17 +204,36 @@ class Golden:
 
     def dead(self) -> list[str]:
         """After a draw of ONE_BY_ONE: inputs that the results do not depend on."""
-        first, *others = (self.step(index, self.initial) for index in range(len(self.batches)))
-        results = [name for name in first if not name.startswith("buffer/")]
-        alive = [any(not identical(first[name], golden[name]) for name in results) for golden in others]
+        first, *others = self.batches
+        fits = all(families.fitting(first, other) for other in others)
+        groups = families.together(first) if fits else [list(tensors_of(first))]
+        lives = {}
+        for index, (names, other) in enumerate(zip(groups, others, strict=True), start=1):
+            lives.update(dict.fromkeys(names, self._reacts(self.step(index, self.initial))))
+            for name in names if fits and len(names) > 1 else ():
+                lives[name] = self._reacts_to(families.swapped(first, other, [name]))
         if all(_alike(tensors_of(self.batches[0]), tensors_of(other)) for other in self.batches[1:]):
             raise NoReference(
                 "inputs hold the same values whatever the seed, so that a result that ignores them passes for a right"
                 " one: let what makes them draw random numbers, as torch.randn does"
             )
-        if not any(alive):
+        if not any(lives.values()):
             raise NoReference("the result depends on no input, so that a wrong one could not be told from a right one")
-        return [name for name, lives in zip(tensors_of(self.batches[0]), alive, strict=False) if not lives]
+        return [name for name in tensors_of(first) if not lives[name]]
+
+    def _reacts(self, golden: Observation) -> bool:
+        """Whether the results are others than those of the first batch."""
+        first = self.step(0, self.initial)
+        results = [name for name in first if not name.startswith("buffer/")]
+        return any(name not in golden or not identical(first[name], golden[name]) for name in results)
+
+    def _reacts_to(self, batch: Batch) -> bool:
+        """The same of a batch that is no other arm's."""
+        self.batches.append(batch)
+        try:
+            return self._reacts(self.step(len(self.batches) - 1, dict(self.initial)))  # not to be remembered
+        finally:
+            self.batches.pop()
 
     def without_eps(self, index: int, state: Mapping[str, Tensor]) -> Observation:
         """How far a step moves where every eps of the model is left out."""
@@ -224,7 +248,11 @@ class Golden:
         finally:
             for module, eps in zip(modules, kept, strict=True):
                 module.eps = eps
-        return {name: tensor - golden[name] for name, tensor in mutated.items() if tensor.is_floating_point()}
+        return {
+            name: tensor - golden[name]
+            for name, tensor in mutated.items()
+            if tensor.is_floating_point() and name in golden
+        }
 
 
 def before(observation: Mapping[str, Tensor]) -> Observation:

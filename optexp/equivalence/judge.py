@@ -53,6 +53,11 @@ SUBJECTS = 4  # tensors of a kind that mutants are made of, the largest ones
 POWERLESS = 0.1  # a baseline this far from fp64 (in units of s) leaves the gates nothing to see
 LONG = 1e-3  # of a sum's size: more than its own rounding
 ROUNDINGS = 1000.0  # of a result, that gradients may be off by where they cancel
+SMALLER = 2.0**-6  # of the largest column: smaller ones are judged by their own size too,
+CANCELLED = 8.0  # but for what may be rounding of the largest, in u
+COLUMNS = " (small columns)"
+GENERATORS = "generators"
+RESEEDED = "a step draws random numbers or sets their seed, which the baseline's leaves alone"
 UNMASKED = " (unmasked)"  # a result without the numbers that fill its mask (see `filled`)
 
 T = TypeVar("T")
@@ -65,6 +70,7 @@ class Quantity:
     spread: variance of what the reference is a mean of: a mean that cancels is known no better than its terms
     stored: what holds the value, where how finely it can do that matters
     in_a_row: the reference as sums in float32, where it may be added up so (see `Golden.step`)
+    columns: which ones it has of a result
     """
 
     name: str
@@ -74,6 +80,7 @@ class Quantity:
     spread: Tensor | None = None
     stored: Tensor | None = None
     in_a_row: Tensor | None = None
+    columns: Tensor | None = None
 
     @cached_property
     def scale(self) -> float:
@@ -109,6 +116,7 @@ class Judge:
         self.remembered: dict[tuple[int, str], bytes] = {}  # of the baseline's first run of each step
         self.integers: dict[tuple[int, str], Tensor] = {}  # of the baseline's first run of each step
         self.swayed: dict[tuple[int, str], list[Tensor]] = {}  # the same of noisy runs
+        self.writes = False  # the baseline, to its own inputs
         self.infinite: set[str] = set()  # outputs that the baseline gives no finite numbers for on normal inputs
         self.baseline: Observation = {}
         self.candidate: Observation = {}
@@ -194,6 +202,7 @@ class Judge:
                 "a step draws random numbers even with every dropout at p = 0, so no two implementations need agree"
             )
         self.fp64.memory = unpacked("memory", seen)
+        self.writes |= not seen["flag/inputs_intact"]
         noisy = bool(seen["flag/noisy"])
         self._require_finite(seen)
         self._find_restless(step, seen)
@@ -205,7 +214,7 @@ class Judge:
             self.step, self.baseline = step, seen
         for name in (name for name in seen if noisy and name.startswith("out/") and is_exact(seen[name])):
             self.swayed.setdefault((step, name), []).append(seen[name].clone())
-        unjudged = {name for name in seen if name.startswith(("out/", "grad/", "buffer/", "after/"))}
+        unjudged = {name for name in seen if name.startswith(("out/", "input/", "grad/", "buffer/", "after/"))}
         unjudged = {name for name in unjudged if not name.startswith("after/scaler/") and not optional(name)}
         kept, at = (self.noise, None) if noisy else (self.measured, step)  # noisy runs of all steps count for each
         off = size = 0.0  # of all gradients together: some are zero but for rounding
@@ -328,6 +337,9 @@ class Judge:
         memory = self.fp64.program.memory
         alike = partial(memory.alike, unit=self.row.unit) if memory is not None else bytes.__eq__
         ours, theirs = ({n: t for n, t in arm.items() if n not in self.restless} for arm in (seen, self.baseline))
+        theirs["flag/inputs_intact"] = torch.tensor(
+            not self.writes
+        )  # repeated on the same batch, it may find it written
         if failures := list(conduct(ours, theirs, initial, not self.precise, skips, alike)):
             return failures
         findings = []
@@ -336,6 +348,8 @@ class Judge:
             if len(self.skipped) == len(self.fp64.batches):
                 raise NoReference("gradients overflow in every step, so that no update can be compared")
             findings.append(Finding("scaler", "SKIPPED", message="a step was skipped in both: its gradients overflow"))
+        if seen["flag/random"]:  # the baseline's step draws none (see `_yardstick`)
+            findings.append(Finding(GENERATORS, bitwise=True, message=RESEEDED))
         for quantity in self._quantities(step, seen):
             if _noise(quantity, self._plain(quantity).rms):
                 continue
@@ -360,6 +374,8 @@ class Judge:
             swayed = self.swayed.get((self.step, quantity.name), [])
             return exact(name, quantity.value, self.baseline[_source(quantity.name)], quantity.reference, swayed)
         found = error(quantity.value, quantity.reference, quantity.scale)
+        if quantity.columns is not None and found.index:
+            found = replace(found, index=(*found.index[:-1], int(quantity.columns[found.index[-1]])))
         yardstick, plain = self._of(quantity), self._plain(quantity)
         limits = quantity.limits
         if quantity.stored is not None:
@@ -394,7 +410,7 @@ class Judge:
         """Everything in an observation that fp64 has an opinion on."""
         golden, skips = self._golden(step, seen), _skipped(seen)
         for name, reference in golden.items():
-            gradient, forward = name.startswith("grad/"), name.startswith("out/")
+            gradient, forward = name.startswith("grad/"), name.startswith(("out/", "input/"))
             if name in seen and not (gradient and skips):
                 small = reference.numel() < SMALL
                 cap = PRECISION_CAP if forward and not self.precise and not small else None
@@ -404,15 +420,16 @@ class Judge:
                     reference = self.baseline.get(name, seen[name])  # how long a text is may depend on rounding
                 limits = Limits(self._row(seen[name]), gradient, cap=cap)
                 spread = golden.get(name.replace("running_mean", "running_var")) if "running_mean" in name else None
-                value, comparable = seen[name], forward and reference.is_floating_point()
-                if comparable and largest(reference) > (most := torch.finfo(value.dtype).max):
+                value = seen[name]
+                if (
+                    forward
+                    and reference.is_floating_point()
+                    and largest(reference) > (most := torch.finfo(value.dtype).max)
+                ):
                     reference = reference.clamp(-most, most)  # the least float64 where the arms have their own
                 in_a_row = golden.get(name.replace("grad/", "in_a_row/", 1)) if gradient else None
-                yield Quantity(name, value, reference, limits, spread, value if small else None, in_a_row)
-                if comparable and not small and (fill := filled(reference, value.dtype)):
-                    masked = ~(reference.abs() < fill)
-                    value, reference = value.masked_fill(masked, 0), reference.masked_fill(masked, 0)
-                    yield Quantity(name + UNMASKED, value, reference, limits)
+                quantity = Quantity(name, value, reference, limits, spread, value if small else None, in_a_row)
+                yield from (quantity, *_parts(quantity))
         if any(name.startswith("after/") for name in seen):
             yield from self._updates(step, seen)
 
@@ -483,7 +500,12 @@ class Judge:
         return trials
 
     def _try(self, quantity: Quantity, subject: mutants.Subject, mutant: str, value: Tensor) -> dict[str, Any]:
-        finding = self._compare(replace(quantity, value=value))
+        mutated = replace(quantity, value=value)
+        finding = self._compare(mutated)
+        visible = finding.visible
+        for part in _parts(mutated) if finding.ok else ():
+            if not _noise(part, self._plain(part).rms) and not (there := self._compare(part)).ok:
+                finding = there
         shows = structure(value, subject.value)
         off = rms(value - subject.value)
         if finding.ok and not shows and off > mutants.LARGE * subject.smallest:
@@ -494,7 +516,7 @@ class Judge:
             "caught": bool(shows) or not finding.ok,
             "gate": "G0" if shows else finding.gate,
             "off": off / quantity.scale if quantity.scale else None,
-            "visible": finding.visible,
+            "visible": visible,
         }
 
     def _subjects(self) -> Iterator[Quantity]:
@@ -544,14 +566,42 @@ def _resolution(stored: Tensor) -> tuple[float, float]:
     return 2 * row.unit * rms(stored), 2 * row.unit * float(stored.abs().nan_to_num(0, 0, 0).max())
 
 
+def _parts(quantity: Quantity) -> Iterator[Quantity]:
+    """What is small within a result, and would be lost beside what is large: s is that of the whole."""
+    name, value, reference = quantity.name, quantity.value, quantity.reference
+    if not name.startswith(("out/", "input/")) or not reference.is_floating_point() or reference.numel() < SMALL:
+        return
+    if quantity.name.endswith((UNMASKED, COLUMNS)):
+        return
+    if fill := filled(reference, value.dtype):
+        masked = ~(reference.abs() < fill)
+        parts = value.masked_fill(masked, 0), reference.masked_fill(masked, 0)
+        yield Quantity(name + UNMASKED, *parts, quantity.limits)
+    elif (columns := _small(reference, quantity.limits.row.unit)) is not None:
+        limits = replace(quantity.limits, cap=None)  # which knows no sums that cancel
+        yield Quantity(name + COLUMNS, value[..., columns], reference[..., columns], limits, columns=columns)
+
+
+def _small(reference: Tensor, unit: float) -> Tensor | None:
+    """Columns (along the last dimension) far below the largest, where each has enough elements to tell."""
+    if reference.dim() < 2 or reference.numel() < SMALL * reference.shape[-1]:
+        return None
+    sizes = torch.linalg.vector_norm(reference, dim=tuple(range(reference.dim() - 1))).nan_to_num(0, 0, 0)
+    small = (sizes < SMALLER * sizes.max()) & (sizes > CANCELLED * unit * sizes.max())
+    return small.nonzero()[:, 0] if bool(small.any()) else None
+
+
 def _noise(quantity: Quantity, error: float) -> bool:
-    """Whether what lies below a mask's numbers is rounding: the baseline errs by all of it."""
+    """Whether what lies below a mask's numbers is rounding: the baseline errs by all of it. Of small columns, by so
+    much of it that nothing could be told."""
+    if quantity.name.endswith(COLUMNS):
+        return error > POWERLESS * quantity.scale
     return quantity.name.endswith(UNMASKED) and error >= quantity.scale
 
 
 def _source(quantity: str, when: str = "after") -> str:
     """The observation's name of a quantity."""
-    quantity = quantity.removesuffix(UNMASKED)
+    quantity = quantity.removesuffix(UNMASKED).removesuffix(COLUMNS)
     if quantity.startswith("change/"):
         return quantity.replace("change/", f"{when}/param/", 1)
     return f"{when}/{quantity}" if quantity.startswith("optimizer/") else quantity

@@ -65,6 +65,17 @@ def last_row_dropped(s: Subject) -> Tensor | None:
     return value
 
 
+def one_column_dropped(s: Subject) -> Tensor | None:
+    """The smallest along the last dimension is its mean: what is left of a head that is missing beside large ones."""
+    if s.value.dim() < 2 or s.value.shape[-1] < 2:
+        return None
+    columns = s.value.view(-1, s.value.shape[-1])
+    at = int(torch.linalg.vector_norm(columns, dim=0).nan_to_num(torch.inf).argmin())
+    value = columns.clone()
+    value[:, at] = columns[:, at].mean()
+    return value.view(s.value.shape)
+
+
 def stale(s: Subject) -> Tensor | None:
     """What the batch before gave."""
     return s.earlier
@@ -98,7 +109,7 @@ def no_update(s: Subject) -> Tensor:
 Mutate = Callable[[Subject], Tensor | None]
 _EVERYWHERE = (scaled, tile_zeroed, last_row_dropped, stale, lower_precision, without_eps)
 MUTANTS: Mapping[str, tuple[Mutate, ...]] = {  # by kind of tensor
-    "out": (*_EVERYWHERE, one_element_off),
+    "out": (*_EVERYWHERE, one_element_off, one_column_dropped),
     "grad": (*_EVERYWHERE, not_cleared),
     "change": (rate_off_by_1_percent, no_update),
 }

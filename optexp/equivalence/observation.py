@@ -28,6 +28,7 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
     forward: leave out grad/ and after/
 
     out/<name>             what the step returned
+    input/<name>           what the step left there, of those that it changed
     grad/<parameter>       unscaled, where the program trains
     buffer/<name>          after the step
     before/, after/<name>  of `Program.state()`, where there is an optimizer (buffers only before)
@@ -68,12 +69,12 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
         seen |= _packed("remembers", program.memory.changed(memory, program.memory.read()))
     if program.device.type == "cuda":
         torch.cuda.synchronize(program.device)
-    intact = all(identical(used[name], tensor) for name, tensor in kept.items())
+    written = {f"input/{name}": _copy(used[name]) for name in kept if not identical(used[name], kept[name])}
     plain = all(type(t) is Tensor for t in outputs.values())
     here = [outputs[name].device.type == program.device.type for name in sorted(outputs)]
     finished = all(identical(_copy(outputs[name.removeprefix("out/")]), copy) for name, copy in returned.items())
     flags = {
-        "inputs_intact": torch.tensor(intact, dtype=torch.uint8),
+        "inputs_intact": torch.tensor(not written, dtype=torch.uint8),
         "plain": torch.tensor(plain, dtype=torch.uint8),
         "device": torch.tensor(here, dtype=torch.uint8),
         "aliases": torch.tensor(_aliases(outputs, used), dtype=torch.int64),
@@ -81,12 +82,12 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
         "random": torch.tensor(dice.drawn(generators, program.device), dtype=torch.uint8),
         "noisy": torch.tensor(noise is not None, dtype=torch.uint8),
     }
-    written = [p.grad for p in program.model.parameters() if p.grad is not None]
+    slopes = [p.grad for p in program.model.parameters() if p.grad is not None]
     own = [
         t for t in outputs.values() if t.device == program.device or t.is_pinned()
     ]  # not numbers, which may be fixed
-    scribble([*own, *written], spared=[*used.values(), *program.state().values()])
-    return seen | {f"flag/{name}": value for name, value in flags.items()}
+    scribble([*own, *slopes], spared=[*used.values(), *program.state().values()])
+    return seen | written | {f"flag/{name}": value for name, value in flags.items()}
 
 
 def overwritten(program: Program, first: Batch, second: Batch) -> list[str]:

@@ -18,6 +18,7 @@ from optexp.workers.processes import Failure
 REPEATS = 3  # how often the baseline must give the same bits again
 SPREAD_RUNS = 5  # yardstick runs of a baseline that does not
 CHANCE = ("Crash", "Timeout", "OutOfMemoryError")  # failures that need not be due to an input's values
+SAME_BATCHES = "the loader gives the same batches whatever the seed: they count as one set of inputs"
 TABULATED = 50  # tensors that have a row of their own in the record, those nearest to their limits
 
 Message = dict[str, Any]
@@ -265,8 +266,7 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
     if family in (NORMAL, ONE_BY_ONE) and (info["anew"] or not verification.seeds):
         verification.seeds.append(seed)
     elif family in (NORMAL, ONE_BY_ONE):
-        note = "the loader gives the same batches whatever the seed: they count as one set of inputs"
-        verification.notes += [note] if note not in verification.notes else []
+        verification.notes += [SAME_BATCHES] if SAME_BATCHES not in verification.notes else []
     name = NORMAL if restart else family
     verification.families += [name] if name not in verification.families else []
     verification.reference = info["reference"]
@@ -447,10 +447,11 @@ def failure(message: Message) -> str:
 
 
 def _listed(tensors: Sequence[str]) -> str:
-    words = {"grad": "gradients", "change": "parameter changes", "optimizer": "optimizer state", "buffer": "buffers"}
+    words = {"input": "inputs", "grad": "gradients", "change": "parameter changes", "optimizer": "optimizer state"}
+    words |= {"buffer": "buffers"}
     kinds = dict.fromkeys(words.get(t.partition("/")[0], t) if "/" in t else _output(t) for t in tensors)
     kinds.pop("", None)
-    names = [kind for kind in kinds if not kind.startswith("scaler")]
+    names = [kind for kind in kinds if not kind.startswith(("scaler", "generators"))]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

@@ -17,6 +17,8 @@ from optexp.equivalence.gates import broken
 from optexp.equivalence.protocol import Arm, Message, convey, deliver
 from optexp.equivalence.trajectory import TIMED
 
+RANDOM = "steps draw random numbers: what was timed is held against repetitions, not against fp64"
+
 
 def recheck(
     reference: Arm, yardstick: Arm, candidate: Arm, trains: bool, random: bool
@@ -34,7 +36,7 @@ def recheck(
     steps = ends[0]
     facts: dict[str, Any] = {"steps": steps, "ends": ends, "repetitions": repetitions}
     if random:
-        facts["note"] = "steps draw random numbers: what was timed is held against repetitions, not against fp64"
+        facts["note"] = RANDOM
     else:
         repeats = not trains or candidate.call("repeats", times=1)
         if not repeats:

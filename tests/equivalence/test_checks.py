@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.equivalence import state, trajectory
+from optexp.equivalence import families, state, trajectory
 from optexp.equivalence.gates import SPREAD, TOLERANCES
 from optexp.equivalence.golden import NoReference
 from optexp.equivalence.mutants import MUTANTS
@@ -46,7 +46,8 @@ def test_mutants_are_caught_at_full_precision(check, net, mode):
     names = {function.__name__.replace("_", " ") for functions in MUTANTS.values() for function in functions}
     left_out = {"forward": {"not cleared", "rate off by 1 percent", "no update"}}
     left_out["forward_backward"] = left_out["forward"] - {"not cleared"}
-    assert set(found.mutants) == names - left_out.get(mode, set())
+    returned = set() if mode == "forward" else {"one column dropped"}  # a loss has none
+    assert set(found.mutants) == names - left_out.get(mode, set()) - returned
     for mutant, row in found.mutants.items():
         assert row["caught"] == row["tried"], (mutant, row)
     assert all(0 < found.visible[name][0] < 1e-3 for name in ("loss", "output") if name in found.visible)
@@ -61,6 +62,54 @@ def test_what_passes_at_low_precision_is_named_with_what_would_show(check):
     assert row["passed"]
     assert found.mutants["no update"]["caught"] == found.mutants["no update"]["tried"]
     assert all(found.visible[name][0] > 1e-3 for name in row["passed"])
+
+
+class Headed(nn.Module):
+    """Large columns, and a small one beside them that a tensor's size hides."""
+
+    def __init__(self, scored=True):
+        super().__init__()
+        self.linear, self.score, self.scored = nn.Linear(192, 31), nn.Linear(192, 1), scored
+
+    def forward(self, x):
+        x = x.flatten(1)
+        score = self.score(x).sigmoid() if self.scored else x.new_full((len(x), 1), 0.5)
+        return torch.cat([self.linear(x) * 1000, score], dim=-1)
+
+
+def without_score(program: Program) -> Program:
+    program.model.scored = False
+    return program
+
+
+def by_matmul(program: Program) -> Program:
+    for layer in (program.model.linear, program.model.score):
+        layer.forward = lambda x, w=layer: x[:, :96] @ w.weight[:, :96].T + x[:, 96:] @ w.weight[:, 96:].T + w.bias
+    return program
+
+
+def test_a_small_column_beside_large_ones_is_judged_by_its_own_size(check, net):
+    headed = net(mode="forward", make=Headed, batch_size=64)
+    found = check(headed, by_matmul, seeds=4)
+    assert found.ok, found.headline
+    assert found.mutants["one column dropped"]["passed"] == []
+    assert "output (small columns)" in found.tensors
+    wrong = check(headed, without_score)
+    assert not wrong.ok
+    assert wrong.worst["tensor"] == "output (small columns)"
+    assert wrong.worst["element"]["index"][-1] == 31
+
+
+def test_a_column_that_is_too_small_to_be_seen_is_named(check, net, monkeypatch):
+    monkeypatch.setattr("optexp.equivalence.judge.SMALLER", 0.0)
+    found = check(net(mode="forward", make=Tiny, batch_size=64))
+    assert found.ok, found.headline
+    assert found.mutants["one column dropped"] == {"tried": 1, "caught": 0, "passed": ["output"]}
+
+
+class Tiny(Headed):
+    def forward(self, x):
+        return super().forward(x) * torch.cat([torch.ones(31), torch.full((1,), 1e-3)]).to(x)
 
 
 def test_gates_without_power_leave_equivalence_undecided(check, monkeypatch):
@@ -114,6 +163,28 @@ def test_an_input_that_does_not_matter_is_named(check):
     assert found.ok
     assert found.dead == ["1"]
     assert any("input 1" in note for note in found.notes)
+
+
+class ManyInputs(nn.Module):
+    def forward(self, *inputs):
+        return sum(inputs[i] for i in range(len(inputs)) if i not in (3, 17))
+
+
+class OfTwenty(Softmax):
+    def model(self):
+        return ManyInputs()
+
+    def batch(self, generator):
+        return tuple(torch.randn(4, 8, generator=generator) for _ in range(20))
+
+
+def test_inputs_beyond_those_that_are_exchanged_alone_are_tried_too(check):
+    workload = OfTwenty(rows=4, columns=8)
+    assert check(workload).dead == ["3", "17"]
+    exchanged = families.exchanged(*(workload.batch(torch.Generator().manual_seed(seed)) for seed in (0, 1)))
+    assert len(exchanged) == 9
+    changed = [[not torch.equal(a, b) for a, b in zip(exchanged[0], other, strict=True)] for other in exchanged[1:]]
+    assert [sum(column) for column in zip(*changed, strict=True)] == [1] * 20
 
 
 def test_a_result_that_depends_on_nothing_proves_nothing(check):

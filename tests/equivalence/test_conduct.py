@@ -8,6 +8,9 @@ from torch import Tensor
 
 from optexp.equivalence.conduct import conduct
 from optexp.equivalence.golden import NoReference
+from optexp.equivalence.judge import Judge
+from optexp.equivalence.observation import observe
+from optexp.strategy import REASSOCIATES
 
 FLAGS = {
     "flag/inputs_intact": torch.tensor(1),
@@ -41,3 +44,16 @@ def test_a_baseline_that_writes_to_its_batch_is_told_so() -> None:
     writes = FLAGS | {"flag/inputs_intact": torch.tensor(0)}
     with pytest.raises(NoReference, match="writes to its own input"):
         list(conduct({**writes, "batch/0": torch.ones(2)}, {**writes, "batch/0": torch.zeros(2)}, None, False, False))
+
+
+def test_a_batch_that_holds_what_the_model_wrote_is_told_so_though_it_writes_the_same_again(net: type) -> None:
+    """A cache that is filled already: the last step leaves its batch as it finds it, but for rounding."""
+    judge = Judge(net(mode="forward"), torch.device("cpu"), torch.float32, 7, REASSOCIATES)
+    judge.draw(0, 1)
+    program = net(mode="forward").build(torch.device("cpu"), torch.float32, 7)
+    seen = observe(program, judge.batches[0])
+    judge.yardstick(0, seen | {"flag/inputs_intact": torch.tensor(0)})  # on a fresh one
+    seen |= {"flag/drawn": torch.tensor(1), "batch/0": torch.ones(2)}
+    judge.yardstick(0, seen)
+    with pytest.raises(NoReference, match="writes to its own input"):
+        judge.judge(0, seen | {"batch/0": torch.ones(2) + 1e-6})

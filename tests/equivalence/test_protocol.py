@@ -12,7 +12,7 @@ from torch import nn
 
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.golden import Golden, NoReference
-from optexp.equivalence.judge import Judge
+from optexp.equivalence.judge import RESEEDED, Judge
 from optexp.program import Program, clear_gradients
 from optexp.strategy import BITWISE, REASSOCIATES, precision
 from optexp.workloads.mlp import Mlp
@@ -475,9 +475,54 @@ def test_a_baseline_that_does_not_repeat_itself_lowers_bitwise(check):
     assert not check(mlp("train"), with_linear(in_bfloat16), BITWISE, baseline=wobbling).ok
 
 
-def test_a_candidate_may_change_its_batch_where_the_baseline_does(check):
-    change = with_step(mutates_its_batch)
-    assert check(mlp("forward"), change, baseline=change).ok
+def test_a_candidate_may_change_its_batch_where_the_baseline_does(check, net):
+    assert check(net(mode="forward", make=Cached)).ok
+
+
+class Cached(nn.Module):
+    """Keeps what it computes in its own input, times a factor; None: keeps nothing."""
+
+    def __init__(self, factor: float | None = 1.0) -> None:
+        super().__init__()
+        self.linear, self.factor = nn.Linear(192, 192), factor
+
+    def forward(self, x):
+        y = self.linear(x.flatten(1))
+        if self.factor is not None:
+            x.copy_(self.factor * y.view_as(x))
+        return y
+
+
+def with_factor(factor: float | None) -> Callable[[Program], Program]:
+    def change(program: Program) -> Program:
+        program.model.factor = factor
+        return program
+
+    return change
+
+
+def test_what_a_step_leaves_in_its_input_is_judged_like_an_output(check, net):
+    cached = net(mode="forward", make=Cached)
+    verification = check(cached, with_linear(split_k))
+    assert verification.ok, verification.headline
+    assert verification.tensors["input/0"]["error_rms"] > 0
+    assert "input/0 fails G" in check(cached, with_factor(1.001)).headline
+    assert "the step leaves the caller's batch; the baseline does not" in check(cached, with_factor(None)).headline
+    alone = check(net(mode="forward", make=lambda: Cached(None)), with_factor(1.0))
+    assert "the step changes the caller's batch; the baseline leaves it alone" in alone.headline
+
+
+@pytest.mark.parametrize("touch", [lambda: torch.manual_seed(7), lambda: torch.rand(1)])
+def test_a_candidate_that_touches_the_generators_is_told(check, touch):
+    def reseeds(inner, program, batch):
+        touch()
+        return inner(program, batch)
+
+    verification = check(mlp("forward"), with_step(reseeds), BITWISE)
+    assert verification.ok, verification.headline
+    assert RESEEDED in verification.notes
+    assert verification.headline.startswith("outputs equal")
+    assert RESEEDED not in check(mlp("forward")).notes
 
 
 def test_randomness_leaves_equivalence_undecided(check, net):
