@@ -16,7 +16,8 @@ from optexp.kernel import SUPPORTED, Case, Kernel, check_tensors, launch, operat
 from optexp.kernelkit.rows import LONGEST, in_rows
 from optexp.kernelkit.tiles import exp, matrix, wide
 
-LOWEST = tl.constexpr(-2.0e38)
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+LOWEST_DOUBLE = tl.constexpr(torch.finfo(torch.float64).min)
 
 
 @triton.jit
@@ -54,7 +55,8 @@ def softmax_long_forward(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
     y_ptr += tl.program_id(0).to(tl.int64) * columns
     offsets = tl.arange(0, BLOCK)
     sums = wide(tl.zeros([BLOCK], x_ptr.dtype.element_ty))
-    top = tl.full([], LOWEST, tl.float32).to(sums.dtype)  # finite: a block of −inf adds nothing, a row of it is 0/0
+    # Finite, so that a block of −inf adds nothing and a row of it is 0/0; and above no number that x may hold.
+    top = tl.full([], LOWEST_DOUBLE if sums.dtype == tl.float64 else LOWEST, sums.dtype)
     for start in range(0, columns, BLOCK):
         x = wide(tl.load(x_ptr + start + offsets, mask=offsets < columns - start, other=float("-inf")))
         higher = tl.maximum(top, tl.max(x, axis=0))
@@ -164,6 +166,12 @@ class Softmax(nn.Softmax):
         return softmax(x, -1 if self.dim is None else self.dim)
 
 
+def _masked(x: Tensor) -> Tensor:
+    """Its first row as attention masks one."""
+    x[0] = torch.finfo(x.dtype).min
+    return x
+
+
 KERNEL = Kernel(
     function=softmax,
     reference=reference,
@@ -174,6 +182,7 @@ KERNEL = Kernel(
         Case("short rows", lambda fill: (fill(3, 50, 7), 2)),
         Case("wide rows", lambda fill: (fill(5, 3000), -1)),
         Case("rows too long for registers", lambda fill: (fill(2, 40000) * 3, -1)),
+        Case("long rows that are masked", lambda fill: (_masked(fill(2, 40000)), -1)),
         Case("another dimension", lambda fill: (fill(6, 5, 4), 1)),
     ],
     large=Case("large", lambda fill: (fill(2**21 + 1, 1025), -1)),
