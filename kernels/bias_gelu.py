@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from optexp.kernel import Case, Kernel, ceil_div, check_row, check_tensors, launch, operation, pays
+from optexp.kernel import Case, Kernel, ceil_div, check_row, check_tensors, derived, launch, operation, pays
 from optexp.kernelkit.tiles import over_columns, over_tiles, tile, wide
 from optexp.kernels.gelu import cdf, check_form, derivative
 
@@ -69,13 +69,17 @@ def _fake(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
 
 
 def _backward(dy: Tensor, x: Tensor, bias: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
-    """The gradients of x and, in the precision of sums, of the bias."""
-    operands = (dy.contiguous(), x.contiguous(), bias.contiguous())
-    return over_columns(bias_gelu_backward, x.new_empty(x.shape), *operands, TANH=approximate == "tanh")
+    """The gradients of x and of the bias."""
+    operands, tanh = (dy.contiguous(), x.contiguous(), bias.contiguous()), approximate == "tanh"
+    return over_columns(bias_gelu_backward, x.new_empty(x.shape), bias.dtype, *operands, TANH=tanh)
 
 
 def _fake_backward(dy: Tensor, x: Tensor, bias: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape[-1], dtype=torch.promote_types(dy.dtype, torch.float32))
+    return x.new_empty(x.shape), bias.new_empty(bias.shape)
+
+
+def _derived(dy: Tensor, x: Tensor, bias: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
+    return derived(lambda x, bias: reference(x, bias, approximate), [x, bias], dy)  # type: ignore[return-value]
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
@@ -85,11 +89,10 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
 
 def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
     x, bias = ctx.saved_tensors
-    dx, dbias = _bias_gelu_backward(dy, x, bias, ctx.approximate)
-    return dx, dbias.to(bias.dtype), None
+    return *_bias_gelu_backward(dy, x, bias, ctx.approximate), None
 
 
-_bias_gelu_backward = operation("bias_gelu_backward", _backward, _fake_backward)
+_bias_gelu_backward = operation("bias_gelu_backward", _backward, _fake_backward, reference=_derived)
 _bias_gelu = operation("bias_gelu", _forward, _fake, _save, _differentiate)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from optexp.kernel import Case, Kernel, ceil_div, check_row, check_tensors, launch, operation, pays
 from optexp.kernelkit.tiles import over_columns, over_tiles, tile, wide
-from optexp.kernels.relu_bias_scale import relu_bias_scale
+from optexp.kernels.relu_bias_scale import derived_backward, fake_backward, relu_bias_scale
 
 STEPS = 2**16  # a drawn number has 16 bits: eight elements share the four words that Philox makes at once
 
@@ -94,15 +94,16 @@ def _fake(x: Tensor, bias: Tensor, seed: Tensor, p: float) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype))
 
 
-def _backward(dy: Tensor, x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """The gradients of x and, in the precision of sums, of the bias."""
+def _backward(dy: Tensor, x: Tensor, seed: Tensor, p: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The gradients of x and, in its dtype, of the bias."""
     operands = (dy.contiguous(), x.contiguous(), seed)
-    return over_columns(relu_bias_dropout_backward, x.new_empty(x.shape), *operands, **_drop(p))
+    return over_columns(relu_bias_dropout_backward, x.new_empty(x.shape), dtype, *operands, **_drop(p))
 
 
-def _fake_backward(dy: Tensor, x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    widest = torch.promote_types(torch.promote_types(dy.dtype, x.dtype), torch.float32)
-    return x.new_empty(x.shape), x.new_empty(x.shape[-1], dtype=widest)
+def _derived(dy: Tensor, x: Tensor, seed: Tensor, p: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The mask is what comes back where ones arrive at ones."""
+    mask, _ = _backward(torch.ones_like(dy), torch.ones_like(x, dtype=dy.dtype), seed, p, dtype)
+    return derived_backward(dy, x, mask, dtype)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: Tensor) -> None:
@@ -112,11 +113,10 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: Tensor
 
 
 def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
-    dx, dbias = _relu_bias_dropout_backward(dy, *ctx.saved_tensors, ctx.p)
-    return dx, dbias.to(ctx.bias_dtype), None, None
+    return *_relu_bias_dropout_backward(dy, *ctx.saved_tensors, ctx.p, ctx.bias_dtype), None, None
 
 
-_relu_bias_dropout_backward = operation("relu_bias_dropout_backward", _backward, _fake_backward)
+_relu_bias_dropout_backward = operation("relu_bias_dropout_backward", _backward, fake_backward, reference=_derived)
 _relu_bias_dropout = operation("relu_bias_dropout", _forward, _fake, _save, _differentiate)
 
 

@@ -127,7 +127,10 @@ def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
 
 
 _softmax_backward = operation(
-    "softmax_backward", _backward, fake=lambda dy, y, dtype: y.new_empty(y.shape, dtype=dtype)
+    "softmax_backward",
+    _backward,
+    fake=lambda dy, y, dtype: y.new_empty(y.shape, dtype=dtype),
+    reference=lambda dy, y, dtype: torch._softmax_backward_data(dy, y, -1, y.dtype).to(dtype),
 )
 _softmax = operation("softmax", _forward, lambda x, dtype: x.new_empty(x.shape, dtype=dtype), _save, _differentiate)
 

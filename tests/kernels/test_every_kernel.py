@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -199,6 +200,39 @@ def test_gradcheck(kernel: Kernel, device: str) -> None:
     for case in kernel.cases[:2]:
         args = changed(arguments(case, device), lambda t: t.double().requires_grad_())
         assert torch.autograd.gradcheck(kernel.function, args, fast_mode=True)
+
+
+@every_kernel
+def test_gradgradcheck(kernel: Kernel, device: str) -> None:
+    """Gradients can be differentiated, by what the reference does."""
+    args = changed(arguments(kernel.cases[0], device), lambda t: t.double().requires_grad_())
+    assert torch.autograd.gradgradcheck(kernel.function, args, fast_mode=True)
+
+
+@every_kernel
+def test_the_transforms_of_torch_func_and_forward_mode(kernel: Kernel, device: str) -> None:
+    """All of them, compiled too: they are given the reference."""
+    x, *rest = arguments(kernel.cases[0], device)
+
+    def ours(x: Tensor) -> Tensor:
+        return kernel.function(x, *rest)
+
+    def theirs(x: Tensor) -> Tensor:
+        return kernel.reference(x, *rest)
+
+    def forward(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return torch.func.jvp(function, (x,), (torch.ones_like(x),))[1]
+
+    def backward(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return torch.func.grad(lambda x: function(x).square().sum())(x)
+
+    tangent = forward(theirs, x)
+    for transform, expected in ((forward, tangent), (backward, backward(theirs, x))):
+        torch.testing.assert_close(transform(ours, x), expected)
+        torch.testing.assert_close(torch.compile(partial(transform, ours), backend="eager")(x), expected)
+    with torch.autograd.forward_ad.dual_level():
+        y = ours(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(y).tangent, tangent)
 
 
 @every_mistake

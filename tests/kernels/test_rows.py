@@ -51,9 +51,16 @@ def test_every_way(
         torch.testing.assert_close(ours.double(), theirs, rtol=2 * unit, atol=2 * unit * theirs.abs().max().item())
 
 
-@pytest.mark.parametrize("number", range(3))
+def ways_back(columns: int) -> range:
+    return range(len(layernorm._ways(1 << (columns - 1).bit_length())))
+
+
 @pytest.mark.parametrize(
-    ("columns", "device"), [(70, "cpu"), *(pytest.param(c, "cuda", marks=pytest.mark.gpu) for c in COLUMNS)]
+    ("columns", "number", "device"),
+    [
+        *((70, number, "cpu") for number in ways_back(70)),
+        *(pytest.param(c, n, "cuda", marks=pytest.mark.gpu) for c in COLUMNS for n in ways_back(c)),
+    ],
 )
 def test_every_way_back_through_a_norm(columns: int, number: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layernorm, "fastest", lambda what, key, ways, run, on: ways[number])
