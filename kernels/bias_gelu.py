@@ -20,7 +20,9 @@ def bias_gelu_forward(
     x_ptr, bias_ptr, y_ptr, rows, columns, TANH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     pid, across = tl.program_id(0), tl.cdiv(columns, BLOCK)
-    start, offsets, mask, column = tile(pid // across * ROWS, pid % across, rows, columns, ROWS, BLOCK)
+    start, offsets, mask, column = tile(
+        tl.cast(pid // across, tl.int64) * ROWS, pid % across, rows, columns, ROWS, BLOCK
+    )
     z = wide(tl.load(x_ptr + start + offsets, mask=mask)) + wide(tl.load(bias_ptr + column, mask=column < columns))
     tl.store(y_ptr + start + offsets, (z * cdf(z, TANH)).to(y_ptr.dtype.element_ty), mask=mask)
 
@@ -39,7 +41,7 @@ def bias_gelu_backward(
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + column, mask=column < columns).to(dtype)
     sums = tl.zeros([ROWS, BLOCK], dtype)
-    for first in range(group * ROWS, rows, count * ROWS):
+    for first in range(tl.cast(group, tl.int64) * ROWS, rows, count * ROWS):
         start, offsets, mask, _ = tile(first, block, rows, columns, ROWS, BLOCK)
         z = tl.load(x_ptr + start + offsets, mask=mask).to(dtype) + bias[None, :]
         dx = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype) * derivative(z, TANH)

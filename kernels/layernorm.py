@@ -26,7 +26,7 @@ from optexp.kernel import (
     power_of_two,
 )
 from optexp.kernelkit.rows import Launch, in_rows
-from optexp.kernelkit.tiles import add_up, matrix, wide
+from optexp.kernelkit.tiles import add_up, left, matrix, wide
 from optexp.kernelkit.tuning import bucket, fastest
 
 LONGEST = 16384  # columns whose two gradient sums fit in registers beside the row; longer rows are torch's business
@@ -46,9 +46,11 @@ def layernorm_forward(
         weight = tl.load(weight_ptr + column, mask=column < columns)
     if bias_ptr is not None and STAGES > 1:
         bias = tl.load(bias_ptr + column, mask=column < columns)
-    for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        start = tl.cast(first, tl.int64) * columns
-        mask = (column < columns) & (row < rows - first)
+    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
+        first = tl.cast(tile, tl.int64) * ROWS
+        start = first * columns
+        exists = row < left(first, rows, ROWS)
+        mask = (column < columns) & exists
         x = wide(tl.load(x_ptr + start + row * columns + column, mask=mask, other=0.0))
         mean = tl.sum(x, axis=1, keep_dims=True) / columns
         centred = tl.where(column < columns, x - mean, 0.0)
@@ -65,8 +67,8 @@ def layernorm_forward(
             y += bias.to(y.dtype)
         tl.store(y_ptr + start + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
         if mean_ptr is not None:
-            tl.store(mean_ptr + first + row, mean, mask=row < rows - first)
-            tl.store(scale_ptr + first + row, scale, mask=row < rows - first)
+            tl.store(mean_ptr + first + row, mean, mask=exists)
+            tl.store(scale_ptr + first + row, scale, mask=exists)
 
 
 @triton.jit
@@ -84,13 +86,15 @@ def layernorm_backward(
     to_bias = tl.zeros([ROWS, BLOCK], dtype)
     if weight_ptr is not None:
         weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
-    for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        start = tl.cast(first, tl.int64) * columns
-        mask = (column < columns) & (row < rows - first)
+    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
+        first = tl.cast(tile, tl.int64) * ROWS
+        start = first * columns
+        exists = row < left(first, rows, ROWS)
+        mask = (column < columns) & exists
         x = tl.load(x_ptr + start + row * columns + column, mask=mask, other=0.0).to(dtype)
         dy = tl.load(dy_ptr + start + row * columns + column, mask=mask, other=0.0).to(dtype)
-        scale = tl.load(scale_ptr + first + row, mask=row < rows - first, other=0.0)
-        normal = (x - tl.load(mean_ptr + first + row, mask=row < rows - first, other=0.0)) * scale
+        scale = tl.load(scale_ptr + first + row, mask=exists, other=0.0)
+        normal = (x - tl.load(mean_ptr + first + row, mask=exists, other=0.0)) * scale
         normal = tl.where(mask, normal, 0.0)
         g = dy
         if weight_ptr is not None:

@@ -25,7 +25,7 @@ STEPS = 2**16  # a drawn number has 16 bits: eight elements share the four words
 def kept(seed_ptr, first, block, threshold, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Which elements of a tile stay: those whose number is at least the threshold."""
     group = block * (BLOCK // 8) + tl.arange(0, BLOCK // 8)[None, :]
-    row = first + tl.arange(0, ROWS)[:, None]
+    row = tl.cast(first, tl.int32) + tl.arange(0, ROWS)[:, None]  # beyond 2³¹ rows by their low 32 bits
     zero = tl.zeros([ROWS, BLOCK // 8], tl.int32)
     a, b, c, d = tl.philox(tl.load(seed_ptr), zero + group, zero + row, zero, zero)
     words = tl.join(tl.join(a, b), tl.join(c, d))
@@ -39,7 +39,7 @@ def relu_bias_dropout_forward(
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     pid, across = tl.program_id(0), tl.cdiv(columns, BLOCK)
-    first, block = pid // across * ROWS, pid % across
+    first, block = tl.cast(pid // across, tl.int64) * ROWS, pid % across
     start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
     bias = wide(tl.load(bias_ptr + column, mask=column < columns))
     x = wide(tl.load(x_ptr + start + offsets, mask=mask))
@@ -58,7 +58,7 @@ def relu_bias_dropout_backward(
     block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
     dtype = sums_ptr.dtype.element_ty
     sums = tl.zeros([ROWS, BLOCK], dtype)
-    for first in range(group * ROWS, rows, count * ROWS):
+    for first in range(tl.cast(group, tl.int64) * ROWS, rows, count * ROWS):
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
         x = tl.load(x_ptr + start + offsets, mask=mask).to(dtype)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype) * tl.cast(scale, dtype)

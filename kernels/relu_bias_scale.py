@@ -32,7 +32,9 @@ def relu_bias_scale_forward(
     x_ptr, bias_ptr, y_ptr, rows, columns, scale: tl.float64, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     pid, across = tl.program_id(0), tl.cdiv(columns, BLOCK)
-    start, offsets, mask, column = tile(pid // across * ROWS, pid % across, rows, columns, ROWS, BLOCK)
+    start, offsets, mask, column = tile(
+        tl.cast(pid // across, tl.int64) * ROWS, pid % across, rows, columns, ROWS, BLOCK
+    )
     bias = wide(tl.load(bias_ptr + column, mask=column < columns))
     x = wide(tl.load(x_ptr + start + offsets, mask=mask))
     y = (tl.where(x <= 0, 0.0, x) + bias) * tl.cast(scale, bias.dtype)
@@ -48,7 +50,7 @@ def relu_bias_scale_backward(
     block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
     dtype = sums_ptr.dtype.element_ty
     sums = tl.zeros([ROWS, BLOCK], dtype)
-    for first in range(group * ROWS, rows, count * ROWS):
+    for first in range(tl.cast(group, tl.int64) * ROWS, rows, count * ROWS):
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
         x = tl.load(x_ptr + start + offsets, mask=mask).to(dtype)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype) * tl.cast(scale, dtype)

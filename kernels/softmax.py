@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from optexp.kernel import SUPPORTED, Case, Kernel, check_tensors, launch, operation, pays, power_of_two
 from optexp.kernelkit.rows import LONGEST, in_rows
-from optexp.kernelkit.tiles import exp, matrix, wide
+from optexp.kernelkit.tiles import exp, left, matrix, wide
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 LOWEST_DOUBLE = tl.constexpr(torch.finfo(torch.float64).min)
@@ -24,9 +24,11 @@ LOWEST_DOUBLE = tl.constexpr(torch.finfo(torch.float64).min)
 def softmax_forward(x_ptr, y_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """Tiles of ROWS whole rows."""
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        start = tl.cast(first, tl.int64) * columns
-        mask = (column < columns) & (row < rows - first)
+    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
+        first = tl.cast(tile, tl.int64) * ROWS
+        start = first * columns
+        exists = row < left(first, rows, ROWS)
+        mask = (column < columns) & exists
         x = wide(tl.load(x_ptr + start + row * columns + column, mask=mask, other=float("-inf")))
         e = exp(x - tl.max(x, axis=1, keep_dims=True))
         y = e * (1.0 / tl.sum(e, axis=1, keep_dims=True))
@@ -39,9 +41,11 @@ def softmax_backward(
 ):
     """dx = y·(dy − Σ y·dy)."""
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        start = tl.cast(first, tl.int64) * columns
-        mask = (column < columns) & (row < rows - first)
+    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
+        first = tl.cast(tile, tl.int64) * ROWS
+        start = first * columns
+        exists = row < left(first, rows, ROWS)
+        mask = (column < columns) & exists
         y = wide(tl.load(y_ptr + start + row * columns + column, mask=mask, other=0.0))
         dy = wide(tl.load(dy_ptr + start + row * columns + column, mask=mask, other=0.0))
         dx = y * (dy - tl.sum(y * dy, axis=1, keep_dims=True))
@@ -57,13 +61,13 @@ def softmax_long_forward(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
     sums = wide(tl.zeros([BLOCK], x_ptr.dtype.element_ty))
     # Finite, so that a block of −inf adds nothing and a row of it is 0/0; and above no number that x may hold.
     top = tl.full([], LOWEST_DOUBLE if sums.dtype == tl.float64 else LOWEST, sums.dtype)
-    for start in range(0, columns, BLOCK):
+    for start in range(0, tl.cast(columns, tl.int64), BLOCK):
         x = wide(tl.load(x_ptr + start + offsets, mask=offsets < columns - start, other=float("-inf")))
         higher = tl.maximum(top, tl.max(x, axis=0))
         sums = sums * exp(top - higher) + exp(x - higher)
         top = higher
     scale = 1.0 / tl.sum(sums, axis=0)
-    for start in range(0, columns, BLOCK):
+    for start in range(0, tl.cast(columns, tl.int64), BLOCK):
         x = wide(tl.load(x_ptr + start + offsets, mask=offsets < columns - start))
         y = exp(x - top) * scale
         tl.store(y_ptr + start + offsets, y.to(y_ptr.dtype.element_ty), mask=offsets < columns - start)
@@ -77,12 +81,12 @@ def softmax_long_backward(dy_ptr, y_ptr, dx_ptr, columns, BLOCK: tl.constexpr):
     dx_ptr += tl.program_id(0).to(tl.int64) * columns
     offsets = tl.arange(0, BLOCK)
     sums = wide(tl.zeros([BLOCK], y_ptr.dtype.element_ty))
-    for start in range(0, columns, BLOCK):
+    for start in range(0, tl.cast(columns, tl.int64), BLOCK):
         mask = offsets < columns - start
         y = wide(tl.load(y_ptr + start + offsets, mask=mask, other=0.0))
         sums += y * wide(tl.load(dy_ptr + start + offsets, mask=mask, other=0.0))
     total = tl.sum(sums, axis=0)
-    for start in range(0, columns, BLOCK):
+    for start in range(0, tl.cast(columns, tl.int64), BLOCK):
         mask = offsets < columns - start
         y = wide(tl.load(y_ptr + start + offsets, mask=mask))
         dx = y * (wide(tl.load(dy_ptr + start + offsets, mask=mask)) - total)

@@ -50,13 +50,19 @@ def store(pointer, start, size, tile, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def left(first, rows, ROWS: tl.constexpr):
+    """How many of ROWS rows from `first` on exist, as an int32: elements are compared with it, `first` may have 64."""
+    return tl.minimum(rows - first, ROWS).to(tl.int32)
+
+
+@triton.jit
 def tile(first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Where rows `first` … `first` + ROWS of column block `block` lie in a matrix, and which of them exist.
 
     Returns the offset of the first row (64 bits), offsets from there, a mask, and the columns.
     """
     row, column = tl.arange(0, ROWS)[:, None], block * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask = (column < columns) & (row < rows - first)
+    mask = (column < columns) & (row < left(first, rows, ROWS))
     return tl.cast(first, tl.int64) * columns, row * columns + column, mask, column
 
 
