@@ -18,15 +18,22 @@ __global__ void relu_bias_scale_forward(
     if (pack >= packs) return;
     const auto offsets = load<N>(bias, pack);
     const Rows mine;
-#pragma unroll 4
-    for (int64_t row = mine.first; row < rows; row += mine.step) {
-        auto values = load<N>(x, row * packs + pack);
+    for (int64_t row = mine.first; row < rows; row += 4 * mine.step) {
+        Pack<T, N> values[4];  // all on their way before the first is written
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            const float v = float(values.values[i]);
-            values.values[i] = T(((v <= 0.0f ? 0.0f : v) + float(offsets.values[i])) * scale);
+        for (int j = 0; j < 4; j++) {
+            if (row + j * mine.step < rows) values[j] = load<N>(x, (row + j * mine.step) * packs + pack);
         }
-        store<N>(y, row * packs + pack, values);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (row + j * mine.step >= rows) break;
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                const float v = float(values[j].values[i]);
+                values[j].values[i] = T(((v <= 0.0f ? 0.0f : v) + float(offsets.values[i])) * scale);
+            }
+            store<N>(y, (row + j * mine.step) * packs + pack, values[j]);
+        }
     }
 }
 
@@ -40,17 +47,25 @@ __global__ void relu_bias_scale_backward(
     float total[N] = {};
     const Rows mine;
     if (pack < packs) {
-#pragma unroll 2
-        for (int64_t row = mine.first; row < rows; row += mine.step) {
-            auto arrived = load<N>(dy, row * packs + pack);
-            const auto values = load<N>(x, row * packs + pack);
+        for (int64_t row = mine.first; row < rows; row += 2 * mine.step) {
+            Pack<T, N> arrived[2], values[2];
 #pragma unroll
-            for (int i = 0; i < N; i++) {
-                const float g = float(arrived.values[i]) * scale;
-                total[i] += g;
-                arrived.values[i] = T(float(values.values[i]) <= 0.0f ? 0.0f : g);
+            for (int j = 0; j < 2; j++) {
+                if (row + j * mine.step >= rows) break;
+                arrived[j] = load<N>(dy, (row + j * mine.step) * packs + pack);
+                values[j] = load<N>(x, (row + j * mine.step) * packs + pack);
             }
-            store<N>(dx, row * packs + pack, arrived);
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                if (row + j * mine.step >= rows) break;
+#pragma unroll
+                for (int i = 0; i < N; i++) {
+                    const float g = float(arrived[j].values[i]) * scale;
+                    total[i] += g;
+                    arrived[j].values[i] = T(float(values[j].values[i]) <= 0.0f ? 0.0f : g);
+                }
+                store<N>(dx, (row + j * mine.step) * packs + pack, arrived[j]);
+            }
         }
     }
 #pragma unroll
