@@ -5,6 +5,7 @@ A row that is too long for registers is read twice, the second time mostly from 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from optexp.kernel import SUPPORTED, Case, Kernel, check_tensors, launch, operation, pays, power_of_two
 from optexp.kernelkit.rows import LONGEST, in_rows
 from optexp.kernelkit.tiles import exp, left, matrix, wide
+from optexp.kernelkit.tuning import bucket, fastest
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 LOWEST_DOUBLE = tl.constexpr(torch.finfo(torch.float64).min)
@@ -102,23 +104,40 @@ def softmax_plain(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
     tl.store(y_ptr + tl.program_id(0) * columns + offsets, e / tl.sum(e, axis=0), mask=mask)
 
 
-def _in_rows(kernel: Any, long: Any, result: Tensor, *operands: Tensor) -> Tensor:
-    """Write `result`, tile by tile of whole rows, or block by block where a row is too long."""
-    rows, columns = matrix(result)
+def _in_rows(kernel: Any, long: Any, library: Callable[[], Tensor], dtype: torch.dtype, *operands: Tensor) -> Tensor:
+    """The result, tile by tile of whole rows; where a row is too long, block by block or by the library."""
+    rows, columns = matrix(operands[0])
     if columns <= LONGEST:
+        result = torch.empty_like(operands[0], dtype=dtype)
         in_rows(kernel, rows, columns, *operands, result)
-    else:
+        return result
+
+    def run(way: str) -> Tensor:
+        if way == "library":
+            return library()
+        result = torch.empty_like(operands[0], dtype=dtype)
         launch(long, rows, *operands, result, columns, BLOCK=4096, num_warps=8)
-    return result
+        return result
+
+    key = (*(operand.dtype for operand in operands), dtype, columns, bucket(rows))
+    return run(fastest(long.__name__, key, ["ours", "library"], run, operands[0].device))
 
 
 def _forward(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return _in_rows(softmax_forward, softmax_long_forward, x.new_empty(x.shape, dtype=dtype), x.contiguous())
+    def library() -> Tensor:
+        return torch.softmax(x, -1, dtype)
+
+    return _in_rows(softmax_forward, softmax_long_forward, library, dtype, x.contiguous())
 
 
 def _backward(dy: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-    dx = y.new_empty(y.shape, dtype=dtype)
-    return _in_rows(softmax_backward, softmax_long_backward, dx, dy.contiguous(), y)
+    return _in_rows(
+        softmax_backward, softmax_long_backward, lambda: _derived(dy, y, dtype), dtype, dy.contiguous(), y.contiguous()
+    )
+
+
+def _derived(dy: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch._softmax_backward_data(dy, y, -1, y.dtype).to(dtype)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
@@ -134,7 +153,7 @@ _softmax_backward = operation(
     "softmax_backward",
     _backward,
     fake=lambda dy, y, dtype: y.new_empty(y.shape, dtype=dtype),
-    reference=lambda dy, y, dtype: torch._softmax_backward_data(dy, y, -1, y.dtype).to(dtype),
+    reference=_derived,
 )
 _softmax = operation("softmax", _forward, lambda x, dtype: x.new_empty(x.shape, dtype=dtype), _save, _differentiate)
 
