@@ -166,7 +166,7 @@ def _ways(block: int) -> list[Launch]:
     """Each program writes its sums: few programs write little, and must have more on its way at once."""
     if block <= 1024:
         one = 1024 // block
-        few = [Launch(4 * one, 8, 2), Launch(4 * one, 8, 2, 2), Launch(8 * one, 16, 1), Launch(8 * one, 16, 1, 2)]
+        few = [Launch(4 * one, 8, 2), Launch(4 * one, 8, 2, 2), Launch(8 * one, 16, 1)]
         return [Launch(one, 4, 8), Launch(2 * one, 4, 4), Launch(2 * one, 4, 4, 2), *few]
     warps = min(max(block // 512, 4), 32)
     few = [Launch(more // warps, more, 16 // more, 2) for more in (8, 16) if more > warps]

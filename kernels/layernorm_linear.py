@@ -451,7 +451,7 @@ KERNEL = Kernel(
         Case("a vector", lambda fill: _arguments(1, 13, 11)(lambda *shape: fill(*shape).squeeze(0))),
         Case("of nothing", lambda fill: (fill(4, 0), 0, fill(0), fill(0), fill(5, 0), fill(5), 1)),
         Case("no norm parameters", lambda fill: (fill(3, 5, 64), (64,), None, None, fill(40, 64) / 8, fill(40))),
-        Case("no bias", lambda fill: (fill(9, 64), (64,), fill(64), None, fill(40, 64) / 8)),
+        Case("no bias", lambda fill: (fill(9, 64), (64,), fill(64), None, fill(40, 64) / 8, None, 1)),
         Case("a large mean", lambda fill: (fill(37, 72) + 40, *_arguments(37, 72, 88)(fill)[1:])),
     ],
     large=Case("large", _arguments(2**21 + 1, 1032, 64)),

@@ -275,6 +275,28 @@ def test_captured_in_a_graph(kernel: Kernel, device: str) -> None:
     torch.testing.assert_close(captured, kernel.function(*fresh))
 
 
+ROW = torch.ones(1, dtype=torch.bfloat16)
+TALL = {
+    "relu_bias_scale": (ROW, 2.0),
+    "relu_bias_dropout": (ROW, 0.0),
+    "bias_gelu": (ROW, "tanh"),
+    "softmax": (-1,),
+    "layernorm": ((1,), None, ROW),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TALL)
+def test_more_rows_than_an_int32_counts(name: str) -> None:
+    kernel, rest = kernels()[name], changed(TALL[name], Tensor.cuda)
+    x = torch.zeros(2**31 + 5, 1, device="cuda", dtype=torch.bfloat16)
+    x[-2:] = 1.0
+    with torch.no_grad():
+        y, last = kernel.function(x, *rest), kernel.reference(x[-4:], *rest)
+    torch.testing.assert_close(y[:4], last[:1].expand(4, 1))
+    torch.testing.assert_close(y[-4:], last)
+
+
 @on_gpus
 def test_more_elements_than_an_int32_counts(kernel: Kernel, device: str) -> None:
     args = arguments(kernel.large, device, torch.bfloat16)
