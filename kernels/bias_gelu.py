@@ -41,7 +41,8 @@ def bias_gelu_backward(
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + column, mask=column < columns).to(dtype)
     sums = tl.zeros([ROWS, BLOCK], dtype)
-    for first in range(tl.cast(group, tl.int64) * ROWS, rows, count * ROWS):
+    for number in range(group, (rows - 1) // ROWS + 1, count):
+        first = tl.cast(number, tl.int64) * ROWS
         start, offsets, mask, _ = tile(first, block, rows, columns, ROWS, BLOCK)
         z = tl.load(x_ptr + start + offsets, mask=mask).to(dtype) + bias[None, :]
         dx = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype) * derivative(z, TANH)

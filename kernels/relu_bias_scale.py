@@ -50,7 +50,8 @@ def relu_bias_scale_backward(
     block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
     dtype = sums_ptr.dtype.element_ty
     sums = tl.zeros([ROWS, BLOCK], dtype)
-    for first in range(tl.cast(group, tl.int64) * ROWS, rows, count * ROWS):
+    for number in range(group, (rows - 1) // ROWS + 1, count):
+        first = tl.cast(number, tl.int64) * ROWS
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
         x = tl.load(x_ptr + start + offsets, mask=mask).to(dtype)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype) * tl.cast(scale, dtype)
