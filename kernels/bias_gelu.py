@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from optexp.kernel import Case, Kernel, ceil_div, check_row, check_tensors, launch, operation, pays
+from optexp.kernel import Case, Kernel, ceil_div, check_row, check_tensors, derived, launch, operation, pays
 from optexp.kernelkit.tiles import over_columns, over_tiles, tile, wide
 from optexp.kernels.gelu import cdf, check_form, derivative
 
@@ -20,7 +20,9 @@ def bias_gelu_forward(
     x_ptr, bias_ptr, y_ptr, rows, columns, TANH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     pid, across = tl.program_id(0), tl.cdiv(columns, BLOCK)
-    start, offsets, mask, column = tile(pid // across * ROWS, pid % across, rows, columns, ROWS, BLOCK)
+    start, offsets, mask, column = tile(
+        tl.cast(pid // across, tl.int64) * ROWS, pid % across, rows, columns, ROWS, BLOCK
+    )
     z = wide(tl.load(x_ptr + start + offsets, mask=mask)) + wide(tl.load(bias_ptr + column, mask=column < columns))
     tl.store(y_ptr + start + offsets, (z * cdf(z, TANH)).to(y_ptr.dtype.element_ty), mask=mask)
 
@@ -39,7 +41,8 @@ def bias_gelu_backward(
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + column, mask=column < columns).to(dtype)
     sums = tl.zeros([ROWS, BLOCK], dtype)
-    for first in range(group * ROWS, rows, count * ROWS):
+    for number in range(group, (rows - 1) // ROWS + 1, count):
+        first = tl.cast(number, tl.int64) * ROWS
         start, offsets, mask, _ = tile(first, block, rows, columns, ROWS, BLOCK)
         z = tl.load(x_ptr + start + offsets, mask=mask).to(dtype) + bias[None, :]
         dx = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype) * derivative(z, TANH)
@@ -69,13 +72,17 @@ def _fake(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
 
 
 def _backward(dy: Tensor, x: Tensor, bias: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
-    """The gradients of x and, in the precision of sums, of the bias."""
-    operands = (dy.contiguous(), x.contiguous(), bias.contiguous())
-    return over_columns(bias_gelu_backward, x.new_empty(x.shape), *operands, TANH=approximate == "tanh")
+    """The gradients of x and of the bias."""
+    operands, tanh = (dy.contiguous(), x.contiguous(), bias.contiguous()), approximate == "tanh"
+    return over_columns(bias_gelu_backward, x.new_empty(x.shape), bias.dtype, *operands, TANH=tanh)
 
 
 def _fake_backward(dy: Tensor, x: Tensor, bias: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape[-1], dtype=torch.promote_types(dy.dtype, torch.float32))
+    return x.new_empty(x.shape), bias.new_empty(bias.shape)
+
+
+def _derived(dy: Tensor, x: Tensor, bias: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
+    return derived(lambda x, bias: reference(x, bias, approximate), [x, bias], dy)  # type: ignore[return-value]
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
@@ -85,11 +92,10 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
 
 def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
     x, bias = ctx.saved_tensors
-    dx, dbias = _bias_gelu_backward(dy, x, bias, ctx.approximate)
-    return dx, dbias.to(bias.dtype), None
+    return *_bias_gelu_backward(dy, x, bias, ctx.approximate), None
 
 
-_bias_gelu_backward = operation("bias_gelu_backward", _backward, _fake_backward)
+_bias_gelu_backward = operation("bias_gelu_backward", _backward, _fake_backward, reference=_derived)
 _bias_gelu = operation("bias_gelu", _forward, _fake, _save, _differentiate)
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from optexp.kernel import Case, Kernel, ceil_div, check_tensors, laid_out_like, launch, operation, pays
+from optexp.kernel import Case, Kernel, ceil_div, check_tensors, derived, laid_out_like, launch, operation, pays
 from optexp.kernelkit import extension
 from optexp.kernelkit.tiles import exp, load, store, wide
 
@@ -102,7 +102,12 @@ def _save(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
 
 
 def _operation(name: str, forward: Callable[..., Tensor], backward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    gradient = operation(f"{name}_backward", backward, lambda dy, x, approximate: torch.empty_like(x))
+    gradient = operation(
+        f"{name}_backward",
+        backward,
+        lambda dy, x, approximate: torch.empty_like(x),
+        reference=lambda dy, x, approximate: derived(lambda x: reference(x, approximate), [x], dy)[0],
+    )
 
     def differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         return gradient(dy, *ctx.saved_tensors, ctx.approximate), None

@@ -18,6 +18,7 @@ from optexp.kernel import (
     ceil_div,
     check_tensors,
     contiguous,
+    derived,
     launch,
     multiprocessors,
     operation,
@@ -25,7 +26,7 @@ from optexp.kernel import (
     power_of_two,
 )
 from optexp.kernelkit.rows import Launch, in_rows
-from optexp.kernelkit.tiles import matrix, wide
+from optexp.kernelkit.tiles import add_up, left, matrix, wide
 from optexp.kernelkit.tuning import bucket, fastest
 
 LONGEST = 16384  # columns whose two gradient sums fit in registers beside the row; longer rows are torch's business
@@ -45,9 +46,11 @@ def layernorm_forward(
         weight = tl.load(weight_ptr + column, mask=column < columns)
     if bias_ptr is not None and STAGES > 1:
         bias = tl.load(bias_ptr + column, mask=column < columns)
-    for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        start = tl.cast(first, tl.int64) * columns
-        mask = (column < columns) & (row < rows - first)
+    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
+        first = tl.cast(tile, tl.int64) * ROWS
+        start = first * columns
+        exists = row < left(first, rows, ROWS)
+        mask = (column < columns) & exists
         x = wide(tl.load(x_ptr + start + row * columns + column, mask=mask, other=0.0))
         mean = tl.sum(x, axis=1, keep_dims=True) / columns
         centred = tl.where(column < columns, x - mean, 0.0)
@@ -64,8 +67,8 @@ def layernorm_forward(
             y += bias.to(y.dtype)
         tl.store(y_ptr + start + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
         if mean_ptr is not None:
-            tl.store(mean_ptr + first + row, mean, mask=row < rows - first)
-            tl.store(scale_ptr + first + row, scale, mask=row < rows - first)
+            tl.store(mean_ptr + first + row, mean, mask=exists)
+            tl.store(scale_ptr + first + row, scale, mask=exists)
 
 
 @triton.jit
@@ -83,13 +86,15 @@ def layernorm_backward(
     to_bias = tl.zeros([ROWS, BLOCK], dtype)
     if weight_ptr is not None:
         weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
-    for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        start = tl.cast(first, tl.int64) * columns
-        mask = (column < columns) & (row < rows - first)
+    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
+        first = tl.cast(tile, tl.int64) * ROWS
+        start = first * columns
+        exists = row < left(first, rows, ROWS)
+        mask = (column < columns) & exists
         x = tl.load(x_ptr + start + row * columns + column, mask=mask, other=0.0).to(dtype)
         dy = tl.load(dy_ptr + start + row * columns + column, mask=mask, other=0.0).to(dtype)
-        scale = tl.load(scale_ptr + first + row, mask=row < rows - first, other=0.0)
-        normal = (x - tl.load(mean_ptr + first + row, mask=row < rows - first, other=0.0)) * scale
+        scale = tl.load(scale_ptr + first + row, mask=exists, other=0.0)
+        normal = (x - tl.load(mean_ptr + first + row, mask=exists, other=0.0)) * scale
         normal = tl.where(mask, normal, 0.0)
         g = dy
         if weight_ptr is not None:
@@ -138,53 +143,65 @@ def _fake(
 
 
 def backward_of_rows(
-    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, columns: int
-) -> tuple[Tensor, Tensor]:
-    """dx, and the gradients of weight and bias as two rows."""
-    dx, rows, block = x.new_empty(x.shape), mean.numel(), max(power_of_two(columns), 16)
+    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, columns: int, bias: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, and the gradients of weight and of a bias of this dtype, where there are such; both as one row."""
+    dx, dweight, dbias = _fake_backward(dy, x, weight, mean, scale, columns, bias)
+    rows, block = mean.numel(), max(power_of_two(columns), 16)
     operands = [contiguous(tensor) for tensor in (dy, x, weight)]
 
-    def run(how: Launch) -> Tensor:
+    def run(how: Launch) -> None:
         programs = max(1, min(ceil_div(rows, how.rows), how.resident * multiprocessors(x.device)))
         sums = mean.new_empty((programs, 2, columns))
         tile = {"ROWS": how.rows, "BLOCK": block, "STAGES": how.stages, "num_warps": how.warps}
         launch(layernorm_backward, programs, *operands, mean, scale, dx, sums, rows, columns, **tile)
-        return sums.sum(0)
+        add_up(sums, dweight, dbias)
 
     key = (dy.dtype, x.dtype, None if weight is None else weight.dtype, columns, bucket(rows))
-    return dx, run(fastest("layernorm_backward", key, _ways(block), run, x.device))
+    run(fastest("layernorm_backward", key, _ways(block), run, x.device))
+    return dx, dweight, dbias
 
 
 def _ways(block: int) -> list[Launch]:
     """Each program writes its sums: few programs write little, and must have more on its way at once."""
     if block <= 1024:
         one = 1024 // block
-        return [Launch(one, 4, 8), Launch(2 * one, 4, 4), Launch(2 * one, 4, 4, 2)]
+        few = [Launch(4 * one, 8, 2), Launch(4 * one, 8, 2, 2), Launch(8 * one, 16, 1)]
+        return [Launch(one, 4, 8), Launch(2 * one, 4, 4), Launch(2 * one, 4, 4, 2), *few]
     warps = min(max(block // 512, 4), 32)
-    return [Launch(1, warps, max(1, 16 // warps)), Launch(1, warps, max(1, 16 // warps), 2), Launch(1, 32, 1, 2)]
+    few = [Launch(more // warps, more, 16 // more, 2) for more in (8, 16) if more > warps]
+    return [Launch(1, warps, max(1, 16 // warps)), Launch(1, warps, max(1, 16 // warps), 2), Launch(1, 32, 1, 2), *few]
 
 
 def _fake_backward(
-    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, columns: int
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), mean.new_empty((2, columns))
+    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, columns: int, bias: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    dweight = (mean if weight is None else weight).new_empty(columns)
+    return x.new_empty(x.shape), dweight, mean.new_empty(columns, dtype=bias)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, ctx.columns, _, _ = inputs
-    ctx.bias = None if bias is None else (bias.shape, bias.dtype)
+    x, weight, bias, ctx.columns, ctx.eps, _ = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight, *output[1:])
+    ctx.save_for_backward(x, weight, bias, *output[1:])
 
 
 def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     if dy is None:
         return (None,) * 6
-    x, weight, mean, scale = ctx.saved_tensors
-    dx, sums = layernorm_gradients(dy, x, weight, mean, scale, ctx.columns)
-    dweight = None if weight is None else sums[0].view(weight.shape).to(weight.dtype)
-    dbias = None if ctx.bias is None else sums[1].view(ctx.bias[0]).to(ctx.bias[1])
-    return dx, dweight, dbias, None, None, None
+    x, weight, bias, mean, scale = ctx.saved_tensors
+    if torch.is_grad_enabled():  # somebody will differentiate what comes out, and mean and scale depend on x
+
+        def plainly(x: Tensor, *parameters: Tensor | None) -> Tensor:
+            weight, bias = (None if p is None else p.flatten() for p in parameters)
+            y = F.layer_norm(x.reshape(-1, ctx.columns), (ctx.columns,), weight, bias, ctx.eps)
+            return y.view(x.shape).to(dy.dtype)
+
+        return *derived(plainly, [x, weight, bias], dy), None, None, None
+    dtype = None if bias is None else bias.dtype
+    dx, dweight, dbias = layernorm_gradients(dy, x, weight, mean, scale, ctx.columns, dtype)
+    both = (None if p is None else sums.view(p.shape) for p, sums in ((weight, dweight), (bias, dbias)))
+    return dx, *both, None, None, None
 
 
 layernorm_gradients = operation("layernorm_backward", backward_of_rows, _fake_backward)
@@ -193,7 +210,7 @@ _layernorm = operation("layernorm", forward_of_rows, _fake, _save, _differentiat
 
 def layernorm(
     x: Tensor,
-    normalized_shape: Sequence[int],
+    normalized_shape: int | Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
@@ -203,20 +220,30 @@ def layernorm(
     Under autocast on a GPU the result is float32, as torch's.
     """
     columns = check_norm("layernorm", x, normalized_shape, weight, bias)
-    if not pays(x) or columns > LONGEST:
+    if not worthwhile(x, normalized_shape):
         return reference(x, normalized_shape, weight, bias, eps)
     widened = x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64
-    y: Tensor = _layernorm(x, weight, bias, columns, eps, torch.float32 if widened else x.dtype)[0]
+    y: Tensor = _layernorm(x, weight, bias, columns, float(eps), torch.float32 if widened else x.dtype)[0]
     return y
 
 
+def worthwhile(x: Tensor, normalized_shape: int | Sequence[int], *_: Any) -> bool:
+    """Whether it can pay."""
+    return pays(x) and 0 < math.prod(as_shape(normalized_shape)) <= LONGEST
+
+
+def as_shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
+    """One number stands for one dimension, as nn.LayerNorm takes it."""
+    return (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+
+
 def check_norm(
-    name: str, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None
+    name: str, x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None, bias: Tensor | None
 ) -> int:
     """How many elements are normalised together; ValueError where the shapes do not fit."""
     check_tensors(name, x, weight, bias)
-    shape = tuple(normalized_shape)
-    if not shape or math.prod(shape) == 0 or tuple(x.shape[-len(shape) :]) != shape:
+    shape = as_shape(normalized_shape)
+    if not shape or tuple(x.shape[-len(shape) :]) != shape:
         raise ValueError(f"{name}: an input of shape {list(x.shape)} does not end in the given shape {list(shape)}")
     for what, parameter in (("weight", weight), ("bias", bias)):
         if parameter is not None and tuple(parameter.shape) != shape:
@@ -226,12 +253,12 @@ def check_norm(
 
 def reference(
     x: Tensor,
-    normalized_shape: Sequence[int],
+    normalized_shape: int | Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    return F.layer_norm(x, tuple(normalized_shape), weight, bias, eps)
+    return F.layer_norm(x, as_shape(normalized_shape), weight, bias, eps)
 
 
 def plain(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
@@ -258,6 +285,8 @@ KERNEL = Kernel(
         Case("no bias", lambda fill: (fill(3, 50, 7), (7,), fill(7))),
         Case("two dimensions", lambda fill: (fill(3, 5, 7), (5, 7), fill(5, 7), fill(5, 7))),
         Case("one wide row", lambda fill: (fill(1, 3000), (3000,), fill(3000), fill(3000), 1e-3)),
+        Case("a number for a shape", lambda fill: (fill(3, 50), 50, fill(50), fill(50), 1)),
+        Case("of nothing", lambda fill: (fill(4, 0), (0,), fill(0), fill(0))),
         Case("a large mean", lambda fill: (fill(9, 200) + 40, (200,), fill(200), fill(200))),
     ],
     large=Case("large", lambda fill: (fill(2**21 + 1, 1025), (1025,), fill(1025), fill(1025))),
@@ -276,5 +305,5 @@ KERNEL = Kernel(
     patterns=[
         lambda x, normalized_shape, weight, bias, eps: F.layer_norm(x, normalized_shape, weight, bias, eps),
     ],
-    worthwhile=lambda x, *_: pays(x),
+    worthwhile=worthwhile,
 )

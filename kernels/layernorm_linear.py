@@ -27,17 +27,18 @@ from optexp.kernel import (
     Kernel,
     ceil_div,
     contiguous,
+    derived,
     launch,
     lowered,
     needs_gradient,
     operation,
+    pays,
     power_of_two,
-    runs_on,
 )
 from optexp.kernelkit import extension
-from optexp.kernelkit.products import TILINGS, Tiling, place, product, takes
+from optexp.kernelkit.products import TILINGS, Tiling, in_rows, place, product, takes
 from optexp.kernelkit.tuning import bucket, fastest
-from optexp.kernels.layernorm import LONGEST, check_norm, forward_of_rows, layernorm_gradients
+from optexp.kernels.layernorm import LONGEST, as_shape, check_norm, forward_of_rows, layernorm_gradients
 from optexp.kernels.linear_gelu import check_linear
 
 LARGE_MEAN = tl.constexpr(16.0)  # deviations; the accumulators then hold 4 bits that cancel
@@ -170,7 +171,7 @@ def _forward(
     x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The result; and where they are to be kept the normalised rows, their means and 1/deviations, else nothing."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = in_rows(x)
     nothing = x.new_empty(0)
 
     def run(how: Tiling | Few | str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -185,7 +186,8 @@ def _forward(
     ways: list[Tiling | Few | str] = ["library"]
     if rows.numel() and len(rows) <= MOST_ROWS and rows.shape[1] <= MOST_COLUMNS and not keep and halves(weight):
         ways += FEW
-    if takes(rows, weight) and rows.shape[1] % 8 == 0 and not keep:
+    # Of float16, γ⊙w could overflow, or lose bits below its smallest normal number.
+    if takes(rows, weight) and rows.shape[1] % 8 == 0 and not keep and weight.dtype == torch.bfloat16:
         ways += TILINGS
     key = (x.dtype, weight.dtype, keep, gamma is None, bucket(len(rows)), *weight.shape)
     y, *kept = run(fastest("layernorm_linear", key, ways, run, x.device))
@@ -250,15 +252,15 @@ def _cuda_forward(
     x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The norm in CUDA C++, the product by the library."""
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    rows = in_rows(x).contiguous()
     normal = weight.new_empty(rows.shape)
     mean = x.new_empty(len(rows), dtype=torch.float32)
     scale = torch.empty_like(mean)
     if rows.numel():
-        one, zero = x.new_ones(rows.shape[1], dtype=torch.float32), x.new_zeros(rows.shape[1], dtype=torch.float32)
+        k, single = rows.shape[1], torch.float32
         parameters = (
-            one if gamma is None else gamma.float().contiguous(),
-            zero if beta is None else beta.float().contiguous(),
+            x.new_ones(k, dtype=single) if gamma is None else gamma.float().contiguous(),
+            x.new_zeros(k, dtype=single) if beta is None else beta.float().contiguous(),
         )
         sizes = (*rows.shape, eps, weight.dtype, x.dtype)
         extension.run("layernorm_linear", "forward", rows, *parameters, normal, mean, scale, *sizes)
@@ -278,22 +280,27 @@ def _fake(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, gamma, beta, weight, bias, _, _ = inputs
-    ctx.beta_dtype, ctx.bias_dtype = (None if p is None else p.dtype for p in (beta, bias))
+    x, gamma, beta, weight, bias, ctx.eps, _ = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, gamma, weight, *output[1:])
+    ctx.save_for_backward(x, gamma, beta, weight, bias, *output[1:])
 
 
 def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     if dy is None:
         return (None,) * 7
-    x, gamma, weight, normal, mean, scale = ctx.saved_tensors
-    arrived = dy.flatten(0, -2)
-    dx, sums = layernorm_gradients(arrived @ weight, x, gamma, mean, scale, x.shape[-1])
-    dgamma = None if gamma is None else sums[0].to(gamma.dtype)
-    dbeta = None if ctx.beta_dtype is None else sums[1].to(ctx.beta_dtype)
+    x, gamma, beta, weight, bias, normal, mean, scale = ctx.saved_tensors
+    if torch.is_grad_enabled():  # somebody will differentiate what comes out, and what was kept depends on x
+
+        def plainly(x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            normal = F.layer_norm(x, x.shape[-1:], gamma, beta, ctx.eps)
+            return F.linear(normal.to(weight.dtype), weight, bias)
+
+        return *derived(plainly, [x, gamma, beta, weight, bias], dy), None, None
+    arrived, dtype = in_rows(dy), None if beta is None else beta.dtype
+    dx, dgamma, dbeta = layernorm_gradients(arrived @ weight, x, gamma, mean, scale, x.shape[-1], dtype)
     dweight = arrived.T @ normal if ctx.needs_input_grad[3] else None
-    return dx, dgamma, dbeta, dweight, None if ctx.bias_dtype is None else arrived.sum(0), None, None
+    dbias = None if bias is None else arrived.sum(0)
+    return dx, None if gamma is None else dgamma, None if beta is None else dbeta, dweight, dbias, None, None
 
 
 _layernorm_linear = operation("layernorm_linear", _forward, _fake, _save, _differentiate)
@@ -302,7 +309,7 @@ _layernorm_linear_cuda = operation("layernorm_linear_cuda", _cuda_forward, _fake
 
 def layernorm_linear(
     x: Tensor,
-    normalized_shape: Sequence[int],
+    normalized_shape: int | Sequence[int],
     gamma: Tensor | None,
     beta: Tensor | None,
     weight: Tensor,
@@ -313,17 +320,24 @@ def layernorm_linear(
 
     A shape on which the norm and a library's product are faster, one after the other, is given to those.
     """
-    columns = check_arguments(x, normalized_shape, gamma, beta, weight, bias)
-    if not runs_on(x.device) or columns > LONGEST:
+    check_arguments(x, normalized_shape, gamma, beta, weight, bias)
+    if not worthwhile(x, normalized_shape, gamma, beta, weight):
         return reference(x, normalized_shape, gamma, beta, weight, bias, eps)
     args = (x, gamma, beta, *lowered(weight, bias))
-    y: Tensor = _layernorm_linear(*args, eps, needs_gradient(args))[0]
+    y: Tensor = _layernorm_linear(*args, float(eps), needs_gradient(args))[0]
     return y
+
+
+def worthwhile(
+    x: Tensor, normalized_shape: Any, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, *_: Any
+) -> bool:
+    """Whether it can pay. A product costs as much as an element-wise operation for each 128 of its outputs."""
+    return pays(x, 1 + len(weight) / 128) and 0 < x.shape[-1] <= LONGEST
 
 
 def cuda(
     x: Tensor,
-    normalized_shape: Sequence[int],
+    normalized_shape: int | Sequence[int],
     gamma: Tensor | None,
     beta: Tensor | None,
     weight: Tensor,
@@ -334,16 +348,16 @@ def cuda(
     columns = check_arguments(x, normalized_shape, gamma, beta, weight, bias)
     lower_weight, lower_bias = lowered(weight, bias)
     assert lower_weight is not None
-    if not (extension.takes(x) and extension.takes(lower_weight)) or columns > LONGEST:
+    if not (extension.takes(x) and extension.takes(lower_weight)) or not 0 < columns <= LONGEST:
         return reference(x, normalized_shape, gamma, beta, weight, bias, eps)
     args = (x, gamma, beta, lower_weight, lower_bias)
-    y: Tensor = _layernorm_linear_cuda(*args, eps, needs_gradient(args))[0]
+    y: Tensor = _layernorm_linear_cuda(*args, float(eps), needs_gradient(args))[0]
     return y
 
 
 def check_arguments(
     x: Tensor,
-    normalized_shape: Sequence[int],
+    normalized_shape: int | Sequence[int],
     gamma: Tensor | None,
     beta: Tensor | None,
     weight: Tensor,
@@ -353,25 +367,27 @@ def check_arguments(
     columns = check_norm("layernorm_linear", x, normalized_shape, gamma, beta)
     check_linear("layernorm_linear", x, weight, bias)
     if columns != x.shape[-1]:
-        raise ValueError(f"layernorm_linear normalises the last dimension, and was given {list(normalized_shape)}")
+        raise ValueError(
+            f"layernorm_linear normalises the last dimension, and was given {list(as_shape(normalized_shape))}"
+        )
     return columns
 
 
 def reference(
     x: Tensor,
-    normalized_shape: Sequence[int],
+    normalized_shape: int | Sequence[int],
     gamma: Tensor | None,
     beta: Tensor | None,
     weight: Tensor,
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    return F.linear(F.layer_norm(x, tuple(normalized_shape), gamma, beta, eps), weight, bias)
+    return F.linear(F.layer_norm(x, as_shape(normalized_shape), gamma, beta, eps), weight, bias)
 
 
 def plain(
     x: Tensor,
-    normalized_shape: Sequence[int],
+    normalized_shape: int | Sequence[int],
     gamma: Tensor,
     beta: Tensor,
     weight: Tensor,
@@ -388,7 +404,7 @@ def plain(
 
 def cuda_plain(
     x: Tensor,
-    normalized_shape: Sequence[int],
+    normalized_shape: int | Sequence[int],
     gamma: Tensor,
     beta: Tensor,
     weight: Tensor,
@@ -398,7 +414,7 @@ def cuda_plain(
     """The same in CUDA C++: a block normalises a row, and each of its threads makes outputs of its own."""
     y = x.new_empty(x.shape[0], weight.shape[0])
     operands = (x, gamma.float(), beta.float(), weight, bias, y)
-    extension.run("layernorm_linear", "plain", *operands, *x.shape, weight.shape[0], eps, x.dtype)
+    extension.run("layernorm_linear", "plain", *operands, *x.shape, weight.shape[0], float(eps), x.dtype)
     return y
 
 
@@ -432,8 +448,10 @@ KERNEL = Kernel(
         Case("tail", _arguments(37, 72, 88)),
         Case("divisible by nothing", _arguments(7, 13, 11)),
         Case("one row", _arguments(1, 128, 64)),
+        Case("a vector", lambda fill: _arguments(1, 13, 11)(lambda *shape: fill(*shape).squeeze(0))),
+        Case("of nothing", lambda fill: (fill(4, 0), 0, fill(0), fill(0), fill(5, 0), fill(5), 1)),
         Case("no norm parameters", lambda fill: (fill(3, 5, 64), (64,), None, None, fill(40, 64) / 8, fill(40))),
-        Case("no bias", lambda fill: (fill(9, 64), (64,), fill(64), None, fill(40, 64) / 8)),
+        Case("no bias", lambda fill: (fill(9, 64), (64,), fill(64), None, fill(40, 64) / 8, None, 1)),
         Case("a large mean", lambda fill: (fill(37, 72) + 40, *_arguments(37, 72, 88)(fill)[1:])),
     ],
     large=Case("large", _arguments(2**21 + 1, 1032, 64)),
@@ -456,5 +474,6 @@ KERNEL = Kernel(
             F.layer_norm(x, normalized_shape, gamma, beta, eps), weight, bias
         ),
     ],
+    worthwhile=worthwhile,
     floor=lambda x, normalized_shape, gamma, beta, weight, bias: F.linear(x, weight, bias),
 )

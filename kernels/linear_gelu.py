@@ -17,6 +17,7 @@ from optexp.kernel import (
     ceil_div,
     check_tensors,
     contiguous,
+    derived,
     launch,
     lowered,
     needs_gradient,
@@ -24,11 +25,12 @@ from optexp.kernel import (
     pays,
     runs_on,
 )
-from optexp.kernelkit.products import TILINGS, Tiling, place, product, takes
+from optexp.kernelkit.products import TILINGS, Tiling, in_rows, place, product, takes
 from optexp.kernelkit.tiles import over_columns
 from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.bias_gelu import bias_gelu_backward
 from optexp.kernels.gelu import cdf, check_form, gelu
+from optexp.kernels.relu_bias_scale import fake_backward
 
 
 @triton.jit
@@ -72,7 +74,7 @@ def linear_gelu_plain(
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, keep: bool) -> tuple[Tensor, Tensor]:
     """The result, and z = x·wᵀ + bias where it is to be kept, else nothing."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = in_rows(x)
 
     def run(how: Tiling | str) -> tuple[Tensor, Tensor]:
         if isinstance(how, Tiling):
@@ -110,33 +112,31 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, keep
     return y, torch.empty_like(y) if keep else x.new_empty(0)
 
 
-def _backward(dy: Tensor, z: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
-    """The gradients of z and, in the precision of sums, of the bias."""
-    return over_columns(bias_gelu_backward, z.new_empty(z.shape), dy.contiguous(), z, None, TANH=approximate == "tanh")
-
-
-def _fake_backward(dy: Tensor, z: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
-    return z.new_empty(z.shape), z.new_empty(z.shape[-1], dtype=torch.promote_types(z.dtype, torch.float32))
+def _backward(dy: Tensor, z: Tensor, approximate: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The gradients of z and, in its dtype, of the bias."""
+    operands, tanh = (dy.contiguous(), z, None), approximate == "tanh"
+    return over_columns(bias_gelu_backward, z.new_empty(z.shape), dtype, *operands, TANH=tanh)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, bias, ctx.approximate, _ = inputs
-    ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight, output[1])
+    ctx.save_for_backward(x, weight, bias, output[1])
 
 
 def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if dy is None:
         return (None,) * 5
-    x, weight, z = ctx.saved_tensors
-    dz, dbias = _linear_gelu_backward(dy, z, ctx.approximate)
+    x, weight, bias, z = ctx.saved_tensors
+    if torch.is_grad_enabled():  # somebody will differentiate what comes out, and z has forgotten what it came from
+        return *derived(lambda x, w, b: reference(x, w, b, ctx.approximate), [x, weight, bias], dy), None, None
+    dz, dbias = _linear_gelu_backward(dy, z, ctx.approximate, z.dtype if bias is None else bias.dtype)
     dx = dz @ weight if ctx.needs_input_grad[0] else None
-    dw = dz.flatten(0, -2).T @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
-    return dx, dw, None if ctx.bias_dtype is None else dbias.to(ctx.bias_dtype), None, None
+    dw = in_rows(dz).T @ in_rows(x) if ctx.needs_input_grad[1] else None
+    return dx, dw, None if bias is None else dbias, None, None
 
 
-_linear_gelu_backward = operation("linear_gelu_backward", _backward, _fake_backward)
+_linear_gelu_backward = operation("linear_gelu_backward", _backward, fake_backward)
 _linear_gelu = operation("linear_gelu", _forward, _fake, _save, _differentiate)
 
 
@@ -163,7 +163,7 @@ def worthwhile(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str)
 def check_linear(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """ValueError unless F.linear would take these."""
     check_tensors(name, x, weight, bias)
-    if x.dim() < 2 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+    if x.dim() < 1 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"{name}: an input of shape {list(x.shape)} and a weight of shape {list(weight.shape)} do not fit:"
             " they need (..., in) and (out, in)"
@@ -208,13 +208,15 @@ KERNEL = Kernel(
         Case("exact", lambda fill: (fill(37, 72), fill(88, 72) / 8, fill(88), "none")),
         Case("no bias", lambda fill: (fill(3, 5, 64), fill(40, 64) / 8, None, "tanh")),
         Case("divisible by nothing", lambda fill: (fill(7, 13), fill(11, 13) / 4, fill(11), "tanh")),
+        Case("a vector", lambda fill: (fill(13), fill(11, 13) / 4, fill(11), "tanh")),
+        Case("of nothing", lambda fill: (fill(4, 0), fill(11, 0), fill(11), "tanh")),
         Case("one row", lambda fill: (fill(1, 128), fill(64, 128) / 8, fill(64), "tanh")),
     ],
     large=Case("large", lambda fill: (fill(2**21 + 1, 1032), fill(64, 1032) / 32, fill(64), "tanh")),
     mistakes=[
         Case("sizes that do not fit", lambda fill: (fill(4, 3), fill(5, 4))),
         Case("a bias of another size", lambda fill: (fill(4, 3), fill(5, 3), fill(3))),
-        Case("a vector", lambda fill: (fill(3), fill(5, 3))),
+        Case("a number", lambda fill: (fill(3)[0], fill(5, 3))),
         Case("two dtypes", lambda fill: (fill(4, 3), fill(5, 3).half())),
         Case("another form", lambda fill: (fill(4, 3), fill(5, 3), fill(5), "sigmoid")),
     ],

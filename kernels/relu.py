@@ -16,6 +16,7 @@ from optexp.kernel import (
     Kernel,
     ceil_div,
     check_tensors,
+    derived,
     is_traced,
     laid_out_like,
     launch,
@@ -82,7 +83,12 @@ def _save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
 
 
 def _operation(name: str, forward: Callable[..., Tensor], backward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    gradient = operation(f"{name}_backward", backward, lambda dy, y: torch.empty_like(y))
+    gradient = operation(
+        f"{name}_backward",
+        backward,
+        lambda dy, y: torch.empty_like(y),
+        reference=lambda dy, y: derived(torch.relu, [y], dy)[0],
+    )
 
     def differentiate(ctx: Any, dy: Tensor) -> Tensor:
         result: Tensor = gradient(dy, *ctx.saved_tensors)

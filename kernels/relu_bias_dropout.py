@@ -16,7 +16,7 @@ from torch import Tensor
 
 from optexp.kernel import Case, Kernel, ceil_div, check_row, check_tensors, launch, operation, pays
 from optexp.kernelkit.tiles import over_columns, over_tiles, tile, wide
-from optexp.kernels.relu_bias_scale import relu_bias_scale
+from optexp.kernels.relu_bias_scale import derived_backward, fake_backward, relu_bias_scale
 
 STEPS = 2**16  # a drawn number has 16 bits: eight elements share the four words that Philox makes at once
 
@@ -25,7 +25,7 @@ STEPS = 2**16  # a drawn number has 16 bits: eight elements share the four words
 def kept(seed_ptr, first, block, threshold, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Which elements of a tile stay: those whose number is at least the threshold."""
     group = block * (BLOCK // 8) + tl.arange(0, BLOCK // 8)[None, :]
-    row = first + tl.arange(0, ROWS)[:, None]
+    row = tl.cast(first, tl.int32) + tl.arange(0, ROWS)[:, None]  # beyond 2³¹ rows by their low 32 bits
     zero = tl.zeros([ROWS, BLOCK // 8], tl.int32)
     a, b, c, d = tl.philox(tl.load(seed_ptr), zero + group, zero + row, zero, zero)
     words = tl.join(tl.join(a, b), tl.join(c, d))
@@ -39,7 +39,7 @@ def relu_bias_dropout_forward(
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     pid, across = tl.program_id(0), tl.cdiv(columns, BLOCK)
-    first, block = pid // across * ROWS, pid % across
+    first, block = tl.cast(pid // across, tl.int64) * ROWS, pid % across
     start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
     bias = wide(tl.load(bias_ptr + column, mask=column < columns))
     x = wide(tl.load(x_ptr + start + offsets, mask=mask))
@@ -58,7 +58,8 @@ def relu_bias_dropout_backward(
     block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
     dtype = sums_ptr.dtype.element_ty
     sums = tl.zeros([ROWS, BLOCK], dtype)
-    for first in range(group * ROWS, rows, count * ROWS):
+    for number in range(group, (rows - 1) // ROWS + 1, count):
+        first = tl.cast(number, tl.int64) * ROWS
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
         x = tl.load(x_ptr + start + offsets, mask=mask).to(dtype)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype) * tl.cast(scale, dtype)
@@ -94,15 +95,16 @@ def _fake(x: Tensor, bias: Tensor, seed: Tensor, p: float) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype))
 
 
-def _backward(dy: Tensor, x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """The gradients of x and, in the precision of sums, of the bias."""
+def _backward(dy: Tensor, x: Tensor, seed: Tensor, p: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The gradients of x and, in its dtype, of the bias."""
     operands = (dy.contiguous(), x.contiguous(), seed)
-    return over_columns(relu_bias_dropout_backward, x.new_empty(x.shape), *operands, **_drop(p))
+    return over_columns(relu_bias_dropout_backward, x.new_empty(x.shape), dtype, *operands, **_drop(p))
 
 
-def _fake_backward(dy: Tensor, x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    widest = torch.promote_types(torch.promote_types(dy.dtype, x.dtype), torch.float32)
-    return x.new_empty(x.shape), x.new_empty(x.shape[-1], dtype=widest)
+def _derived(dy: Tensor, x: Tensor, seed: Tensor, p: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The mask is what comes back where ones arrive at ones."""
+    mask, _ = _backward(torch.ones_like(dy), torch.ones_like(x, dtype=dy.dtype), seed, p, dtype)
+    return derived_backward(dy, x, mask, dtype)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: Tensor) -> None:
@@ -112,11 +114,10 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: Tensor
 
 
 def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
-    dx, dbias = _relu_bias_dropout_backward(dy, *ctx.saved_tensors, ctx.p)
-    return dx, dbias.to(ctx.bias_dtype), None, None
+    return *_relu_bias_dropout_backward(dy, *ctx.saved_tensors, ctx.p, ctx.bias_dtype), None, None
 
 
-_relu_bias_dropout_backward = operation("relu_bias_dropout_backward", _backward, _fake_backward)
+_relu_bias_dropout_backward = operation("relu_bias_dropout_backward", _backward, fake_backward, reference=_derived)
 _relu_bias_dropout = operation("relu_bias_dropout", _forward, _fake, _save, _differentiate)
 
 

@@ -11,48 +11,63 @@ struct Rows {
     __device__ Rows() : first(int64_t(blockIdx.y) * WARPS + threadIdx.y), step(int64_t(gridDim.y) * WARPS) {}
 };
 
+// x and y are not called __restrict__: loads that may move behind stores are moved there, to spare registers, and each
+// then waits for the one before it.
 template <typename T, int N>
 __global__ void relu_bias_scale_forward(
-    const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y, int64_t rows, int64_t columns, float scale) {
+    const T* x, const T* __restrict__ bias, T* y, int64_t rows, int64_t columns, float scale) {
     const int64_t pack = int64_t(blockIdx.x) * 32 + threadIdx.x, packs = columns / N;
     if (pack >= packs) return;
     const auto offsets = load<N>(bias, pack);
-    const Rows mine;
-#pragma unroll 4
-    for (int64_t row = mine.first; row < rows; row += mine.step) {
-        auto values = load<N>(x, row * packs + pack);
+    const auto finish = [&](Pack<T, N> values, int64_t place) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
             const float v = float(values.values[i]);
             values.values[i] = T(((v <= 0.0f ? 0.0f : v) + float(offsets.values[i])) * scale);
         }
-        store<N>(y, row * packs + pack, values);
+        store<N>(y, place, values);
+    };
+    const Rows mine;
+    const int64_t step = mine.step * packs, end = rows * packs;
+    int64_t place = mine.first * packs + pack;
+    for (; place + 3 * step < end; place += 4 * step) {  // all four are on their way before the first is written
+        const auto a = load<N>(x, place), b = load<N>(x, place + step);
+        const auto c = load<N>(x, place + 2 * step), d = load<N>(x, place + 3 * step);
+        finish(a, place);
+        finish(b, place + step);
+        finish(c, place + 2 * step);
+        finish(d, place + 3 * step);
     }
+    for (; place < end; place += step) finish(load<N>(x, place), place);
 }
 
 // dx, and for each row of blocks the sums over its rows of what arrives at the bias.
 template <typename T, int N>
 __global__ void relu_bias_scale_backward(
-    const T* __restrict__ dy, const T* __restrict__ x, T* __restrict__ dx, float* __restrict__ sums, int64_t rows,
+    const T* dy, const T* x, T* dx, float* __restrict__ sums, int64_t rows,
     int64_t columns, float scale) {
     __shared__ float shared[WARPS][32 * N];
     const int64_t pack = int64_t(blockIdx.x) * 32 + threadIdx.x, packs = columns / N;
     float total[N] = {};
-    const Rows mine;
-    if (pack < packs) {
-#pragma unroll 2
-        for (int64_t row = mine.first; row < rows; row += mine.step) {
-            auto arrived = load<N>(dy, row * packs + pack);
-            const auto values = load<N>(x, row * packs + pack);
+    const auto finish = [&](Pack<T, N> arrived, const Pack<T, N>& values, int64_t place) {
 #pragma unroll
-            for (int i = 0; i < N; i++) {
-                const float g = float(arrived.values[i]) * scale;
-                total[i] += g;
-                arrived.values[i] = T(float(values.values[i]) <= 0.0f ? 0.0f : g);
-            }
-            store<N>(dx, row * packs + pack, arrived);
+        for (int i = 0; i < N; i++) {
+            const float g = float(arrived.values[i]) * scale;
+            total[i] += g;
+            arrived.values[i] = T(float(values.values[i]) <= 0.0f ? 0.0f : g);
         }
+        store<N>(dx, place, arrived);
+    };
+    const Rows mine;
+    const int64_t step = mine.step * packs, end = pack < packs ? rows * packs : 0;
+    int64_t place = mine.first * packs + pack;
+    for (; place + step < end; place += 2 * step) {
+        const auto arrived = load<N>(dy, place), later = load<N>(dy, place + step);
+        const auto values = load<N>(x, place), others = load<N>(x, place + step);
+        finish(arrived, values, place);
+        finish(later, others, place + step);
     }
+    if (place < end) finish(load<N>(dy, place), load<N>(x, place), place);
 #pragma unroll
     for (int i = 0; i < N; i++) shared[threadIdx.y][i * 32 + threadIdx.x] = total[i];
     __syncthreads();

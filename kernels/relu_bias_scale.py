@@ -11,7 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from optexp.kernel import Case, Kernel, ceil_div, check_row, check_tensors, launch, multiprocessors, operation, pays
+from optexp.kernel import (
+    Case,
+    Kernel,
+    ceil_div,
+    check_row,
+    check_tensors,
+    derived,
+    launch,
+    multiprocessors,
+    operation,
+    pays,
+)
 from optexp.kernelkit import extension
 from optexp.kernelkit.tiles import matrix, over_columns, over_tiles, tile, wide
 
@@ -21,7 +32,9 @@ def relu_bias_scale_forward(
     x_ptr, bias_ptr, y_ptr, rows, columns, scale: tl.float64, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     pid, across = tl.program_id(0), tl.cdiv(columns, BLOCK)
-    start, offsets, mask, column = tile(pid // across * ROWS, pid % across, rows, columns, ROWS, BLOCK)
+    start, offsets, mask, column = tile(
+        tl.cast(pid // across, tl.int64) * ROWS, pid % across, rows, columns, ROWS, BLOCK
+    )
     bias = wide(tl.load(bias_ptr + column, mask=column < columns))
     x = wide(tl.load(x_ptr + start + offsets, mask=mask))
     y = (tl.where(x <= 0, 0.0, x) + bias) * tl.cast(scale, bias.dtype)
@@ -37,7 +50,8 @@ def relu_bias_scale_backward(
     block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
     dtype = sums_ptr.dtype.element_ty
     sums = tl.zeros([ROWS, BLOCK], dtype)
-    for first in range(group * ROWS, rows, count * ROWS):
+    for number in range(group, (rows - 1) // ROWS + 1, count):
+        first = tl.cast(number, tl.int64) * ROWS
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
         x = tl.load(x_ptr + start + offsets, mask=mask).to(dtype)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype) * tl.cast(scale, dtype)
@@ -68,14 +82,14 @@ def _cuda_forward(x: Tensor, bias: Tensor, scale: float) -> Tensor:
     return y
 
 
-def _cuda_backward(dy: Tensor, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _cuda_backward(dy: Tensor, x: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     dx, (rows, columns) = x.new_empty(x.shape), matrix(x)
     groups = _groups(rows, columns, x)
     sums = x.new_zeros((groups, columns), dtype=torch.float32)
     if x.numel():
         operands = (dy.contiguous(), x.contiguous(), dx, sums, rows, columns, groups)
         extension.run("relu_bias_scale", "backward", *operands, scale, x.dtype)
-    return dx, sums.sum(0)
+    return dx, sums.sum(0).to(dtype)
 
 
 def _groups(rows: int, columns: int, x: Tensor) -> int:
@@ -88,14 +102,20 @@ def _fake(x: Tensor, bias: Tensor, scale: float) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype))
 
 
-def _backward(dy: Tensor, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """The gradients of x and, in the precision of sums, of the bias."""
-    return over_columns(relu_bias_scale_backward, x.new_empty(x.shape), dy.contiguous(), x.contiguous(), scale=scale)
+def _backward(dy: Tensor, x: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The gradients of x and, in its dtype, of the bias."""
+    operands = (dy.contiguous(), x.contiguous())
+    return over_columns(relu_bias_scale_backward, x.new_empty(x.shape), dtype, *operands, scale=scale)
 
 
-def _fake_backward(dy: Tensor, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    widest = torch.promote_types(torch.promote_types(dy.dtype, x.dtype), torch.float32)
-    return x.new_empty(x.shape), x.new_empty(x.shape[-1], dtype=widest)
+def fake_backward(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape[-1], dtype=rest[-1])
+
+
+def derived_backward(dy: Tensor, x: Tensor, scale: float | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The same, to be differentiated again; the scale may be one for each element."""
+    bias = x.new_zeros(x.shape[-1], dtype=dtype)
+    return derived(lambda x, b: ((torch.relu(x) + b) * scale).to(dy.dtype), [x, bias], dy)  # type: ignore[return-value]
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
@@ -107,11 +127,10 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> Non
 def _operation(
     name: str, forward: Callable[..., Tensor], backward: Callable[..., tuple[Tensor, Tensor]]
 ) -> Callable[..., Tensor]:
-    gradients = operation(f"{name}_backward", backward, _fake_backward)
+    gradients = operation(f"{name}_backward", backward, fake_backward, reference=derived_backward)
 
     def differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
-        dx, dbias = gradients(dy, *ctx.saved_tensors, ctx.scale)
-        return dx, dbias.to(ctx.bias_dtype), None
+        return *gradients(dy, *ctx.saved_tensors, ctx.scale, ctx.bias_dtype), None
 
     return operation(name, forward, _fake, _save, differentiate)
 

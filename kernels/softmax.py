@@ -5,6 +5,7 @@ A row that is too long for registers is read twice, the second time mostly from 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,18 +15,22 @@ from torch import Tensor, nn
 
 from optexp.kernel import SUPPORTED, Case, Kernel, check_tensors, launch, operation, pays, power_of_two
 from optexp.kernelkit.rows import LONGEST, in_rows
-from optexp.kernelkit.tiles import exp, matrix, wide
+from optexp.kernelkit.tiles import exp, left, matrix, wide
+from optexp.kernelkit.tuning import bucket, fastest
 
-LOWEST = tl.constexpr(-2.0e38)
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+LOWEST_DOUBLE = tl.constexpr(torch.finfo(torch.float64).min)
 
 
 @triton.jit
 def softmax_forward(x_ptr, y_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """Tiles of ROWS whole rows."""
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        start = tl.cast(first, tl.int64) * columns
-        mask = (column < columns) & (row < rows - first)
+    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
+        first = tl.cast(tile, tl.int64) * ROWS
+        start = first * columns
+        exists = row < left(first, rows, ROWS)
+        mask = (column < columns) & exists
         x = wide(tl.load(x_ptr + start + row * columns + column, mask=mask, other=float("-inf")))
         e = exp(x - tl.max(x, axis=1, keep_dims=True))
         y = e * (1.0 / tl.sum(e, axis=1, keep_dims=True))
@@ -38,9 +43,11 @@ def softmax_backward(
 ):
     """dx = y·(dy − Σ y·dy)."""
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        start = tl.cast(first, tl.int64) * columns
-        mask = (column < columns) & (row < rows - first)
+    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
+        first = tl.cast(tile, tl.int64) * ROWS
+        start = first * columns
+        exists = row < left(first, rows, ROWS)
+        mask = (column < columns) & exists
         y = wide(tl.load(y_ptr + start + row * columns + column, mask=mask, other=0.0))
         dy = wide(tl.load(dy_ptr + start + row * columns + column, mask=mask, other=0.0))
         dx = y * (dy - tl.sum(y * dy, axis=1, keep_dims=True))
@@ -54,14 +61,15 @@ def softmax_long_forward(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
     y_ptr += tl.program_id(0).to(tl.int64) * columns
     offsets = tl.arange(0, BLOCK)
     sums = wide(tl.zeros([BLOCK], x_ptr.dtype.element_ty))
-    top = tl.full([], LOWEST, tl.float32).to(sums.dtype)  # finite: a block of −inf adds nothing, a row of it is 0/0
-    for start in range(0, columns, BLOCK):
+    # Finite, so that a block of −inf adds nothing and a row of it is 0/0; and above no number that x may hold.
+    top = tl.full([], LOWEST_DOUBLE if sums.dtype == tl.float64 else LOWEST, sums.dtype)
+    for start in range(0, tl.cast(columns, tl.int64), BLOCK):
         x = wide(tl.load(x_ptr + start + offsets, mask=offsets < columns - start, other=float("-inf")))
         higher = tl.maximum(top, tl.max(x, axis=0))
         sums = sums * exp(top - higher) + exp(x - higher)
         top = higher
     scale = 1.0 / tl.sum(sums, axis=0)
-    for start in range(0, columns, BLOCK):
+    for start in range(0, tl.cast(columns, tl.int64), BLOCK):
         x = wide(tl.load(x_ptr + start + offsets, mask=offsets < columns - start))
         y = exp(x - top) * scale
         tl.store(y_ptr + start + offsets, y.to(y_ptr.dtype.element_ty), mask=offsets < columns - start)
@@ -75,12 +83,12 @@ def softmax_long_backward(dy_ptr, y_ptr, dx_ptr, columns, BLOCK: tl.constexpr):
     dx_ptr += tl.program_id(0).to(tl.int64) * columns
     offsets = tl.arange(0, BLOCK)
     sums = wide(tl.zeros([BLOCK], y_ptr.dtype.element_ty))
-    for start in range(0, columns, BLOCK):
+    for start in range(0, tl.cast(columns, tl.int64), BLOCK):
         mask = offsets < columns - start
         y = wide(tl.load(y_ptr + start + offsets, mask=mask, other=0.0))
         sums += y * wide(tl.load(dy_ptr + start + offsets, mask=mask, other=0.0))
     total = tl.sum(sums, axis=0)
-    for start in range(0, columns, BLOCK):
+    for start in range(0, tl.cast(columns, tl.int64), BLOCK):
         mask = offsets < columns - start
         y = wide(tl.load(y_ptr + start + offsets, mask=mask))
         dx = y * (wide(tl.load(dy_ptr + start + offsets, mask=mask)) - total)
@@ -96,23 +104,40 @@ def softmax_plain(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
     tl.store(y_ptr + tl.program_id(0) * columns + offsets, e / tl.sum(e, axis=0), mask=mask)
 
 
-def _in_rows(kernel: Any, long: Any, result: Tensor, *operands: Tensor) -> Tensor:
-    """Write `result`, tile by tile of whole rows, or block by block where a row is too long."""
-    rows, columns = matrix(result)
+def _in_rows(kernel: Any, long: Any, library: Callable[[], Tensor], dtype: torch.dtype, *operands: Tensor) -> Tensor:
+    """The result, tile by tile of whole rows; where a row is too long, block by block or by the library."""
+    rows, columns = matrix(operands[0])
     if columns <= LONGEST:
+        result = torch.empty_like(operands[0], dtype=dtype)
         in_rows(kernel, rows, columns, *operands, result)
-    else:
+        return result
+
+    def run(way: str) -> Tensor:
+        if way == "library":
+            return library()
+        result = torch.empty_like(operands[0], dtype=dtype)
         launch(long, rows, *operands, result, columns, BLOCK=4096, num_warps=8)
-    return result
+        return result
+
+    key = (*(operand.dtype for operand in operands), dtype, columns, bucket(rows))
+    return run(fastest(long.__name__, key, ["ours", "library"], run, operands[0].device))
 
 
 def _forward(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return _in_rows(softmax_forward, softmax_long_forward, x.new_empty(x.shape, dtype=dtype), x.contiguous())
+    def library() -> Tensor:
+        return torch.softmax(x, -1, dtype)
+
+    return _in_rows(softmax_forward, softmax_long_forward, library, dtype, x.contiguous())
 
 
 def _backward(dy: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-    dx = y.new_empty(y.shape, dtype=dtype)
-    return _in_rows(softmax_backward, softmax_long_backward, dx, dy.contiguous(), y)
+    return _in_rows(
+        softmax_backward, softmax_long_backward, lambda: _derived(dy, y, dtype), dtype, dy.contiguous(), y.contiguous()
+    )
+
+
+def _derived(dy: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch._softmax_backward_data(dy, y, -1, y.dtype).to(dtype)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
@@ -125,7 +150,10 @@ def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
 
 
 _softmax_backward = operation(
-    "softmax_backward", _backward, fake=lambda dy, y, dtype: y.new_empty(y.shape, dtype=dtype)
+    "softmax_backward",
+    _backward,
+    fake=lambda dy, y, dtype: y.new_empty(y.shape, dtype=dtype),
+    reference=_derived,
 )
 _softmax = operation("softmax", _forward, lambda x, dtype: x.new_empty(x.shape, dtype=dtype), _save, _differentiate)
 
@@ -164,6 +192,12 @@ class Softmax(nn.Softmax):
         return softmax(x, -1 if self.dim is None else self.dim)
 
 
+def _masked(x: Tensor) -> Tensor:
+    """Its first row as attention masks one."""
+    x[0] = torch.finfo(x.dtype).min
+    return x
+
+
 KERNEL = Kernel(
     function=softmax,
     reference=reference,
@@ -174,6 +208,7 @@ KERNEL = Kernel(
         Case("short rows", lambda fill: (fill(3, 50, 7), 2)),
         Case("wide rows", lambda fill: (fill(5, 3000), -1)),
         Case("rows too long for registers", lambda fill: (fill(2, 40000) * 3, -1)),
+        Case("long rows that are masked", lambda fill: (_masked(fill(2, 40000)), -1)),
         Case("another dimension", lambda fill: (fill(6, 5, 4), 1)),
     ],
     large=Case("large", lambda fill: (fill(2**21 + 1, 1025), -1)),

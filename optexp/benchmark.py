@@ -27,6 +27,7 @@ from triton.errors import TritonError
 from optexp.insight.calibration import Calibration, calibrate
 from optexp.kernel import Case, Kernel, kernels
 from optexp.kernelkit import assembly, extension
+from optexp.kernelkit.recording import recorded
 from optexp.measurement import clock
 
 Call = Callable[[], Any]
@@ -290,11 +291,7 @@ def prepare(every: list[Call], device: torch.device, block_s: float) -> tuple[Ca
     if device.type == "cuda":
         if len(every) == 1:
             every = every * max(4, min(20, int(2e-3 / clock.time_block(every[0], 1, device).wall_s)))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for call in every:
-                call()
-        work = graph.replay
+        work = recorded(every, device)
     else:
         work = partial(_all, every)
     once = clock.time_block(work, 1, device).wall_s

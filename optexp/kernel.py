@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from triton import knobs
 from triton.runtime import KernelInterface
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -103,21 +104,26 @@ def operation(
     fake: Callable[..., Any],
     setup: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
+    reference: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Register `forward` as the op `optexp::<name>` and return what calls it.
 
     forward:          launches kernels on real tensors; its annotations are the op's schema
     fake:             the same for tensors without data
     setup, backward:  as `torch.library.register_autograd` takes them; without them the op has no gradient
+    reference:        of an op without: the same in plain PyTorch, for who differentiates it all the same, as the
+                      gradient of a gradient does
 
-    torch.compile, make_fx and functorch see the op. A plain eager call skips the dispatcher, which would cost more
-    host time than a small kernel takes.
+    torch.compile and make_fx see the op. A plain eager call skips the dispatcher, which would cost more host time than
+    a small kernel takes. Inside torch.func's transforms there are only references (see `runs_on`).
     """
     op = torch.library.custom_op(f"optexp::{name}", forward, mutates_args=())
     op.register_fake(fake)
     if backward is None or setup is None:
 
         def call(*args: Any) -> Any:
+            if reference is not None and needs_gradient(args):
+                return reference(*args)
             return op(*args) if is_traced(args) or needs_gradient(args) else forward(*args)
 
         return call
@@ -135,6 +141,15 @@ def operation(
         return direct.apply(*args) if needs_gradient(args) else forward(*args)
 
     return differentiable
+
+
+def derived(function: Callable[..., Tensor], inputs: Sequence[Tensor | None], dy: Tensor) -> tuple[Any, ...]:
+    """The gradients that the inputs of a function in plain PyTorch get from `dy`, to be differentiated again."""
+    with torch.enable_grad():
+        leaves = [x if x is None or x.requires_grad else x.detach().requires_grad_() for x in inputs]
+        wanted = [leaf for leaf in leaves if leaf is not None]
+        found = iter(torch.autograd.grad(function(*leaves), wanted, dy, create_graph=True))
+        return tuple(None if leaf is None else next(found) for leaf in leaves)
 
 
 def is_traced(args: Sequence[Any]) -> bool:
@@ -205,8 +220,16 @@ INTERPRETED: bool = knobs.runtime.interpret  # TRITON_INTERPRET=1: Triton runs k
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether our kernels run there; elsewhere their functions compute the reference, and a model works anywhere."""
-    return device.type == "cuda" or (device.type == "cpu" and INTERPRETED)
+    """Whether our kernels run there; elsewhere their functions compute the reference, and a model works anywhere.
+
+    So they do inside torch.func's transforms and forward-mode differentiation, which our ops have no formulas for.
+    """
+    return (device.type == "cuda" or (device.type == "cpu" and INTERPRETED)) and not is_transformed()
+
+
+def is_transformed() -> bool:
+    """Whether torch.func.grad, jvp, vmap and the like, or a level of forward-mode differentiation, are active."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 SMALL = 2**20  # elements; below, a call costs what its launch costs, and torch's own launch is the cheapest
@@ -216,7 +239,7 @@ def pays(x: Tensor, operations: float = 1) -> bool:
     """Whether to take our kernel for what torch does in so many: a launch of ours takes as long as three of torch's."""
     if not x.is_cuda or torch.compiler.is_compiling():
         return runs_on(x.device)
-    return x.numel() * operations >= SMALL
+    return x.numel() * operations >= SMALL and runs_on(x.device)
 
 
 @cache

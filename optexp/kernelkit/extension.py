@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optexp.kernel import current
+from optexp.kernel import current, runs_on
 
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # what `with_type` in vector.cuh understands
 
@@ -44,7 +44,12 @@ def why_not(device: torch.device) -> str | None:
 def takes(*tensors: Tensor) -> bool:
     """Whether our CUDA C++ serves these: on a GPU, in float32 or 16 bits, all in one dtype."""
     first = tensors[0]
-    return first.is_cuda and first.dtype in TYPES and all(tensor.dtype == first.dtype for tensor in tensors)
+    return (
+        first.is_cuda
+        and runs_on(first.device)
+        and first.dtype in TYPES
+        and all(tensor.dtype == first.dtype for tensor in tensors)
+    )
 
 
 def sources(name: str) -> list[Path]:

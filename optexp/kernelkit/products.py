@@ -6,6 +6,7 @@ beyond the edges and writes nothing there.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -53,14 +54,22 @@ def place(tile, across_m, across_n, GROUP: tl.constexpr):
     return first + tile % width % size, tile % width // size
 
 
+def in_rows(tensor: Tensor) -> Tensor:
+    """As a matrix, when all dimensions but the last are rows; there may be nothing in it."""
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+
+
 def takes(x: Tensor, w: Tensor) -> bool:
     """Whether tensor cores and the copy engine can work on these matrices."""
     if x.dtype != w.dtype or x.dtype not in (torch.bfloat16, torch.float16) or 0 in (*x.shape, *w.shape):
         return False
     if not INTERPRETED and torch.cuda.get_device_capability(x.device) < (9, 0):
         return False
+    if max(*x.shape, *w.shape) >= 2**31:
+        return False  # where a tile lies is told in 32 bits
     aligned = all(t.data_ptr() % 16 == 0 and t.stride(1) == 1 and t.stride(0) % 8 == 0 for t in (x, w))
-    return aligned and w.shape[0] % 8 == 0
+    apart = all(t.stride(0) >= t.shape[1] for t in (x, w))  # rows of an expanded tensor are all the same memory
+    return aligned and apart and w.shape[0] % 8 == 0
 
 
 def product(kernel: Any, tiling: Tiling, x: Tensor, w: Tensor, y: Tensor, *args: Any, **constants: Any) -> None:

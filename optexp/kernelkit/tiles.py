@@ -50,14 +50,40 @@ def store(pointer, start, size, tile, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def left(first, rows, ROWS: tl.constexpr):
+    """How many of ROWS rows from `first` on exist, as an int32: elements are compared with it, `first` may have 64."""
+    return tl.minimum(rows - first, ROWS).to(tl.int32)
+
+
+@triton.jit
 def tile(first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Where rows `first` … `first` + ROWS of column block `block` lie in a matrix, and which of them exist.
 
     Returns the offset of the first row (64 bits), offsets from there, a mask, and the columns.
     """
     row, column = tl.arange(0, ROWS)[:, None], block * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask = (column < columns) & (row < rows - first)
+    mask = (column < columns) & (row < left(first, rows, ROWS))
     return tl.cast(first, tl.int64) * columns, row * columns + column, mask, column
+
+
+@triton.jit
+def column_sums(sums_ptr, first_ptr, second_ptr, groups, columns, GROUPS: tl.constexpr, BLOCK: tl.constexpr):
+    """A block of columns of one of the results: groups are added in an order that never changes, and rounded once."""
+    across = tl.cdiv(columns, BLOCK)
+    column = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)[None, :]
+    is_second, width = tl.program_id(0) // across, columns
+    if second_ptr is not None:
+        width = 2 * columns
+    total = tl.zeros([GROUPS, BLOCK], sums_ptr.dtype.element_ty)
+    for start in range(0, groups, GROUPS):
+        group = start + tl.arange(0, GROUPS)[:, None]
+        mask = (group < groups) & (column < columns)
+        total += tl.load(sums_ptr + group * width + is_second * columns + column, mask=mask, other=0.0)
+    result = tl.sum(total, axis=0, keep_dims=True)
+    if second_ptr is None or is_second == 0:
+        tl.store(first_ptr + column, result.to(first_ptr.dtype.element_ty), mask=column < columns)
+    else:
+        tl.store(second_ptr + column, result.to(second_ptr.dtype.element_ty), mask=column < columns)
 
 
 def matrix(tensor: Tensor) -> tuple[int, int]:
@@ -75,8 +101,10 @@ def over_tiles(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any)
     return result
 
 
-def over_columns(kernel: Any, result: Tensor, *operands: Tensor | None, **constants: Any) -> tuple[Tensor, Tensor]:
-    """Write `result`, and return with it a sum over its rows that the kernel makes on the way.
+def over_columns(
+    kernel: Any, result: Tensor, dtype: torch.dtype, *operands: Tensor | None, **constants: Any
+) -> tuple[Tensor, Tensor]:
+    """Write `result`, and return with it a sum over its rows, of this dtype, that the kernel makes on the way.
 
     Each program adds up a group of rows of one column block; the groups are then added in a fixed order.
     """
@@ -87,7 +115,15 @@ def over_columns(kernel: Any, result: Tensor, *operands: Tensor | None, **consta
     widest = max((operand.dtype for operand in operands if operand is not None), key=lambda dtype: dtype.itemsize)
     sums = result.new_empty((groups, columns), dtype=torch.promote_types(widest, torch.float32))
     launch(kernel, groups * across, *operands, result, sums, rows, columns, **constants, **shape)
-    return result, sums.sum(0)
+    total = result.new_empty(columns, dtype=dtype)
+    add_up(sums, total)
+    return result, total
+
+
+def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:
+    """Write the sum over all groups of what each has for `first` and, behind that, for `second`."""
+    programs = ceil_div(first.numel(), 16) * (1 if second is None else 2)
+    launch(column_sums, programs, sums, first, second, len(sums), first.numel(), GROUPS=128, BLOCK=16)
 
 
 def _tile_shape(columns: int, element_size: int) -> dict[str, int]:

@@ -221,6 +221,11 @@ def _relu(input: Any, inplace: bool = False) -> Terms | None:
     return None if inplace else ("relu", (input,))
 
 
+def _clamp(input: Any, min: Any = None, max: Any = None) -> Terms | None:
+    is_relu = isinstance(min, (int, float)) and min == 0 and max is None
+    return ("relu", (input,)) if is_relu else None
+
+
 def _gelu(input: Any, approximate: str = "none") -> Terms:
     return "gelu", (input, approximate)
 
@@ -242,8 +247,16 @@ def _layer_norm(input: Any, normalized_shape: Any, weight: Any = None, bias: Any
     return "layer_norm", (input, normalized_shape, weight, bias, eps)
 
 
+def _torch_layer_norm(*args: Any, cudnn_enable: bool = True, **kwargs: Any) -> Terms:
+    return _layer_norm(*args[:5], **kwargs)  # a sixth is cudnn_enable, which means nothing any more
+
+
 def _linear(input: Any, weight: Any, bias: Any = None) -> Terms:
     return "linear", (input, weight, bias)
+
+
+def _torch_dropout(input: Any, p: float, train: bool) -> Terms:
+    return "dropout", (input, p, train)
 
 
 def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Terms | None:
@@ -257,13 +270,16 @@ SPELLINGS: dict[Any, Callable[..., Terms | None]] = {
     **dict.fromkeys((operator.mul, torch.mul, torch.multiply, "mul"), _binary("mul")),
     **dict.fromkeys((operator.truediv, torch.div, torch.true_divide, "div"), _quotient),
     **dict.fromkeys((F.relu, torch.relu, "relu"), _relu),
+    **dict.fromkeys((torch.clamp, torch.clip, torch.clamp_min, "clamp", "clip", "clamp_min"), _clamp),
     **dict.fromkeys((F.gelu, gelu), _gelu),
     F.softmax: _softmax,
     torch.softmax: _torch_softmax,
     "softmax": _torch_softmax,
     F.layer_norm: _layer_norm,
+    torch.layer_norm: _torch_layer_norm,
     F.linear: _linear,
     F.dropout: _dropout,
+    torch.dropout: _torch_dropout,
 }
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,21 +18,34 @@ WAYS = ["slow", "fast", "broken"]
 
 
 class Card:
-    """Times what is asked of it, and counts the races."""
+    """Times what is asked of it, and counts the races. The fast way takes Python long to ask for."""
 
     def __init__(self) -> None:
         self.races: list[str] = []
+        self.graphs: dict[object, tuple[str, int]] = {}
 
     def time_block(self, work, steps: int, device: torch.device) -> Timing:
+        if work in self.graphs:
+            way, calls = self.graphs[work]
+            return Timing(steps, 1.0, calls * {"slow": 2e-6, "fast": 1e-6}[way])
         way = work.args[0]
         self.races.append(way)
-        return Timing(steps, 1.0, {"slow": 2e-3, "fast": 1e-3}[way])
+        return Timing(steps, 1.0, {"slow": 9e-6, "fast": 30e-6, "loose": 5e-7}[way])
+
+    def recorded(self, calls, device: torch.device):
+        way = calls[0].args[0]
+        if way == "loose":
+            raise RuntimeError("operation not permitted when stream is capturing")
+        graph = partial(run, way)
+        self.graphs[graph] = way, len(calls)
+        return graph
 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Card:
     card = Card()
     monkeypatch.setattr(tuning.clock, "time_block", card.time_block)
+    monkeypatch.setattr(tuning, "recorded", card.recorded)
     monkeypatch.setattr(tuning, "_chosen", {})
     monkeypatch.setattr(tuning, "_file", lambda device: tmp_path / "cache" / "tuning.json")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -68,6 +84,20 @@ def test_a_way_that_is_not_offered_is_not_taken(card: Card) -> None:
     assert tuning.fastest("kernel", (7,), ["slow", "broken"], run, CUDA) == "slow"
 
 
+def test_what_cannot_be_captured_is_timed_as_it_is_called(card: Card) -> None:
+    assert tuning.fastest("kernel", (), ["slow", "loose", "fast"], run, CUDA) == "loose"
+
+
+def test_what_other_code_found_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = SimpleNamespace(name="card", multi_processor_count=1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    file = tuning._file.__wrapped__
+    before = file(CUDA)
+    assert file(CUDA) == before
+    monkeypatch.setattr(tuning, "_sources", lambda: "edited")
+    assert file(CUDA) != before
+
+
 def test_on_a_cpu_it_is_the_first(card: Card) -> None:
     assert tuning.fastest("kernel", (), WAYS, run, torch.device("cpu")) == "slow"
     assert not card.races
@@ -86,3 +116,23 @@ def test_on_a_gpu_the_quicker_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(tuning, "_file", lambda device: tmp_path / "tuning.json")
     cycles = [3_000_000, 100_000, 1_000_000]
     assert tuning.fastest("sleep", (), cycles, torch.cuda._sleep, CUDA) == 100_000
+
+
+@pytest.mark.gpu
+def test_python_s_time_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is captured is ranked by the device; what cannot be, is timed all the same, and leaves the stream alone."""
+    monkeypatch.setattr(tuning, "_chosen", {})
+    monkeypatch.setattr(tuning, "_file", lambda device: tmp_path / "tuning.json")
+
+    def work(way: tuple[float, int]) -> None:
+        host_s, cycles = way
+        if host_s < 0 and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("this one wants to see its result")
+        time.sleep(max(host_s, 0.0))
+        torch.cuda._sleep(cycles)
+
+    stream = torch.cuda.current_stream()
+    ways = [(0.0, 200_000), (3e-4, 20_000), (-1.0, 2_000_000)]
+    assert tuning.fastest("sleep", (), ways, work, CUDA) == (3e-4, 20_000)
+    assert torch.cuda.current_stream() == stream
+    assert not torch.cuda.is_current_stream_capturing()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -201,6 +202,41 @@ def test_gradcheck(kernel: Kernel, device: str) -> None:
         assert torch.autograd.gradcheck(kernel.function, args, fast_mode=True)
 
 
+@every_kernel
+def test_gradgradcheck(kernel: Kernel, device: str) -> None:
+    """Gradients can be differentiated, by what the reference does."""
+    args = changed(arguments(kernel.cases[0], device), lambda t: t.double().requires_grad_())
+    assert torch.autograd.gradgradcheck(kernel.function, args, fast_mode=True)
+
+
+@every_kernel
+def test_the_transforms_of_torch_func_and_forward_mode(kernel: Kernel, device: str) -> None:
+    """They are given the reference, compiled too."""
+    x, *rest = arguments(kernel.cases[0], device)
+
+    def ours(x: Tensor) -> Tensor:
+        return kernel.function(x, *rest)
+
+    def theirs(x: Tensor) -> Tensor:
+        return kernel.reference(x, *rest)
+
+    def forward(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return torch.func.jvp(function, (x,), (torch.ones_like(x),))[1]
+
+    def backward(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return torch.func.grad(lambda x: function(x).square().sum())(x)
+
+    tangent = forward(theirs, x)
+    for transform, expected in ((forward, tangent), (backward, backward(theirs, x))):
+        torch.testing.assert_close(transform(ours, x), expected)
+    torch._dynamo.reset()  # what was compiled for other kernels counts as the same function
+    compiled = torch.compile(partial(backward, ours), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), expected)
+    with torch.autograd.forward_ad.dual_level():
+        y = ours(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(y).tangent, tangent)
+
+
 @every_mistake
 def test_a_mistake_is_a_value_error(kernel: Kernel, mistake: Case, device: str) -> None:
     with pytest.raises(ValueError, match=kernel.name):
@@ -237,6 +273,28 @@ def test_captured_in_a_graph(kernel: Kernel, device: str) -> None:
             static.copy_(new)
     graph.replay()
     torch.testing.assert_close(captured, kernel.function(*fresh))
+
+
+ROW = torch.ones(1, dtype=torch.bfloat16)
+TALL = {
+    "relu_bias_scale": (ROW, 2.0),
+    "relu_bias_dropout": (ROW, 0.0),
+    "bias_gelu": (ROW, "tanh"),
+    "softmax": (-1,),
+    "layernorm": ((1,), None, ROW),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TALL)
+def test_more_rows_than_an_int32_counts(name: str) -> None:
+    kernel, rest = kernels()[name], changed(TALL[name], Tensor.cuda)
+    x = torch.zeros(2**31 + 5, 1, device="cuda", dtype=torch.bfloat16)
+    x[-2:] = 1.0
+    with torch.no_grad():
+        y, last = kernel.function(x, *rest), kernel.reference(x[-4:], *rest)
+    torch.testing.assert_close(y[:4], last[:1].expand(4, 1))
+    torch.testing.assert_close(y[-4:], last)
 
 
 @on_gpus

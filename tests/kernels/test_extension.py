@@ -12,26 +12,44 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from optexp.kernelkit import extension
+from optexp.kernelkit import assembly, extension
 from optexp.kernels import add, layernorm_linear, relu
 
 SOURCES = sorted(path.stem for path in extension.sources("add")[0].parent.glob("*.cu"))
 CUDA = torch.device("cuda")
 
 
+def compile(name: str, output: Path) -> str:
+    """To machine code of an H100; returns what the compiler said."""
+    # What torch defines for extensions.
+    defined = [f"-D__CUDA_NO_{what}__" for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS")]
+    flags = [*defined, "--expt-relaxed-constexpr", *extension.FLAGS, "-arch=sm_90", "-Werror", "all-warnings"]
+    command = ["nvcc", "-cubin", *flags, "-Xptxas", "-v", str(extension.sources(name)[0]), "-o", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs the CUDA compiler")
 @pytest.mark.parametrize("name", SOURCES)
 def test_compiles_without_warnings_or_spills(name: str, tmp_path: Path) -> None:
-    # What torch defines for extensions.
-    defined = [f"-D__CUDA_NO_{what}__" for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS")]
-    flags = [*defined, "--expt-relaxed-constexpr", *extension.FLAGS, "-arch=sm_90", "-Werror", "all-warnings"]
-    command = ["nvcc", "-cubin", *flags, "-Xptxas", "-v", str(extension.sources(name)[0]), "-o", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    spilled = re.findall(r"(\d+) bytes spill stores", done.stderr)
+    spilled = re.findall(r"(\d+) bytes spill stores", compile(name, tmp_path / "out"))
     assert spilled
     assert set(spilled) == {"0"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs the CUDA compiler")
+@pytest.mark.parametrize("function", ["forward", "backward"])
+def test_rows_are_read_before_one_is_written(function: str, tmp_path: Path) -> None:
+    """Four of the bias_scale's loads are on their way at once, in half precision too."""
+    compile("relu_bias_scale", tmp_path / "out")
+    sass = assembly._cuobjdump("-sass", tmp_path / "out")
+    (code,) = (c for c in sass.split("Function :") if f"scale_{function}I13__nv_bfloat16Li8" in c.split("\n")[0])
+    accesses = re.findall(r"\b(LDG|STG)\.E\.128", code)
+    loads = accesses[: accesses.index("STG")]
+    assert len(loads) == {"forward": 5, "backward": 4}[function]  # forward also reads the bias
 
 
 def test_architectures_can_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:

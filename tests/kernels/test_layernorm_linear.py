@@ -11,6 +11,7 @@ from torch import Tensor
 
 from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms
 from optexp.kernelkit.products import TILINGS, Tiling
+from optexp.kernels import layernorm_linear
 from optexp.kernels.layernorm_linear import FEW, Few, by_few, by_tiles, layernorm_linear_forward
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run
@@ -121,3 +122,14 @@ def test_a_buffer_for_each_stage(normal) -> None:
     for variant in variants:
         buffers = re.findall(r"local_alloc : \(\) -> !ttg\.memdesc<(\d+)x\d+x\d+x", variant.asm["ttgir"])
         assert [int(count) for count in buffers] == 2 * [variant.metadata.num_stages]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name_of)
+def test_only_bfloat16_is_folded(dtype: torch.dtype, normal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float16 a product of gamma and w could overflow, or vanish, where the norm's result times w does not."""
+    offered: list[Tiling | Few | str] = []
+    monkeypatch.setattr(layernorm_linear, "fastest", lambda what, key, ways, *_: offered.extend(ways) or ways[0])
+    x, weight = normal("cpu", dtype, 40, 64), normal("cpu", dtype, 32, 64)
+    layernorm_linear.layernorm_linear(x, (64,), weight[0], weight[1], weight)
+    assert set(FEW) < set(offered)
+    assert (set(TILINGS) < set(offered)) == (dtype == torch.bfloat16)

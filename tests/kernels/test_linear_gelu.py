@@ -44,4 +44,6 @@ def test_what_it_does_not_take() -> None:
     assert not takes(x[:0], w)
     assert not takes(x, w[:30])
     assert not takes(x.flatten()[1:-63].view(15, 64), w)
+    assert not takes(x[:1].expand(16, 64), w)
+    assert not takes(x, w[:1].expand(32, 64))
     assert not takes(x[:, :60], torch.zeros(32, 60, dtype=torch.bfloat16))

@@ -51,9 +51,36 @@ def test_every_way(
         torch.testing.assert_close(ours.double(), theirs, rtol=2 * unit, atol=2 * unit * theirs.abs().max().item())
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("way", ["ours", "library"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_both_ways_through_long_rows(device: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    offered = []
+    monkeypatch.setattr(softmax, "fastest", lambda what, key, ways, run, on: offered.append(ways) or way)
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16):
+        x, dy = (torch.randn(3, rows.LONGEST + 9, device=device) for _ in range(2))
+        leaf = x.requires_grad_()
+        y = softmax.softmax(leaf, -1, dtype)
+        (dx,) = torch.autograd.grad(y, leaf, dy.to(dtype))
+        golden = torch.softmax(leaf.double(), -1)
+        (golden_dx,) = torch.autograd.grad(golden, leaf, dy.double())
+        unit = torch.finfo(dtype).eps
+        assert (y.dtype, dx.dtype) == (dtype, x.dtype)
+        for ours, theirs in ((y, golden), (dx, golden_dx.double())):
+            torch.testing.assert_close(ours.double(), theirs, rtol=2 * unit, atol=2 * unit * theirs.abs().max().item())
+    assert offered == 4 * [["ours", "library"]]
+
+
+def ways_back(columns: int) -> range:
+    return range(len(layernorm._ways(1 << (columns - 1).bit_length())))
+
+
 @pytest.mark.parametrize(
-    ("columns", "device"), [(70, "cpu"), *(pytest.param(c, "cuda", marks=pytest.mark.gpu) for c in COLUMNS)]
+    ("columns", "number", "device"),
+    [
+        *((70, number, "cpu") for number in ways_back(70)),
+        *(pytest.param(c, n, "cuda", marks=pytest.mark.gpu) for c in COLUMNS for n in ways_back(c)),
+    ],
 )
 def test_every_way_back_through_a_norm(columns: int, number: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layernorm, "fastest", lambda what, key, ways, run, on: ways[number])

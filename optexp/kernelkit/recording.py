@@ -1,0 +1,36 @@
+"""Calls recorded in a CUDA graph: replayed, they take the device's time and none of Python's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+
+from optexp.measurement import clock
+
+
+def recorded(calls: Sequence[Callable[[], object]], device: torch.device) -> Callable[[], None]:
+    """What makes all of these calls on the device; the graph lives as long as it.
+
+    Each has run before: here nothing may be compiled. RuntimeError where one cannot be captured; the current stream
+    is then what it was.
+    """
+    graph = torch.cuda.CUDAGraph()
+    clock.synchronize(device)
+    with torch.cuda.stream(_side(device)):
+        calls[0]()  # what a library allocates once for each stream is not to come from the graph's memory
+        clock.synchronize(device)
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for call in calls:
+                call()
+        finally:
+            graph.capture_end()
+    return graph.replay
+
+
+@cache
+def _side(device: torch.device) -> torch.cuda.Stream:
+    """Always the same: libraries keep a workspace for each stream that they have seen."""
+    return torch.cuda.Stream(device)
