@@ -221,11 +221,6 @@ def _relu(input: Any, inplace: bool = False) -> Terms | None:
     return None if inplace else ("relu", (input,))
 
 
-def _clamp(input: Any, min: Any = None, max: Any = None) -> Terms | None:
-    is_relu = isinstance(min, (int, float)) and min == 0 and max is None
-    return ("relu", (input,)) if is_relu else None
-
-
 def _gelu(input: Any, approximate: str = "none") -> Terms:
     return "gelu", (input, approximate)
 
@@ -270,7 +265,6 @@ SPELLINGS: dict[Any, Callable[..., Terms | None]] = {
     **dict.fromkeys((operator.mul, torch.mul, torch.multiply, "mul"), _binary("mul")),
     **dict.fromkeys((operator.truediv, torch.div, torch.true_divide, "div"), _quotient),
     **dict.fromkeys((F.relu, torch.relu, "relu"), _relu),
-    **dict.fromkeys((torch.clamp, torch.clip, torch.clamp_min, "clamp", "clip", "clamp_min"), _clamp),
     **dict.fromkeys((F.gelu, gelu), _gelu),
     F.softmax: _softmax,
     torch.softmax: _torch_softmax,

@@ -90,9 +90,6 @@ def test_gelu_of_a_sum_whichever_operand_is_the_bias(form: str, x: Tensor) -> No
         lambda x, bias: 1.5 * (bias + F.relu(x)),
         lambda x, bias: torch.mul(x.relu().add(bias), 1.5),
         lambda x, bias: (nn.ReLU()(x) + bias) / 0.5,
-        lambda x, bias: (x.clamp(min=0) + bias) * 1.5,
-        lambda x, bias: (torch.clamp_min(x, 0.0) + bias) * 1.5,
-        lambda x, bias: (torch.clamp(x, 0) + bias) * 1.5,
     ],
 )
 def test_relu_bias_scale(chain: Callable[..., Tensor], x: Tensor) -> None:
@@ -149,9 +146,7 @@ def in_place(x: Tensor, bias: Tensor) -> Tensor:
         pytest.param(lambda x, bias: (torch.relu(x) + bias) * bias, 2, id="a scale for each column"),
         pytest.param(lambda x: x + x.flip(0), 1, id="too small"),
         pytest.param(lambda x: torch.relu(x) * 2, 1, id="half a pattern"),
-        pytest.param(lambda x, bias: (x.clamp(min=0, max=1) + bias) * 1.5, 2, id="a bound above"),
-        pytest.param(lambda x, bias: (x.clamp(min=0.1) + bias) * 1.5, 2, id="a bound that is not zero"),
-        pytest.param(lambda x, bias: (x.clamp(max=0) + bias) * 1.5, 2, id="only a bound above"),
+        pytest.param(lambda x, bias: (x.clamp(min=0) + bias) * 1.5, 2, id="another gradient at 0 than a ReLU"),
     ],
 )
 def test_what_must_stay(function: Callable[..., Tensor], arguments: int, x: Tensor) -> None:
