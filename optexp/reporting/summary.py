@@ -215,11 +215,13 @@ def memory(result: Result) -> str:
 
 
 def single(result: Result) -> str:
-    """One step that is waited for: its percentiles in both arms, or that they are not known."""
-    if not any(_both(result, "alone_us")):
-        return ""
-    arms = {name: [_cell(us, microseconds, TOO_FEW) for us in _both(result, key)] for name, key in PERCENTILES.items()}
-    return ", ".join(f"{name} {' → '.join(dict.fromkeys(cells))}" for name, cells in arms.items())
+    """One step that is waited for: the percentiles that are known in both arms. The report says why others are not."""
+    arms = {name: _both(result, key) for name, key in PERCENTILES.items()}
+    return ", ".join(
+        f"{name} {microseconds(before)} → {microseconds(after)}"
+        for name, (before, after) in arms.items()
+        if before is not None and after is not None
+    )
 
 
 def remarks(result: Result) -> list[str]:
