@@ -72,8 +72,9 @@ def examine(
         del specs["yardstick"]  # which the bare program is itself
     with session.working("arms", f"starting the arms of the {name}"), alongside(meanwhile):
         arms = session.start(specs)
-        # What fails in the plain program too is no strategy's fault: that arm says it first.
-        setups = {arm: arms[arm].wait() for arm in specs}
+        # What fails in the plain program too is no strategy's fault: that arm says it first. The stack's own is next:
+        # what cannot run under autocast fails in the yardstick too, and a strategy says it better.
+        setups = {arm: arms[arm].wait() for arm in dict.fromkeys([bare, name, *specs])}
     session.learn(setups[bare], setups)
     if name == "candidate":
         files = arms[bare].call("repro", packed=specs[name].pack(), notes=setups[name]["notes"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from torch import Tensor, nn
 
 from optexp import audit, discovery, runner
 from optexp.result import Result, Verdict
@@ -122,6 +123,25 @@ def test_profile_names_where_the_time_goes(tmp_path: Path) -> None:
     assert result.verdict is Verdict.PROFILED
     assert result.profile["baseline"]["top_ops"]
     assert (tmp_path / "traces" / "baseline.json.gz").exists()
+
+
+class Mixed(nn.Module):
+    """Autocast lowers the layer, and knows nothing of what takes its result and weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.both = nn.Linear(8, 8), nn.Bilinear(8, 8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return self.both(y, y)  # type: ignore[no-any-return]
+
+
+def test_what_does_not_run_under_autocast_is_unsupported_and_no_error(tmp_path: Path) -> None:
+    own = ["workload=module", "workload.target=tests.test_every_choice:Mixed", "workload.inputs=[{shape: [4, 8]}]"]
+    result = run(tmp_path, *own, "strategy=amp")
+    assert result.verdict is Verdict.UNSUPPORTED, result.headline
+    assert "under autocast" in result.headline
 
 
 def test_a_stack_as_baseline(tmp_path: Path) -> None:
