@@ -337,9 +337,7 @@ class Judge:
         memory = self.fp64.program.memory
         alike = partial(memory.alike, unit=self.row.unit) if memory is not None else bytes.__eq__
         ours, theirs = ({n: t for n, t in arm.items() if n not in self.restless} for arm in (seen, self.baseline))
-        theirs["flag/inputs_intact"] = torch.tensor(
-            not self.writes
-        )  # repeated on the same batch, it may find it written
+        theirs["flag/inputs_intact"] = torch.tensor(not self.writes)  # repeated on a batch, it may find it written
         if failures := list(conduct(ours, theirs, initial, not self.precise, skips, alike)):
             return failures
         findings = []
@@ -371,7 +369,8 @@ class Judge:
         if quantity.name in self.unsteady:
             return Finding(name, "EXACT", message=f"{name} is another one in every run of the baseline: not compared")
         if is_exact(quantity.value):
-            swayed = self.swayed.get((self.step, quantity.name), [])
+            runs, shape = self.swayed.get((self.step, quantity.name), []), quantity.value.shape
+            swayed = [run for run in runs if run.shape == shape]  # how many integers there are may hang on rounding
             return exact(name, quantity.value, self.baseline[_source(quantity.name)], quantity.reference, swayed)
         found = error(quantity.value, quantity.reference, quantity.scale)
         if quantity.columns is not None and found.index:
@@ -420,12 +419,8 @@ class Judge:
                     reference = self.baseline.get(name, seen[name])  # how long a text is may depend on rounding
                 limits = Limits(self._row(seen[name]), gradient, cap=cap)
                 spread = golden.get(name.replace("running_mean", "running_var")) if "running_mean" in name else None
-                value = seen[name]
-                if (
-                    forward
-                    and reference.is_floating_point()
-                    and largest(reference) > (most := torch.finfo(value.dtype).max)
-                ):
+                value, real = seen[name], forward and reference.is_floating_point()
+                if real and largest(reference) > (most := torch.finfo(value.dtype).max):
                     reference = reference.clamp(-most, most)  # the least float64 where the arms have their own
                 in_a_row = golden.get(name.replace("grad/", "in_a_row/", 1)) if gradient else None
                 quantity = Quantity(name, value, reference, limits, spread, value if small else None, in_a_row)

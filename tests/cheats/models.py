@@ -32,6 +32,14 @@ class Scored(Linear):
         return {"y": y, "size": y.norm().item(), "best": y.mean(0).argmax().item(), "kind": "linear"}
 
 
+class Chosen(Linear):
+    """How many there are hangs on the last bits."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x)
+        return y, ((y * 2**20).long() % 2).nonzero()
+
+
 class Clamped(Linear):
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x).clamp(-20, 20)

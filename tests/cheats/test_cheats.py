@@ -215,6 +215,7 @@ HONEST: list[tuple[list[str], str]] = [
     ([*own("Halved"), "workload.mode=forward_backward"], ""),
     ([*own("Gated"), "workload.mode=forward_backward"], ""),
     (own("Gated"), "amp"),
+    (own("Chosen"), "inference_mode"),
     (BERT, "inference_mode"),
     *((own(model), stack) for model in ("Masked", "Scored", "Clamped") for stack in ("inference_mode", "amp")),
     (SHAPES, ""),
