@@ -34,7 +34,7 @@ def told(varied: Sequence[str]) -> str:
     if not varied:
         return ""
     few = ", ".join(varied[:3]) + (", ..." if len(varied) > 3 else "")
-    return f"{few} ({len(varied)}) began as one value and had others near it; after timing they had their own"
+    return f"{few} ({len(varied)}) began as one value and had others near it; what is timed has its own"
 
 
 def candidates(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -156,12 +156,6 @@ def test_integers_are_exact_up_to_a_tie_with_fp64():
     noisy = [torch.tensor([1, 3, 3]), torch.tensor([1, 2, 5])]
     assert exact("top", torch.tensor([1, 3, 5]), baseline, reference, noisy).ok
     assert not exact("top", torch.tensor([3, 2, 3]), baseline, reference, noisy).ok
-    many = torch.zeros(1000, dtype=torch.long)
-    moved, right, wrong = many.clone(), many.clone(), many.clone()
-    moved[:100], right[100:105], wrong[100:106] = 1, 1, 1
-    assert exact("top", right, many, None, [moved]).ok  # so near to a tie are more than noise met
-    assert not exact("top", wrong, many, None, [moved]).ok
-    assert not exact("top", right, many, None).ok
 
 
 MASK = torch.rand(64, 64, generator=torch.Generator().manual_seed(2)) < 0.5

@@ -80,11 +80,11 @@ def test_it_is_faster(name: str, tmp_path: Path) -> None:
     assert all(reached[stack] >= at_least for stack, at_least in gains.items()), reached
 
 
-def test_one_core_is_no_slower_than_all(tmp_path: Path) -> None:
+def test_one_core_is_quicker_than_all(tmp_path: Path) -> None:
     result = one(tmp_path, "workload=mlp", FREE, "strategy=cpu_affinity")
     assert result.verdict in (Verdict.FASTER, Verdict.INCONCLUSIVE), result.headline  # a step on all cores scatters
     assert result.speedup is not None
-    assert result.speedup.estimate > 1.0
+    assert result.speedup.estimate > 1.2
 
 
 def test_chunks_come_near_the_longest_of_copying_and_computing(tmp_path: Path) -> None:
