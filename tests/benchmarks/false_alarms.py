@@ -224,10 +224,14 @@ def clocks(device: torch.device) -> Iterator[str]:
 
     generator = torch.Generator(device).manual_seed(0)
     x = torch.randn(8192, 8192, device=device, generator=generator)
+    large = torch.randn(16384, 16384, device=device, generator=generator)
     a = torch.randn(4096, 4096, device=device, generator=generator).bfloat16()
+    wide = large[:8192, :8192].bfloat16()
     works: Mapping[str, Callable[[], object]] = {
+        "GELU, 16384² float32": lambda: torch.nn.functional.gelu(large, approximate="tanh"),
         "GELU, 8192² float32": lambda: torch.nn.functional.gelu(x, approximate="tanh"),
         "GELU, 1024² float32": lambda: torch.nn.functional.gelu(x[:1024, :1024], approximate="tanh"),
+        "matmul, 8192³ bfloat16": lambda: wide @ wide,
         "matmul, 4096³ bfloat16": lambda: a @ a,
         "matmul, 1024³ bfloat16": lambda: a[:1024, :1024] @ a[:1024, :1024],
     }

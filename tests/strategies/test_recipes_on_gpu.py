@@ -51,7 +51,14 @@ STACKS: list[tuple[Callable[[], Workload], tuple[Strategy, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("workload", "stack"), STACKS, ids=str)
+def named(value: Callable[[], Workload] | tuple[Strategy, ...]) -> str:
+    """The same in every process, which addresses of functions are not."""
+    if isinstance(value, tuple):
+        return "+".join(type(strategy).__name__ for strategy in value)
+    return type(value()).__name__
+
+
+@pytest.mark.parametrize(("workload", "stack"), STACKS, ids=named)
 def test_it_computes_what_the_program_computes(
     workload: Callable[[], Workload], stack: tuple[Strategy, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
