@@ -33,8 +33,9 @@ CONTEXT_MIB = 1024  # that a process takes of the card for itself, at least
 
 
 def refuse_company(session: Session) -> None:
-    """Somebody else's work on the card would be in every figure: better to say so before an hour is spent."""
-    if session.gpu is None:
+    """Somebody else's work on the card would be in every figure: better to say so before an hour is spent. What is
+    only verified has no figures to spoil."""
+    if session.gpu is None or session.experiment.verify == "only":
         return
     found, hidden = neighbours(session.gpu)
     note_hidden(session.result, hidden)

@@ -318,3 +318,20 @@ def test_work_that_its_own_stream_does_not_wait_for_is_refused(cold_us: float, r
         return
     with pytest.raises(Stop, match="its own stream for 60"):
         rounds.refuse_work_aside(result, samples)
+
+
+@pytest.mark.parametrize(
+    ("verify", "allowed", "refused"), [("first", False, True), ("first", True, False), ("only", False, False)]
+)
+def test_company_on_the_card_is_refused_where_something_is_timed(
+    verify: str, allowed: bool, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "neighbours", lambda gpu: (["process 7 (python, 700 MiB)"], 0))
+    environment = SimpleNamespace(allow_foreign=allowed)
+    experiment = SimpleNamespace(verify=verify, environment=environment)
+    session: Any = SimpleNamespace(gpu=object(), experiment=experiment, result=None)
+    if refused:
+        with pytest.raises(Stop, match="shared with process 7"):
+            rounds.refuse_company(session)
+    else:
+        rounds.refuse_company(session)

@@ -212,7 +212,7 @@ from optexp.workloads.mlp import Mlp
 
 kind, folder = sys.argv[1], Path(sys.argv[2])
 strategy = MemoryPool(kind)
-spec = Spec(Mlp(mode="train", dim=256), [strategy] if kind != "plain" else [], "cuda", "float32", 0)
+spec = Spec(Mlp(mode="train", dim=256), [strategy] if kind != "plain" else [], "cuda:0", "float32", 0)
 arm = Arm()
 notes = arm.setup(spec.pack())["notes"].get("memory_pool", {{}})
 memory = arm.peak_memory(steps=3)

@@ -150,9 +150,9 @@ from pathlib import Path
 folder = Path(sys.argv[1])
 workload = Mlp(mode="forward_backward", dim=512, batch_size=512)
 plain = program()
-exact, before = plain.run()["loss"].item(), traced("before.json", plain)
+exact, before = plain.run()["loss"].item(), traced("before.json.gz", plain)
 lowered, notes = Tf32().apply(program())
-loss, after = lowered.run()["loss"].item(), traced("after.json", lowered)
+loss, after = lowered.run()["loss"].item(), traced("after.json.gz", lowered)
 evidence = Tf32().evidence(before, after, notes, {{}})
 print(evidence.text)
 assert evidence.engaged
