@@ -2,8 +2,9 @@
 
 Each call is recorded in a CUDA graph, so that what is timed is the device; blocks of all candidates take turns.
 Cold: each call reads inputs that have left L2. Warm: the same inputs again and again, where L2 can hold some of them.
-Backward is the time of both passes less that of forward. Last comes what misses its goal: the floor, or whatever else
-is faster.
+The floor is the faster of two copies of the same bytes, by the copy engine and by a kernel; for products, the bare one.
+Backward is the time of both passes less that of forward. Products are timed in both passes together, for what forward
+leaves to backward differs. Last comes what misses its goal: the floor, or whatever else is faster.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from optexp.insight.calibration import Calibration, calibrate
-from optexp.kernel import Case, Kernel, kernels
+from optexp.kernel import Case, Kernel, ceil_div, kernels
 from optexp.kernelkit import assembly, extension
 from optexp.kernelkit.recording import recorded
 from optexp.measurement import clock
@@ -37,6 +38,8 @@ COLUMNS = ("floor", "eager", "compile", "max-autotune", "rival", "plain", "cuda"
 OTHERS = ("eager", "compile", "max-autotune", "rival")  # none of which may be faster than ours
 BACKWARD = 1.10  # times the floor, where that is memory
 NOISE = 1.02  # two medians of the same call differ by so much, and by a tenth of a µs
+FLOORS = ("copy engine", "copy kernel")
+ALIGNED = 512  # bytes, as the allocator's: what is not divisible is copied more slowly
 MARKS = ("<!-- kernels: begin -->", "<!-- kernels: end -->")
 
 
@@ -81,6 +84,9 @@ class Row:
         )
         if rival and ours > NOISE * best + 0.1:
             found.append(f"{self.name}: {ours / best:.2f} times {rival}")
+        cuda, eager = self.us.get("cuda"), self.us.get("eager")
+        if cuda and eager and cuda > NOISE * eager + 0.1:
+            found.append(f"{self.name}: the one in CUDA C++ {cuda / eager:.2f} times eager")
         return found
 
 
@@ -167,23 +173,23 @@ def rows_of(
         arriving = torch.randn_like(kernel.reference(*sets[0]))
         calls: dict[str, list[Call]] = {name: [partial(f, *args) for args in sets] for name, f in candidates.items()}
         moved = None if kernel.floor else bytes_of(sets[0]) + arriving.nbytes
-        if moved is not None:
-            calls["floor"] = copying(moved, device, len(sets))
+        calls |= copying(moved, device, len(sets))
         if kernel.plain is not None:
             calls["plain"] = [partial(kernel.plain, *args) for args in sets]
-        forward = race(calls, device, *timing)
+        forward = lowest(race(calls, device, *timing))
     yield Row(kernel.name, case.name, dtype, "forward", cache, moved, forward, case.goal)
     eager = differentiated(kernel.reference, sets[0], arriving)
     if options.forward or all(grad is None or grad.data_ptr() == arriving.data_ptr() for grad in eager()):
         return  # what arrives is passed on as it is
     both = {name: [differentiated(f, args, arriving) for args in sets] for name, f in candidates.items()}
     moved = None if kernel.floor else 2 * bytes_of(sets[0]) + arriving.nbytes
-    if moved is not None:
-        both["floor"] = copying(moved, device, len(sets))
-    times = race(both, device, *timing)
-    whole = () if moved is None else ("floor",)  # what is not the sum of two passes
-    backward = {name: us if name in whole else _less(us, forward[name]) for name, us in times.items()}
-    goal = BACKWARD if moved is not None and moved > 2**25 else None  # what is smaller costs launches
+    both |= copying(moved, device, len(sets))
+    times = lowest(race(both, device, *timing))
+    if moved is None:
+        yield Row(kernel.name, case.name, dtype, "both passes", cache, moved, times)
+        return
+    backward = {name: us if name == "floor" else _less(us, forward[name]) for name, us in times.items()}
+    goal = BACKWARD if moved > 2**25 else None  # what is smaller costs launches
     yield Row(kernel.name, case.name, dtype, "backward", cache, moved, backward, goal)
 
 
@@ -229,10 +235,23 @@ def outgrows(args: Sequence[Any], device: torch.device) -> bool:
     return device.type == "cuda" and bytes_of(args) >= enough(device)
 
 
-def copying(moved: int, device: torch.device, count: int = 1) -> list[Call]:
-    """Copies that read and write this many bytes, each of memory of its own."""
-    sources = [torch.zeros(max(moved // 2, 1), dtype=torch.uint8, device=device) for _ in range(count)]
-    return [partial(torch.empty_like(source).copy_, source) for source in sources]
+def copying(moved: int | None, device: torch.device, count: int = 1) -> dict[str, list[Call]]:
+    """Copies that read and write this many bytes, each of memory of its own, by the engine and by a kernel: at some
+    sizes one takes half as long again as the other."""
+    if moved is None:
+        return {}
+    numbers = ceil_div(moved, 2 * ALIGNED) * ALIGNED // 4
+    sources = [torch.empty(numbers, dtype=torch.int32, device=device).random_() for _ in range(count)]
+    return {
+        FLOORS[0]: [partial(torch.empty_like(source).copy_, source) for source in sources],
+        FLOORS[1]: [partial(torch.neg, source, out=torch.empty_like(source)) for source in sources],
+    }
+
+
+def lowest(times: dict[str, float | None]) -> dict[str, float | None]:
+    """Of the copies that both are a floor, the faster, under its name."""
+    floors = [us for name in FLOORS if (us := times.pop(name, None))]
+    return times | ({"floor": min(floors)} if floors else {})
 
 
 def bytes_of(args: Sequence[Any]) -> int:

@@ -44,7 +44,7 @@ def test_rows_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         ("gelu", "forward"),
         ("gelu", "backward"),
         ("linear_gelu", "forward"),
-        ("linear_gelu", "backward"),
+        ("linear_gelu", "both passes"),
     ]
     assert [row.moved for row in rows if row.cache == "cold"] == [120, 160, 240, None, None]
     for row in rows:
@@ -96,6 +96,16 @@ def test_what_fails_is_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == "bad: out of luck\n"
 
 
+def test_the_faster_copy_is_the_floor() -> None:
+    calls = benchmark.copying(1000, torch.device("cpu"), 2)
+    for made in calls.values():
+        assert [call().nbytes for call in made] == [512, 512]  # read, and written: no less than the 1000
+    assert benchmark.lowest({"ours": 3.0, "copy engine": 2.0, "copy kernel": 1.0}) == {"ours": 3.0, "floor": 1.0}
+    assert benchmark.lowest({"ours": 3.0, "copy engine": None, "copy kernel": 1.0}) == {"ours": 3.0, "floor": 1.0}
+    assert benchmark.lowest({"ours": 3.0, "floor": 2.0}) == {"ours": 3.0, "floor": 2.0}  # a bare product
+    assert benchmark.copying(None, torch.device("cpu")) == {}
+
+
 def row(goal: float | None = None, **us: float | None) -> Row:
     return Row("gelu", "4", "float32", "forward", "cold", 16, us, goal)
 
@@ -107,6 +117,7 @@ def row(goal: float | None = None, **us: float | None) -> Row:
         (row(1.01, ours=100.0, floor=98.0, eager=120.0), "1.020 times the floor, and the goal is 1.01"),
         (row(ours=100.0, floor=50.0, eager=99.0, rival=99.0), None),  # within noise
         (row(ours=100.0, floor=50.0, eager=120.0, rival=80.0, cuda=10.0), "1.25 times rival"),
+        (row(ours=100.0, floor=50.0, eager=120.0, cuda=130.0), "the one in CUDA C++ 1.08 times eager"),
         (row(ours=2.1, floor=1.0, eager=2.0), None),  # a tenth of a microsecond is nothing
         (row(ours=None, eager=2.0), "ours failed"),
     ],
