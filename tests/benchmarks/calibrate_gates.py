@@ -1,6 +1,6 @@
 """False alarms of honest strategies and detection of mutants, by arithmetic: are the gates' constants right here?
 
-    python tests/benchmarks/calibrate_gates.py [--device cuda] [--seconds 200] [--seeds 20]
+    python tests/benchmarks/calibrate_gates.py [--device cuda] [--seconds 200] [--seeds 20] [--processes 1]
 
 Prints two Markdown tables. "Most of a limit" is the largest error that an honest strategy had, as a share of what is
 allowed: constants are too tight where it nears 100 %, too lax where it stays far below on everything.
@@ -14,10 +14,12 @@ import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from math import isfinite
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -116,58 +118,95 @@ def verifications(
         yield verify(arms[0], arms[1], arms[2], plan, promise)
 
 
+@dataclass
+class Found:
+    """What came out of one stack on one workload; `lines` are for who watches."""
+
+    key: tuple[str, str]
+    honest: Counter[str] = field(default_factory=Counter)
+    most: tuple[float, str] = (0.0, "")
+    mutants: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    lines: list[str] = field(default_factory=list)
+
+
+def examined(names: tuple[str, ...], workload: Workload, device: str, seeds: int) -> Found | None:
+    """In a process of its own; None where the workload has nothing to do for this stack."""
+    warnings.simplefilter("ignore")
+    discovery.register()
+    workload = workload.resolve(torch.device(device).type)
+    stack = [strategy(name) for name in names]
+    found = Found((contract(stack).dtype or "float32", label(stack)))
+    where = f"{label(stack)} on {workload.name} {workload.mode}"
+    try:
+        for seen in verifications(workload, stack, device, "float32", seeds):
+            found.honest += Counter(verifications=1, alarms=not seen.ok)
+            share, tensor = seen.worst.get("used", 0.0), seen.worst.get("tensor", "")
+            if isfinite(share):
+                found.most = max(found.most, (share, f"{tensor}, {workload.name} {workload.mode}"))
+            if not seen.ok:
+                found.lines.append(f"{where}: {seen.headline}")
+            for name, row in seen.mutants.items():
+                found.mutants[name] += Counter(caught=row["caught"], tried=row["tried"])
+    except Unsupported:
+        return None
+    except Failure as reason:
+        found.lines.append(f"{where}: {reason}")
+    finally:
+        torch._dynamo.reset()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--processes", type=int, default=1, help="nothing is timed here")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    discovery.register()
-    begin, honest = time.monotonic(), defaultdict[tuple[str, str], Counter[str]](Counter)
-    most: dict[tuple[str, str], tuple[float, str]] = {}
-    mutants = defaultdict[tuple[str, str], Counter[str]](Counter)
-    jobs = [(names, workload) for names in STACKS for workload in workloads()]
-    for done, (names, workload) in enumerate(jobs):
-        if time.monotonic() - begin > options.seconds:
-            print(f"out of time after {done} of {len(jobs)} combinations", file=sys.stderr)
-            break
-        if "fusion" in names and not isinstance(workload, COMPILED):
-            continue
-        workload = workload.resolve(torch.device(options.device).type)
-        stack = [strategy(name) for name in names]
-        arithmetic = contract(stack).dtype or "float32"
-        key = arithmetic, label(stack)
+    end, results = time.monotonic() + options.seconds, list[Found]()
+    jobs = [
+        (names, workload)
+        for names in STACKS
+        for workload in workloads()
+        if "fusion" not in names or isinstance(workload, COMPILED)
+    ]
+    with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
+        futures = [pool.submit(examined, *job, options.device, options.seeds) for job in jobs]
         try:
-            for found in verifications(workload, stack, options.device, "float32", options.seeds):
-                honest[key]["verifications"] += 1
-                honest[key]["alarms"] += not found.ok
-                tensor, share = found.worst.get("tensor", ""), found.worst.get("used", 0.0)
-                if isfinite(share) and share > most.get(key, (0.0, ""))[0]:
-                    most[key] = share, f"{tensor}, {workload.name} {workload.mode}"
-                if not found.ok:
-                    print(f"{label(stack)} on {workload.name} {workload.mode}: {found.headline}", file=sys.stderr)
-                for name, row in found.mutants.items():
-                    mutants[name, arithmetic] += Counter(caught=row["caught"], tried=row["tried"])
-            honest[key]["workloads"] += 1
-        except Unsupported:
-            continue
-        except Failure as reason:
-            print(f"{label(stack)} on {workload.name} {workload.mode}: {reason}", file=sys.stderr)
-        finally:
-            torch._dynamo.reset()
-            if options.device.startswith("cuda"):
-                torch.cuda.empty_cache()
+            for future in as_completed(futures, timeout=end - time.monotonic()):
+                if found := future.result():
+                    results.append(found)
+                    print(*found.lines, sep="\n", end="\n" if found.lines else "", file=sys.stderr, flush=True)
+        except TimeoutError:
+            print(f"out of time after {sum(f.done() for f in futures)} of {len(jobs)} combinations", file=sys.stderr)
+            for process in pool._processes.values():
+                process.kill()
+    report(results)
 
-    table(
-        COLUMNS, [[*key, *(honest[key][c] for c in COLUMNS[2:5]), f"{most[key][0]:.0%}", most[key][1]] for key in most]
-    )
+
+def report(results: list[Found]) -> None:
+    keys = list(dict.fromkeys(found.key for found in results))
+    rows = []
+    for key in keys:
+        same = [found for found in results if found.key == key]
+        honest = sum((found.honest for found in same), Counter[str]())
+        share, where = max(found.most for found in same)
+        rows.append([*key, len(same), honest["verifications"], honest["alarms"], f"{share:.0%}", where])
+    table(COLUMNS, rows)
     print()
-    kinds = sorted({arithmetic for _, arithmetic in mutants})
-    names = list(dict.fromkeys(name for name, _ in mutants))
-    cells = [[mutants[name, kind] for kind in kinds] for name in names]
-    texts = [[f"{cell['caught']} of {cell['tried']}" if cell else "–" for cell in row] for row in cells]
-    table(("mutant caught", *kinds), [[name, *row] for name, row in zip(names, texts, strict=True)])
+    kinds, names = (
+        sorted({kind for kind, _ in keys}),
+        dict.fromkeys(name for found in results for name in found.mutants),
+    )
+    cells = {
+        (name, kind): sum((found.mutants[name] for found in results if found.key[0] == kind), Counter[str]())
+        for name in names
+        for kind in kinds
+    }
+    texts = {place: f"{cell['caught']} of {cell['tried']}" if cell else "–" for place, cell in cells.items()}
+    table(("mutant caught", *kinds), [[name, *(texts[name, kind] for kind in kinds)] for name in names])
 
 
 def table(head: tuple[str, ...], rows: list[list[Any]]) -> None:

@@ -95,7 +95,7 @@ GROUPS: dict[str, list[Job]] = {
     ],
     "equivalence": [
         Job("verification_cost", 60, f"{BENCHMARKS}/verification_cost.py"),
-        Job("calibrate_gates", 230, f"{BENCHMARKS}/calibrate_gates.py --seconds 200"),
+        Job("calibrate_gates", 330, f"{BENCHMARKS}/calibrate_gates.py --seconds 300 --processes 8"),
         job("seeds_adamw", 200, f"-m {LENET} {SEEDS} strategy={ADAMW}"),
         job("seeds_bert", 150, f"workload=bert {SEEDS} strategy=fusion"),
         job("seeds_resnet", 200, f"workload=vision workload.mode=train {SEEDS} strategy=channels_last"),
