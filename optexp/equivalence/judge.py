@@ -286,24 +286,23 @@ class Judge:
         corrections = bias_correction_error(program.optimizer)
         for rounded in self._updates(step, seen, rounded=True):
             quantity = exact[rounded.name]
-            moved = error(rounded.reference, quantity.reference, quantity.scale)
-            self._allow(step, rounded.name, moved.rms, moved.peak)
+            self._allow(step, quantity, rounded.reference)
         for name, parameter in program.model.named_parameters():
             change, moved_by = exact.get(f"change/{name}"), corrections.get(parameter, 0.0)
-            if change is not None:
-                self._allow(step, change.name, moved_by * change.scale, moved_by)
+            if change is not None and moved_by:
+                self._allow(step, change, change.reference * (1 + moved_by))
 
     def _allow_long_sums(self, step: int, quantity: Quantity) -> None:
         """The baseline adds up in a tree, a compiled loop in a row, which rounds each time by as much as the sum has
         become: of 1024 equal terms by 20 to 80 u where the tree is off by one."""
         for added in quantity.in_a_row if quantity.in_a_row is not None else ():
-            found = error(added, quantity.reference, quantity.scale)
-            if found.rms < LONG * quantity.scale:  # else it is the gradient of something else
-                self._allow(step, quantity.name, found.rms, found.peak)
+            if error(added, quantity.reference, quantity.scale).rms < LONG * quantity.scale:
+                self._allow(step, quantity, added)  # else it is the gradient of something else
 
-    def _allow(self, step: int, quantity: str, rms: float, peak: float) -> None:
-        key = (step, quantity)
-        self.allowed[key] = self.allowed.get(key, Yardstick()) | Yardstick(rms, peak)
+    def _allow(self, step: int, quantity: Quantity, moved: Tensor) -> None:
+        """As far from fp64 as this is any candidate may be, in each block too."""
+        key, found = (step, quantity.name), error(moved, quantity.reference, quantity.scale)
+        self.allowed[key] = self.allowed.get(key, Yardstick()) | Yardstick.of(found)
 
     def _require_power(self, quantity: Quantity, spread: float) -> None:
         own_step = self.fp64.program.memory is not None

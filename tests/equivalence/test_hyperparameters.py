@@ -48,6 +48,28 @@ def test_bias_corrections_in_float32_are_no_false_alarm(check, net):
     assert verification.bitwise is False
 
 
+class Uneven(torch.nn.Module):
+    """A few rows of its weights get a hundred times the gradient of the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.out = torch.nn.Linear(192, 1024), torch.nn.Linear(1024, 10)
+        self.register_buffer("sizes", torch.ones(1024).index_fill(0, torch.arange(22), 100.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out((self.wide(x.flatten(1)) * self.sizes).tanh())
+
+
+def test_betas_in_float32_are_no_false_alarm_where_a_few_rows_hold_all_that_counts(check, net):
+    def rounded(program: Program) -> Program:
+        (group,) = program.optimizer.param_groups
+        group["betas"] = tuple(torch.tensor(beta, dtype=torch.float32).item() for beta in group["betas"])
+        return program
+
+    verification = check(net(mode="train", make=Uneven), rounded, seeds=1)
+    assert verification.ok, verification.headline
+
+
 @pytest.mark.parametrize("rate", [1.01, 1.001])
 def test_a_rate_that_is_off_by_little_is_seen(check, net, rate):
     verification = check(net(mode="train"), on_the_device(rate), seeds=2)
