@@ -13,7 +13,18 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from optexp.kernel import SUPPORTED, Case, Kernel, check_tensors, launch, operation, pays, power_of_two
+from optexp.kernel import (
+    REFUSED,
+    SUPPORTED,
+    Case,
+    Kernel,
+    check_tensors,
+    is_small,
+    launch,
+    operation,
+    pays,
+    power_of_two,
+)
 from optexp.kernelkit.rows import LONGEST, in_rows
 from optexp.kernelkit.tiles import exp, left, matrix, wide
 from optexp.kernelkit.tuning import bucket, fastest
@@ -165,12 +176,18 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
 
     Under autocast on a GPU the result is float32, as torch's. Another dimension than the last is torch's business.
     """
+    if is_small(x) and x.dim():
+        try:
+            return reference(x, dim, dtype)
+        except REFUSED:
+            pass  # for a reason that the checks will tell
     check_tensors("softmax", x)
-    if not -x.dim() <= dim < x.dim():
-        raise ValueError(f"softmax: dim is {dim}, and an input of shape {list(x.shape)} has {x.dim()} dimensions")
+    last = x.dim() - 1
+    if not -last - 1 <= dim <= last:
+        raise ValueError(f"softmax: dim is {dim}, and an input of shape {list(x.shape)} has {last + 1} dimensions")
     if dtype is not None and dtype not in SUPPORTED:
         raise ValueError(f"softmax: dtype is {dtype}, and must be one of {', '.join(map(str, SUPPORTED))}")
-    if not pays(x) or dim % x.dim() != x.dim() - 1:
+    if not pays(x) or dim not in (-1, last):
         return reference(x, dim, dtype)
     widened = x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64
     return _softmax(x, dtype or (torch.float32 if widened else x.dtype))
