@@ -58,9 +58,8 @@ def softmax_backward(
     for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
         first = tl.cast(tile, tl.int64) * ROWS
         start = first * columns
-        mask = column < columns
-        if ROWS > 1:  # a lone row exists: one condition less to keep, bit by bit, for every row on its way
-            mask = mask & (row < left(first, rows, ROWS))
+        exists = row < left(first, rows, ROWS)
+        mask = (column < columns) & exists
         y = wide(tl.load(y_ptr + start + row * columns + column, mask=mask, other=0.0))
         dy = wide(tl.load(dy_ptr + start + row * columns + column, mask=mask, other=0.0))
         dx = y * (dy - tl.sum(y * dy, axis=1, keep_dims=True))
