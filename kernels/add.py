@@ -9,7 +9,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from optexp.kernel import Case, Kernel, ceil_div, check_tensors, laid_out_like, launch, operation, pays
+from optexp.kernel import (
+    SUPPORTED,
+    Case,
+    Kernel,
+    ceil_div,
+    check_tensors,
+    is_small,
+    laid_out_like,
+    launch,
+    operation,
+    pays,
+)
 from optexp.kernelkit import extension
 from optexp.kernelkit.tiles import load, store, wide
 
@@ -62,6 +73,15 @@ _add_cuda = operation("add_cuda", _cuda_forward, _fake, _save, _differentiate)
 
 def add(a: Tensor, b: Tensor) -> Tensor:
     """a + b, of the same shape."""
+    if (
+        is_small(a)
+        and isinstance(b, Tensor)
+        and b.dtype is a.dtype
+        and a.dtype in SUPPORTED
+        and a.shape == b.shape
+        and a.get_device() == b.get_device()
+    ):
+        return reference(a, b)
     check_same(a, b)
     return _add(a, b) if pays(a) else reference(a, b)
 

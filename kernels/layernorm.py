@@ -13,12 +13,14 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from optexp.kernel import (
+    REFUSED,
     Case,
     Kernel,
     ceil_div,
     check_tensors,
     contiguous,
     derived,
+    is_small,
     launch,
     multiprocessors,
     operation,
@@ -219,8 +221,13 @@ def layernorm(
 
     Under autocast on a GPU the result is float32, as torch's.
     """
+    if is_small(x):
+        try:
+            return reference(x, normalized_shape, weight, bias, eps)
+        except REFUSED:
+            pass  # for a reason that the checks will tell
     columns = check_norm("layernorm", x, normalized_shape, weight, bias)
-    if not worthwhile(x, normalized_shape):
+    if not (pays(x) and 0 < columns <= LONGEST):
         return reference(x, normalized_shape, weight, bias, eps)
     widened = x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64
     y: Tensor = _layernorm(x, weight, bias, columns, float(eps), torch.float32 if widened else x.dtype)[0]
@@ -243,11 +250,12 @@ def check_norm(
     """How many elements are normalised together; ValueError where the shapes do not fit."""
     check_tensors(name, x, weight, bias)
     shape = as_shape(normalized_shape)
-    if not shape or tuple(x.shape[-len(shape) :]) != shape:
+    if not shape or x.shape[-len(shape) :] != shape:
         raise ValueError(f"{name}: an input of shape {list(x.shape)} does not end in the given shape {list(shape)}")
-    for what, parameter in (("weight", weight), ("bias", bias)):
-        if parameter is not None and tuple(parameter.shape) != shape:
-            raise ValueError(f"{name}: the {what} has shape {list(parameter.shape)}, and must have {list(shape)}")
+    if weight is not None and weight.shape != shape:
+        raise ValueError(f"{name}: the weight has shape {list(weight.shape)}, and must have {list(shape)}")
+    if bias is not None and bias.shape != shape:
+        raise ValueError(f"{name}: the bias has shape {list(bias.shape)}, and must have {list(shape)}")
     return math.prod(shape)
 
 

@@ -14,7 +14,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from optexp.kernel import Case, Kernel, ceil_div, check_row, check_tensors, launch, operation, pays
+from optexp.kernel import (
+    REFUSED,
+    Case,
+    Kernel,
+    ceil_div,
+    check_row,
+    check_tensors,
+    is_small_with_row,
+    launch,
+    operation,
+    pays,
+)
 from optexp.kernelkit.tiles import over_columns, over_tiles, tile, wide
 from optexp.kernels.relu_bias_scale import derived_backward, fake_backward, relu_bias_scale
 
@@ -22,15 +33,37 @@ STEPS = 2**16  # a drawn number has 16 bits: eight elements share the four words
 
 
 @triton.jit
-def kept(seed_ptr, first, block, threshold, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Which elements of a tile stay: those whose number is at least the threshold."""
+def philox(seed, first, second):
+    """Four words for each pair of words: Philox4x32-7, the fewest rounds that pass BigCrush (Salmon et al., 2011).
+
+    As `tl.philox`, but one product of 64 bits for what is two there, its high word and its low one.
+    """
+    a, b = first.to(tl.uint32), second.to(tl.uint32)
+    c, d = tl.zeros_like(a), tl.zeros_like(b)
+    low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    for _ in tl.static_range(7):
+        left, right = a.to(tl.uint64) * 0xD2511F53, c.to(tl.uint64) * 0xCD9E8D57
+        a, c = (right >> 32).to(tl.uint32) ^ b ^ low, (left >> 32).to(tl.uint32) ^ d ^ high
+        b, d = right.to(tl.uint32), left.to(tl.uint32)
+        low, high = low + 0x9E3779B9, high + 0xBB67AE85
+    return a, b, c, d
+
+
+@triton.jit
+def factors(seed_ptr, first, block, threshold, scale, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """What to multiply a tile by: `scale` where an element stays, as its number is at least the threshold, else zero.
+
+    As torch does it, so that what is infinite does not vanish unseen. Rounding comes after a product, where a choice
+    between numbers would be made of halves of registers.
+    """
     group = block * (BLOCK // 8) + tl.arange(0, BLOCK // 8)[None, :]
     row = tl.cast(first, tl.int32) + tl.arange(0, ROWS)[:, None]  # beyond 2³¹ rows by their low 32 bits
     zero = tl.zeros([ROWS, BLOCK // 8], tl.int32)
-    a, b, c, d = tl.philox(tl.load(seed_ptr), zero + group, zero + row, zero, zero)
+    a, b, c, d = philox(tl.load(seed_ptr), zero + group, zero + row)
     words = tl.join(tl.join(a, b), tl.join(c, d))
-    numbers = tl.join(words & 0xFFFF, words >> 16)
-    return tl.reshape(numbers, [ROWS, BLOCK]).to(tl.int32) >= threshold
+    numbers = tl.join(words << 16, words)  # compared by their high halves: those of the threshold's low one are zero
+    stays = tl.reshape(numbers, [ROWS, BLOCK]) >= tl.cast(threshold, tl.uint32) << 16
+    return tl.where(stays, scale, 0.0)
 
 
 @triton.jit
@@ -43,8 +76,8 @@ def relu_bias_dropout_forward(
     start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
     bias = wide(tl.load(bias_ptr + column, mask=column < columns))
     x = wide(tl.load(x_ptr + start + offsets, mask=mask))
-    y = (tl.where(x <= 0, 0.0, x) + bias) * tl.cast(scale, bias.dtype)
-    y = tl.where(kept(seed_ptr, first, block, threshold, ROWS, BLOCK), y, 0.0)
+    y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) + bias
+    y *= factors(seed_ptr, first, block, threshold, tl.cast(scale, bias.dtype), ROWS, BLOCK)
     tl.store(y_ptr + start + offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -62,8 +95,8 @@ def relu_bias_dropout_backward(
         first = tl.cast(number, tl.int64) * ROWS
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
         x = tl.load(x_ptr + start + offsets, mask=mask).to(dtype)
-        dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype) * tl.cast(scale, dtype)
-        dy = tl.where(kept(seed_ptr, first, block, threshold, ROWS, BLOCK), dy, 0.0)
+        dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype)
+        dy *= factors(seed_ptr, first, block, threshold, tl.cast(scale, dtype), ROWS, BLOCK)
         tl.store(dx_ptr + start + offsets, tl.where(x <= 0, 0.0, dy).to(dx_ptr.dtype.element_ty), mask=mask)
         sums += dy
     column = block * BLOCK + tl.arange(0, BLOCK)
@@ -81,7 +114,10 @@ def relu_bias_dropout_plain(x_ptr, bias_ptr, y_ptr, size, columns, p, seed, BLOC
 
 
 def _drop(p: float) -> dict[str, float]:
-    """p in steps, and what makes up for the dropped: by the share that stays in steps too, so that the mean is kept."""
+    """p in steps, and what makes up for the dropped: by the share that stays in steps too, so that the mean is kept.
+
+    Where nothing stays, that is zero; the threshold then has a bit too many, and does not matter.
+    """
     threshold = round(p * STEPS)
     return {"threshold": threshold, "scale": STEPS / (STEPS - threshold) if threshold < STEPS else 0.0}
 
@@ -123,6 +159,11 @@ _relu_bias_dropout = operation("relu_bias_dropout", _forward, _fake, _save, _dif
 
 def relu_bias_dropout(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """dropout(relu(x) + bias), with a bias for each element of the last dimension; p in steps of 1/65536."""
+    if is_small_with_row(x, bias, 3):
+        try:
+            return reference(x, bias, p, training)
+        except REFUSED:
+            pass  # for a reason that the checks will tell
     check_tensors("relu_bias_dropout", x, bias)
     check_row("relu_bias_dropout", x, "bias", bias)
     if not isinstance(p, (int, float)) or not 0.0 <= p <= 1.0:

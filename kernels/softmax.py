@@ -13,7 +13,18 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from optexp.kernel import SUPPORTED, Case, Kernel, check_tensors, launch, operation, pays, power_of_two
+from optexp.kernel import (
+    REFUSED,
+    SUPPORTED,
+    Case,
+    Kernel,
+    check_tensors,
+    is_small,
+    launch,
+    operation,
+    pays,
+    power_of_two,
+)
 from optexp.kernelkit.rows import LONGEST, in_rows
 from optexp.kernelkit.tiles import exp, left, matrix, wide
 from optexp.kernelkit.tuning import bucket, fastest
@@ -29,8 +40,9 @@ def softmax_forward(x_ptr, y_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.c
     for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
         first = tl.cast(tile, tl.int64) * ROWS
         start = first * columns
-        exists = row < left(first, rows, ROWS)
-        mask = (column < columns) & exists
+        mask = column < columns
+        if ROWS > 1:  # a lone row exists: one condition less to keep, bit by bit, for every row on its way
+            mask = mask & (row < left(first, rows, ROWS))
         x = wide(tl.load(x_ptr + start + row * columns + column, mask=mask, other=float("-inf")))
         e = exp(x - tl.max(x, axis=1, keep_dims=True))
         y = e * (1.0 / tl.sum(e, axis=1, keep_dims=True))
@@ -163,12 +175,18 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
 
     Under autocast on a GPU the result is float32, as torch's. Another dimension than the last is torch's business.
     """
+    if is_small(x) and x.dim():
+        try:
+            return reference(x, dim, dtype)
+        except REFUSED:
+            pass  # for a reason that the checks will tell
     check_tensors("softmax", x)
-    if not -x.dim() <= dim < x.dim():
-        raise ValueError(f"softmax: dim is {dim}, and an input of shape {list(x.shape)} has {x.dim()} dimensions")
+    last = x.dim() - 1
+    if not -last - 1 <= dim <= last:
+        raise ValueError(f"softmax: dim is {dim}, and an input of shape {list(x.shape)} has {last + 1} dimensions")
     if dtype is not None and dtype not in SUPPORTED:
         raise ValueError(f"softmax: dtype is {dtype}, and must be one of {', '.join(map(str, SUPPORTED))}")
-    if not pays(x) or dim % x.dim() != x.dim() - 1:
+    if not pays(x) or dim not in (-1, last):
         return reference(x, dim, dtype)
     widened = x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64
     return _softmax(x, dtype or (torch.float32 if widened else x.dtype))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 from triton import knobs
 from triton.runtime import KernelInterface
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -155,7 +156,7 @@ def derived(function: Callable[..., Tensor], inputs: Sequence[Tensor | None], dy
 def is_traced(args: Sequence[Any]) -> bool:
     """Whether anybody but the eager autograd engine wants to see the op."""
     return (
-        torch.compiler.is_compiling()
+        is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or any(isinstance(arg, Tensor) and type(arg) not in (Tensor, torch.nn.Parameter) for arg in args)
@@ -171,6 +172,7 @@ def needs_gradient(args: Sequence[Any]) -> bool:
 
 def check_tensors(name: str, *tensors: Tensor | None) -> None:
     """ValueError unless all tensors are real numbers of a supported dtype, on the first one's device."""
+    device = None
     for tensor in tensors:
         if tensor is None:
             continue
@@ -179,14 +181,17 @@ def check_tensors(name: str, *tensors: Tensor | None) -> None:
         if tensor.dtype not in SUPPORTED:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUPPORTED)
             raise ValueError(f"{name} takes tensors of {names}, and was given {tensor.dtype}: convert it with .to()")
-        if tensor is not tensors[0] and tensor.device != (device := tensors[0].device):  # type: ignore[union-attr]
+        if device is None:
+            device = tensor.device
+        elif tensor.device != device:
             raise ValueError(f"{name} was given tensors on {device} and on {tensor.device}: move them to one device")
 
 
 def check_row(name: str, x: Tensor, what: str, row: Tensor) -> None:
     """ValueError unless `row` has one element for each column of `x`."""
-    if x.dim() == 0 or row.dim() != 1 or row.shape[0] != x.shape[-1]:
-        columns = "an input with at least one dimension" if x.dim() == 0 else f"shape [{x.shape[-1]}]"
+    shape = x.shape
+    if not shape or row.shape != (shape[-1],):
+        columns = f"shape [{shape[-1]}]" if shape else "an input with at least one dimension"
         raise ValueError(
             f"{name}: the {what} of shape {list(row.shape)} does not fit an input of shape {list(x.shape)}:"
             f" it needs {columns}"
@@ -232,14 +237,33 @@ def is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
+REFUSED = (RuntimeError, TypeError, ValueError, IndexError)  # what torch raises where it cannot serve its arguments
 SMALL = 2**20  # elements; below, a call costs what its launch costs, and torch's own launch is the cheapest
 
 
 def pays(x: Tensor, operations: float = 1) -> bool:
     """Whether to take our kernel for what torch does in so many: a launch of ours takes as long as three of torch's."""
-    if not x.is_cuda or torch.compiler.is_compiling():
-        return runs_on(x.device)
-    return x.numel() * operations >= SMALL and runs_on(x.device)
+    return not is_small(x, operations) and runs_on(x.device)
+
+
+def is_small(x: Any, operations: float = 1) -> bool:
+    """Whether launches are all that counts: then torch's checks, too, come before ours, and what it refuses is checked.
+
+    Each look at a tensor takes Python 50 ns, and such a call 6 µs in all.
+    """
+    return isinstance(x, Tensor) and x.is_cuda and not is_compiling() and x.numel() * operations < SMALL
+
+
+def is_small_with_row(x: Any, row: Any, operations: float) -> bool:
+    """The same of what takes a row, as large as those of x: it looks for what torch would not refuse."""
+    return (
+        is_small(x, operations)
+        and isinstance(row, Tensor)
+        and row.dtype is (dtype := x.dtype)
+        and dtype in SUPPORTED
+        and len(shape := x.shape) > 0
+        and row.shape == (shape[-1],)
+    )
 
 
 @cache

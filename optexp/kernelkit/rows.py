@@ -15,7 +15,7 @@ LONGEST = 32768  # columns that the registers of one program hold
 
 class Launch(NamedTuple):
     """rows of a tile; warps of a program; programs on a multiprocessor, which then loop (0: one tile each);
-    tiles that are on their way at once."""
+    stages of that loop, of which two wait for a tile before they ask for the next: only three have one on its way."""
 
     rows: int
     warps: int
@@ -31,7 +31,8 @@ def tiles(block: int) -> list[Launch]:
         return [Launch(2 * one, 4), Launch(4 * one, 4), Launch(one, 1), Launch(2 * one, 2), Launch(4 * one, 4, 8, 2)]
     if block <= 8192:
         return [Launch(1, 8), Launch(1, 4), Launch(1, 16), Launch(1, 8, 4, 2), Launch(1, 16, 2, 2)]
-    return [Launch(1, 32), Launch(1, 16), Launch(1, 32, 1, 2), Launch(1, 16, 1, 2), Launch(1, 16, 2, 2)]
+    one_each, in_turn = [Launch(1, 32), Launch(1, 16)], [Launch(1, 32, 1, 2), Launch(1, 16, 1, 2), Launch(1, 16, 2, 2)]
+    return [*one_each, *in_turn, Launch(1, 32, 1, 3), Launch(1, 16, 1, 3)]
 
 
 def in_rows(kernel: Any, rows: int, columns: int, *args: Any, **constants: Any) -> None:

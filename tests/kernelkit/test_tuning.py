@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,8 @@ import pytest
 import torch
 
 from optexp.kernelkit import tuning
+from optexp.kernelkit.recording import recorded
+from optexp.kernels.softmax import softmax
 from optexp.measurement.clock import Timing
 
 CUDA = torch.device("cuda", 0)
@@ -54,7 +58,8 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Card:
 
 def run(way: str) -> None:
     if way == "broken":
-        raise tuning.triton.runtime.errors.OutOfResources(1, 2, "shared memory")
+        error = tuning.triton.runtime.errors.OutOfResources(1, 2, "shared memory")
+        raise error  # which has a name here, as where Triton raises it: the frame and its error hold each other
 
 
 def test_the_fastest_that_works_is_remembered(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +91,27 @@ def test_a_way_that_is_not_offered_is_not_taken(card: Card) -> None:
 
 def test_what_cannot_be_captured_is_timed_as_it_is_called(card: Card) -> None:
     assert tuning.fastest("kernel", (), ["slow", "loose", "fast"], run, CUDA) == "loose"
+
+
+class Graph:
+    """Stands for what autograd keeps while it calls backward."""
+
+
+def test_a_way_that_does_not_fit_keeps_nothing_alive(card: Card) -> None:
+    """Else a leaf's node would outlive its call and its stream, and the next capture of backward would fail."""
+
+    def backward() -> weakref.ref[Graph]:
+        graph = Graph()
+        assert tuning.fastest("kernel", (), WAYS, run, CUDA) == "fast"
+        return weakref.ref(graph)
+
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        assert backward()() is None
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def test_what_other_code_found_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,3 +162,17 @@ def test_python_s_time_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert tuning.fastest("sleep", (), ways, work, CUDA) == (3e-4, 20_000)
     assert torch.cuda.current_stream() == stream
     assert not torch.cuda.is_current_stream_capturing()
+
+
+@pytest.mark.gpu
+def test_backward_can_be_captured_when_a_way_did_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two rows of 128 KiB on their way at once are more than shared memory holds."""
+    monkeypatch.setattr(tuning, "_chosen", {})
+    monkeypatch.setattr(tuning, "_file", lambda device: tmp_path / "tuning.json")
+    x = torch.randn(64, 32768, device=CUDA, requires_grad=True)
+
+    def both() -> None:
+        torch.autograd.grad(softmax(x), x, x.detach())
+
+    both()
+    recorded([both], CUDA)()

@@ -5,6 +5,7 @@ A new kernel is tested too. Without a GPU the kernels run in Triton's interprete
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import optexp.kernel
 from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms, structure
 from optexp.kernel import DTYPES, Case, Kernel, kernels
 
@@ -241,6 +243,50 @@ def test_the_transforms_of_torch_func_and_forward_mode(kernel: Kernel, device: s
 def test_a_mistake_is_a_value_error(kernel: Kernel, mistake: Case, device: str) -> None:
     with pytest.raises(ValueError, match=kernel.name):
         kernel.function(*arguments(mistake, device))
+
+
+def treat_as_small(kernel: Kernel, device: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """However large a call is, launches are all that counts. Returns the kernel's module."""
+    module = importlib.import_module(kernel.function.__module__)
+    if device == "cuda":
+        monkeypatch.setattr(optexp.kernel, "SMALL", 2**62)
+    else:
+        for user in (optexp.kernel, module):
+            monkeypatch.setattr(user, "is_small", lambda x, operations=1: isinstance(x, Tensor), raising=False)
+    return module
+
+
+@every_mistake
+def test_a_mistake_in_a_small_call_is_a_value_error(
+    kernel: Kernel, mistake: Case, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though torch sees it first."""
+    treat_as_small(kernel, device, monkeypatch)
+    with pytest.raises(ValueError, match=kernel.name):
+        kernel.function(*arguments(mistake, device))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", sorted(set(kernels()) - {"linear_gelu", "layernorm_linear"}))
+def test_a_small_call_is_torch_s_and_waits_for_no_check(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = kernels()[name]
+    module = treat_as_small(kernel, device, monkeypatch)
+    monkeypatch.setattr(module, "check_tensors", None)
+    args = arguments(kernel.cases[0], device)
+    torch.manual_seed(0)
+    ours = kernel.function(*args)
+    torch.manual_seed(0)
+    assert torch.equal(ours, kernel.reference(*args))
+
+
+@on_gpus
+def test_tensors_of_two_devices_are_refused_in_a_small_call(
+    kernel: Kernel, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    treat_as_small(kernel, device, monkeypatch)
+    test_tensors_of_two_devices_are_refused(kernel, device)
 
 
 @on_gpus

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from optexp.kernels.relu_bias_dropout import relu_bias_dropout
+from optexp.kernels.relu_bias_dropout import philox, relu_bias_dropout
 
 DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)]
 on_each = pytest.mark.parametrize("device", DEVICES)
@@ -18,6 +20,37 @@ def dropped(device: str, p: float, rows: int = ROWS, columns: int = COLUMNS) -> 
     """Which elements of a constant were dropped."""
     x, bias = torch.ones(rows, columns, device=device), torch.ones(columns, device=device)
     return relu_bias_dropout(x, bias, p) == 0
+
+
+@triton.jit
+def draw(seed_ptr, words_ptr):
+    """Words by our generator, and by Triton's with as many rounds."""
+    position = tl.arange(0, 64)
+    seed, zero = tl.load(seed_ptr), tl.zeros([64], tl.int32)
+    ours, theirs = philox(seed, position, position * 3), tl.philox(seed, position, position * 3, zero, zero, n_rounds=7)
+    for word in tl.static_range(4):
+        tl.store(words_ptr + word * 64 + position, ours[word].to(tl.int64))
+        tl.store(words_ptr + (4 + word) * 64 + position, theirs[word].to(tl.int64))
+
+
+@on_each
+def test_numbers_are_philox(device: str) -> None:
+    """The first, with a seed of zero, as the generator's authors have it (Random123, kat_vectors)."""
+    for seed in (0, 0x123456789ABCDEF0):
+        words = torch.zeros(2, 4, 64, dtype=torch.int64, device=device)
+        draw[(1,)](torch.tensor([seed], device=device), words)
+        assert torch.equal(words[0], words[1])
+        if seed == 0:
+            assert words[0, :, 0].tolist() == [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]
+
+
+@on_each
+def test_what_is_not_finite_is_not_hidden(device: str) -> None:
+    """As where torch drops: times zero."""
+    torch.manual_seed(0)
+    y = relu_bias_dropout(torch.full((64, 64), float("inf"), device=device), torch.zeros(64, device=device), 0.5)
+    assert y.isinf().any()
+    assert y[~y.isinf()].isnan().all()
 
 
 @on_each
