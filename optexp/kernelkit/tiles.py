@@ -137,7 +137,9 @@ def over_columns(
 def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:
     """Write the sum over all groups of what each has for `first` and, behind that, for `second`."""
     programs = ceil_div(first.numel(), 16) * (1 if second is None else 2)
-    launch(column_sums, programs, sums, first, second, len(sums), first.numel(), GROUPS=128, BLOCK=16)
+    at_once = max(128, min(1024, power_of_two(len(sums))))  # up to sixteen 16-byte reads of a thread: one latency
+    how = {"GROUPS": at_once, "BLOCK": 16, "num_warps": 4 if at_once <= 256 else 8}
+    launch(column_sums, programs, sums, first, second, len(sums), first.numel(), **how)
 
 
 def _tile_shape(columns: int, element_size: int, size: int = 8192) -> dict[str, int]:
