@@ -155,8 +155,9 @@ def _normalise(
 def _more_ways(block: int) -> list[Launch]:
     """Statistics, weight and bias take registers: with a limit, as many programs run at once as without them."""
     if block <= 1024:
-        return [Launch(1024 // block, 4)]
-    return [Launch(1, 4, registers=128), Launch(1, 8, registers=64)] if block <= 8192 else []
+        return [Launch(1024 // block, 4), Launch(4096 // block, 4, 5, 3)]
+    limited = [Launch(1, 4, registers=128), Launch(1, 8, registers=64)] if block <= 8192 else []
+    return [*limited, Launch(1, 16 if block <= 8192 else 32, 1, 3)]
 
 
 def _fake(
