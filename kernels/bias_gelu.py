@@ -52,15 +52,15 @@ def bias_gelu_backward(
     bias = tl.zeros([BLOCK], dtype)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + column, mask=column < columns).to(dtype)
-    sums = tl.zeros([ROWS, BLOCK], dtype)
+    sums = tl.zeros([BLOCK], dtype)
     for number in range(group, (rows - 1) // ROWS + 1, count):
         first = tl.cast(number, tl.int64) * ROWS
         start, offsets, mask, _ = tile(first, block, rows, columns, ROWS, BLOCK)
         z = tl.load(x_ptr + start + offsets, mask=mask).to(dtype) + bias[None, :]
         dx = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype) * derivative(z, TANH)
         tl.store(dx_ptr + start + offsets, dx.to(dx_ptr.dtype.element_ty), mask=mask)
-        sums += tl.where(mask, dx, 0.0)
-    tl.store(sums_ptr + group * columns + column, tl.sum(sums, axis=0), mask=column < columns)
+        sums += tl.sum(tl.where(mask, dx, 0.0), axis=0)
+    tl.store(sums_ptr + group * columns + column, sums, mask=column < columns)
 
 
 @triton.jit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ def layernorm_forward(
 @triton.jit
 def layernorm_backward(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, sums_ptr, rows, columns,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each program the sums over its rows that weight (dy·x̂) and bias (dy) get.
 
@@ -97,13 +98,13 @@ def layernorm_backward(
         dy = tl.load(dy_ptr + start + row * columns + column, mask=mask, other=0.0).to(dtype)
         scale = tl.load(scale_ptr + first + row, mask=exists, other=0.0)
         normal = (x - tl.load(mean_ptr + first + row, mask=exists, other=0.0)) * scale
-        normal = tl.where(mask, normal, 0.0)
+        if not WHOLE:
+            normal = tl.where(mask, normal, 0.0)
         g = dy
         if weight_ptr is not None:
             g *= weight.to(dtype)
-        mean_g = tl.sum(g, axis=1, keep_dims=True) / columns
-        mean_gn = tl.sum(g * normal, axis=1, keep_dims=True) / columns
-        dx = (g - mean_g - normal * mean_gn) * scale
+        mean_g, mean_gn = tl.split(tl.sum(tl.join(g, g * normal), axis=1, keep_dims=True) / columns)
+        dx = g * scale - mean_g * scale - normal * (mean_gn * scale)
         tl.store(dx_ptr + start + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         to_weight += dy * normal
         to_bias += dy
@@ -131,9 +132,34 @@ def forward_of_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result, and mean and 1/deviation of every row."""
     y, mean, scale = _fake(x, weight, bias, columns, eps, dtype)
-    operands = (contiguous(tensor) for tensor in (x, weight, bias))
-    in_rows(layernorm_forward, mean.numel(), columns, *operands, mean, scale, y, eps=eps)
+    _normalise(x, weight, bias, mean, scale, y, columns, eps)
     return y, mean, scale
+
+
+def _without_statistics(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, columns: int, eps: float, dtype: torch.dtype
+) -> tuple[Tensor]:
+    y = x.new_empty(x.shape, dtype=dtype)
+    _normalise(x, weight, bias, None, None, y, columns, eps)
+    return (y,)
+
+
+def _normalise(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, scale: Tensor | None,
+    y: Tensor, columns: int, eps: float,
+) -> None:  # fmt: skip
+    operands = (contiguous(tensor) for tensor in (x, weight, bias))
+    rows = x.numel() // columns
+    in_rows(layernorm_forward, rows, columns, *operands, mean, scale, y, more=_more_ways, eps=eps)
+
+
+@cache
+def _more_ways(block: int) -> list[Launch]:
+    """Statistics, weight and bias take registers: with a limit, as many programs run at once as without them."""
+    if block <= 1024:
+        return [Launch(1024 // block, 4), Launch(4096 // block, 4, 5, 3)]
+    limited = [Launch(1, 4, registers=128), Launch(1, 8, registers=64)] if block <= 8192 else []
+    return [*limited, Launch(1, 16 if block <= 8192 else 32, 1, 3)]
 
 
 def _fake(
@@ -155,7 +181,7 @@ def backward_of_rows(
     def run(how: Launch) -> None:
         programs = max(1, min(ceil_div(rows, how.rows), how.resident * multiprocessors(x.device)))
         sums = mean.new_empty((programs, 2, columns))
-        tile = {"ROWS": how.rows, "BLOCK": block, "STAGES": how.stages, "num_warps": how.warps}
+        tile = {**how.constants(block), "WHOLE": block == columns}
         launch(layernorm_backward, programs, *operands, mean, scale, dx, sums, rows, columns, **tile)
         add_up(sums, dweight, dbias)
 
@@ -164,15 +190,22 @@ def backward_of_rows(
     return dx, dweight, dbias
 
 
+@cache
 def _ways(block: int) -> list[Launch]:
-    """Each program writes its sums: few programs write little, and must have more on its way at once."""
+    """Each program writes its sums: few programs write little, and must have more on its way at once.
+
+    As many programs as stand here fit at once: else the last would run without company.
+    """
     if block <= 1024:
         one = 1024 // block
-        few = [Launch(4 * one, 8, 2), Launch(4 * one, 8, 2, 2), Launch(8 * one, 16, 1)]
-        return [Launch(one, 4, 8), Launch(2 * one, 4, 4), Launch(2 * one, 4, 4, 2), *few]
+        few = [Launch(4 * one, 8, 2), Launch(4 * one, 8, 2, 3, registers=128), Launch(8 * one, 16, 1)]
+        ahead = [Launch(2 * one, 4, 4, 3), Launch(2 * one, 4, 3, 4), Launch(one, 4, 6, 3)]
+        return [Launch(one, 4, 6), Launch(2 * one, 4, 4), *ahead, *few]
     warps = min(max(block // 512, 4), 32)
-    few = [Launch(more // warps, more, 16 // more, 2) for more in (8, 16) if more > warps]
-    return [Launch(1, warps, max(1, 16 // warps)), Launch(1, warps, max(1, 16 // warps), 2), Launch(1, 32, 1, 2), *few]
+    programs = max(1, 16 // warps)
+    few = [Launch(more // warps, more, 16 // more, 3) for more in (8, 16) if more > warps]
+    ahead = [Launch(1, warps, programs, stages) for stages in (2, 3, 4)]
+    return [Launch(1, warps, programs), *ahead, Launch(1, 32, 1, 3), *few]
 
 
 def _fake_backward(
@@ -207,7 +240,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None
 
 
 layernorm_gradients = operation("layernorm_backward", backward_of_rows, _fake_backward)
-_layernorm = operation("layernorm", forward_of_rows, _fake, _save, _differentiate)
+_layernorm = operation("layernorm", forward_of_rows, _fake, _save, _differentiate, inference=_without_statistics)
 
 
 def layernorm(

@@ -106,6 +106,7 @@ def operation(
     setup: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
     reference: Callable[..., Any] | None = None,
+    inference: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Register `forward` as the op `optexp::<name>` and return what calls it.
 
@@ -114,6 +115,7 @@ def operation(
     setup, backward:  as `torch.library.register_autograd` takes them; without them the op has no gradient
     reference:        of an op without: the same in plain PyTorch, for who differentiates it all the same, as the
                       gradient of a gradient does
+    inference:        `forward` without what only the gradient needs, for eager calls that want none
 
     torch.compile and make_fx see the op. A plain eager call skips the dispatcher, which would cost more host time than
     a small kernel takes. Inside torch.func's transforms there are only references (see `runs_on`).
@@ -139,7 +141,7 @@ def operation(
     def differentiable(*args: Any) -> Any:
         if is_traced(args):
             return op(*args)
-        return direct.apply(*args) if needs_gradient(args) else forward(*args)
+        return direct.apply(*args) if needs_gradient(args) else (inference or forward)(*args)
 
     return differentiable
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -15,12 +16,19 @@ LONGEST = 32768  # columns that the registers of one program hold
 
 class Launch(NamedTuple):
     """rows of a tile; warps of a program; programs on a multiprocessor, which then loop (0: one tile each);
-    stages of that loop, of which two wait for a tile before they ask for the next: only three have one on its way."""
+    stages of the loop: 1 loads a tile and waits, 3 loads two tiles ahead (2 would wait, too: it has one buffer);
+    registers that a thread may have (0: as the compiler likes)."""
 
     rows: int
     warps: int
     resident: int = 0
     stages: int = 1
+    registers: int = 0
+
+    def constants(self, block: int) -> dict[str, int]:
+        """What a kernel of whole rows, of up to `block` columns, is compiled for."""
+        limit = {"maxnreg": self.registers} if self.registers else {}
+        return {"ROWS": self.rows, "BLOCK": block, "STAGES": self.stages, "num_warps": self.warps, **limit}
 
 
 @cache
@@ -35,8 +43,18 @@ def tiles(block: int) -> list[Launch]:
     return [*one_each, *in_turn, Launch(1, 32, 1, 3), Launch(1, 16, 1, 3)]
 
 
-def in_rows(kernel: Any, rows: int, columns: int, *args: Any, **constants: Any) -> None:
-    """Run the kernel over tiles of whole rows, in the fastest way; the last of `args` is what it writes."""
+def in_rows(
+    kernel: Any,
+    rows: int,
+    columns: int,
+    *args: Any,
+    more: Callable[[int], list[Launch]] | None = None,
+    **constants: Any,
+) -> None:
+    """Run the kernel over tiles of whole rows, in the fastest way; the last of `args` is what it writes.
+
+    more: ways that this kernel has besides `tiles`, from the block
+    """
     if rows == 0 or columns == 0:
         return
     result = args[-1]
@@ -46,8 +64,8 @@ def in_rows(kernel: Any, rows: int, columns: int, *args: Any, **constants: Any) 
         programs = ceil_div(rows, how.rows)
         if how.resident:
             programs = min(programs, how.resident * multiprocessors(result.device))
-        tile = {"ROWS": how.rows, "BLOCK": block, "STAGES": how.stages, "num_warps": how.warps}
-        launch(kernel, programs, *args, rows, columns, **constants, **tile)
+        launch(kernel, programs, *args, rows, columns, **constants, **how.constants(block))
 
     dtypes = [arg.dtype for arg in args if isinstance(arg, Tensor)]
-    run(fastest(kernel.__name__, (*dtypes, columns, bucket(rows)), tiles(block), run, result.device))
+    ways = [*tiles(block), *(more(block) if more else ())]
+    run(fastest(kernel.__name__, (*dtypes, columns, bucket(rows)), ways, run, result.device))

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from optexp.kernel import ceil_div, launch, multiprocessors, power_of_two
+from optexp.kernelkit.tuning import bucket, fastest
 
 
 @triton.jit
@@ -101,6 +102,11 @@ def over_tiles(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any)
     return result
 
 
+# Bytes of a tile, and programs on a multiprocessor. All should fit at once, or the last run without company: eight do
+# with up to 64 registers a thread, five with up to 96.
+GROUPINGS = [(4096, 8), (8192, 8), (8192, 5)]
+
+
 def over_columns(
     kernel: Any, result: Tensor, dtype: torch.dtype, *operands: Tensor | None, **constants: Any
 ) -> tuple[Tensor, Tensor]:
@@ -109,24 +115,34 @@ def over_columns(
     Each program adds up a group of rows of one column block; the groups are then added in a fixed order.
     """
     rows, columns = matrix(result)
-    shape = _tile_shape(columns, result.element_size())
-    across = ceil_div(columns, shape["BLOCK"])
-    groups = max(1, min(8 * multiprocessors(result.device) // max(across, 1), ceil_div(rows, shape["ROWS"])))
-    widest = max((operand.dtype for operand in operands if operand is not None), key=lambda dtype: dtype.itemsize)
-    sums = result.new_empty((groups, columns), dtype=torch.promote_types(widest, torch.float32))
-    launch(kernel, groups * across, *operands, result, sums, rows, columns, **constants, **shape)
+    dtypes = [None if operand is None else operand.dtype for operand in operands]
+    widest = max(filter(None, dtypes), key=lambda dtype: dtype.itemsize)
     total = result.new_empty(columns, dtype=dtype)
-    add_up(sums, total)
+
+    def run(grouping: tuple[int, int]) -> None:
+        size, resident = grouping
+        shape = _tile_shape(columns, result.element_size(), size)
+        across = ceil_div(columns, shape["BLOCK"])
+        most = resident * multiprocessors(result.device) // max(across, 1)
+        groups = max(1, min(most, ceil_div(rows, shape["ROWS"])))
+        sums = result.new_empty((groups, columns), dtype=torch.promote_types(widest, torch.float32))
+        launch(kernel, groups * across, *operands, result, sums, rows, columns, **constants, **shape)
+        add_up(sums, total)
+
+    forms = [value for value in constants.values() if isinstance(value, bool)]  # other numbers are not compiled in
+    run(fastest(kernel.__name__, (*dtypes, *forms, columns, bucket(rows)), GROUPINGS, run, result.device))
     return result, total
 
 
 def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:
     """Write the sum over all groups of what each has for `first` and, behind that, for `second`."""
     programs = ceil_div(first.numel(), 16) * (1 if second is None else 2)
-    launch(column_sums, programs, sums, first, second, len(sums), first.numel(), GROUPS=128, BLOCK=16)
+    at_once = max(128, min(1024, power_of_two(len(sums))))  # up to sixteen 16-byte reads of a thread: one latency
+    how = {"GROUPS": at_once, "BLOCK": 16, "num_warps": 4 if at_once <= 256 else 8}
+    launch(column_sums, programs, sums, first, second, len(sums), first.numel(), **how)
 
 
-def _tile_shape(columns: int, element_size: int) -> dict[str, int]:
-    """A tile of 8 KiB: two to four 16-byte accesses for each thread of four warps."""
+def _tile_shape(columns: int, element_size: int, size: int = 8192) -> dict[str, int]:
+    """A tile of 8 KiB, or of `size`: two to four 16-byte accesses for each thread of four warps."""
     block = max(16, min(power_of_two(columns), 1024))
-    return {"ROWS": 8192 // element_size // block, "BLOCK": block}
+    return {"ROWS": max(1, size // element_size // block), "BLOCK": block}

@@ -21,7 +21,7 @@ from optexp import kernel
 from optexp.kernelkit import assembly, products, rows, tiles
 
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64"}
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
 
 seen = set()
 
