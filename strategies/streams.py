@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optexp.insight.trace import Trace
 
 TOO_SMALL = "the GPU is done with each chunk before the host has dispatched the next (fewer and larger ones?)"
-CHUNK_BYTES = 16 * 2**20  # large enough for full speed
+CHUNK_BYTES = 8 * 2**20  # large enough for full speed; the first one in and the last one out take little time
 ENGAGED = 0.02  # of the time; kernels of one stream may overlap by their launch
 
 
@@ -31,8 +31,7 @@ class Streams(Strategy):
               the device, one for each stream; auto: chunks where the step copies its batch itself, else branches
     streams:  at most so many; None is 4 for branches, 6 for chunks (two come in, two are computed on, two go out: three
               leave no time for a copy that takes longer than the work on a chunk), 2 for split
-    chunks:   of mode=chunks; None makes them 16 MiB large, and at least as many as the step has. The
-              first and the last are taken apart further
+    chunks:   of mode=chunks; None makes them 8 MiB large, and at least as many as the step has
     """
 
     stage = Stage.STREAMS
@@ -80,7 +79,7 @@ class Streams(Strategy):
         if mode == "branches":
             return program, {"mode": mode, **self.branch(program)}
         batch = program.feed.next()
-        whole, results = require_rows(program, batch)
+        results = require_rows(program, batch)
         lanes, chunks = Lanes(program.device, self.streams or (2 if mode == "split" else 6)), 0
         step: Split | Overlapped = Split(lanes)
         if mode == "chunks":
@@ -91,7 +90,7 @@ class Streams(Strategy):
             "mode": mode,
             "streams": len(lanes.streams),
             "chunks": chunks,
-            "listing": step.listing(whole) if results == ["output"] else "",
+            "listing": step.listing() if results == ["output"] else "",
         }
 
     def branch(self, program: Program) -> Notes:
@@ -136,8 +135,8 @@ class Streams(Strategy):
         return str(notes["listing"])
 
 
-def require_rows(program: Program, batch: Batch) -> tuple[int, list[str]]:
-    """How many rows there are, and the names of the model's results; refused where those have other rows."""
+def require_rows(program: Program, batch: Batch) -> list[str]:
+    """The names of the model's results; refused where those have not the rows of the batch."""
     count = rows(tensors_of(batch))
     if count is None:
         raise Unsupported("the batch's tensors have no first dimension in common, along which to take it apart")
@@ -147,7 +146,7 @@ def require_rows(program: Program, batch: Batch) -> tuple[int, list[str]]:
         results = flatten(program.predict(few))
     if rows(results) != rows(tensors_of(few)):
         raise Unsupported("the model's results have no row for each row of the batch: a batch cannot be taken apart")
-    return count, list(results)
+    return list(results)
 
 
 def fitting_chunks(program: Program, batch: Batch) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from operator import itemgetter
 
 import torch
@@ -77,17 +77,17 @@ class Split:
         with torch.no_grad():
             return joined(results)
 
-    def listing(self, whole: int) -> str:
+    def listing(self) -> str:
         return LANES.format(streams=len(self.lanes.streams)) + SPLIT + JOINED
 
 
 @dataclass(frozen=True)
 class Overlapped:
-    """Chunks of a batch in host memory take turns on a few streams: one is copied in while the one before is computed
-    on and the one before that is copied out.
+    """Chunks of a batch in host memory take turns on a few streams: some are copied in while others are computed on and
+    others copied out. A stream's next chunk is asked for as soon as its last one is out, the first ones all at once:
+    so copies do not wait for a host that is busy asking for work.
 
-    chunks:  of which the first and the last are taken apart further
-    home:    results go back to the host, into pinned memory, and the step waits for them; else they stay on the device
+    home:  results go back to the host, into pinned memory, and the step waits for them; else they stay on the device
     """
 
     lanes: Lanes
@@ -99,26 +99,27 @@ class Overlapped:
         out: Outputs = {}
         whole, done = rows(tensors_of(batch)), 0
         assert whole is not None
+        pieces, arriving = list(split(batch, evenly(whole, self.chunks))), deque[Batch]()
         with torch.no_grad(), self.lanes.open() as streams:
-            for index, chunk in enumerate(split(batch, tapered(whole, self.chunks))):
+            for index in range(-len(streams), len(pieces)):
                 with torch.cuda.stream(streams[index % len(streams)]):
-                    there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=True), chunk)
-                    result = flatten(program.predict(there))
-                    if self.home:
-                        done += send_home(result, out, whole, done, pinned=True)
-                    else:
-                        results.append(result)
+                    if index >= 0:
+                        result = flatten(program.predict(arriving.popleft()))
+                        if self.home:
+                            done += send_home(result, out, whole, done, pinned=True)
+                        else:
+                            results.append(result)
+                    for piece in pieces[index + len(streams) :][:1]:
+                        arriving.append(map_batch(lambda tensor: tensor.to(program.device, non_blocking=True), piece))
         if not self.home:
             return joined(results)
         torch.cuda.current_stream(program.device).synchronize()
         return out
 
-    def listing(self, whole: int) -> str:
-        """In plain PyTorch, for batches of so many rows."""
-        runs = [(size, len(list(same))) for size, same in groupby(tapered(whole, self.chunks))]
-        sizes = " + ".join(f"[{size}] * {count}" for size, count in runs)
-        lines = LANES.format(streams=len(self.lanes.streams)) + CHUNKS.format(sizes=sizes)
-        return lines + (HOME if self.home else JOINED + STAYING)
+    def listing(self) -> str:
+        """The same in plain PyTorch."""
+        kept, end = (HOME, WAITED) if self.home else (STAYING, JOINED + AT_HOME)
+        return LANES.format(streams=len(self.lanes.streams)) + CHUNKS.format(chunks=self.chunks, kept=kept) + end
 
 
 def send_home(result: Outputs, out: Outputs, whole: int, done: int, pinned: bool) -> int:
@@ -144,19 +145,6 @@ def evenly(whole: int, pieces: int) -> list[int]:
     """As `torch.chunk`: the last may be smaller, and there may be fewer."""
     size = max(1, -(-whole // pieces))
     return [min(size, whole - start) for start in range(0, whole, size)]
-
-
-def tapered(whole: int, pieces: int) -> list[int]:
-    """The first piece and the last in parts, smaller towards the ends: with the first copy in and the last one out
-    nothing can overlap."""
-    sizes = evenly(whole, pieces)
-    return sizes if len(sizes) < 2 else [*ramp(sizes[0]), *sizes[1:-1], *reversed(ramp(sizes[-1]))]
-
-
-def ramp(whole: int) -> list[int]:
-    """An eighth, another, a quarter and the rest."""
-    parts = [whole // 8, whole // 8, whole // 4]
-    return [part for part in (*parts, whole - sum(parts)) if part]
 
 
 def joined(results: list[Outputs]) -> Outputs:
@@ -190,10 +178,25 @@ SPLIT = """\
 """
 
 CHUNKS = """\
-    sizes = {sizes}  # small at both ends, where nothing overlaps
-    for index, chunk in enumerate(zip(*(tensor.split(sizes) for tensor in batch))):
+    pieces, arriving = list(zip(*(tensor.chunk({chunks}) for tensor in batch))), []
+    for index in range(-len(lanes), len(pieces)):
         with torch.cuda.stream(lanes[index % len(lanes)]):
-            results.append(predict(tuple(tensor.to(device, non_blocking=True) for tensor in chunk)))
+            if index >= 0:
+                result = predict(arriving.pop(0))
+{kept}\
+            for piece in pieces[index + len(lanes) :][:1]:  # the next one of this lane
+                arriving.append(tuple(tensor.to(device, non_blocking=True) for tensor in piece))
+"""
+
+STAYING = """\
+                results.append(result)
+"""
+
+HOME = """\
+                if index == 0:
+                    home = torch.empty((len(batch[0]), *result.shape[1:]), dtype=result.dtype, pin_memory=True)
+                    places = home.chunk(len(pieces))
+                places[index].copy_(result, non_blocking=True)
 """
 
 JOINED = """\
@@ -202,20 +205,15 @@ JOINED = """\
     return torch.cat(results)
 """
 
-STAYING = """
-
-def bring(batch):
-    return batch  # the step copies it
-"""
-
-HOME = """\
-            result = results.pop()
-            if index == 0:
-                home = torch.empty((len(batch[0]), *result.shape[1:]), dtype=result.dtype, pin_memory=True)
-                places = home.split(sizes)
-            places[index].copy_(result, non_blocking=True)
+WAITED = """\
     for lane in lanes:
         here.wait_stream(lane)
     here.synchronize()
     return home
+"""
+
+AT_HOME = """
+
+def bring(batch):
+    return batch  # the step copies it
 """

@@ -17,7 +17,7 @@ from optexp.strategies.pinned_memory import PinnedMemory
 from optexp.strategies.streams import Streams
 from optexp.strategy import Unsupported
 from optexp.transforms.branches import cut, trace
-from optexp.transforms.chunked import Overlapped, Split, evenly, joined, split, tapered
+from optexp.transforms.chunked import Overlapped, Split, evenly, joined, split
 from optexp.transforms.lanes import side_by_side
 from optexp.workloads.branches import Branches
 from optexp.workloads.mlp import Mlp
@@ -291,17 +291,12 @@ def test_batches_are_taken_apart_by_name_too():
     assert joined(parts)["y"].shape == (5, 2)
 
 
-def test_pieces_are_torchs_and_tapered_ones_smaller_at_both_ends():
+def test_pieces_are_torchs():
     for count in range(1, 40):
         for pieces in range(1, 12):
             batch = (torch.arange(count),)
-            equal = [piece.tolist() for (piece,) in split(batch, evenly(count, pieces))]
-            assert equal == [piece.tolist() for piece in batch[0].chunk(pieces)]
-            pieces_of = [piece.tolist() for (piece,) in split(batch, tapered(count, pieces))]
-            assert [row for piece in pieces_of for row in piece] == list(range(count))
-            assert max(map(len, pieces_of)) <= max(map(len, equal))
-    assert tapered(64, 4) == [2, 2, 4, 8, 16, 16, 8, 4, 2, 2]
-    assert tapered(9, 1) == [9]
+            ours = [piece.tolist() for (piece,) in split(batch, evenly(count, pieces))]
+            assert ours == [piece.tolist() for piece in batch[0].chunk(pieces)]
 
 
 def test_chunks_have_a_size_that_keeps_copies_fast(streams, build):
@@ -310,7 +305,7 @@ def test_chunks_have_a_size_that_keeps_copies_fast(streams, build):
     program.feed.reset([(torch.zeros(32 * 2**20 // 4, 4),)])
     program.feed.batches[0] = (torch.zeros(2**20 * 8, 2),)
     program = replace(program, model=nn.Identity())
-    assert Streams().apply(program)[1]["chunks"] == 4
+    assert Streams().apply(program)[1]["chunks"] == 8
 
 
 def test_results_without_rows_cannot_be_put_together(streams, build):
