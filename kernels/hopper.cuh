@@ -35,11 +35,12 @@ __device__ inline void arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// At the barrier of another block of the cluster that lies where `barrier` does here.
+// At the barrier of a block of the cluster that lies where `barrier` does here. No ordinary access is ordered by it: that
+// would cost a fence over the whole GPU.
 __device__ inline void arrive_at(uint32_t barrier, uint32_t rank) {
     asm volatile(
         "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
         "r"(rank)
         : "memory");
 }

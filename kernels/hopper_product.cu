@@ -34,7 +34,7 @@ struct Operands {
     const float *total, *offset;  // of the rows of w: their sums, and what is added to their columns of y
     int64_t x_stride;
     int m, n, k;
-    float eps;
+    float share, eps;  // 1/k
 };
 
 // --- which tile, and which stage -----------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ __device__ void add(uint32_t pair, float& sum, float& square) {
 }
 
 // A thread sums two rows. Neighbours begin at different sixteenths of their rows, which lie in different banks.
-__device__ void sum_all(uint32_t base, Tiles tile, int steps, int thread, int k, float eps) {
+__device__ void sum_all(uint32_t base, Tiles tile, int steps, int thread, float share, float eps) {
     uint32_t parity = 0;
     for (Ring ring(base); tile.left(); tile.next(), parity ^= 1) {
         float sum[2][2] = {}, square[2][2] = {};
@@ -128,10 +128,10 @@ __device__ void sum_all(uint32_t base, Tiles tile, int steps, int thread, int k,
         wait(base + HEARD, parity ^ 1);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float mean = (sum[half][0] + sum[half][1]) / k;
-            const float variance = fmaxf((square[half][0] + square[half][1]) / k - mean * mean, 0.0f);
+            const float mean = (sum[half][0] + sum[half][1]) * share;
+            const float variance = fmaxf((square[half][0] + square[half][1]) * share - mean * mean, 0.0f);
             const bool large = mean * mean > LARGE_MEAN * LARGE_MEAN * variance;
-            const float scale = large ? REDO : 1.0f / sqrtf(variance + eps);
+            const float scale = large ? REDO : rsqrtf(variance + eps);
             asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(base + ROWS + (half * (M / 2) + thread) * 8), "f"(mean),
                          "f"(scale)
                          : "memory");
@@ -170,11 +170,11 @@ __device__ __forceinline__ void redo_centred(float (&z)[128], const Operands<T>&
                 }
             }
         }
-        const int inside = min(inner, given.k - 8);  // beyond, x is zero
+        const T* w_row = given.w + int64_t(column + lane / 4) * given.k + min(inner, given.k - 8);  // beyond, x is zero
 #pragma unroll
-        for (int j = 0; j < N / 8; j++) {
-            const int64_t from = min(column + j * 8 + lane / 4, given.n - 1);
-            const uint4 w = *reinterpret_cast<const uint4*>(given.w + from * given.k + inside);
+        for (int j = 0; j < N / 8; j++, w_row += 8 * given.k) {
+            asm volatile("" : "+l"(w_row));  // else 32 of them are kept in registers
+            const uint4 w = *reinterpret_cast<const uint4*>(w_row);
             multiply_few(z + 4 * j, x[0][0], x[1][0], x[0][1], x[1][1], w.x, w.y);
             multiply_few(z + 4 * j, x[0][2], x[1][2], x[0][3], x[1][3], w.z, w.w);
         }
@@ -183,7 +183,7 @@ __device__ __forceinline__ void redo_centred(float (&z)[128], const Operands<T>&
     for (int half = 0; half < 2; half++) {
         square[half] += __shfl_xor_sync(0xffffffff, square[half], 1);
         square[half] += __shfl_xor_sync(0xffffffff, square[half], 2);
-        of[half] = {0.0f, 1.0f / sqrtf(square[half] / given.k + given.eps)};
+        of[half] = {0.0f, rsqrtf(fmaf(square[half], given.share, given.eps))};
     }
 }
 
@@ -212,20 +212,20 @@ __device__ uint32_t packed(float low, float high) {
     }
 }
 
-// What a lane needs to know of its columns of a chunk. Beyond the last column it may be anything: nothing is written.
+// What a lane needs to know of its columns of a chunk.
 template <typename T, Form FORM>
 struct Columns {
     float2 total[FORM == NORM ? 8 : 1], offset[8];
 
     __device__ __forceinline__ void read(const Operands<T>& given, int first) {
+        first += threadIdx.x % 4 * 2;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            const int column = min(first + j * 8 + int(threadIdx.x) % 4 * 2, given.n - 2);
             if constexpr (FORM == NORM) {
-                total[j] = __ldg(reinterpret_cast<const float2*>(given.total + column));
-                offset[j] = __ldg(reinterpret_cast<const float2*>(given.offset + column));
-            } else if (given.bias != nullptr) {
-                const auto pair = load<2>(given.bias + column, 0);
+                total[j] = reinterpret_cast<const float2*>(given.total + first)[j * 4];
+                offset[j] = reinterpret_cast<const float2*>(given.offset + first)[j * 4];
+            } else if (given.bias != nullptr && first + j * 8 < given.n) {
+                const auto pair = load<2>(given.bias + first, j * 4);
                 offset[j] = {float(pair.values[0]), float(pair.values[1])};
             } else {
                 offset[j] = {0.0f, 0.0f};
@@ -338,14 +338,14 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
     const Tiles tiles(given.m, given.n);
     const int steps = (given.k + K - 1) / K, warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     if (warp >= MULTIPLIERS) {
-        give_registers<40>();
+        give_registers<56>();
         if (warp == MULTIPLIERS) {
             if (threadIdx.x % 32 == 0) fetch_all(base, tiles, steps, x, w);
         } else if (FORM == NORM && warp <= MULTIPLIERS + SUMMERS) {
-            sum_all(base, tiles, steps, threadIdx.x - (MULTIPLIERS + 1) * 32, given.k, given.eps);
+            sum_all(base, tiles, steps, threadIdx.x - (MULTIPLIERS + 1) * 32, given.share, given.eps);
         }
     } else {
-        take_registers<232>();
+        take_registers<224>();
         multiply_all<T, FORM>(base, tiles, steps, warp, y, given);
     }
     cluster_sync();  // until nobody writes into the other block any more
@@ -439,17 +439,19 @@ int launch(const Operands<T>& given, int64_t w_stride, void* y, cudaStream_t str
 
 }  // namespace
 
-// `folded` and `sums`, the total and the offset of each of its rows, are to work in.
+// `folded` and `sums` are to work in, for γ⊙w, and for total and offset of its rows. There are as many rows as whole
+// tiles have: of those beyond n nothing is written, and what they are does not matter.
 extern "C" int layernorm_linear(
     const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* folded, void* sums, void* y,
     int64_t m, int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, cudaStream_t stream) {
     using T = __nv_bfloat16;
-    float *total = (float*)sums, *offset = total + n;
+    float *total = (float*)sums, *offset = total + (n + N - 1) / N * N;
     fold<<<unsigned((n * 32 + THREADS - 1) / THREADS), THREADS, 0, stream>>>(
         (const T*)w, (const T*)gamma, (const T*)beta, (const T*)bias, (T*)folded, total, offset, int(n), int(k), w_stride);
     if (int status = cudaGetLastError()) return status;
     const Operands<T> given = {
-        (const T*)x, (const T*)folded, nullptr, total, offset, x_stride, int(m), int(n), int(k), float(eps)};
+        (const T*)x, (const T*)folded, nullptr, total, offset, x_stride, int(m), int(n), int(k), 1.0f / k,
+        float(eps)};
     return launch<T, NORM>(given, k, y, stream);
 }
 
@@ -459,7 +461,7 @@ extern "C" int linear_gelu(
     const auto of = [&](auto zero) {
         using T = decltype(zero);
         const Operands<T> given = {
-            (const T*)x, (const T*)w, (const T*)bias, nullptr, nullptr, x_stride, int(m), int(n), int(k), 0.0f};
+            (const T*)x, (const T*)w, (const T*)bias, nullptr, nullptr, x_stride, int(m), int(n), int(k), 0.0f, 0.0f};
         return tanh ? launch<T, TANH>(given, w_stride, y, stream) : launch<T, ERF>(given, w_stride, y, stream);
     };
     return type == 2 ? of(__nv_bfloat16()) : type == 1 ? of(__half()) : int(cudaErrorInvalidValue);
