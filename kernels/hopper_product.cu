@@ -4,6 +4,8 @@
 // and w into a ring of stages; two warpgroups multiply them, half of the tile's rows each; two warps sum the rows of x
 // from the same stages, for their mean and deviation. The second warpgroup is some steps behind the first, so that
 // each finishes its half while the other multiplies. Two blocks, one above the other, share what is fetched of w.
+#include <algorithm>
+
 #include <cudaTypedefs.h>
 
 #include "hopper.cuh"
@@ -28,6 +30,12 @@ constexpr int SHARED = HEARD + 8 + 1024;  // it begins at a multiple of 1024
 constexpr float LARGE_MEAN = 16.0f;  // deviations; as in layernorm_linear.py
 constexpr float REDO = -1.0f;        // in the place of 1/deviation
 
+// --- which tile, and which stage -----------------------------------------------------------------------------------
+
+struct Grid {
+    int down, across, steps;  // clusters one above the other, and side by side
+};
+
 template <typename T>
 struct Operands {
     const T *x, *w, *bias;        // no bias: null
@@ -35,26 +43,23 @@ struct Operands {
     int64_t x_stride;
     int m, n, k;
     float share, eps;  // 1/k
+    Grid grid;
 };
-
-// --- which tile, and which stage -----------------------------------------------------------------------------------
 
 // The tiles of a block, of which those of a cluster are one above the other.
 struct Tiles {
-    int down, across, cluster, rank;
+    const Grid& grid;
+    int cluster = blockIdx.x / CLUSTER;
 
-    __device__ Tiles(int m, int n)
-        : down((m + M * CLUSTER - 1) / (M * CLUSTER)),
-          across((n + N - 1) / N),
-          cluster(blockIdx.x / CLUSTER),
-          rank(cluster_rank()) {}
-
-    __device__ bool left() const { return cluster < down * across; }
+    __device__ explicit Tiles(const Grid& grid) : grid(grid) {}
+    __device__ bool left() const { return cluster < grid.down * grid.across; }
     __device__ void next() { cluster += gridDim.x / CLUSTER; }
-    __device__ int first() const { return cluster / (GROUP * across) * GROUP; }
-    __device__ int height() const { return min(down - first(), GROUP); }
-    __device__ int row() const { return ((first() + cluster % (GROUP * across) % height()) * CLUSTER + rank) * M; }
-    __device__ int column() const { return cluster % (GROUP * across) / height() * N; }
+    __device__ int first() const { return cluster / (GROUP * grid.across) * GROUP; }
+    __device__ int height() const { return min(grid.down - first(), GROUP); }
+    __device__ int row() const {
+        return ((first() + cluster % (GROUP * grid.across) % height()) * CLUSTER + int(cluster_rank())) * M;
+    }
+    __device__ int column() const { return cluster % (GROUP * grid.across) / height() * N; }
 };
 
 struct Ring {
@@ -75,16 +80,17 @@ struct Ring {
 // --- fetching ------------------------------------------------------------------------------------------------------
 
 // Of w, half for both blocks of the cluster: the other block fetches the other half.
-__device__ void fetch_all(
-    uint32_t base, Tiles tile, int steps, const CUtensorMap& x, const CUtensorMap& w) {
+__device__ void fetch_all(uint32_t base, const Grid& grid, const CUtensorMap& x, const CUtensorMap& w) {
     constexpr int SHARE = N / CLUSTER;
-    for (Ring ring(base); tile.left(); tile.next()) {
-        const int row = tile.row(), column = tile.column() + tile.rank * SHARE;
-        for (int step = 0; step < steps; step++, ring.next()) {
+    const int share = cluster_rank() * SHARE;
+    Ring ring(base);
+    for (Tiles tile(grid); tile.left(); tile.next()) {
+        const int row = tile.row(), column = tile.column() + share;
+        for (int step = 0; step < grid.steps; step++, ring.next()) {
             wait(ring.empty(), ring.parity ^ 1);
             expect(ring.full(), STAGE);
             fetch(ring.x(), x, step * K, row, ring.full());
-            fetch_for((1 << CLUSTER) - 1, ring.w() + tile.rank * SHARE * K * 2, w, step * K, column, ring.full());
+            fetch_for((1 << CLUSTER) - 1, ring.w() + share * K * 2, w, step * K, column, ring.full());
         }
     }
 }
@@ -100,11 +106,12 @@ __device__ void add(uint32_t pair, float& sum, float& square) {
 }
 
 // A thread sums two rows. Neighbours begin at different sixteenths of their rows, which lie in different banks.
-__device__ void sum_all(uint32_t base, Tiles tile, int steps, int thread, float share, float eps) {
+__device__ void sum_all(uint32_t base, const Grid& grid, int thread, float share, float eps) {
     uint32_t parity = 0;
-    for (Ring ring(base); tile.left(); tile.next(), parity ^= 1) {
+    Ring ring(base);
+    for (Tiles tile(grid); tile.left(); tile.next(), parity ^= 1) {
         float sum[2][2] = {}, square[2][2] = {};
-        for (int step = 0; step < steps; step++, ring.next()) {
+        for (int step = 0; step < grid.steps; step++, ring.next()) {
             wait(ring.full(), ring.parity);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -236,18 +243,19 @@ struct Columns {
 
 template <typename T, Form FORM>
 __device__ __forceinline__ void multiply_all(
-    uint32_t base, Tiles tile, int steps, int warp, const CUtensorMap& y, const Operands<T>& given) {
+    uint32_t base, int warp, const CUtensorMap& y, const Operands<T>& given) {
     const int lane = threadIdx.x % 32, group = warp / 4;
     const int row = warp * 16 + lane / 4;  // and the one 8 further on, of the tile
-    const bool apart = steps > BEHIND;     // else the first group could be two tiles ahead
+    const bool apart = given.grid.steps > BEHIND;     // else the first group could be two tiles ahead
     const uint32_t out = base + OUT + group * 2 * OUT_BYTES;
     const uint32_t out_row = out + (warp % 4 * 16 + lane % 16) * CHUNK * 2;
     uint32_t parity = 0;
-    for (Ring ring(base); tile.left(); tile.next(), parity ^= 1) {
+    Ring ring(base);
+    for (Tiles tile(given.grid); tile.left(); tile.next(), parity ^= 1) {
         float z[128];
         uint32_t before = 0;
         if (apart && group == 1) sync(1, 2 * GROUP_SIZE);
-        for (int step = 0; step < steps; step++) {
+        for (int step = 0; step < given.grid.steps; step++) {
             wait(ring.full(), ring.parity);
             const uint64_t x = matrix(ring.x() + group * (X_BYTES / 2)), w = matrix(ring.w());
             begin_products();
@@ -335,18 +343,17 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
     }
     cluster_sync();
     await_previous();
-    const Tiles tiles(given.m, given.n);
-    const int steps = (given.k + K - 1) / K, warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+    const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     if (warp >= MULTIPLIERS) {
         give_registers<56>();
         if (warp == MULTIPLIERS) {
-            if (threadIdx.x % 32 == 0) fetch_all(base, tiles, steps, x, w);
+            if (threadIdx.x % 32 == 0) fetch_all(base, given.grid, x, w);
         } else if (FORM == NORM && warp <= MULTIPLIERS + SUMMERS) {
-            sum_all(base, tiles, steps, threadIdx.x - (MULTIPLIERS + 1) * 32, given.share, given.eps);
+            sum_all(base, given.grid, threadIdx.x - (MULTIPLIERS + 1) * 32, given.share, given.eps);
         }
     } else {
         take_registers<224>();
-        multiply_all<T, FORM>(base, tiles, steps, warp, y, given);
+        multiply_all<T, FORM>(base, warp, y, given);
     }
     cluster_sync();  // until nobody writes into the other block any more
 }
@@ -412,9 +419,12 @@ int describe(CUtensorMap& map, bool half, const void* matrix, int64_t height, in
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
+int pieces(int64_t size, int piece) { return int((size + piece - 1) / piece); }
+
 template <typename T, Form FORM>
-int launch(const Operands<T>& given, int64_t w_stride, void* y, cudaStream_t stream) {
+int launch(Operands<T> given, int64_t w_stride, void* y, cudaStream_t stream) {
     constexpr bool HALF = std::is_same_v<T, __half>;
+    given.grid = {pieces(given.m, M * CLUSTER), pieces(given.n, N), pieces(given.k, K)};
     CUtensorMap maps[3];
     if (int status = describe(maps[0], HALF, given.x, given.m, given.k, given.x_stride, M)) return status;
     if (int status = describe(maps[1], HALF, given.w, given.n, given.k, w_stride, N / CLUSTER)) return status;
@@ -422,12 +432,11 @@ int launch(const Operands<T>& given, int64_t w_stride, void* y, cudaStream_t str
     int device = 0, multiprocessors = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    const int64_t down = (given.m + M * CLUSTER - 1) / (M * CLUSTER), clusters = down * ((given.n + N - 1) / N);
     cudaLaunchAttribute early;  // the blocks may make ready while the kernel before ends
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = unsigned(clusters < multiprocessors / CLUSTER ? clusters : multiprocessors / CLUSTER) * CLUSTER;
+    config.gridDim = std::min(given.grid.down * given.grid.across, multiprocessors / CLUSTER) * CLUSTER;
     config.blockDim = BLOCK;
     config.dynamicSmemBytes = SHARED;
     config.stream = stream;
@@ -445,8 +454,8 @@ extern "C" int layernorm_linear(
     const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* folded, void* sums, void* y,
     int64_t m, int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, cudaStream_t stream) {
     using T = __nv_bfloat16;
-    float *total = (float*)sums, *offset = total + (n + N - 1) / N * N;
-    fold<<<unsigned((n * 32 + THREADS - 1) / THREADS), THREADS, 0, stream>>>(
+    float *total = (float*)sums, *offset = total + pieces(n, N) * N;
+    fold<<<pieces(n, THREADS / 32), THREADS, 0, stream>>>(
         (const T*)w, (const T*)gamma, (const T*)beta, (const T*)bias, (T*)folded, total, offset, int(n), int(k), w_stride);
     if (int status = cudaGetLastError()) return status;
     const Operands<T> given = {
