@@ -113,15 +113,15 @@ __device__ void sum_all(uint32_t base, const Grid& grid, int thread, float share
         float sum[2][2] = {}, square[2][2] = {};
         for (int step = 0; step < grid.steps; step++, ring.next()) {
             wait(ring.full(), ring.parity);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const uint32_t row = ring.x() + (half * (M / 2) + thread) * K * 2;
 #pragma unroll 4
-                for (int i = 0; i < 8; i++) {
+            for (int i = 0; i < 8; i++) {
+                const uint32_t at = ring.x() + thread * K * 2 + uint32_t(i + thread) % 8 * 16;
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
                     uint32_t a, b, c, d;
                     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                                  : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
-                                 : "r"(row + (i + thread) % 8 * 16)
+                                 : "r"(at + half * (X_BYTES / 2))
                                  : "memory");
                     add(a, sum[half][0], square[half][0]);
                     add(b, sum[half][1], square[half][1]);
