@@ -6,20 +6,18 @@
 // each finishes its half while the other multiplies. Two blocks, one above the other, share what is fetched of w.
 #include <algorithm>
 
-#include <cudaTypedefs.h>
-
 #include "hopper.cuh"
 
 namespace optexp::hopper {
 
 enum Form { NORM, TANH, ERF };
 
-constexpr int M = 128, N = 256, K = 64;     // of a tile and a step: 128 bytes of a row, as wide as a swizzle
-constexpr int STAGES = 4, BEHIND = 2;       // steps in shared memory, and between the two warpgroups
-constexpr int CLUSTER = 2, GROUP = 8;       // blocks that share w, and clusters one above the other that share L2
+constexpr int M = 128, N = 256, K = 64;  // of a tile and a step: 128 bytes of a row, as wide as a swizzle
+constexpr int STAGES = 4, BEHIND = 2;    // steps in shared memory, and between the two warpgroups
+constexpr int CLUSTER = 2, GROUP = 8;    // blocks that share w, and clusters one above the other that share L2
 constexpr int BLOCK = 384, GROUP_SIZE = 128;
 constexpr int MULTIPLIERS = 8, SUMMERS = 2;  // warps
-constexpr int CHUNK = 64;                   // columns that are written at once
+constexpr int CHUNK = 64;                    // columns that are written at once
 
 constexpr int X_BYTES = M * K * 2, W_BYTES = N * K * 2, STAGE = X_BYTES + W_BYTES;
 constexpr int OUT = STAGES * STAGE, OUT_BYTES = M / 2 * CHUNK * 2;  // two for each warpgroup
@@ -242,11 +240,10 @@ struct Columns {
 };
 
 template <typename T, Form FORM>
-__device__ __forceinline__ void multiply_all(
-    uint32_t base, int warp, const CUtensorMap& y, const Operands<T>& given) {
+__device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUtensorMap& y, const Operands<T>& given) {
     const int lane = threadIdx.x % 32, group = warp / 4;
     const int row = warp * 16 + lane / 4;  // and the one 8 further on, of the tile
-    const bool apart = given.grid.steps > BEHIND;     // else the first group could be two tiles ahead
+    const bool apart = given.grid.steps > BEHIND;  // else the first group could be two tiles ahead
     const uint32_t out = base + OUT + group * 2 * OUT_BYTES;
     const uint32_t out_row = out + (warp % 4 * 16 + lane % 16) * CHUNK * 2;
     uint32_t parity = 0;
@@ -345,7 +342,7 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
     await_previous();
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     if (warp >= MULTIPLIERS) {
-        give_registers<56>();
+        give_registers<56>();  // of 168 each: 128·56 + 256·224 = 384·168
         if (warp == MULTIPLIERS) {
             if (threadIdx.x % 32 == 0) fetch_all(base, given.grid, x, w);
         } else if (FORM == NORM && warp <= MULTIPLIERS + SUMMERS) {
@@ -404,11 +401,11 @@ namespace {
 
 // A matrix as the copy engine moves it: boxes of `rows` × 64 elements of 16 bits.
 int describe(CUtensorMap& map, bool half, const void* matrix, int64_t height, int64_t width, int64_t stride, int rows) {
-    static const auto encode = [] {
+    static const auto encode = [] {  // not linked: a machine that only compiles has no driver
         void* found = nullptr;
         cudaDriverEntryPointQueryResult result;
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-        return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
+        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
     }();
     if (encode == nullptr) return cudaErrorNotSupported;
     const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(height)}, strides[] = {cuuint64_t(stride) * 2};
