@@ -35,7 +35,7 @@ from optexp.kernel import (
     pays,
     power_of_two,
 )
-from optexp.kernelkit import extension
+from optexp.kernelkit import extension, hopper
 from optexp.kernelkit.products import TILINGS, Tiling, in_rows, place, product, takes
 from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.layernorm import LONGEST, as_shape, check_norm, forward_of_rows, layernorm_gradients
@@ -175,9 +175,12 @@ def _forward(
     nothing = x.new_empty(0)
 
     def run(how: Tiling | Few | str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        if not isinstance(how, str):
+        if how != "library":
             operands = (rows, gamma, beta, weight, bias, eps)
-            y = by_tiles(how, *operands) if isinstance(how, Tiling) else by_few(how, *operands)
+            if isinstance(how, Tiling):
+                y = by_tiles(how, *operands)
+            else:
+                y = by_few(how, *operands) if isinstance(how, Few) else by_hopper(*operands)
             return y, nothing, nothing.clone(), nothing.clone()
         normal, mean, scale = forward_of_rows(rows, gamma, beta, rows.shape[1], eps, weight.dtype)
         y = F.linear(normal, weight, bias)
@@ -189,6 +192,8 @@ def _forward(
     # Of float16, γ⊙w could overflow, or lose bits below its smallest normal number.
     if takes(rows, weight) and rows.shape[1] % 8 == 0 and not keep and weight.dtype == torch.bfloat16:
         ways += TILINGS
+        if hopper.takes(rows, gamma, beta, bias):
+            ways.append("hopper")
     key = (x.dtype, weight.dtype, keep, gamma is None, bucket(len(rows)), *weight.shape)
     y, *kept = run(fastest("layernorm_linear", key, ways, run, x.device))
     return y.view(*x.shape[:-1], weight.shape[0]), kept[0], kept[1], kept[2]
@@ -211,6 +216,20 @@ def by_tiles(
     launch(layernorm_linear_fold, n, weight, *parameters, folded, total, offset, k, weight.stride(0), BLOCK=block)
     y = x.new_empty(x.shape[0], n)
     product(layernorm_linear_forward, tiling, x, folded, y, x, total, offset, x_stride=x.stride(0), eps=eps)
+    return y
+
+
+def by_hopper(
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
+    """The same in CUDA C++, of matrices that `hopper.takes`: mean and deviation from what the product reads anyway."""
+    (m, k), n = x.shape, weight.shape[0]
+    whole = ceil_div(n, 256) * 256  # rows of w that tiles have
+    folded, sums = weight.new_empty(whole, k), weight.new_empty(2, whole, dtype=torch.float32)
+    y = x.new_empty(m, n)
+    parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
+    sizes = (m, n, k, x.stride(0), weight.stride(0), eps)
+    extension.run("hopper_product", "layernorm_linear", x, *parameters, folded, sums, y, *sizes)
     return y
 
 

@@ -25,6 +25,7 @@ from optexp.kernel import (
     pays,
     runs_on,
 )
+from optexp.kernelkit import extension, hopper
 from optexp.kernelkit.products import TILINGS, Tiling, in_rows, place, product, takes
 from optexp.kernelkit.tiles import over_columns
 from optexp.kernelkit.tuning import bucket, fastest
@@ -79,6 +80,8 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, k
     def run(how: Tiling | str) -> tuple[Tensor, Tensor]:
         if isinstance(how, Tiling):
             return by_tiles(how, rows, weight, bias, approximate, keep)
+        if how == "hopper":
+            return by_hopper(rows, weight, bias, approximate), x.new_empty(0)
         if how == "addmm" and bias is not None:
             return torch._addmm_activation(bias, rows, weight.T, use_gelu=True), x.new_empty(0)
         z = F.linear(rows, weight, bias)
@@ -89,6 +92,8 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, k
         ways.append("addmm")  # cuBLASLt's epilogue; it keeps no z
     if takes(rows, weight):
         ways += TILINGS
+        if not keep and hopper.takes(rows, bias):
+            ways.append("hopper")
     key = (x.dtype, approximate, keep, bias is None, bucket(len(rows)), *weight.shape)
     y, z = run(fastest("linear_gelu", key, ways, run, x.device))
     shape = (*x.shape[:-1], weight.shape[0])
@@ -105,6 +110,15 @@ def by_tiles(
     form = {"TANH": approximate == "tanh", "FLATTEN": tiling.resident > 0}
     product(linear_gelu_forward, tiling, x, weight, y, contiguous(bias), kept, **form)
     return y, z
+
+
+def by_hopper(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    """By CUDA C++, of matrices that `hopper.takes`: GELU runs beside the next product."""
+    (m, k), n = x.shape, weight.shape[0]
+    y = x.new_empty(m, n)
+    sizes = (m, n, k, x.stride(0), weight.stride(0), approximate == "tanh", x.dtype)
+    extension.run("hopper_product", "linear_gelu", x, weight, 0 if bias is None else bias, y, *sizes)
+    return y
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, keep: bool) -> tuple[Tensor, Tensor]:

@@ -99,7 +99,7 @@ def _file(device: torch.device) -> Path:
 def _sources() -> str:
     """Stands for the code that was timed: of another, another way may be the fastest."""
     folders = [Path(next(iter(import_module("optexp.kernels").__path__))), Path(__file__).parent]
-    files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
+    files = [file for folder in folders for kind in ("*.py", "*.cu*") for file in sorted(folder.glob(kind))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

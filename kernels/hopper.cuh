@@ -1,0 +1,195 @@
+// What a product on Hopper (sm_90a) is made of: barriers that count arrivals and bytes, the copy engine, and wgmma.
+#pragma once
+
+#include <cuda.h>
+
+#include "vector.cuh"
+
+namespace optexp::hopper {
+
+__device__ inline uint32_t address(const void* shared) { return uint32_t(__cvta_generic_to_shared(shared)); }
+
+// --- barriers ----------------------------------------------------------------------------------------------------
+// A phase ends when all have arrived and all announced bytes are there. Who waits says by `parity` for which phase, 0
+// for the first; that of the phase before the first has ended.
+
+__device__ inline void make_barrier(uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes the barriers of this block known to the cluster and to the copy engine; a cluster_sync must follow.
+__device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ inline void wait(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    do {
+        asm volatile(
+            "{\n.reg .pred done;\nmbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
+            : "=r"(done)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+    } while (!done);
+}
+
+__device__ inline void arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// At the barrier of a block of the cluster that lies where `barrier` does here. No ordinary access is ordered by it: that
+// would cost a fence over the whole GPU.
+__device__ inline void arrive_at(uint32_t barrier, uint32_t rank) {
+    asm volatile(
+        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
+}
+
+__device__ inline void expect(uint32_t barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ inline void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+__device__ inline uint32_t cluster_rank() {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ inline void sync(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+__device__ inline void pass(int barrier, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// --- the kernel before, which may still run ----------------------------------------------------------------------
+
+__device__ inline void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+__device__ inline void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// --- registers, which the warpgroups of a block share out anew ---------------------------------------------------
+
+template <int COUNT>
+__device__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// --- the copy engine ---------------------------------------------------------------------------------------------
+
+__device__ inline void prefetch(const CUtensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+__device__ inline void fetch(uint32_t to, const CUtensorMap& map, int column, int row, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+        "l"(&map), "r"(barrier), "r"(column), "r"(row)
+        : "memory");
+}
+
+// To the same place of all blocks of the cluster whose bit is set, whose own barriers learn of it.
+__device__ inline void fetch_for(
+    uint16_t blocks, uint32_t to, const CUtensorMap& map, int column, int row, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(to),
+        "l"(&map), "r"(barrier), "h"(blocks), "r"(column), "r"(row)
+        : "memory");
+}
+
+// Ordinary writes of this thread, for the copy engine to see; a barrier must follow.
+__device__ inline void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ inline void put(const CUtensorMap& map, int column, int row, uint32_t from) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];\n"
+        "cp.async.bulk.commit_group;" ::"l"(&map),
+        "r"(from), "r"(column), "r"(row)
+        : "memory");
+}
+
+// Until what this thread has put was read.
+__device__ inline void await_puts() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// Four 8×8 matrices as a product's accumulators have them: lane 8i + j knows where row j of matrix i goes.
+__device__ inline void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
+                 : "memory");
+}
+
+// --- products ----------------------------------------------------------------------------------------------------
+
+// Of rows of 128 bytes, swizzled, eight of them 1024 bytes apart. 16 columns further on is 2 more.
+__device__ inline uint64_t matrix(uint32_t at) {
+    return uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 16 | (at & 0x3ffff) >> 4;
+}
+
+__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ inline void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int STILL>
+__device__ void await_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(STILL) : "memory");
+}
+
+// What the compiler knows of z ends here: products have written to it meanwhile.
+template <int N>
+__device__ __forceinline__ void refresh(float (&z)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(z[i])::"memory");
+}
+
+#define OPTEXP_Z8(i) \
+    "+f"(z[i]), "+f"(z[i + 1]), "+f"(z[i + 2]), "+f"(z[i + 3]), "+f"(z[i + 4]), "+f"(z[i + 5]), "+f"(z[i + 6]), "+f"(z[i + 7])
+#define OPTEXP_Z32(i) OPTEXP_Z8(i), OPTEXP_Z8(i + 8), OPTEXP_Z8(i + 16), OPTEXP_Z8(i + 24)
+#define OPTEXP_WGMMA(type)                                                                                            \
+    asm volatile(                                                                                                     \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                                                             \
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {"                                             \
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                      \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                            \
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                            \
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                            \
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                            \
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                            \
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                \
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "           \
+        "%128, %129, add, 1, 1, 0, 0;\n}"                                                                             \
+        : OPTEXP_Z32(0), OPTEXP_Z32(32), OPTEXP_Z32(64), OPTEXP_Z32(96)                                               \
+        : "l"(x), "l"(w), "r"(int(add)))
+
+// z = x·wᵀ, or z += x·wᵀ, of 64×16 and 256×16. Of eight columns j lane 4g + t of warp i has, from z[4j] on, two in row
+// 16i + g and two in row 16i + g + 8, from column 2t on.
+template <typename T>
+__device__ __forceinline__ void multiply(float (&z)[128], uint64_t x, uint64_t w, bool add) {
+    if constexpr (std::is_same_v<T, __half>) {
+        OPTEXP_WGMMA("f16");
+    } else {
+        OPTEXP_WGMMA("bf16");
+    }
+}
+
+// The same for 8 columns and one warp, whose operands are in registers.
+__device__ __forceinline__ void multiply_few(
+    float* z, uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3, uint32_t w0, uint32_t w1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
+        " {%0, %1, %2, %3};"
+        : "+f"(z[0]), "+f"(z[1]), "+f"(z[2]), "+f"(z[3])
+        : "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(w0), "r"(w1));
+}
+
+}  // namespace optexp::hopper

@@ -1,0 +1,37 @@
+"""Whether a product can go to hopper_product.cu, which multiplies with what only Hopper has."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from optexp.kernelkit import extension
+
+
+def takes(x: Tensor, *parameters: Tensor | None) -> bool:
+    """Whether it multiplies, on this card, matrices that `products.takes`.
+
+    Parameters are read as the dtype of x, 16 bytes at a time.
+    """
+    given = [p for p in parameters if p is not None]
+    return (
+        x.is_cuda
+        and x.shape[1] % 8 == 0
+        and all(p.dtype == x.dtype and p.is_contiguous() and p.data_ptr() % 16 == 0 for p in given)
+        and _runs(x.device)
+    )
+
+
+@cache
+def _runs(device: torch.device) -> bool:
+    if torch.cuda.get_device_capability(device) != (9, 0) or extension.why_not(device) is not None:
+        return False
+    try:
+        extension.library("hopper_product", device.index)
+    except (RuntimeError, OSError) as error:  # a compiler that is too old, say: there are other ways
+        warnings.warn(f"hopper_product.cu could not be built: {error}", stacklevel=2)
+        return False
+    return True

@@ -1,0 +1,160 @@
+"""The product in CUDA C++ that only Hopper runs: right at every edge, whatever the mean, and the same in every run."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms
+from optexp.kernelkit import extension, hopper
+from optexp.kernels import layernorm_linear, linear_gelu
+
+CUDA = torch.device("cuda", 0)
+SHAPES = [
+    (128, 256, 64),  # one tile, one step
+    (1, 8, 8),
+    (37, 88, 72),
+    (257, 264, 520),
+    (1000, 1032, 192),  # as many steps as one warpgroup is ahead, and one
+    (300, 512, 2048),
+    (128 * 140, 256, 128),  # more tiles than multiprocessors, of steps that all fit into the ring
+    (4100, 2056, 1032),
+]
+RUNS = 20  # a race shows now and then
+
+
+@pytest.fixture(autouse=True)
+def _hopper(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("gpu") and not hopper.takes(torch.empty(8, 8, device=CUDA)):
+        pytest.skip("needs a Hopper GPU and a CUDA compiler")
+
+
+@pytest.fixture
+def normal():
+    generator = torch.Generator(CUDA).manual_seed(0)
+
+    def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=CUDA).to(dtype)
+
+    return normal
+
+
+def normed(x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(F.layer_norm(x, x.shape[-1:], gamma, beta, 1e-5), weight, bias)
+
+
+def check_norm(*args: Tensor | None) -> None:
+    """As accurate as the norm and the product one after the other, and the same bits in every run."""
+    first = layernorm_linear.by_hopper(*args, 1e-5)
+    golden = normed(*(None if arg is None else arg.double() for arg in args))
+    scale = rms(golden)
+    theirs, ours = (error(y, golden, scale) for y in (normed(*args), first))
+    yardstick = Yardstick(theirs.rms, theirs.peak)
+    finding = measure("output", ours, scale, yardstick, yardstick, Limits(TOLERANCES[name_of(first.dtype)]))
+    assert finding.ok, finding.message
+    assert all(torch.equal(layernorm_linear.by_hopper(*args, 1e-5), first) for _ in range(RUNS))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_the_norm_before_it(m: int, n: int, k: int, normal) -> None:
+    x, weight = normal(m, k) + 0.5, normal(n, k) / k**0.5
+    gamma, beta, bias = normal(k) / 8 + 1, normal(k), normal(n)
+    check_norm(x, gamma, beta, weight, bias)
+    check_norm(x, None, beta, weight, None)
+    check_norm(x, gamma, None, weight, None)
+    check_norm(x, None, None, weight, bias)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mean", [1.0, 10.0, 15.0, 17.0, 100.0, -1000.0])
+def test_a_large_mean(mean: float, normal) -> None:
+    """Of some rows in one of several tiles, or of all; gamma is one-sided: what does not cancel would show."""
+    m, n, k = 400, 520, 1032
+    x, weight = normal(m, k), normal(n, k).abs() / 12
+    x[130:141] += mean
+    gamma, beta = normal(k).abs() + 1, normal(k)
+    check_norm(x, gamma, beta, weight, normal(n))
+    check_norm(normal(m, k) + mean, gamma, beta, weight, None)
+
+
+@pytest.mark.gpu
+def test_rows_without_any_spread(normal) -> None:
+    x = normal(200, 136)
+    x[7], x[8] = 3.0, 0.0
+    check_norm(x, None, None, normal(264, 136) / 12, None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_gelu_after_it(m: int, n: int, k: int, approximate: str, dtype: torch.dtype, normal) -> None:
+    x, weight, bias = normal(m, k, dtype=dtype), normal(n, k, dtype=dtype) / k**0.5, normal(n, dtype=dtype)
+    unit = torch.finfo(dtype).eps
+    for given in (bias, None):
+        z = F.linear(x.double(), weight.double(), None if given is None else given.double())
+        first = linear_gelu.by_hopper(x, weight, given, approximate)
+        torch.testing.assert_close(first.double(), F.gelu(z, approximate=approximate), rtol=unit, atol=unit)
+        assert all(torch.equal(linear_gelu.by_hopper(x, weight, given, approximate), first) for _ in range(RUNS))
+
+
+@pytest.mark.gpu
+def test_rows_apart(normal) -> None:
+    """What lies between rows is not a number, and must not be read."""
+    x, weight = normal(300, 136), normal(264, 144)
+    x[:, 128:], weight[:, 128:] = torch.nan, torch.nan
+    x, weight = x[:, :128], weight[:, :128] / 12
+    check_norm(x, None, None, weight, None)
+    golden = F.gelu(F.linear(x.double(), weight.double()), approximate="tanh")
+    y = linear_gelu.by_hopper(x, weight, None, "tanh")
+    torch.testing.assert_close(y.double(), golden, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.gpu
+def test_in_a_graph(normal) -> None:
+    """The fold and the product overlap there, too, and the second call works in the memory of the first."""
+    x, weight = normal(2048, 1024), normal(1024, 1024) / 32
+    expected = layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = [layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5) for _ in range(3)]
+    for _ in range(RUNS):
+        graph.replay()
+    assert all(torch.equal(result, expected) for result in results)
+
+
+@pytest.mark.gpu
+def test_it_is_one_of_the_ways(normal, monkeypatch: pytest.MonkeyPatch) -> None:
+    offered: list[object] = []
+    for module in (layernorm_linear, linear_gelu):
+        monkeypatch.setattr(module, "fastest", lambda what, key, ways, *_: offered.append(ways[-1]) or ways[-1])
+    x, weight = normal(40, 64), normal(32, 64) / 8
+    y = layernorm_linear.layernorm_linear(x, (64,), None, None, weight)
+    torch.testing.assert_close(y, normed(x, None, None, weight, None), rtol=2**-6, atol=2**-6)
+    linear_gelu.linear_gelu(x, weight)
+    assert offered == ["hopper", "hopper"]
+
+
+def test_only_where_it_runs_and_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not hopper.takes(torch.empty(8, 8, dtype=torch.bfloat16))
+
+    def broken(name: str, index: int) -> None:
+        raise RuntimeError("no such option")
+
+    hopper._runs.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(extension, "why_not", lambda device: None)
+    monkeypatch.setattr(extension, "library", broken)
+    with pytest.warns(UserWarning, match="no such option"):
+        assert not hopper._runs(CUDA)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    hopper._runs.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not hopper._runs(CUDA)
+    hopper._runs.cache_clear()
