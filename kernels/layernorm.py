@@ -136,9 +136,10 @@ def forward_of_rows(
     return y, mean, scale
 
 
-def _without_statistics(
+def normalised_rows(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, columns: int, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor]:
+    """The result alone."""
     y = x.new_empty(x.shape, dtype=dtype)
     _normalise(x, weight, bias, None, None, y, columns, eps)
     return (y,)
@@ -240,7 +241,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None
 
 
 layernorm_gradients = operation("layernorm_backward", backward_of_rows, _fake_backward)
-_layernorm = operation("layernorm", forward_of_rows, _fake, _save, _differentiate, inference=_without_statistics)
+_layernorm = operation("layernorm", forward_of_rows, _fake, _save, _differentiate, inference=normalised_rows)
 
 
 def layernorm(

@@ -38,7 +38,14 @@ from optexp.kernel import (
 from optexp.kernelkit import extension, hopper
 from optexp.kernelkit.products import TILINGS, Tiling, in_rows, place, product, takes
 from optexp.kernelkit.tuning import bucket, fastest
-from optexp.kernels.layernorm import LONGEST, as_shape, check_norm, forward_of_rows, layernorm_gradients
+from optexp.kernels.layernorm import (
+    LONGEST,
+    as_shape,
+    check_norm,
+    forward_of_rows,
+    layernorm_gradients,
+    normalised_rows,
+)
 from optexp.kernels.linear_gelu import check_linear
 
 LARGE_MEAN = tl.constexpr(16.0)  # deviations; the accumulators then hold 4 bits that cancel
@@ -167,24 +174,24 @@ def layernorm_linear_plain(
     tl.store(y_ptr + row * outputs + output, y, mask=output < outputs)
 
 
-def _forward(
+def _computed(
     x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The result; and where they are to be kept the normalised rows, their means and 1/deviations, else nothing."""
+) -> tuple[Tensor, ...]:
+    """The result; and where they are to be kept the normalised rows, their means and 1/deviations."""
     rows = in_rows(x)
-    nothing = x.new_empty(0)
 
-    def run(how: Tiling | Few | str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        if how != "library":
-            operands = (rows, gamma, beta, weight, bias, eps)
-            if isinstance(how, Tiling):
-                y = by_tiles(how, *operands)
-            else:
-                y = by_few(how, *operands) if isinstance(how, Few) else by_hopper(*operands)
-            return y, nothing, nothing.clone(), nothing.clone()
-        normal, mean, scale = forward_of_rows(rows, gamma, beta, rows.shape[1], eps, weight.dtype)
+    def run(how: Tiling | Few | str) -> tuple[Tensor, ...]:
+        operands = (rows, gamma, beta, weight, bias, eps)
+        if isinstance(how, Tiling):
+            return (by_tiles(how, *operands),)
+        if isinstance(how, Few):
+            return (by_few(how, *operands),)
+        if how == "hopper":
+            return (by_hopper(*operands),)
+        norm = forward_of_rows if keep else normalised_rows
+        normal, *statistics = norm(rows, gamma, beta, rows.shape[1], eps, weight.dtype)
         y = F.linear(normal, weight, bias)
-        return (y, normal, mean, scale) if keep else (y, nothing, nothing.clone(), nothing.clone())
+        return (y, normal, *statistics) if keep else (y,)
 
     ways: list[Tiling | Few | str] = ["library"]
     if rows.numel() and len(rows) <= MOST_ROWS and rows.shape[1] <= MOST_COLUMNS and not keep and halves(weight):
@@ -196,7 +203,16 @@ def _forward(
             ways.append("hopper")
     key = (x.dtype, weight.dtype, keep, gamma is None, bucket(len(rows)), *weight.shape)
     y, *kept = run(fastest("layernorm_linear", key, ways, run, x.device))
-    return y.view(*x.shape[:-1], weight.shape[0]), kept[0], kept[1], kept[2]
+    return y.view(*x.shape[:-1], weight.shape[0]), *kept
+
+
+def _forward(
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same with empty tensors for what is not kept."""
+    y, *kept = _computed(x, gamma, beta, weight, bias, eps, keep)
+    normal, mean, scale = kept or (x.new_empty(0) for _ in range(3))
+    return y, normal, mean, scale
 
 
 def by_tiles(
@@ -322,7 +338,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None
     return dx, None if gamma is None else dgamma, None if beta is None else dbeta, dweight, dbias, None, None
 
 
-_layernorm_linear = operation("layernorm_linear", _forward, _fake, _save, _differentiate)
+_layernorm_linear = operation("layernorm_linear", _forward, _fake, _save, _differentiate, inference=_computed)
 _layernorm_linear_cuda = operation("layernorm_linear_cuda", _cuda_forward, _fake, _save, _differentiate)
 
 
@@ -350,8 +366,9 @@ def layernorm_linear(
 def worthwhile(
     x: Tensor, normalized_shape: Any, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, *_: Any
 ) -> bool:
-    """Whether it can pay. A product costs as much as an element-wise operation for each 128 of its outputs."""
-    return pays(x, 1 + len(weight) / 128) and 0 < x.shape[-1] <= LONGEST
+    """Whether it can pay. A product costs as much as an element-wise operation for each 128 of its outputs, and a call
+    of ours the host as much as four of others."""
+    return pays(x, (1 + len(weight) / 128) / 4) and 0 < x.shape[-1] <= LONGEST
 
 
 def cuda(

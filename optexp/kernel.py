@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
+from torch.cuda import is_current_stream_capturing
 from triton import knobs
 from triton.runtime import KernelInterface
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -251,9 +252,16 @@ def pays(x: Tensor, operations: float = 1) -> bool:
 def is_small(x: Any, operations: float = 1) -> bool:
     """Whether launches are all that counts: then torch's checks, too, come before ours, and what it refuses is checked.
 
-    Each look at a tensor takes Python 50 ns, and such a call 6 µs in all.
+    Each look at a tensor takes Python 50 ns, and such a call 6 µs in all. In a graph that is captured launches cost
+    the device alone, where one of ours takes no longer than one of torch's.
     """
-    return isinstance(x, Tensor) and x.is_cuda and not is_compiling() and x.numel() * operations < SMALL
+    return (
+        isinstance(x, Tensor)
+        and x.is_cuda
+        and not is_compiling()
+        and x.numel() * operations < SMALL
+        and not is_current_stream_capturing()
+    )
 
 
 def is_small_with_row(x: Any, row: Any, operations: float) -> bool:
