@@ -153,11 +153,12 @@ __device__ float2 mean_and_scale(uint32_t base, int row) {
 }
 
 // A warp's 16 rows once more, from memory and centred: their own large mean left too few bits of z. Of 32 columns a
-// lane takes eight in a row, of both operands: in which order they are multiplied does not matter.
+// lane takes eight in a row, of both operands: in which order they are multiplied does not matter. What is left of the
+// mean is taken out as before: a small one can be rounded away again, as if nothing had been subtracted.
 template <typename T>
 __device__ __forceinline__ void redo_centred(float (&z)[128], const Operands<T>& given, int row, int column, float2 (&of)[2]) {
     const int lane = threadIdx.x % 32;
-    float square[2] = {};
+    float square[2] = {}, left[2] = {};
 #pragma unroll
     for (int i = 0; i < 128; i++) z[i] = 0.0f;
     for (int inner = lane % 4 * 8; inner < (given.k + 31) / 32 * 32; inner += 32) {
@@ -171,6 +172,7 @@ __device__ __forceinline__ void redo_centred(float (&z)[128], const Operands<T>&
                     const float one = float(pack.values[i]) - of[half].x, two = float(pack.values[i + 1]) - of[half].x;
                     square[half] = fmaf(one, one, fmaf(two, two, square[half]));
                     const __nv_bfloat162 both = __floats2bfloat162_rn(one, two);
+                    left[half] += __low2float(both) + __high2float(both);
                     x[half][i / 2] = reinterpret_cast<const uint32_t&>(both);
                 }
             }
@@ -186,9 +188,12 @@ __device__ __forceinline__ void redo_centred(float (&z)[128], const Operands<T>&
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        square[half] += __shfl_xor_sync(0xffffffff, square[half], 1);
-        square[half] += __shfl_xor_sync(0xffffffff, square[half], 2);
-        of[half] = {0.0f, rsqrtf(fmaf(square[half], given.share, given.eps))};
+#pragma unroll
+        for (int lanes = 1; lanes < 4; lanes *= 2) {
+            square[half] += __shfl_xor_sync(0xffffffff, square[half], lanes);
+            left[half] += __shfl_xor_sync(0xffffffff, left[half], lanes);
+        }
+        of[half] = {left[half] * given.share, rsqrtf(fmaf(square[half], given.share, given.eps))};
     }
 }
 

@@ -110,13 +110,16 @@ def layernorm_linear_forward(
         if tl.max(mean * mean - LARGE_MEAN * LARGE_MEAN * variance, axis=0) > 0.0:
             z = tl.zeros([M, N], tl.float32)
             square = tl.zeros([M], tl.float32)
+            left = tl.zeros([M], tl.float32)  # of the mean: a small one can be rounded away again
             for step in tl.range(0, tl.cdiv(k, K), num_stages=1):
                 x = x_desc.load([row * M, step * K]).to(tl.float32) - mean[:, None]
                 x = tl.where(step * K + tl.arange(0, K)[None, :] < k, x, 0.0)
                 square += tl.sum(x * x, axis=1)
-                z = tl.dot(x.to(y_desc.dtype), w_desc.load([column * N, step * K]).T, z)
+                rounded = x.to(y_desc.dtype)
+                left += tl.sum(rounded.to(tl.float32), axis=1)
+                z = tl.dot(rounded, w_desc.load([column * N, step * K]).T, z)
             variance = square / k
-            mean = tl.zeros([M], tl.float32)
+            mean = left / k
         scale = 1.0 / tl.sqrt(variance + tl.cast(eps, tl.float32))
         columns = column * N + tl.arange(0, N)
         total = tl.load(sum_ptr + columns, mask=columns < n, other=0.0)

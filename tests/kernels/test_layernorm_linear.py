@@ -78,6 +78,15 @@ def test_a_large_mean(mean: float, dtype: torch.dtype, tiling: Tiling, device: s
 
 
 @pytest.mark.parametrize(("device", "tiling"), MEDIUM)
+def test_a_small_mean_beside_a_large_one(tiling: Tiling, device: str, normal) -> None:
+    """Such a row is centred because of its neighbour, and rounding then brings its mean back."""
+    m, n, k = tiling.m, tiling.n, 1032
+    x, weight = normal(device, torch.bfloat16, m, k), normal(device, torch.bfloat16, n, k).abs() / 12
+    x[3] += 100
+    compare(tiling, x, None, None, weight, None)
+
+
+@pytest.mark.parametrize(("device", "tiling"), MEDIUM)
 def test_rows_without_any_spread(tiling: Tiling, device: str, normal) -> None:
     m, n, k = sizes(tiling)
     x = normal(device, torch.bfloat16, m, k)
