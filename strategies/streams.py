@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optexp.insight.trace import Trace
 
 TOO_SMALL = "the GPU is done with each chunk before the host has dispatched the next (fewer and larger ones?)"
-CHUNK_BYTES = 8 * 2**20  # large enough for full speed; the first one in and the last one out take little time
+CHUNK_BYTES = 16 * 2**20  # large enough for full speed of copies and of products
 ENGAGED = 0.02  # of the time; kernels of one stream may overlap by their launch
 
 
@@ -31,7 +31,7 @@ class Streams(Strategy):
               the device, one for each stream; auto: chunks where the step copies its batch itself, else branches
     streams:  at most so many; None is 4 for branches, 6 for chunks (two come in, two are computed on, two go out: three
               leave no time for a copy that takes longer than the work on a chunk), 2 for split
-    chunks:   of mode=chunks; None makes them 8 MiB large, and at least as many as the step has
+    chunks:   of mode=chunks; None makes them 16 MiB large, and at least as many as the step has
     """
 
     stage = Stage.STREAMS

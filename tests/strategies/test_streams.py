@@ -305,7 +305,7 @@ def test_chunks_have_a_size_that_keeps_copies_fast(streams, build):
     program.feed.reset([(torch.zeros(32 * 2**20 // 4, 4),)])
     program.feed.batches[0] = (torch.zeros(2**20 * 8, 2),)
     program = replace(program, model=nn.Identity())
-    assert Streams().apply(program)[1]["chunks"] == 8
+    assert Streams().apply(program)[1]["chunks"] == 4
 
 
 def test_results_without_rows_cannot_be_put_together(streams, build):
