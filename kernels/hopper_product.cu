@@ -247,6 +247,8 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
         float z[128];
         Sums sums;
         uint32_t before = 0;
+        Columns<T, FORM> columns;
+        columns.read(given, tile.column());  // here, since read behind the loop they are waited for
         if (apart && group == 1) sync(1, 2 * GROUP_SIZE);
         for (int step = 0; step < given.grid.steps; step++) {
             wait(ring.full(), ring.parity);
@@ -274,8 +276,6 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
             ring.next();
             if (apart && group == 0 && step == BEHIND) pass(1, 2 * GROUP_SIZE);
         }
-        Columns<T, FORM> columns;
-        columns.read(given, tile.column());
         if constexpr (FORM == NORM) sums.finish();
         await_products<0>();
         refresh(z);
