@@ -127,7 +127,8 @@ struct Sums {
 // lane takes eight in a row, of both operands: in which order they are multiplied does not matter. What is left of the
 // mean is taken out as before: a small one can be rounded away again, as if nothing had been subtracted.
 template <typename T>
-__device__ __forceinline__ void redo_centred(float (&z)[128], const Operands<T>& given, int row, int column, float2 (&of)[2]) {
+__device__ __forceinline__ void redo_centred(
+    float (&z)[128], const Operands<T>& given, int row, int column, float2 (&of)[2]) {
     const int lane = threadIdx.x % 32;
     float square[2] = {}, left[2] = {};
 #pragma unroll
@@ -179,10 +180,10 @@ __device__ float exponent(float z) {
     if constexpr (FORM == TANH) return z * fmaf(0.035677408136300125f, square, 0.7978845608028654f);
     if constexpr (std::is_same_v<T, __half>) {
         float p = 6.38709474e-10f;
-        for (const float term : {-6.08477251e-8f, 2.25798158e-6f, -3.60947306e-5f, -1.36443821e-4f, 0.0365718417f, 0.797728717f}) {
+        for (float term : {-6.08477251e-8f, 2.25798158e-6f, -3.60947306e-5f, -1.36443821e-4f, 0.0365718417f}) {
             p = fmaf(p, square, term);
         }
-        return z * p;
+        return z * fmaf(p, square, 0.797728717f);
     } else {
         const float p = fmaf(fmaf(4.51604456e-6f, square, -4.93357365e-4f), square, 0.0379140005f);
         return z * fmaf(p, square, 0.79630363f);
@@ -248,7 +249,8 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
         Sums sums;
         uint32_t before = 0;
         Columns<T, FORM> columns;
-        columns.read(given, tile.column());  // here, since read behind the loop they are waited for
+        // Behind the loop they are waited for. Together with the sums they would be too many registers.
+        if constexpr (FORM != NORM) columns.read(given, tile.column());
         if (apart && group == 1) sync(1, 2 * GROUP_SIZE);
         for (int step = 0; step < given.grid.steps; step++) {
             wait(ring.full(), ring.parity);
@@ -276,7 +278,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
             ring.next();
             if (apart && group == 0 && step == BEHIND) pass(1, 2 * GROUP_SIZE);
         }
-        if constexpr (FORM == NORM) sums.finish();
+        if constexpr (FORM == NORM) columns.read(given, tile.column()), sums.finish();
         await_products<0>();
         refresh(z);
         if (lane < CLUSTER) arrive_at(before, lane);
