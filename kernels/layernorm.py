@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from optexp.kernel import (
     REFUSED,
@@ -29,7 +30,7 @@ from optexp.kernel import (
     power_of_two,
 )
 from optexp.kernelkit.rows import Launch, in_rows
-from optexp.kernelkit.tiles import add_up, left, matrix, wide
+from optexp.kernelkit.tiles import add_up, left, matrix, starts_early, wide
 from optexp.kernelkit.tuning import bucket, fastest
 
 LONGEST = 16384  # columns whose two gradient sums fit in registers beside the row; longer rows are torch's business
@@ -42,14 +43,16 @@ def layernorm_forward(
 ):  # fmt: skip
     """Tiles of ROWS whole rows. The variance is that of the differences from the mean: a large mean costs nothing.
 
-    A program that loops keeps weight and bias; one that does not loads them when registers are free again.
+    A program that loops keeps weight and bias; one that does not loads them when registers are free again, or at once
+    (without stages): then they come with x.
     """
+    ahead: tl.constexpr = STAGES if STAGES > 0 else 1
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    if weight_ptr is not None and STAGES > 1:
+    if weight_ptr is not None and STAGES != 1:
         weight = tl.load(weight_ptr + column, mask=column < columns)
-    if bias_ptr is not None and STAGES > 1:
+    if bias_ptr is not None and STAGES != 1:
         bias = tl.load(bias_ptr + column, mask=column < columns)
-    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
+    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=ahead):
         first = tl.cast(tile, tl.int64) * ROWS
         start = first * columns
         exists = row < left(first, rows, ROWS)
@@ -78,10 +81,11 @@ def layernorm_forward(
 def layernorm_backward(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, sums_ptr, rows, columns,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each program the sums over its rows that weight (dy·x̂) and bias (dy) get.
 
-    With g = dy·weight: dx = (g − mean(g) − x̂·mean(g·x̂))·scale.
+    With g = dy·weight: dx = (g − mean(g) − x̂·mean(g·x̂))·scale. EARLY: what adds the sums up may get ready meanwhile.
     """
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     dtype = sums_ptr.dtype.element_ty
@@ -108,6 +112,8 @@ def layernorm_backward(
         tl.store(dx_ptr + start + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         to_weight += dy * normal
         to_bias += dy
+    if EARLY:
+        gdc_launch_dependents()
     column = tl.arange(0, BLOCK)
     sums_ptr += tl.program_id(0) * 2 * columns
     tl.store(sums_ptr + column, tl.sum(to_weight, axis=0), mask=column < columns)
@@ -158,7 +164,9 @@ def _normalise(
 def _more_ways(block: int) -> list[Launch]:
     """Statistics, weight and bias take registers: with a limit, as many programs run at once as without them."""
     if block <= 1024:
-        return [Launch(1024 // block, 4), Launch(4096 // block, 4, 5, 3)]
+        one = 1024 // block
+        at_once = [Launch(2 * one, 4, 0, 0), Launch(4 * one, 4, 0, 0, 64)]
+        return [Launch(one, 4), *at_once, Launch(4 * one, 4, 5, 3)]
     limited = [Launch(1, 4, registers=128), Launch(1, 8, registers=64)] if block <= 8192 else []
     return [*limited, Launch(1, 16 if block <= 8192 else 32, 1, 3)]
 
@@ -182,7 +190,7 @@ def backward_of_rows(
     def run(how: Launch) -> None:
         programs = max(1, min(ceil_div(rows, how.rows), how.resident * multiprocessors(x.device)))
         sums = mean.new_empty((programs, 2, columns))
-        tile = {**how.constants(block), "WHOLE": block == columns}
+        tile = {**how.constants(block), "WHOLE": block == columns, "EARLY": starts_early(x.device)}
         launch(layernorm_backward, programs, *operands, mean, scale, dx, sums, rows, columns, **tile)
         add_up(sums, dweight, dbias)
 
@@ -199,13 +207,13 @@ def _ways(block: int) -> list[Launch]:
     """
     if block <= 1024:
         one = 1024 // block
-        few = [Launch(4 * one, 8, 2), Launch(4 * one, 8, 2, 3, registers=128), Launch(8 * one, 16, 1)]
+        few = [Launch(4 * one, 8, 2), Launch(2 * one, 8, 2, 4), Launch(8 * one, 16, 1)]
         ahead = [Launch(2 * one, 4, 4, 3), Launch(2 * one, 4, 3, 4), Launch(one, 4, 6, 3)]
         return [Launch(one, 4, 6), Launch(2 * one, 4, 4), *ahead, *few]
     warps = min(max(block // 512, 4), 32)
     programs = max(1, 16 // warps)
     few = [Launch(more // warps, more, 16 // more, 3) for more in (8, 16) if more > warps]
-    ahead = [Launch(1, warps, programs, stages) for stages in (2, 3, 4)]
+    ahead = [Launch(1, warps, programs, stages) for stages in (3, 4)]
     return [Launch(1, warps, programs), *ahead, Launch(1, 32, 1, 3), *few]
 
 
