@@ -12,7 +12,6 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor, nn
-from triton.language.extra.cuda import gdc_launch_dependents
 
 from optexp.kernel import (
     REFUSED,
@@ -30,7 +29,7 @@ from optexp.kernel import (
     power_of_two,
 )
 from optexp.kernelkit.rows import Launch, in_rows
-from optexp.kernelkit.tiles import add_up, left, matrix, starts_early, wide
+from optexp.kernelkit.tiles import add_up, left, matrix, wide
 from optexp.kernelkit.tuning import bucket, fastest
 
 LONGEST = 16384  # columns whose two gradient sums fit in registers beside the row; longer rows are torch's business
@@ -81,11 +80,10 @@ def layernorm_forward(
 def layernorm_backward(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, sums_ptr, rows, columns,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each program the sums over its rows that weight (dy·x̂) and bias (dy) get.
 
-    With g = dy·weight: dx = (g − mean(g) − x̂·mean(g·x̂))·scale. EARLY: what adds the sums up may get ready meanwhile.
+    With g = dy·weight: dx = (g − mean(g) − x̂·mean(g·x̂))·scale.
     """
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     dtype = sums_ptr.dtype.element_ty
@@ -112,8 +110,6 @@ def layernorm_backward(
         tl.store(dx_ptr + start + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         to_weight += dy * normal
         to_bias += dy
-    if EARLY:
-        gdc_launch_dependents()
     column = tl.arange(0, BLOCK)
     sums_ptr += tl.program_id(0) * 2 * columns
     tl.store(sums_ptr + column, tl.sum(to_weight, axis=0), mask=column < columns)
@@ -190,7 +186,7 @@ def backward_of_rows(
     def run(how: Launch) -> None:
         programs = max(1, min(ceil_div(rows, how.rows), how.resident * multiprocessors(x.device)))
         sums = mean.new_empty((programs, 2, columns))
-        tile = {**how.constants(block), "WHOLE": block == columns, "EARLY": starts_early(x.device)}
+        tile = {**how.constants(block), "WHOLE": block == columns}
         launch(layernorm_backward, programs, *operands, mean, scale, dx, sums, rows, columns, **tile)
         add_up(sums, dweight, dbias)
 
