@@ -42,14 +42,16 @@ def layernorm_forward(
 ):  # fmt: skip
     """Tiles of ROWS whole rows. The variance is that of the differences from the mean: a large mean costs nothing.
 
-    A program that loops keeps weight and bias; one that does not loads them when registers are free again.
+    A program that loops keeps weight and bias; one that does not loads them when registers are free again, or at once
+    (without stages): then they come with x.
     """
+    ahead: tl.constexpr = STAGES if STAGES > 0 else 1
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    if weight_ptr is not None and STAGES > 1:
+    if weight_ptr is not None and STAGES != 1:
         weight = tl.load(weight_ptr + column, mask=column < columns)
-    if bias_ptr is not None and STAGES > 1:
+    if bias_ptr is not None and STAGES != 1:
         bias = tl.load(bias_ptr + column, mask=column < columns)
-    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
+    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=ahead):
         first = tl.cast(tile, tl.int64) * ROWS
         start = first * columns
         exists = row < left(first, rows, ROWS)
@@ -158,7 +160,9 @@ def _normalise(
 def _more_ways(block: int) -> list[Launch]:
     """Statistics, weight and bias take registers: with a limit, as many programs run at once as without them."""
     if block <= 1024:
-        return [Launch(1024 // block, 4), Launch(4096 // block, 4, 5, 3)]
+        one = 1024 // block
+        at_once = [Launch(2 * one, 4, 0, 0), Launch(4 * one, 4, 0, 0, 64)]
+        return [Launch(one, 4), *at_once, Launch(4 * one, 4, 5, 3)]
     limited = [Launch(1, 4, registers=128), Launch(1, 8, registers=64)] if block <= 8192 else []
     return [*limited, Launch(1, 16 if block <= 8192 else 32, 1, 3)]
 
@@ -199,13 +203,13 @@ def _ways(block: int) -> list[Launch]:
     """
     if block <= 1024:
         one = 1024 // block
-        few = [Launch(4 * one, 8, 2), Launch(4 * one, 8, 2, 3, registers=128), Launch(8 * one, 16, 1)]
+        few = [Launch(4 * one, 8, 2), Launch(2 * one, 8, 2, 4), Launch(8 * one, 16, 1)]
         ahead = [Launch(2 * one, 4, 4, 3), Launch(2 * one, 4, 3, 4), Launch(one, 4, 6, 3)]
         return [Launch(one, 4, 6), Launch(2 * one, 4, 4), *ahead, *few]
     warps = min(max(block // 512, 4), 32)
     programs = max(1, 16 // warps)
     few = [Launch(more // warps, more, 16 // more, 3) for more in (8, 16) if more > warps]
-    ahead = [Launch(1, warps, programs, stages) for stages in (2, 3, 4)]
+    ahead = [Launch(1, warps, programs, stages) for stages in (3, 4)]
     return [Launch(1, warps, programs), *ahead, Launch(1, 32, 1, 3), *few]
 
 

@@ -50,7 +50,7 @@ def philox(seed, first, second):
 
 
 @triton.jit
-def factors(seed_ptr, first, block, threshold, scale, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def factors(seed, first, block, threshold, scale, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """What to multiply a tile by: `scale` where an element stays, as its number is at least the threshold, else zero.
 
     As torch does it, so that what is infinite does not vanish unseen. Rounding comes after a product, where a choice
@@ -59,7 +59,7 @@ def factors(seed_ptr, first, block, threshold, scale, ROWS: tl.constexpr, BLOCK:
     group = block * (BLOCK // 8) + tl.arange(0, BLOCK // 8)[None, :]
     row = tl.cast(first, tl.int32) + tl.arange(0, ROWS)[:, None]  # beyond 2³¹ rows by their low 32 bits
     zero = tl.zeros([ROWS, BLOCK // 8], tl.int32)
-    a, b, c, d = philox(tl.load(seed_ptr), zero + group, zero + row)
+    a, b, c, d = philox(seed, zero + group, zero + row)
     words = tl.join(tl.join(a, b), tl.join(c, d))
     numbers = tl.join(words << 16, words)  # compared by their high halves: those of the threshold's low one are zero
     stays = tl.reshape(numbers, [ROWS, BLOCK]) >= tl.cast(threshold, tl.uint32) << 16
@@ -75,9 +75,10 @@ def relu_bias_dropout_forward(
     first, block = tl.cast(pid // across, tl.int64) * ROWS, pid % across
     start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
     bias = wide(tl.load(bias_ptr + column, mask=column < columns))
-    x = wide(tl.load(x_ptr + start + offsets, mask=mask))
+    x, seed = wide(tl.load(x_ptr + start + offsets, mask=mask)), tl.load(seed_ptr)
+    tl.debug_barrier()  # else ptxas moves half of the loads behind the numbers, to spare registers
     y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) + bias
-    y *= factors(seed_ptr, first, block, threshold, tl.cast(scale, bias.dtype), ROWS, BLOCK)
+    y *= factors(seed, first, block, threshold, tl.cast(scale, bias.dtype), ROWS, BLOCK)
     tl.store(y_ptr + start + offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -90,13 +91,13 @@ def relu_bias_dropout_backward(
     across = tl.cdiv(columns, BLOCK)
     block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
     dtype = sums_ptr.dtype.element_ty
-    sums = tl.zeros([ROWS, BLOCK], dtype)
+    sums, seed = tl.zeros([ROWS, BLOCK], dtype), tl.load(seed_ptr)
     for number in range(group, (rows - 1) // ROWS + 1, count):
         first = tl.cast(number, tl.int64) * ROWS
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
         x = tl.load(x_ptr + start + offsets, mask=mask).to(dtype)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype)
-        dy *= factors(seed_ptr, first, block, threshold, tl.cast(scale, dtype), ROWS, BLOCK)
+        dy *= factors(seed, first, block, threshold, tl.cast(scale, dtype), ROWS, BLOCK)
         tl.store(dx_ptr + start + offsets, tl.where(x <= 0, 0.0, dy).to(dx_ptr.dtype.element_ty), mask=mask)
         sums += dy
     column = block * BLOCK + tl.arange(0, BLOCK)
@@ -124,7 +125,7 @@ def _drop(p: float) -> dict[str, float]:
 
 def _forward(x: Tensor, bias: Tensor, seed: Tensor, p: float) -> Tensor:
     y = _fake(x, bias, seed, p)
-    return over_tiles(relu_bias_dropout_forward, y, x.contiguous(), bias.contiguous(), seed, **_drop(p))
+    return over_tiles(relu_bias_dropout_forward, y, x.contiguous(), bias.contiguous(), seed, maxnreg=64, **_drop(p))
 
 
 def _fake(x: Tensor, bias: Tensor, seed: Tensor, p: float) -> Tensor:

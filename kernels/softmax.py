@@ -6,6 +6,7 @@ A row that is too long for registers is read twice, the second time mostly from 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from optexp.kernel import (
     pays,
     power_of_two,
 )
-from optexp.kernelkit.rows import LONGEST, in_rows
+from optexp.kernelkit.rows import LONGEST, Launch, in_rows
 from optexp.kernelkit.tiles import exp, left, matrix, wide
 from optexp.kernelkit.tuning import bucket, fastest
 
@@ -35,17 +36,29 @@ LOWEST_DOUBLE = tl.constexpr(torch.finfo(torch.float64).min)
 
 @triton.jit
 def softmax_forward(x_ptr, y_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
-    """Tiles of ROWS whole rows."""
+    """Tiles of ROWS whole rows. Without stages a row is read three times, from L1 where it fits, and never all of it
+    is held in float32: then two programs share a multiprocessor.
+    """
+    ahead: tl.constexpr = STAGES if STAGES > 0 else 1
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
+    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=ahead):
         first = tl.cast(tile, tl.int64) * ROWS
         start = first * columns
         mask = column < columns
         if ROWS > 1:  # a lone row exists: one condition less to keep, bit by bit, for every row on its way
             mask = mask & (row < left(first, rows, ROWS))
-        x = wide(tl.load(x_ptr + start + row * columns + column, mask=mask, other=float("-inf")))
-        e = exp(x - tl.max(x, axis=1, keep_dims=True))
-        y = e * (1.0 / tl.sum(e, axis=1, keep_dims=True))
+        here, nothing = x_ptr + start + row * columns + column, float("-inf")
+        if STAGES == 0:  # loads of the same kind would be made one
+            x = wide(tl.load(here, mask=mask, other=nothing, eviction_policy="evict_last"))
+        else:
+            x = wide(tl.load(here, mask=mask, other=nothing))
+        top = tl.max(x, axis=1, keep_dims=True)
+        if STAGES == 0:
+            x = wide(tl.load(here, mask=mask, other=nothing))
+        scale = 1.0 / tl.sum(exp(x - top), axis=1, keep_dims=True)
+        if STAGES == 0:
+            x = wide(tl.load(here, mask=mask, other=nothing, eviction_policy="evict_first"))
+        y = exp(x - top) * scale
         tl.store(y_ptr + start + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -116,12 +129,19 @@ def softmax_plain(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
     tl.store(y_ptr + tl.program_id(0) * columns + offsets, e / tl.sum(e, axis=0), mask=mask)
 
 
+@cache
+def _more_ways(block: int) -> list[Launch]:
+    """Forward in half precision: two programs a multiprocessor where a row in registers leaves room for one."""
+    return [Launch(1, 16, 0, 0, 64), Launch(1, 32, 0, 0, 32)] if block > 8192 else []
+
+
 def _in_rows(kernel: Any, long: Any, library: Callable[[], Tensor], dtype: torch.dtype, *operands: Tensor) -> Tensor:
     """The result, tile by tile of whole rows; where a row is too long, block by block or by the library."""
     rows, columns = matrix(operands[0])
     if columns <= LONGEST:
         result = torch.empty_like(operands[0], dtype=dtype)
-        in_rows(kernel, rows, columns, *operands, result)
+        again = kernel is softmax_forward and operands[0].element_size() == 2
+        in_rows(kernel, rows, columns, *operands, result, more=_more_ways if again else None)
         return result
 
     def run(way: str) -> Tensor:

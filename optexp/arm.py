@@ -507,6 +507,13 @@ class Arm:
         record(self.program.run, steps, Path(path), self.device)
         return self.counters()
 
+    def code(self, folder: str, ran: list[tuple[str, int]]) -> None:
+        """Write down what the compiler made of our kernels that ran, by name and number of warps, if any did."""
+        if "optexp.kernel" in sys.modules and self.device.type == "cuda":
+            from optexp.kernelkit import assembly
+
+            assembly.write(Path(folder), set(ran))
+
     def takes(self, packed: bytes) -> list[bool]:
         """Which of these strategies this program, as it is now, would not refuse."""
         return [not strategy.unsupported(self.program, self.device) for strategy in cloudpickle.loads(packed)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 from optexp.advice import advise
@@ -18,6 +19,8 @@ from optexp.result import ArmSummary
 from optexp.session import Arm, Session, alongside
 from optexp.strategy import Strategy
 from optexp.verification import Referee
+
+WARP = 32  # threads
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,8 @@ def profile(
     session.result.profile["calibration"] = calibration.to_dict()
     counters = arm.call("profile", path=str(path), steps=session.protocol.profile_steps)
     trace = Trace.read(path)
+    ran = {(kernel.name, prod(kernel.block) // WARP) for kernel in trace.kernels if kernel.block}
+    arm.call("code", folder=str(session.output / "code" / name), ran=sorted(ran))
     return Profile(trace, breakdown(trace, calibration, beside), memory, counters)
 
 

@@ -241,6 +241,7 @@ def is_transformed() -> bool:
 
 
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError)  # what torch raises where it cannot serve its arguments
+CUDA = torch.backends.cuda.is_built()  # without, even a fake tensor may say it lies on such a device
 SMALL = 2**20  # elements; below, a call costs what its launch costs, and torch's own launch is the cheapest
 
 
@@ -260,7 +261,7 @@ def is_small(x: Any, operations: float = 1) -> bool:
         and x.is_cuda
         and not is_compiling()
         and x.numel() * operations < SMALL
-        and not is_current_stream_capturing()
+        and not (CUDA and is_current_stream_capturing())
     )
 
 

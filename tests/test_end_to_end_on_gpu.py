@@ -53,6 +53,16 @@ def test_a_whole_training_step_in_one_graph(tmp_path: Path, strategy: list[str])
     assert result.verdict is Verdict.FASTER, result.headline
 
 
+def test_the_code_of_our_kernels_is_kept_with_a_profile(tmp_path: Path) -> None:
+    ours = "baseline=[{fusion:{backend:kernels}}]"
+    result = optexp(tmp_path, "workload=softmax", "mode=profile", ours)
+    assert result.verdict is Verdict.PROFILED, result.headline
+    kept = tmp_path / "code" / "baseline"
+    assert "| softmax_forward-0 |" in (kept / "registers.md").read_text()
+    assert "LDG" in (kept / "softmax_forward-0.sass").read_text()
+    assert ".entry softmax_forward" in (kept / "softmax_forward-0.ptx").read_text()
+
+
 def test_an_arm_out_of_memory_is_a_verdict(tmp_path: Path) -> None:
     result = optexp(tmp_path, "workload=gelu", "workload.size=200000", "strategy=fusion")  # 160 GB a tensor
     assert result.verdict is Verdict.ERROR

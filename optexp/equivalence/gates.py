@@ -371,8 +371,11 @@ def chunks(*tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
 
 
 def _index(flat: int, tensor: Tensor) -> tuple[int, ...]:
-    shape = (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
-    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), shape)) if shape else ()
+    shape, index = (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape), list[int]()
+    for size in reversed(shape):  # torch.unravel_index takes 40 µs, and thousands of tensors are looked at
+        flat, at = divmod(flat, size)
+        index.append(at)
+    return tuple(reversed(index))
 
 
 def _bits(tensor: Tensor) -> Tensor:

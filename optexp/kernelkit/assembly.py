@@ -1,11 +1,11 @@
-"""What the compiler made of our Triton kernels: PTX, machine code, registers, spills, width of accesses."""
+"""What compilers made of our kernels: PTX, machine code, registers, spills, width of accesses."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,8 +14,11 @@ from typing import Any
 from triton import knobs
 
 from optexp.kernel import compiled_functions
+from optexp.kernelkit import extension
 
 INTERESTING = re.compile(r"\b(LDG|STG|LDGSTS|UTMALDG|UTMASTG|HGMMA|HMMA|LDL|STL|MUFU)\b(?:\.E)?(?:\.(\d+)\b)?")
+
+USAGE = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
 
 @dataclass(frozen=True)
@@ -59,16 +62,27 @@ def code_of(variant: Any) -> Code:
     return Code(facts.name, facts.num_warps, int(registers[1]), spills, facts.shared, variant.asm["ptx"], sass)
 
 
-def write(folder: Path) -> None:
-    """A file of PTX and one of machine code for each variant that ran, and a table of them all."""
+def write(folder: Path, ran: Collection[tuple[str, int]] | None = None) -> None:
+    """PTX and machine code of every variant that was compiled, the machine code of every library of CUDA C++ that was
+    loaded, and a table of registers and spills; nothing where there are none.
+
+    ran: only variants of these names and numbers of warps: the tuner had others compiled too
+    """
+    codes = [code for code in compiled() if ran is None or (code.name, code.warps) in ran]
+    if not codes and not extension.loaded:
+        return
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["| kernel | warps | registers | spills | shared memory | instructions |", "| --- " * 6 + "|"]
-    for number, code in enumerate(compiled()):
+    for number, code in enumerate(codes):
         name = f"{code.name}-{number}"
         (folder / f"{name}.ptx").write_text(code.ptx)
         (folder / f"{name}.sass").write_text(code.sass)
         counted = ", ".join(f"{count} {kind}" for kind, count in sorted(code.instructions.items()))
         lines.append(f"| {name} | {code.warps} | {code.registers} | {code.spills} | {code.shared} | {counted} |")
+    for name, path in extension.loaded.items():
+        (folder / f"{name}.cu.sass").write_text(_cuobjdump("-sass", path))
+        for function, registers, stack, shared in USAGE.findall(_cuobjdump("-res-usage", path)):
+            lines.append(f"| {name}.cu: `{function}` | | {registers} | {stack} bytes | {shared} | |")
     (folder / "registers.md").write_text("\n".join(lines) + "\n")
 
 

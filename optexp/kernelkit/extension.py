@@ -21,6 +21,8 @@ TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # what `with_ty
 
 ONLY = {"hopper_product": ["9.0a"]}  # sources for one architecture, whose own instructions they use
 
+loaded: dict[str, Path] = {}  # by the name of the source
+
 # torch forbids conversions between half and float in extensions; these kernels are made of them.
 FLAGS = ["-O3", "-std=c++17", "-U__CUDA_NO_HALF_CONVERSIONS__", "-U__CUDA_NO_BFLOAT16_CONVERSIONS__"]
 
@@ -90,7 +92,8 @@ def _gencode(target: str) -> list[str]:
 @cache
 def library(name: str, index: int) -> ctypes.CDLL:
     """Loaded, for the card of this index."""
-    return ctypes.CDLL(str(build(name, ONLY.get(name) or architectures(torch.device("cuda", index)))))
+    loaded[name] = build(name, ONLY.get(name) or architectures(torch.device("cuda", index)))
+    return ctypes.CDLL(str(loaded[name]))
 
 
 def run(name: str, function: str, *args: Any) -> None:

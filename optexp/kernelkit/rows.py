@@ -16,7 +16,8 @@ LONGEST = 32768  # columns that the registers of one program hold
 
 class Launch(NamedTuple):
     """rows of a tile; warps of a program; programs on a multiprocessor, which then loop (0: one tile each);
-    stages of the loop: 1 loads a tile and waits, 3 loads two tiles ahead (2 would wait, too: it has one buffer);
+    stages of the loop: 1 loads a tile and waits, 3 loads two tiles ahead (2 would wait, too: it has one buffer),
+    0 is what a kernel makes of it: one tile, of which more or less is kept in registers;
     registers that a thread may have (0: as the compiler likes)."""
 
     rows: int
@@ -36,11 +37,10 @@ def tiles(block: int) -> list[Launch]:
     """What may be fastest where each program takes one tile of up to `block` columns, the safest first."""
     if block <= 1024:
         one = 1024 // block
-        return [Launch(2 * one, 4), Launch(4 * one, 4), Launch(one, 1), Launch(2 * one, 2), Launch(4 * one, 4, 8, 2)]
+        return [Launch(2 * one, 4), Launch(4 * one, 4), Launch(one, 1), Launch(2 * one, 2)]
     if block <= 8192:
-        return [Launch(1, 8), Launch(1, 4), Launch(1, 16), Launch(1, 8, 4, 2), Launch(1, 16, 2, 2)]
-    one_each, in_turn = [Launch(1, 32), Launch(1, 16)], [Launch(1, 32, 1, 2), Launch(1, 16, 1, 2), Launch(1, 16, 2, 2)]
-    return [*one_each, *in_turn, Launch(1, 32, 1, 3), Launch(1, 16, 1, 3)]
+        return [Launch(1, 8), Launch(1, 4), Launch(1, 16)]
+    return [Launch(1, 32), Launch(1, 16), Launch(1, 32, 1, 3), Launch(1, 16, 1, 3)]
 
 
 def in_rows(

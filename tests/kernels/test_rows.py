@@ -18,7 +18,9 @@ COLUMNS = (700, 5000, 16_000)  # a tile holds several rows; one; one that only m
 ON_A_GPU = [
     pytest.param(c, how, "cuda", marks=pytest.mark.gpu) for c in COLUMNS for how in tiles(1 << (c - 1).bit_length())
 ]
-INTERPRETED = [pytest.param(70, how, "cpu") for how in (Launch(4, 4), Launch(1, 4), Launch(2, 4, 3, 2))]
+INTERPRETED = [
+    pytest.param(70, how, "cpu") for how in (Launch(4, 4), Launch(1, 4), Launch(2, 4, 3, 3), Launch(2, 4, 0, 0))
+]
 
 
 def run_softmax(x: Tensor) -> Tensor:
