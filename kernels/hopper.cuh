@@ -119,8 +119,19 @@ __device__ inline void put(const CUtensorMap& map, int column, int row, uint32_t
         : "memory");
 }
 
-// Until what this thread has put was read.
-__device__ inline void await_puts() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Until what this thread has put was read, but for the last few.
+template <int STILL>
+__device__ void await_puts() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STILL) : "memory");
+}
+
+// Four 8×8 matrices as a product's operand has them: lane 8i + j knows where row j of matrix i is.
+__device__ inline void load_matrices(uint32_t (&x)[4], uint32_t row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(row)
+                 : "memory");
+}
 
 // Four 8×8 matrices as a product's accumulators have them: lane 8i + j knows where row j of matrix i goes.
 __device__ inline void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
@@ -155,9 +166,9 @@ __device__ __forceinline__ void refresh(float (&z)[N]) {
 #define OPTEXP_Z8(i) \
     "+f"(z[i]), "+f"(z[i + 1]), "+f"(z[i + 2]), "+f"(z[i + 3]), "+f"(z[i + 4]), "+f"(z[i + 5]), "+f"(z[i + 6]), "+f"(z[i + 7])
 #define OPTEXP_Z32(i) OPTEXP_Z8(i), OPTEXP_Z8(i + 8), OPTEXP_Z8(i + 16), OPTEXP_Z8(i + 24)
-#define OPTEXP_WGMMA(type)                                                                                            \
+#define OPTEXP_WGMMA(type, add, operands, ...)                                                                                        \
     asm volatile(                                                                                                     \
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                                                             \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, " add ", 0;\n"                                                             \
         "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {"                                             \
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                      \
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                            \
@@ -167,19 +178,27 @@ __device__ __forceinline__ void refresh(float (&z)[N]) {
         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                            \
         "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                \
         "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "           \
-        "%128, %129, add, 1, 1, 0, 0;\n}"                                                                             \
+        operands ";\n}"                                                                             \
         : OPTEXP_Z32(0), OPTEXP_Z32(32), OPTEXP_Z32(64), OPTEXP_Z32(96)                                               \
-        : "l"(x), "l"(w), "r"(int(add)))
+        : __VA_ARGS__)
 
 // z = x·wᵀ, or z += x·wᵀ, of 64×16 and 256×16. Of eight columns j lane 4g + t of warp i has, from z[4j] on, two in row
 // 16i + g and two in row 16i + g + 8, from column 2t on.
 template <typename T>
 __device__ __forceinline__ void multiply(float (&z)[128], uint64_t x, uint64_t w, bool add) {
     if constexpr (std::is_same_v<T, __half>) {
-        OPTEXP_WGMMA("f16");
+        OPTEXP_WGMMA("f16", "%130", "%128, %129, add, 1, 1, 0, 0", "l"(x), "l"(w), "r"(int(add)));
     } else {
-        OPTEXP_WGMMA("bf16");
+        OPTEXP_WGMMA("bf16", "%130", "%128, %129, add, 1, 1, 0, 0", "l"(x), "l"(w), "r"(int(add)));
     }
+}
+
+// The same with x in registers, as load_matrices leaves it of 16×16 whose quarters it is given from above to below, and
+// then from left to right.
+__device__ __forceinline__ void multiply(float (&z)[128], const uint32_t (&x)[4], uint64_t w, bool add) {
+    OPTEXP_WGMMA(
+        "bf16", "%133", "{%128, %129, %130, %131}, %132, add, 1, 1, 0", "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(w),
+        "r"(int(add)));
 }
 
 // The same for 8 columns and one warp, whose operands are in registers.

@@ -1,9 +1,12 @@
 // x·wᵀ on Hopper with the norm of x's rows before it, or GELU after it, at the rate of the product alone.
 //
 // A block is one to a multiprocessor and goes from tile to tile. One of its warps has the copy engine fetch steps of x
-// and w into a ring of stages; two warpgroups multiply them, half of the tile's rows each; two warps sum the rows of x
-// from the same stages, for their mean and deviation. The second warpgroup is some steps behind the first, so that
-// each finishes its half while the other multiplies. Two blocks, one above the other, share what is fetched of w.
+// and w into a ring of stages; two warpgroups multiply them, half of the tile's rows each, the second some steps behind
+// the first, so that each finishes its half while the other multiplies. Two blocks, one above the other, share what is
+// fetched of w.
+//
+// For a norm they take x into registers first, from where tensor cores read as well, and sum its rows there. Shared
+// memory, which fetching and multiplying keep busy all the time, is read no more for it.
 #include <algorithm>
 
 #include "hopper.cuh"
@@ -16,17 +19,15 @@ constexpr int M = 128, N = 256, K = 64;  // of a tile and a step: 128 bytes of a
 constexpr int STAGES = 4, BEHIND = 2;    // steps in shared memory, and between the two warpgroups
 constexpr int CLUSTER = 2, GROUP = 8;    // blocks that share w, and clusters one above the other that share L2
 constexpr int BLOCK = 384, GROUP_SIZE = 128;
-constexpr int MULTIPLIERS = 8, SUMMERS = 2;  // warps
-constexpr int CHUNK = 64;                    // columns that are written at once
+constexpr int MULTIPLIERS = 8;  // warps
+constexpr int CHUNK = 64;       // columns that are written at once
 
 constexpr int X_BYTES = M * K * 2, W_BYTES = N * K * 2, STAGE = X_BYTES + W_BYTES;
-constexpr int OUT = STAGES * STAGE, OUT_BYTES = M / 2 * CHUNK * 2;  // two for each warpgroup
-constexpr int ROWS = OUT + 4 * OUT_BYTES;                           // mean and 1/deviation
-constexpr int FULL = ROWS + M * 8, EMPTY = FULL + STAGES * 8, TOLD = EMPTY + STAGES * 8, HEARD = TOLD + 8;
-constexpr int SHARED = HEARD + 8 + 1024;  // it begins at a multiple of 1024
+constexpr int OUT = STAGES * STAGE, OUT_BYTES = 16 * CHUNK * 2;  // two for each warp
+constexpr int FULL = OUT + 2 * MULTIPLIERS * OUT_BYTES, EMPTY = FULL + STAGES * 8;
+constexpr int SHARED = EMPTY + STAGES * 8 + 1024;  // it begins at a multiple of 1024
 
 constexpr float LARGE_MEAN = 16.0f;  // deviations; as in layernorm_linear.py
-constexpr float REDO = -1.0f;        // in the place of 1/deviation
 
 // --- which tile, and which stage -----------------------------------------------------------------------------------
 
@@ -95,78 +96,54 @@ __device__ void fetch_all(uint32_t base, const Grid& grid, const CUtensorMap& x,
 
 // --- mean and deviation --------------------------------------------------------------------------------------------
 
-__device__ void add(uint32_t pair, float& sum, float& square) {
-    const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000);
-    sum += low;
-    square = fmaf(low, low, square);
-    sum += high;
-    square = fmaf(high, high, square);
-}
+// Of the two rows of which a lane has elements; after `finish`, of whole rows.
+struct Sums {
+    float sum[2] = {}, square[2] = {};
 
-// A thread sums two rows. Neighbours begin at different sixteenths of their rows, which lie in different banks.
-__device__ void sum_all(uint32_t base, const Grid& grid, int thread, float share, float eps) {
-    uint32_t parity = 0;
-    Ring ring(base);
-    for (Tiles tile(grid); tile.left(); tile.next(), parity ^= 1) {
-        float sum[2][2] = {}, square[2][2] = {};
-        for (int step = 0; step < grid.steps; step++, ring.next()) {
-            wait(ring.full(), ring.parity);
-#pragma unroll 4
-            for (int i = 0; i < 8; i++) {
-                const uint32_t at = ring.x() + thread * K * 2 + uint32_t(i + thread) % 8 * 16;
+    __device__ __forceinline__ void add(const uint32_t (&x)[4]) {
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    uint32_t a, b, c, d;
-                    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
-                                 : "r"(at + half * (X_BYTES / 2))
-                                 : "memory");
-                    add(a, sum[half][0], square[half][0]);
-                    add(b, sum[half][1], square[half][1]);
-                    add(c, sum[half][0], square[half][0]);
-                    add(d, sum[half][1], square[half][1]);
-                }
-            }
-            __syncwarp();
-            if (thread % 32 == 0) arrive(ring.empty());
+        for (int i = 0; i < 4; i++) {
+            const float low = __uint_as_float(x[i] << 16), high = __uint_as_float(x[i] & 0xffff0000);
+            sum[i % 2] += low;
+            square[i % 2] = fmaf(low, low, square[i % 2]);
+            sum[i % 2] += high;
+            square[i % 2] = fmaf(high, high, square[i % 2]);
         }
-        wait(base + HEARD, parity ^ 1);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const float mean = (sum[half][0] + sum[half][1]) * share;
-            const float variance = fmaxf((square[half][0] + square[half][1]) * share - mean * mean, 0.0f);
-            const bool large = mean * mean > LARGE_MEAN * LARGE_MEAN * variance;
-            const float scale = large ? REDO : rsqrtf(variance + eps);
-            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(base + ROWS + (half * (M / 2) + thread) * 8), "f"(mean),
-                         "f"(scale)
-                         : "memory");
-        }
-        __syncwarp();
-        if (thread % 32 == 0) arrive(base + TOLD);
     }
-}
 
-__device__ float2 mean_and_scale(uint32_t base, int row) {
-    float2 found;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(found.x), "=f"(found.y) : "r"(base + ROWS + row * 8) : "memory");
-    return found;
-}
+    __device__ __forceinline__ void finish() {
+#pragma unroll
+        for (int half = 0; half < 2; half++) sum[half] = over_row(sum[half]), square[half] = over_row(square[half]);
+    }
+
+    // Over the four lanes that have a row between them.
+    static __device__ float over_row(float value) {
+        value += __shfl_xor_sync(0xffffffff, value, 1);
+        return value + __shfl_xor_sync(0xffffffff, value, 2);
+    }
+};
 
 // A warp's 16 rows once more, from memory and centred: their own large mean left too few bits of z. Of 32 columns a
 // lane takes eight in a row, of both operands: in which order they are multiplied does not matter. What is left of the
 // mean is taken out as before: a small one can be rounded away again, as if nothing had been subtracted.
 template <typename T>
-__device__ __forceinline__ void redo_centred(float (&z)[128], const Operands<T>& given, int row, int column, float2 (&of)[2]) {
+__device__ __forceinline__ void redo_centred(
+    float (&z)[128], const Operands<T>& given, int row, int column, float2 (&of)[2]) {
     const int lane = threadIdx.x % 32;
     float square[2] = {}, left[2] = {};
 #pragma unroll
     for (int i = 0; i < 128; i++) z[i] = 0.0f;
+    const T* x_row[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) x_row[half] = given.x + min(row + half * 8, given.m - 1) * given.x_stride;
+    const T* w_first = given.w + int64_t(column + lane / 4) * given.k;
+#pragma unroll 1  // else there are not enough registers
     for (int inner = lane % 4 * 8; inner < (given.k + 31) / 32 * 32; inner += 32) {
         uint32_t x[2][4] = {};
         if (inner < given.k) {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const auto pack = load<8>(given.x + min(row + half * 8, given.m - 1) * given.x_stride + inner, 0);
+                const auto pack = load<8>(x_row[half] + inner, 0);
 #pragma unroll
                 for (int i = 0; i < 8; i += 2) {
                     const float one = float(pack.values[i]) - of[half].x, two = float(pack.values[i + 1]) - of[half].x;
@@ -177,7 +154,7 @@ __device__ __forceinline__ void redo_centred(float (&z)[128], const Operands<T>&
                 }
             }
         }
-        const T* w_row = given.w + int64_t(column + lane / 4) * given.k + min(inner, given.k - 8);  // beyond, x is zero
+        const T* w_row = w_first + min(inner, given.k - 8);  // beyond, x is zero
 #pragma unroll
         for (int j = 0; j < N / 8; j++, w_row += 8 * given.k) {
             asm volatile("" : "+l"(w_row));  // else 32 of them are kept in registers
@@ -188,26 +165,38 @@ __device__ __forceinline__ void redo_centred(float (&z)[128], const Operands<T>&
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-#pragma unroll
-        for (int lanes = 1; lanes < 4; lanes *= 2) {
-            square[half] += __shfl_xor_sync(0xffffffff, square[half], lanes);
-            left[half] += __shfl_xor_sync(0xffffffff, left[half], lanes);
-        }
-        of[half] = {left[half] * given.share, rsqrtf(fmaf(square[half], given.share, given.eps))};
+        const float variance = Sums::over_row(square[half]) * given.share;
+        of[half] = {Sums::over_row(left[half]) * given.share, rsqrtf(variance + given.eps)};
     }
 }
 
 // --- from accumulators to y ----------------------------------------------------------------------------------------
 
+// Where x·Φ(x) has Φ = 1/(1 + e^(-2u)) = (1 + tanh u)/2, u: for erf by a polynomial, off by 2^-13 at most, or 2^-10.
+// (Twice that is how far Φ is off, relatively.)
+template <typename T, Form FORM>
+__device__ float exponent(float z) {
+    const float square = z * z;
+    if constexpr (FORM == TANH) return z * fmaf(0.035677408136300125f, square, 0.7978845608028654f);
+    if constexpr (std::is_same_v<T, __half>) {
+        float p = 6.38709474e-10f;
+        for (float term : {-6.08477251e-8f, 2.25798158e-6f, -3.60947306e-5f, -1.36443821e-4f, 0.0365718417f}) {
+            p = fmaf(p, square, term);
+        }
+        return z * fmaf(p, square, 0.797728717f);
+    } else {
+        const float p = fmaf(fmaf(4.51604456e-6f, square, -4.93357365e-4f), square, 0.0379140005f);
+        return z * fmaf(p, square, 0.79630363f);
+    }
+}
+
 // tanh by the instruction is good for bfloat16: it is off by 2^-11.
 template <typename T, Form FORM>
 __device__ float gelu(float z) {
-    if constexpr (FORM == ERF) return z * 0.5f * (1.0f + erff(0.7071067811865476f * z));
-    if constexpr (std::is_same_v<T, __half>) {
-        return z * __fdividef(1.0f, 1.0f + __expf(-1.5957691216057308f * z * (1.0f + 0.044715f * z * z)));
-    }
+    const float u = exponent<T, FORM>(z);
+    if constexpr (std::is_same_v<T, __half>) return z * __fdividef(1.0f, 1.0f + __expf(-2.0f * u));
     float tanh;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(tanh) : "f"(z * fmaf(0.035677408136300125f, z * z, 0.7978845608028654f)));
+    asm("tanh.approx.f32 %0, %1;" : "=f"(tanh) : "f"(u));
     return fmaf(0.5f * z, tanh, 0.5f * z);
 }
 
@@ -228,18 +217,20 @@ struct Columns {
     float2 total[FORM == NORM ? 8 : 1], offset[8];
 
     __device__ __forceinline__ void read(const Operands<T>& given, int first) {
-        first += threadIdx.x % 4 * 2;
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            if constexpr (FORM == NORM) {
-                total[j] = reinterpret_cast<const float2*>(given.total + first)[j * 4];
-                offset[j] = reinterpret_cast<const float2*>(given.offset + first)[j * 4];
-            } else if (given.bias != nullptr && first + j * 8 < given.n) {
-                const auto pair = load<2>(given.bias + first, j * 4);
-                offset[j] = {float(pair.values[0]), float(pair.values[1])};
-            } else {
-                offset[j] = {0.0f, 0.0f};
-            }
+        for (int j = 0; j < 8; j++) read(given, first, j);
+    }
+
+    __device__ __forceinline__ void read(const Operands<T>& given, int first, int j) {
+        first += threadIdx.x % 4 * 2;
+        if constexpr (FORM == NORM) {
+            total[j] = reinterpret_cast<const float2*>(given.total + first)[j * 4];
+            offset[j] = reinterpret_cast<const float2*>(given.offset + first)[j * 4];
+        } else if (given.bias != nullptr && first + j * 8 < given.n) {
+            const auto pair = load<2>(given.bias + first, j * 4);
+            offset[j] = {float(pair.values[0]), float(pair.values[1])};
+        } else {
+            offset[j] = {0.0f, 0.0f};
         }
     }
 };
@@ -247,43 +238,65 @@ struct Columns {
 template <typename T, Form FORM>
 __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUtensorMap& y, const Operands<T>& given) {
     const int lane = threadIdx.x % 32, group = warp / 4;
-    const int row = warp * 16 + lane / 4;  // and the one 8 further on, of the tile
+    const int row = warp * 16;                     // of the tile; the lane has two, `lane / 4` and 8 more further on
     const bool apart = given.grid.steps > BEHIND;  // else the first group could be two tiles ahead
-    const uint32_t out = base + OUT + group * 2 * OUT_BYTES;
-    const uint32_t out_row = out + (warp % 4 * 16 + lane % 16) * CHUNK * 2;
-    uint32_t parity = 0;
+    const uint32_t out = base + OUT + warp * 2 * OUT_BYTES;
+    // The lane's eight elements of 16×16, of rows of 64. The copy engine has put sixteenth i where i ^ row % 8 would be.
+    const uint32_t eight = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
     Ring ring(base);
-    for (Tiles tile(given.grid); tile.left(); tile.next(), parity ^= 1) {
+    for (Tiles tile(given.grid); tile.left(); tile.next()) {
         float z[128];
+        Sums sums;
         uint32_t before = 0;
+        Columns<T, FORM> columns;
+        // Behind the loop they are waited for. Together with the sums they would be too many registers.
+        if constexpr (FORM != NORM) columns.read(given, tile.column());
         if (apart && group == 1) sync(1, 2 * GROUP_SIZE);
         for (int step = 0; step < given.grid.steps; step++) {
             wait(ring.full(), ring.parity);
             const uint64_t x = matrix(ring.x() + group * (X_BYTES / 2)), w = matrix(ring.w());
-            begin_products();
+            if constexpr (FORM == NORM) {
+                uint32_t own[K / 16][4];
 #pragma unroll
-            for (int part = 0; part < K / 16; part++) multiply<T>(z, x + 2 * part, w + 2 * part, step + part > 0);
-            end_products();
-            await_products<1>();
+                for (int part = 0; part < K / 16; part++) {
+                    await_products<K / 16 - 1>();  // until the registers were read that it is loaded into
+                    load_matrices(own[part], (ring.x() + row * K * 2 + eight) ^ part * 32);
+                    begin_products();
+                    multiply(z, own[part], w + 2 * part, step + part > 0);
+                    end_products();
+                    sums.add(own[part]);
+                }
+            } else {
+                begin_products();
+#pragma unroll
+                for (int part = 0; part < K / 16; part++) multiply<T>(z, x + 2 * part, w + 2 * part, step + part > 0);
+                end_products();
+                await_products<1>();
+            }
             if (step > 0 && lane < CLUSTER) arrive_at(before, lane);
             before = ring.empty();
             ring.next();
             if (apart && group == 0 && step == BEHIND) pass(1, 2 * GROUP_SIZE);
         }
-        Columns<T, FORM> columns;
-        columns.read(given, tile.column());
+        if constexpr (FORM == NORM) columns.read(given, tile.column()), sums.finish();
         await_products<0>();
         refresh(z);
         if (lane < CLUSTER) arrive_at(before, lane);
 
         float scale[2], shift[2];
         if constexpr (FORM == NORM) {
-            wait(base + TOLD, parity);
-            float2 of[2] = {mean_and_scale(base, row), mean_and_scale(base, row + 8)};
-            __syncwarp();
-            if (lane == 0) arrive(base + HEARD);
-            if (__any_sync(0xffffffff, of[0].y == REDO || of[1].y == REDO)) {
-                redo_centred(z, given, tile.row() + row, tile.column(), of);
+            float2 of[2];
+            bool large = false;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float mean = sums.sum[half] * given.share;
+                const float variance = fmaxf(sums.square[half] * given.share - mean * mean, 0.0f);
+                large |= mean * mean > LARGE_MEAN * LARGE_MEAN * variance;
+                of[half] = {mean, rsqrtf(variance + given.eps)};
+            }
+            if (__any_sync(0xffffffff, large)) {
+                redo_centred(z, given, tile.row() + row + lane / 4, tile.column(), of);
+                columns.read(given, tile.column());  // again, rather than be kept
             }
 #pragma unroll
             for (int half = 0; half < 2; half++) scale[half] = of[half].y, shift[half] = -of[half].x * of[half].y;
@@ -306,24 +319,21 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
                     }
                     pairs[half][j] = packed<T>(pair[0], pair[1]);
                 }
+                if (chunk + 1 < N / CHUNK) columns.read(given, tile.column() + (chunk + 1) * CHUNK, j);
             }
-            if (chunk + 1 < N / CHUNK) columns.read(given, tile.column() + (chunk + 1) * CHUNK);
-            const uint32_t buffer = chunk % 2 * OUT_BYTES;
+            const uint32_t buffer = out + chunk % 2 * OUT_BYTES;
+            if (lane == 0) await_puts<1>();  // what was here; the chunk before may still be read
+            __syncwarp();
 #pragma unroll
             for (int j = 0; j < 8; j += 2) {
-                const uint32_t sixteenth = (j + lane / 16) ^ lane % 8;
-                store_matrices(out_row + buffer + sixteenth * 16, pairs[0][j], pairs[1][j], pairs[0][j + 1], pairs[1][j + 1]);
+                store_matrices((buffer + eight) ^ j * 16, pairs[0][j], pairs[1][j], pairs[0][j + 1], pairs[1][j + 1]);
             }
             publish_writes();
-            // The chunk before was read when all have passed: the next may be written where it was.
-            if (threadIdx.x % GROUP_SIZE == 0) await_puts();
-            sync(2 + group, GROUP_SIZE);
-            if (threadIdx.x % GROUP_SIZE == 0) {
-                put(y, tile.column() + chunk * CHUNK, tile.row() + group * (M / 2), out + buffer);
-            }
+            __syncwarp();
+            if (lane == 0) put(y, tile.column() + chunk * CHUNK, tile.row() + row, buffer);
         }
     }
-    if (threadIdx.x % GROUP_SIZE == 0) await_puts();
+    if (lane == 0) await_puts<0>();
 }
 
 template <typename T, Form FORM>
@@ -337,24 +347,19 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
         for (int stage = 0; stage < STAGES; stage++) {
             make_barrier(base + FULL + stage * 8, 1);
             // w is fetched for both blocks, by whichever finds it done with in both.
-            make_barrier(base + EMPTY + stage * 8, CLUSTER * MULTIPLIERS + (FORM == NORM ? SUMMERS : 0));
+            make_barrier(base + EMPTY + stage * 8, CLUSTER * MULTIPLIERS);
         }
-        make_barrier(base + TOLD, SUMMERS);
-        make_barrier(base + HEARD, MULTIPLIERS);
         publish_barriers();
     }
     cluster_sync();
+    let_next_begin();
     await_previous();
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     if (warp >= MULTIPLIERS) {
-        give_registers<56>();  // of 168 each: 128·56 + 256·224 = 384·168
-        if (warp == MULTIPLIERS) {
-            if (threadIdx.x % 32 == 0) fetch_all(base, given.grid, x, w);
-        } else if (FORM == NORM && warp <= MULTIPLIERS + SUMMERS) {
-            sum_all(base, given.grid, threadIdx.x - (MULTIPLIERS + 1) * 32, given.share, given.eps);
-        }
+        give_registers<24>();  // of 168 each: 128·24 + 256·240 = 384·168
+        if (warp == MULTIPLIERS && threadIdx.x % 32 == 0) fetch_all(base, given.grid, x, w);
     } else {
-        take_registers<224>();
+        take_registers<240>();
         multiply_all<T, FORM>(base, warp, y, given);
     }
     cluster_sync();  // until nobody writes into the other block any more
@@ -368,6 +373,7 @@ __global__ void fold(
     __nv_bfloat16* folded, float* totals, float* offsets, int n, int k, int64_t w_stride) {
     using Eight = Pack<__nv_bfloat16, 8>;
     let_next_begin();
+    await_previous();
     const int row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= n) return;
     w += row * w_stride;
@@ -423,6 +429,22 @@ int describe(CUtensorMap& map, bool half, const void* matrix, int64_t height, in
 
 int pieces(int64_t size, int piece) { return int((size + piece - 1) / piece); }
 
+// Its blocks may make ready while the kernel before ends.
+template <typename... A, typename... P>
+int launch_early(void (*kernel)(A...), int blocks, int threads, int shared, cudaStream_t stream, const P&... given) {
+    cudaLaunchAttribute early;
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = blocks;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, A(given)...);
+}
+
 template <typename T, Form FORM>
 int launch(Operands<T> given, int64_t w_stride, void* y, cudaStream_t stream) {
     constexpr bool HALF = std::is_same_v<T, __half>;
@@ -430,22 +452,13 @@ int launch(Operands<T> given, int64_t w_stride, void* y, cudaStream_t stream) {
     CUtensorMap maps[3];
     if (int status = describe(maps[0], HALF, given.x, given.m, given.k, given.x_stride, M)) return status;
     if (int status = describe(maps[1], HALF, given.w, given.n, given.k, w_stride, N / CLUSTER)) return status;
-    if (int status = describe(maps[2], HALF, y, given.m, given.n, given.n, M / 2)) return status;
+    if (int status = describe(maps[2], HALF, y, given.m, given.n, given.n, 16)) return status;
     int device = 0, multiprocessors = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    cudaLaunchAttribute early;  // the blocks may make ready while the kernel before ends
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = std::min(given.grid.down * given.grid.across, multiprocessors / CLUSTER) * CLUSTER;
-    config.blockDim = BLOCK;
-    config.dynamicSmemBytes = SHARED;
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = 1;
+    const int blocks = std::min(given.grid.down * given.grid.across, multiprocessors / CLUSTER) * CLUSTER;
     cudaFuncSetAttribute(product<T, FORM>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
-    return cudaLaunchKernelEx(&config, product<T, FORM>, maps[0], maps[1], maps[2], given);
+    return launch_early(product<T, FORM>, blocks, BLOCK, SHARED, stream, maps[0], maps[1], maps[2], given);
 }
 
 }  // namespace
@@ -457,9 +470,11 @@ extern "C" int layernorm_linear(
     int64_t m, int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, cudaStream_t stream) {
     using T = __nv_bfloat16;
     float *total = (float*)sums, *offset = total + pieces(n, N) * N;
-    fold<<<pieces(n, THREADS / 32), THREADS, 0, stream>>>(
-        (const T*)w, (const T*)gamma, (const T*)beta, (const T*)bias, (T*)folded, total, offset, int(n), int(k), w_stride);
-    if (int status = cudaGetLastError()) return status;
+    if (int status = launch_early(
+            fold, pieces(n, THREADS / 32), THREADS, 0, stream, (const T*)w, (const T*)gamma, (const T*)beta,
+            (const T*)bias, (T*)folded, total, offset, int(n), int(k), w_stride)) {
+        return status;
+    }
     const Operands<T> given = {
         (const T*)x, (const T*)folded, nullptr, total, offset, x_stride, int(m), int(n), int(k), 1.0f / k,
         float(eps)};
