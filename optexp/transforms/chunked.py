@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from operator import itemgetter
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from optexp.program import Batch, Outputs, Program, flatten, map_batch, tensors_of
 from optexp.transforms.lanes import Lanes
+
+AHEAD = 2  # chunks of a lane that are on their way in, and as many on their way out, while it works on another
 
 
 @dataclass(frozen=True)
@@ -102,36 +105,42 @@ class Overlapped:
         out: Outputs = {}
         whole, done = rows(tensors_of(batch)), 0
         assert whole is not None
-        pieces = list(split(batch, halved_ends(evenly(whole, self.chunks))))
+        pieces = split(batch, halved_ends(evenly(whole, self.chunks)))
         arriving, leaving = deque[tuple[Batch, torch.cuda.Event]](), deque[tuple[Outputs, torch.cuda.Event]]()
         with torch.no_grad(), self.lanes.open() as (inward, outward, *work):
-            ahead = 2 * len(work)  # even turns: the lane that made a result is the one that waits until it is out
-            for index in range(-ahead, len(pieces)):
-                if index >= 0:
-                    lane = work[index % len(work)]
-                    if len(leaving) == ahead:
-                        result, left = leaving.popleft()
-                        lane.wait_event(left)
-                        inward.wait_event(left)  # a model may give back its input
-                        del result
-                    chunk, arrived = arriving.popleft()
-                    lane.wait_event(arrived)
-                    with torch.cuda.stream(lane):
-                        result = flatten(program.predict(chunk))
-                    computed = lane.record_event()
-                    inward.wait_event(computed)
-                    del chunk
-                    if self.home:
-                        outward.wait_event(computed)
-                        with torch.cuda.stream(outward):
-                            done += send_home(result, out, whole, done, pinned=True)
-                        leaving.append((result, outward.record_event()))
-                    else:
-                        results.append(result)
+
+            def bring(piece: Batch) -> None:
                 with torch.cuda.stream(inward):
-                    for piece in pieces[index + ahead :][:1]:
-                        there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=True), piece)
-                        arriving.append((there, inward.record_event()))
+                    there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=True), piece)
+                    arriving.append((there, inward.record_event()))
+
+            ahead = AHEAD * len(work)  # whole turns: the lane that made a result is the one that waits until it is out
+            for piece in islice(pieces, ahead):
+                bring(piece)
+            turns = cycle(work)
+            while arriving:
+                lane = next(turns)
+                if len(leaving) == ahead:
+                    result, left = leaving.popleft()
+                    lane.wait_event(left)
+                    inward.wait_event(left)  # a model may give back its input
+                    del result
+                chunk, arrived = arriving.popleft()
+                lane.wait_event(arrived)
+                with torch.cuda.stream(lane):
+                    result = flatten(program.predict(chunk))
+                computed = lane.record_event()
+                inward.wait_event(computed)
+                del chunk
+                if self.home:
+                    outward.wait_event(computed)
+                    with torch.cuda.stream(outward):
+                        done += send_home(result, out, whole, done, pinned=True)
+                    leaving.append((result, outward.record_event()))
+                else:
+                    results.append(result)
+                for piece in islice(pieces, 1):
+                    bring(piece)
         if not self.home:
             return joined(results)
         torch.cuda.current_stream(program.device).synchronize()

@@ -299,7 +299,7 @@ def test_chunks_wait_for_each_other_where_they_must(lanes: int, streams, build, 
 
     monkeypatch.setattr(chunked, "map_batch", logging("in", chunked.map_batch))
     monkeypatch.setattr(chunked, "send_home", logging("out", chunked.send_home))
-    monkeypatch.setattr(chunked, "split", lambda batch, sizes: [(part,) for part in batch[0].split(sizes)])
+    monkeypatch.setattr(chunked, "split", lambda batch, sizes: ((part,) for part in batch[0].split(sizes)))
     monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, empty=torch.empty, **k: empty(*a, **k))
     predict = logging("work", program.predict)
     overlapped(SimpleNamespace(device=CPU, predict=predict), program.feed.batches[0])
