@@ -304,12 +304,17 @@ struct Held : Rows {
         write(part, done);
     }
 
+    // Registers have no computed numbers. The part is found by halves: sixteen branches, each far from the last, are slow.
+    template <int FIRST = 0, int COUNT = PARTS>
     __device__ __forceinline__ void finish_next() {
-#pragma unroll
-        for (int part = 0; part < PARTS; part++) {  // which registers cannot be computed
-            if (part == next) finish(part);
+        if constexpr (COUNT == 1) {
+            finish(FIRST);
+            next++;
+        } else if (next < FIRST + COUNT / 2) {
+            finish_next<FIRST, COUNT / 2>();
+        } else {
+            finish_next<FIRST + COUNT / 2, COUNT / 2>();
         }
-        next++;
     }
 
     __device__ __forceinline__ void finish_all() const {
