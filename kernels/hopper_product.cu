@@ -5,9 +5,9 @@
 // other, share what is fetched of w.
 //
 // Products run on their own once begun. So before GELU a tile is only rounded when its last step is done, to half the
-// registers, and finished sixteen columns a step while the next tile is multiplied. (Two warpgroups some steps apart, of
-// which one finishes while the other multiplies, need more steps in shared memory than it holds beside those on their
-// way: the one ahead waits for them until the other has caught up.)
+// registers, and finished sixteen columns a step while the next tile is multiplied. (Two warpgroups some steps apart,
+// one finishing while the other multiplies, need more steps in shared memory than it holds beside those on their way:
+// the one ahead waits for them until the other has caught up.)
 //
 // For a norm they take x into registers first, from where tensor cores read as well, and sum its rows there. Shared
 // memory, which fetching and multiplying keep busy all the time, is read no more for it.
@@ -246,7 +246,7 @@ struct Bias {
 struct Rows {
     const CUtensorMap& y;
     const uint32_t buffers;  // two
-    // The lane's eight elements of 16×16, of rows of 64. The copy engine has put sixteenth i where i ^ row % 8 would be.
+    // The lane's eight elements of 16×16, of rows of 64. The copy engine puts sixteenth i where i ^ row % 8 would be.
     const uint32_t eight = threadIdx.x % 16 * 128 + (threadIdx.x % 32 / 16 ^ threadIdx.x % 8) * 16;
     int row, column;
 
@@ -297,14 +297,14 @@ struct Held : Rows {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t both = pairs[part][i];
-            asm volatile("" : "+r"(both));  // else all parts are begun at once, for which there are not enough registers
+            asm volatile("" : "+r"(both));  // else all parts begin at once: too many registers
             const float2 z = unpacked<T>(both);
             done[i] = packed<T>(gelu<T, FORM>(z.x), gelu<T, FORM>(z.y));
         }
         write(part, done);
     }
 
-    // Registers have no computed numbers. The part is found by halves: sixteen branches, each far from the last, are slow.
+    // Registers have no computed numbers. By halves: a row of sixteen branches, each far from the last, is slow.
     template <int FIRST = 0, int COUNT = PARTS>
     __device__ __forceinline__ void finish_next() {
         if constexpr (COUNT == 1) {
