@@ -201,30 +201,29 @@ def _exponents(tensor: Tensor) -> dict[int, int]:
     return {at + low: count for at, count in enumerate(counts.tolist()) if at and count}
 
 
-def sizes(tensors: Sequence[Tensor]) -> list[tuple[float, float]]:
-    """`rms` and `largest` of each, after one wait for all."""
-    places = [place for place, tensor in enumerate(tensors) if tensor.numel()]
-    norms = [_norms([tensors[place] for place in places], order) for order in (2, inf)]
-    found = [(0.0, 0.0)] * len(tensors)
-    for place, norm, peak in zip(places, *norms, strict=True):
-        tensor = tensors[place]
-        known = isfinite(norm)  # and so is every element
-        found[place] = (norm / sqrt(_flat(tensor).numel()), peak) if known else (rms(tensor), largest(tensor))
-    return found
+def sizes(tensors: Sequence[Tensor]) -> list[float]:
+    """`rms` of each."""
+    norms = zip(tensors, _norms(tensors, 2), strict=True)
+    return [norm / sqrt(_flat(t).numel() or 1) if isfinite(norm) else rms(t) for t, norm in norms]
+
+
+def peaks(tensors: Sequence[Tensor]) -> list[float]:
+    """`largest` of each."""
+    return [peak if isfinite(peak) else largest(t) for t, peak in zip(tensors, _norms(tensors, inf), strict=True)]
 
 
 def finite(tensors: Mapping[str, Tensor]) -> set[str]:
     """Names of those without NaN and Inf."""
-    real = [name for name, t in tensors.items() if t.numel() and (t.is_floating_point() or t.is_complex())]
-    peaks = _norms([tensors[name] for name in real], inf)
-    return tensors.keys() - {name for name, peak in zip(real, peaks, strict=True) if not isfinite(peak)}
+    return {name for name, peak in zip(tensors, _norms([*tensors.values()], inf), strict=True) if isfinite(peak)}
 
 
 def _norms(tensors: Sequence[Tensor], order: float) -> list[float]:
-    """Of tensors with elements, NaN where one is."""
-    flat = [t if t.is_floating_point() else t.to(torch.float64) for t in map(_flat, tensors)]
-    norms = torch._foreach_norm(flat, order, dtype=torch.float64) if flat else ()
-    return torch.stack(norms).tolist() if norms else []
+    """After one wait for all. 0 where there is no element; not finite where one is not."""
+    flat = {place: vector for place, vector in enumerate(map(_flat, tensors)) if len(vector)}
+    real = [vector if vector.is_floating_point() else vector.to(torch.float64) for vector in flat.values()]
+    norms = torch.stack(torch._foreach_norm(real, order, dtype=torch.float64)).tolist() if real else []
+    known = dict(zip(flat, norms, strict=True))
+    return [known.get(place, 0.0) for place in range(len(tensors))]
 
 
 def error(candidate: Tensor, reference: Tensor, scale: float) -> Error:
@@ -304,14 +303,18 @@ def identical(a: Tensor, b: Tensor) -> bool:
 
 def alike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> set[str]:
     """Names of those that are `identical`."""
-    names = [
-        name
-        for name in ours.keys() & theirs.keys()
-        if ours[name].shape == theirs[name].shape and ours[name].dtype == theirs[name].dtype
-    ]
-    bits = [[_flat(some[name]).view(torch.uint8) for name in names] for some in (ours, theirs)]
-    differ = by_rows(lambda _, a, b: (a != b).any(1), *bits, dtype=torch.uint8)
-    return {name for name, rows in zip(names, differ, strict=True) if not rows.any()}
+    pairs = {name: (tensor, theirs[name]) for name, tensor in ours.items() if name in theirs}
+    pairs = {n: (a, b) for n, (a, b) in pairs.items() if (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)}
+    found = set()
+    for device in {tensor.device for tensor, _ in pairs.values()}:
+        bits = {n: [_flat(t).view(torch.uint8) for t in pair] for n, pair in pairs.items() if pair[0].device == device}
+        differ = by_rows(_unequal, *zip(*bits.values(), strict=True), dtype=torch.uint8)
+        found |= {name for name, rows in zip(bits, differ, strict=True) if not rows.any()}
+    return found
+
+
+def _unequal(_: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
+    return (a.view(torch.int64) != b.view(torch.int64)).any(1)
 
 
 def exact(
@@ -434,29 +437,31 @@ def by_rows(
     flat = [[_flat(tensor) for tensor in column] for column in columns]
     counts = [-(-len(vector) // BLOCK) for vector in flat[0]]
     owners = [owner for owner, count in enumerate(counts) for _ in range(count)]
-    begins, total, found = list(accumulate(counts, initial=0)), len(owners) * BLOCK, list[Tensor]()
+    begins, found = [row * BLOCK for row in accumulate(counts, initial=0)], list[Tensor]()
     device = flat[0][0].device if owners else torch.device("cpu")
-    chunk = CACHED if device.type == "cpu" else CHUNK
-    for start in range(0, total, chunk):
-        stop, here = min(start + chunk, total), owners[start // BLOCK : (start + chunk) // BLOCK]
-        parts = [
-            (owner, max(start - begins[owner] * BLOCK, 0), min(stop - begins[owner] * BLOCK, len(flat[0][owner])))
+    most = max(1, (min(CHUNK, CACHED) if device.type == "cpu" else CHUNK) // BLOCK)
+    for first in range(0, len(owners), most):
+        here, start = owners[first : first + most], first * BLOCK
+        stop, packed = start + len(here) * BLOCK, list[Tensor]()
+        within = {
+            owner: (max(begins[owner], start), min(begins[owner] + len(flat[0][owner]), stop))
             for owner in dict.fromkeys(here)
-        ]
-        packed = [torch.zeros(len(here), BLOCK, dtype=dtype, device=device) for _ in flat]
-        for rows, column in zip(packed, flat, strict=True):
-            places = [begins[owner] * BLOCK - start for owner, _, _ in parts]
+        }
+        for column in flat:
+            packed.append(torch.zeros(len(here), BLOCK, dtype=dtype, device=device))
+            line = packed[-1].view(-1)
             torch._foreach_copy_(
-                [rows.view(-1)[at + low : at + high] for at, (_, low, high) in zip(places, parts, strict=True)],
-                [column[owner][low:high] for owner, low, high in parts],
+                [line[low - start : high - start] for low, high in within.values()],
+                [column[owner][low - begins[owner] : high - begins[owner]] for owner, (low, high) in within.items()],
             )
         found.append(work(here, *packed))
     return torch.cat(found).cpu().split(counts) if found else [torch.empty(0)] * len(counts)
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """As a vector; complex numbers as pairs."""
-    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).detach().reshape(-1)
+    """As a vector without gaps; complex numbers as pairs."""
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return real.detach().reshape(-1).contiguous()
 
 
 def _index(flat: int, tensor: Tensor) -> tuple[int, ...]:

@@ -41,6 +41,7 @@ from optexp.equivalence.gates import (
     largest,
     measure,
     name_of,
+    peaks,
     rms,
     sizes,
     structure,
@@ -65,6 +66,8 @@ COLUMNS = " (small columns)"
 GENERATORS = "generators"
 RESEEDED = "a step draws random numbers or sets their seed, which the baseline's leaves alone"
 UNMASKED = " (unmasked)"  # a result without the numbers that fill its mask (see `filled`)
+
+_NONE = torch.empty(0)
 
 T = TypeVar("T")
 
@@ -227,9 +230,12 @@ class Judge:
         unjudged = {name for name in unjudged if not name.startswith("after/scaler/") and not optional(name)}
         kept, at = (self.noise, None) if noisy else (self.measured, step)  # noisy runs of all steps count for each
         off = size = 0.0  # of all gradients together: some are zero but for rounding
+        first = step not in self.rounded and any(name.startswith("after/") for name in seen)
+        updates = dict[str, Quantity]()
         for quantity in self._quantities(step, seen):
-            found = quantity.found
-            key = (at, quantity.name)
+            found, key = quantity.found, (at, quantity.name)
+            if first and not quantity.name.startswith(("out/", "input/", "grad/", "buffer/")):
+                updates[quantity.name] = quantity
             kept[key] = kept.get(key, Yardstick()) | Yardstick.of(found)
             unjudged.discard(_source(quantity.name))
             if not noisy:
@@ -240,8 +246,8 @@ class Judge:
                 size = hypot(size, quantity.scale * quantity.reference.numel() ** 0.5)
         if self.fp64.program.memory is not None and self.precise and not noisy:
             self._require_gradients(off, size, seen)
-        if step not in self.rounded and any(name.startswith("after/") for name in seen):
-            self._rounded_hyperparameters(step, seen)
+        if first:
+            self._rounded_hyperparameters(step, seen, updates)
             self.rounded.add(step)  # what its other runs would add is nothing but their scatter
         if unjudged and not _skipped(seen):
             raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")
@@ -282,9 +288,8 @@ class Judge:
         elif self.fp64.family != nonfinite.__name__ and (lost := found - self.infinite):
             raise NoReference(f"the baseline gives NaN or Inf in {', '.join(sorted(map(title, lost)))}")
 
-    def _rounded_hyperparameters(self, step: int, seen: Observation) -> None:
+    def _rounded_hyperparameters(self, step: int, seen: Observation, exact: Mapping[str, Quantity]) -> None:
         """What float32 hyperparameters move is allowed to any candidate (see `optexp.equivalence.hyperparameters`)."""
-        exact = {q.name: q for q in self._updates(step, seen)}
         program = self.fp64.program
         assert program.optimizer is not None
         corrections = bias_correction_error(program.optimizer)
@@ -580,15 +585,14 @@ def measured(quantities: Iterable[Quantity]) -> Iterator[Quantity]:
 
 
 def _measured(group: Sequence[Quantity]) -> Iterator[Quantity]:
-    nothing = torch.empty(0)
-    references = sizes([q.reference for q in group])
-    spreads = sizes([nothing if q.spread is None else q.spread.sqrt() for q in group])
-    stored = sizes([nothing if q.stored is None else q.stored for q in group])
-    scales = [hypot(size, spread) for (size, _), (spread, _) in zip(references, spreads, strict=True)]
+    spreads = sizes([_NONE if q.spread is None else q.spread.sqrt() for q in group])
+    scales = list(map(hypot, sizes([q.reference for q in group]), spreads))
+    stored = [_NONE if q.stored is None else q.stored for q in group]
     found = errors([(q.value, q.reference, scale) for q, scale in zip(group, scales, strict=True)])
-    for quantity, scale, (size, peak), error in zip(group, scales, stored, found, strict=True):
-        row = None if quantity.stored is None else TOLERANCES.get(name_of(quantity.stored.dtype))
-        unit = 0.0 if row is None else 2 * row.unit  # two roundings of its dtype, as of decay and update
+    every = zip(group, stored, scales, sizes(stored), peaks(stored), found, strict=True)
+    for quantity, kept, scale, size, peak, error in every:
+        row = TOLERANCES.get(name_of(kept.dtype))
+        unit = 0.0 if row is None else 2 * row.unit  # two roundings, as of decay and update
         yield replace(quantity, scale=scale, resolution=(unit * size, unit * peak), found=error)
 
 
