@@ -241,7 +241,9 @@ def errors(compared: Sequence[tuple[Tensor, Tensor, float]]) -> list[Error]:
         s = torch.tensor([scales[owner] for owner in owners], dtype=torch.float64).to(c.device)[:, None]
         difference = (c - g).abs_()
         finite = difference.isfinite()
-        weighted = difference * torch.where(s == 0, 1.0, s / (g.abs() + s))
+        weighted = (s / g.abs().add_(s)).mul_(difference)
+        if not all(scales[owner] for owner in owners):
+            weighted = torch.where(s == 0, difference, weighted)
         peak, at = torch.where(finite, weighted, 0.0).max(1, keepdim=True)
         square = torch.where(finite, difference, 0.0).square_().sum(1, keepdim=True)
         lost = finite.logical_not_().sum(1, keepdim=True)
