@@ -59,14 +59,6 @@ __device__ inline uint32_t cluster_rank() {
     return rank;
 }
 
-__device__ inline void sync(int barrier, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-__device__ inline void pass(int barrier, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
 // --- the kernel before, which may still run ----------------------------------------------------------------------
 
 __device__ inline void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

@@ -1,9 +1,13 @@
 // x·wᵀ on Hopper with the norm of x's rows before it, or GELU after it, at the rate of the product alone.
 //
 // A block is one to a multiprocessor and goes from tile to tile. One of its warps has the copy engine fetch steps of x
-// and w into a ring of stages; two warpgroups multiply them, half of the tile's rows each, the second some steps behind
-// the first, so that each finishes its half while the other multiplies. Two blocks, one above the other, share what is
-// fetched of w.
+// and w into a ring of stages; two warpgroups multiply them, half of the tile's rows each. Two blocks, one above the
+// other, share what is fetched of w.
+//
+// Products run on their own once begun. So before GELU a tile is only rounded when its last step is done, to half the
+// registers, and finished sixteen columns a step while the next tile is multiplied. (Two warpgroups some steps apart,
+// one finishing while the other multiplies, need more steps in shared memory than it holds beside those on their way:
+// the one ahead waits for them until the other has caught up.)
 //
 // For a norm they take x into registers first, from where tensor cores read as well, and sum its rows there. Shared
 // memory, which fetching and multiplying keep busy all the time, is read no more for it.
@@ -16,11 +20,12 @@ namespace optexp::hopper {
 enum Form { NORM, TANH, ERF };
 
 constexpr int M = 128, N = 256, K = 64;  // of a tile and a step: 128 bytes of a row, as wide as a swizzle
-constexpr int STAGES = 4, BEHIND = 2;    // steps in shared memory, and between the two warpgroups
+constexpr int STAGES = 4;                // steps in shared memory
 constexpr int CLUSTER = 2, GROUP = 8;    // blocks that share w, and clusters one above the other that share L2
-constexpr int BLOCK = 384, GROUP_SIZE = 128;
+constexpr int BLOCK = 384;
 constexpr int MULTIPLIERS = 8;  // warps
 constexpr int CHUNK = 64;       // columns that are written at once
+constexpr int PARTS = N / 16;   // of a tile, in which it is finished
 
 constexpr int X_BYTES = M * K * 2, W_BYTES = N * K * 2, STAGE = X_BYTES + W_BYTES;
 constexpr int OUT = STAGES * STAGE, OUT_BYTES = 16 * CHUNK * 2;  // two for each warp
@@ -37,8 +42,8 @@ struct Grid {
 
 template <typename T>
 struct Operands {
-    const T *x, *w, *bias;        // no bias: null
-    const float *total, *offset;  // of the rows of w: their sums, and what is added to their columns of y
+    const T *x, *w, *bias;  // no bias: null
+    const float4* sums;     // of two rows of w: their sums, and what is added to their columns of y
     int64_t x_stride;
     int m, n, k;
     float share, eps;  // 1/k
@@ -211,47 +216,185 @@ __device__ uint32_t packed(float low, float high) {
     }
 }
 
-// What a lane needs to know of its columns of a chunk.
-template <typename T, Form FORM>
-struct Columns {
-    float2 total[FORM == NORM ? 8 : 1], offset[8];
+template <typename T>
+__device__ float2 unpacked(uint32_t both) {
+    if constexpr (std::is_same_v<T, __half>) return __half22float2(reinterpret_cast<const __half2&>(both));
+    return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000)};
+}
 
-    __device__ __forceinline__ void read(const Operands<T>& given, int first) {
+// The bias of a tile, of which a lane keeps two columns of each chunk, until lanes ask each other for those they need.
+template <typename T>
+struct Bias {
+    uint32_t pairs[N / CHUNK];
+
+    __device__ __forceinline__ Bias(const Operands<T>& given, int column) {
 #pragma unroll
-        for (int j = 0; j < 8; j++) read(given, first, j);
+        for (int chunk = 0; chunk < N / CHUNK; chunk++) {
+            const int first = column + chunk * CHUNK + threadIdx.x % 32 * 2;
+            const bool there = given.bias != nullptr && first < given.n;
+            pairs[chunk] = there ? *reinterpret_cast<const uint32_t*>(given.bias + first) : 0;
+        }
     }
 
-    __device__ __forceinline__ void read(const Operands<T>& given, int first, int j) {
-        first += threadIdx.x % 4 * 2;
-        if constexpr (FORM == NORM) {
-            total[j] = reinterpret_cast<const float2*>(given.total + first)[j * 4];
-            offset[j] = reinterpret_cast<const float2*>(given.offset + first)[j * 4];
-        } else if (given.bias != nullptr && first + j * 8 < given.n) {
-            const auto pair = load<2>(given.bias + first, j * 4);
-            offset[j] = {float(pair.values[0]), float(pair.values[1])};
-        } else {
-            offset[j] = {0.0f, 0.0f};
+    // Of eight columns, those that the lane has in z.
+    __device__ __forceinline__ float2 of(int j) const {
+        return unpacked<T>(__shfl_sync(0xffffffff, pairs[j / 8], j % 8 * 4 + threadIdx.x % 4));
+    }
+};
+
+// A warp's 16 rows of a tile of y, written in parts of 16 columns, whose chunks the copy engine takes.
+struct Rows {
+    const CUtensorMap& y;
+    const uint32_t buffers;  // two
+    // The lane's eight elements of 16×16, of rows of 64. The copy engine puts sixteenth i where i ^ row % 8 would be.
+    const uint32_t eight = threadIdx.x % 16 * 128 + (threadIdx.x % 32 / 16 ^ threadIdx.x % 8) * 16;
+    int row, column;
+
+    __device__ __forceinline__ Rows(const CUtensorMap& y, uint32_t buffers) : y(y), buffers(buffers) {}
+
+    // Pairs of eight columns, in the upper and in the lower rows, and of the next eight.
+    __device__ __forceinline__ void write(int part, const uint32_t (&pairs)[4]) const {
+        constexpr int LAST = CHUNK / 16 - 1;
+        const int chunk = part / (CHUNK / 16), of_chunk = part % (CHUNK / 16);
+        const bool first_lane = threadIdx.x % 32 == 0;
+        const uint32_t buffer = buffers + chunk % 2 * OUT_BYTES;
+        if (of_chunk == 0) {
+            if (first_lane) await_puts<1>();  // what was here; the chunk before may still be read
+            __syncwarp();
+        }
+        store_matrices((buffer + eight) ^ of_chunk * 32, pairs[0], pairs[1], pairs[2], pairs[3]);
+        if (of_chunk == LAST) {
+            publish_writes();
+            __syncwarp();
+            if (first_lane) put(y, column + chunk * CHUNK, row, buffer);
         }
     }
 };
 
+// The same before GELU, rounded as a product and GELU apart would: half as many registers as the tile had.
+template <typename T, Form FORM>
+struct Held : Rows {
+    uint32_t pairs[PARTS][4] = {};
+    int next = PARTS;  // nothing is held yet
+
+    using Rows::Rows;
+
+    __device__ __forceinline__ void take(const float (&z)[128], const Bias<T>& bias) {
+#pragma unroll
+        for (int j = 0; j < N / 8; j++) {
+            const float2 more = bias.of(j);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float* pair = z + j * 4 + half * 2;
+                pairs[j / 2][j % 2 * 2 + half] = packed<T>(pair[0] + more.x, pair[1] + more.y);
+            }
+        }
+        next = 0;
+    }
+
+    __device__ __forceinline__ void finish(int part) const {
+        uint32_t done[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t both = pairs[part][i];
+            asm volatile("" : "+r"(both));  // else all parts begin at once: too many registers
+            const float2 z = unpacked<T>(both);
+            done[i] = packed<T>(gelu<T, FORM>(z.x), gelu<T, FORM>(z.y));
+        }
+        write(part, done);
+    }
+
+    // Registers have no computed numbers. By halves: a row of sixteen branches, each far from the last, is slow.
+    template <int FIRST = 0, int COUNT = PARTS>
+    __device__ __forceinline__ void finish_next() {
+        if constexpr (COUNT == 1) {
+            finish(FIRST);
+            next++;
+        } else if (next < FIRST + COUNT / 2) {
+            finish_next<FIRST, COUNT / 2>();
+        } else {
+            finish_next<FIRST + COUNT / 2, COUNT / 2>();
+        }
+    }
+
+    __device__ __forceinline__ void finish_all() const {
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) finish(part);
+    }
+};
+
+// Of a chunk, what a lane needs of its columns.
+struct Columns {
+    float4 sums[8];
+
+    // Brings those of a whole tile near, 32 bytes a lane and time.
+    template <typename T>
+    static __device__ __forceinline__ void announce(const Operands<T>& given, int column) {
+#pragma unroll
+        for (int i = 0; i < N * 8; i += 32 * 32) {
+            const float4* at = given.sums + (column * 8 + i + threadIdx.x % 32 * 32) / 16;
+            asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
+        }
+    }
+
+    template <typename T>
+    __device__ __forceinline__ void read(const Operands<T>& given, int first, int j) {
+        sums[j] = given.sums[first / 2 + j * 4 + threadIdx.x % 4];
+    }
+
+    template <typename T>
+    __device__ __forceinline__ void read(const Operands<T>& given, int first) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) read(given, first, j);
+    }
+};
+
+// The norm of a tile, from the first chunk's columns on.
+template <typename T>
+__device__ __forceinline__ void normalise(
+    float (&z)[128], const Sums& sums, Columns& columns, const Operands<T>& given, const Rows& rows) {
+    float2 of[2];  // mean and 1/deviation
+    bool large = false;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const float mean = sums.sum[half] * given.share;
+        const float variance = fmaxf(sums.square[half] * given.share - mean * mean, 0.0f);
+        large |= mean * mean > LARGE_MEAN * LARGE_MEAN * variance;
+        of[half] = {mean, rsqrtf(variance + given.eps)};
+    }
+    if (__any_sync(0xffffffff, large)) {
+        redo_centred(z, given, rows.row + threadIdx.x % 32 / 4, rows.column, of);
+        columns.read(given, rows.column);  // again, rather than be kept
+    }
+    uint32_t pairs[4];
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        const float4 own = columns.sums[j % 8];
+        if (j + 8 < N / 8) columns.read(given, rows.column + (j / 8 + 1) * CHUNK, j % 8);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float* pair = z + j * 4 + half * 2;
+            const float scale = of[half].y, shift = -of[half].x * scale;
+            pairs[j % 2 * 2 + half] = packed<T>(
+                fmaf(pair[0], scale, fmaf(shift, own.x, own.z)), fmaf(pair[1], scale, fmaf(shift, own.y, own.w)));
+        }
+        if (j % 2 == 1) rows.write(j / 2, pairs);
+    }
+}
+
 template <typename T, Form FORM>
 __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUtensorMap& y, const Operands<T>& given) {
     const int lane = threadIdx.x % 32, group = warp / 4;
-    const int row = warp * 16;                     // of the tile; the lane has two, `lane / 4` and 8 more further on
-    const bool apart = given.grid.steps > BEHIND;  // else the first group could be two tiles ahead
-    const uint32_t out = base + OUT + warp * 2 * OUT_BYTES;
-    // The lane's eight elements of 16×16, of rows of 64. The copy engine has put sixteenth i where i ^ row % 8 would be.
-    const uint32_t eight = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
+    const int row = warp * 16;  // of the tile; the lane has two, `lane / 4` and 8 more further on
+    std::conditional_t<FORM == NORM, Rows, Held<T, FORM>> rows(y, base + OUT + warp * 2 * OUT_BYTES);
     Ring ring(base);
     for (Tiles tile(given.grid); tile.left(); tile.next()) {
         float z[128];
         Sums sums;
         uint32_t before = 0;
-        Columns<T, FORM> columns;
-        // Behind the loop they are waited for. Together with the sums they would be too many registers.
-        if constexpr (FORM != NORM) columns.read(given, tile.column());
-        if (apart && group == 1) sync(1, 2 * GROUP_SIZE);
+        const int column = tile.column();
+        const Bias<T> bias(given, column);
+        if constexpr (FORM == NORM) Columns::announce(given, column);
         for (int step = 0; step < given.grid.steps; step++) {
             wait(ring.full(), ring.parity);
             const uint64_t x = matrix(ring.x() + group * (X_BYTES / 2)), w = matrix(ring.w());
@@ -260,7 +403,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
 #pragma unroll
                 for (int part = 0; part < K / 16; part++) {
                     await_products<K / 16 - 1>();  // until the registers were read that it is loaded into
-                    load_matrices(own[part], (ring.x() + row * K * 2 + eight) ^ part * 32);
+                    load_matrices(own[part], (ring.x() + row * K * 2 + rows.eight) ^ part * 32);
                     begin_products();
                     multiply(z, own[part], w + 2 * part, step + part > 0);
                     end_products();
@@ -271,68 +414,26 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
 #pragma unroll
                 for (int part = 0; part < K / 16; part++) multiply<T>(z, x + 2 * part, w + 2 * part, step + part > 0);
                 end_products();
+                if (rows.next < PARTS) rows.finish_next();
                 await_products<1>();
             }
             if (step > 0 && lane < CLUSTER) arrive_at(before, lane);
             before = ring.empty();
             ring.next();
-            if (apart && group == 0 && step == BEHIND) pass(1, 2 * GROUP_SIZE);
         }
-        if constexpr (FORM == NORM) columns.read(given, tile.column()), sums.finish();
+        Columns columns;
+        if constexpr (FORM == NORM) columns.read(given, column), sums.finish();
         await_products<0>();
         refresh(z);
         if (lane < CLUSTER) arrive_at(before, lane);
-
-        float scale[2], shift[2];
-        if constexpr (FORM == NORM) {
-            float2 of[2];
-            bool large = false;
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const float mean = sums.sum[half] * given.share;
-                const float variance = fmaxf(sums.square[half] * given.share - mean * mean, 0.0f);
-                large |= mean * mean > LARGE_MEAN * LARGE_MEAN * variance;
-                of[half] = {mean, rsqrtf(variance + given.eps)};
-            }
-            if (__any_sync(0xffffffff, large)) {
-                redo_centred(z, given, tile.row() + row + lane / 4, tile.column(), of);
-                columns.read(given, tile.column());  // again, rather than be kept
-            }
-#pragma unroll
-            for (int half = 0; half < 2; half++) scale[half] = of[half].y, shift[half] = -of[half].x * of[half].y;
+        if constexpr (FORM != NORM) {
+            while (rows.next < PARTS) rows.finish_next();  // there were fewer steps
+            rows.take(z, bias);
         }
-
-#pragma unroll
-        for (int chunk = 0; chunk < N / CHUNK; chunk++) {
-            uint32_t pairs[2][8];
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    float* pair = z + (chunk * 8 + j) * 4 + half * 2;
-                    if constexpr (FORM == NORM) {
-                        pair[0] = fmaf(pair[0], scale[half], fmaf(shift[half], columns.total[j].x, columns.offset[j].x));
-                        pair[1] = fmaf(pair[1], scale[half], fmaf(shift[half], columns.total[j].y, columns.offset[j].y));
-                    } else {
-                        pair[0] = gelu<T, FORM>(pair[0] + columns.offset[j].x);
-                        pair[1] = gelu<T, FORM>(pair[1] + columns.offset[j].y);
-                    }
-                    pairs[half][j] = packed<T>(pair[0], pair[1]);
-                }
-                if (chunk + 1 < N / CHUNK) columns.read(given, tile.column() + (chunk + 1) * CHUNK, j);
-            }
-            const uint32_t buffer = out + chunk % 2 * OUT_BYTES;
-            if (lane == 0) await_puts<1>();  // what was here; the chunk before may still be read
-            __syncwarp();
-#pragma unroll
-            for (int j = 0; j < 8; j += 2) {
-                store_matrices((buffer + eight) ^ j * 16, pairs[0][j], pairs[1][j], pairs[0][j + 1], pairs[1][j + 1]);
-            }
-            publish_writes();
-            __syncwarp();
-            if (lane == 0) put(y, tile.column() + chunk * CHUNK, tile.row() + row, buffer);
-        }
+        rows.row = tile.row() + row, rows.column = column;
+        if constexpr (FORM == NORM) normalise(z, sums, columns, given, rows);
     }
+    if constexpr (FORM != NORM) rows.finish_all();  // of the last tile, without anything beside it
     if (lane == 0) await_puts<0>();
 }
 
@@ -367,39 +468,56 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
 
 // --- γ⊙w, its sums, and w·β + bias ---------------------------------------------------------------------------------
 
-// A row a warp. Sums are of what was rounded, as the product sees it.
-__global__ void fold(
+// A row a warp. Sums are of what was rounded, as the product sees it. Several packs are read before one is written: for
+// all the compiler knows, it is of what is read later. In words of 32 bits, or each value would take such a register.
+__global__ void __launch_bounds__(THREADS, 4) fold(
     const __nv_bfloat16* w, const __nv_bfloat16* gamma, const __nv_bfloat16* beta, const __nv_bfloat16* bias,
-    __nv_bfloat16* folded, float* totals, float* offsets, int n, int k, int64_t w_stride) {
-    using Eight = Pack<__nv_bfloat16, 8>;
+    __nv_bfloat16* folded, float* sums, int n, int k, int64_t w_stride) {
+    using T = __nv_bfloat16;
+    using Eight = Pack<uint32_t, 4>;
+    constexpr int PACKS = 4;
+    constexpr uint32_t ONES = 0x3f803f80;
     let_next_begin();
     await_previous();
     const int row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= n) return;
-    w += row * w_stride;
-    folded += int64_t(row) * k;
+    const auto* from = reinterpret_cast<const Eight*>(w + row * w_stride);
+    auto* to = reinterpret_cast<Eight*>(folded + int64_t(row) * k);
+    const auto *factor = reinterpret_cast<const Eight*>(gamma), *summand = reinterpret_cast<const Eight*>(beta);
     float total = 0.0f, offset = 0.0f;
-#pragma unroll 4
-    for (int pack = lane; pack < k / 8; pack += 32) {
-        Eight values = load<8>(w, pack), factors, summands;
-        if (gamma != nullptr) factors = load<8>(gamma, pack);
-        if (beta != nullptr) summands = load<8>(beta, pack);
+    for (int first = lane; first < k / 8; first += 32 * PACKS) {
+        Eight values[PACKS], factors[PACKS], summands[PACKS];
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float v = float(values.values[i]);
-            if (beta != nullptr) offset = fmaf(v, float(summands.values[i]), offset);
-            if (gamma != nullptr) values.values[i] = __nv_bfloat16(v * float(factors.values[i]));
-            total += float(values.values[i]);
+        for (int i = 0; i < PACKS; i++) {
+            const int pack = min(first + i * 32, k / 8 - 1);
+            values[i] = from[pack];
+            factors[i] = factor == nullptr ? Eight{ONES, ONES, ONES, ONES} : factor[pack];
+            summands[i] = summand == nullptr ? Eight{} : summand[pack];
         }
-        store<8>(folded, pack, values);
+#pragma unroll
+        for (int i = 0; i < PACKS; i++) {
+            if (first + i * 32 >= k / 8) break;
+#pragma unroll
+            for (int pair = 0; pair < 4; pair++) {
+                uint32_t& both = values[i].values[pair];
+                const float2 v = unpacked<T>(both), by = unpacked<T>(factors[i].values[pair]);
+                const float2 with = unpacked<T>(summands[i].values[pair]);
+                offset = fmaf(v.x, with.x, fmaf(v.y, with.y, offset));
+                both = packed<T>(v.x * by.x, v.y * by.y);
+                const float2 product = unpacked<T>(both);
+                total += product.x + product.y;
+            }
+            to[first + i * 32] = values[i];
+        }
     }
     for (int step = 16; step > 0; step /= 2) {
         total += __shfl_xor_sync(0xffffffff, total, step);
         offset += __shfl_xor_sync(0xffffffff, offset, step);
     }
     if (lane == 0) {
-        totals[row] = total;
-        offsets[row] = offset + (bias == nullptr ? 0.0f : float(bias[row]));
+        sums += row / 2 * 4 + row % 2;  // as a float4 has those of two rows
+        sums[0] = total;
+        sums[2] = offset + (bias == nullptr ? 0.0f : float(bias[row]));
     }
 }
 
@@ -469,14 +587,15 @@ extern "C" int layernorm_linear(
     const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* folded, void* sums, void* y,
     int64_t m, int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, cudaStream_t stream) {
     using T = __nv_bfloat16;
-    float *total = (float*)sums, *offset = total + pieces(n, N) * N;
+    // As much shared memory as the product has: else multiprocessors stop to share theirs out anew.
+    cudaFuncSetAttribute(fold, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     if (int status = launch_early(
             fold, pieces(n, THREADS / 32), THREADS, 0, stream, (const T*)w, (const T*)gamma, (const T*)beta,
-            (const T*)bias, (T*)folded, total, offset, int(n), int(k), w_stride)) {
+            (const T*)bias, (T*)folded, (float*)sums, int(n), int(k), w_stride)) {
         return status;
     }
     const Operands<T> given = {
-        (const T*)x, (const T*)folded, nullptr, total, offset, x_stride, int(m), int(n), int(k), 1.0f / k,
+        (const T*)x, (const T*)folded, nullptr, (const float4*)sums, x_stride, int(m), int(n), int(k), 1.0f / k,
         float(eps)};
     return launch<T, NORM>(given, k, y, stream);
 }
@@ -487,7 +606,7 @@ extern "C" int linear_gelu(
     const auto of = [&](auto zero) {
         using T = decltype(zero);
         const Operands<T> given = {
-            (const T*)x, (const T*)w, (const T*)bias, nullptr, nullptr, x_stride, int(m), int(n), int(k), 0.0f, 0.0f};
+            (const T*)x, (const T*)w, (const T*)bias, nullptr, x_stride, int(m), int(n), int(k), 0.0f, 0.0f};
         return tanh ? launch<T, TANH>(given, w_stride, y, stream) : launch<T, ERF>(given, w_stride, y, stream);
     };
     return type == 2 ? of(__nv_bfloat16()) : type == 1 ? of(__half()) : int(cudaErrorInvalidValue);

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-import optexp.arm
 from optexp import discovery, runner
-from optexp.measurement import clock
 from optexp.result import Result, Verdict
 from tests.reached import measured
 
@@ -240,28 +232,6 @@ def compare(folder: Path, overrides: list[str], cheat: str = "", stack: str = ""
         OmegaConf.set_struct(config, False)
         OmegaConf.update(config, "strategy.cheat", {"_target_": cheat})
     return runner.run(config, folder)
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    """Cheats that patch what this process shares are undone."""
-    places: list[tuple[Any, str]] = [
-        (time, "perf_counter"),
-        (torch.cuda, "synchronize"),
-        (torch.cuda.Event, "elapsed_time"),
-        (torch.Tensor, "detach"),
-        (clock, "now"),
-        (optexp.arm, "replace"),
-    ]
-    kept = [getattr(owner, name) for owner, name in places]
-    yield
-    for (owner, name), value in zip(places, kept, strict=True):
-        setattr(owner, name, value)
-    torch.use_deterministic_algorithms(False)
-    gc.enable()
-    torch.nn.modules.module._global_forward_pre_hooks.clear()
-    for mode in reversed(_get_current_dispatch_mode_stack()):
-        mode.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize("cheat", CHEATS)

@@ -19,10 +19,10 @@ SHAPES = [
     (1, 8, 8),
     (37, 88, 72),
     (257, 264, 520),
-    (1000, 1032, 192),  # as many steps as one warpgroup is ahead, and one
+    (1000, 1032, 192),
     (300, 512, 2048),
-    (128 * 140, 256, 128),  # more tiles than multiprocessors, of steps that all fit into the ring
-    (4100, 2056, 1032),
+    (128 * 140, 256, 128),  # more tiles than multiprocessors, of steps that all fit into the ring, and fewer than parts
+    (4100, 2056, 1032),  # and of more steps than parts
 ]
 RUNS = 20  # a race shows now and then
 
