@@ -45,6 +45,45 @@ def test_chunks_do_not_change_an_error(monkeypatch, reference, chunk):
     assert gates.rms(reference) == pytest.approx(reference.square().mean().sqrt().item(), rel=1e-12)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_many_tensors_are_looked_at_as_each_by_itself(monkeypatch, rows):
+    shapes = [(), (0,), (3, 5), (gates.BLOCK,), (2, gates.BLOCK), (5, 1000), (1,)]
+    ours = [torch.randn(shape) for shape in shapes]
+    ours[2][1, 1], ours[4][1, 7] = torch.nan, torch.inf
+    theirs = [tensor.double() + 0.1 * torch.randn(tensor.shape) for tensor in ours]
+    scales = [1.0, 1.0, 0.0, 2.0, 0.5, 1.0, 0.0]
+    monkeypatch.setattr(gates, "CHUNK", rows * gates.BLOCK)
+    for c, g, s, found in zip(
+        ours, theirs, scales, gates.errors([*zip(ours, theirs, scales, strict=True)]), strict=True
+    ):
+        off = (c.double() - g).abs()
+        off[~off.isfinite()] = 0
+        known = max(1, int((c.double() - g).isfinite().sum()))
+        weighted = (off * (s / (g.abs() + s) if s else 1.0)).nan_to_num(0)
+        assert found.rms == pytest.approx((off.square().sum() / known).sqrt().item(), rel=1e-12)
+        assert found.peak == pytest.approx(weighted.max().item() if c.numel() else 0.0, rel=1e-12)
+        assert found.index is None or weighted[found.index] == weighted.max()
+        assert (found.blocks is None) == (c.numel() <= gates.BLOCK)
+        if found.blocks is not None:
+            squares = torch.nn.functional.pad(off.flatten().square(), (0, -c.numel() % gates.BLOCK))
+            assert torch.allclose(found.blocks, squares.view(-1, gates.BLOCK).mean(1).sqrt())
+    assert gates.sizes(ours) == pytest.approx([gates.rms(tensor) for tensor in ours], rel=1e-12)
+    assert gates.peaks(ours) == [gates.largest(tensor) for tensor in ours]
+    assert gates.finite(dict(enumerate(ours))) == {0, 1, 3, 5, 6}
+
+
+def test_alike_are_those_that_are_identical():
+    ours = {"nan": torch.tensor([torch.nan]), "zero": torch.zeros(2), "long": torch.arange(9999), "gaps": torch.eye(3)}
+    theirs = {name: tensor.clone() for name, tensor in ours.items()} | {"other": torch.ones(1)}
+    ours["gaps"], theirs["gaps"] = ours["gaps"][:, 1], theirs["gaps"][:, 1]
+    assert gates.alike(ours, theirs) == ours.keys()
+    theirs["zero"][1] = -0.0
+    theirs["long"][9998] = 0
+    theirs["nan"] = theirs["nan"].double()
+    assert gates.alike(ours, theirs) == {"gaps"}
+    assert gates.alike({}, theirs) == set()
+
+
 def test_error_of_nothing_of_scalars_and_of_complex_numbers():
     assert error(torch.empty(0), torch.empty(0), 0.0) == Error()
     assert error(torch.tensor(1.5), torch.tensor(1.0), 1.0).index == ()
