@@ -37,7 +37,8 @@ TEXT = [
     "workload.vocabulary=64",
 ]
 TEXT += ["workload.mode=forward_backward"]
-BERT = ["workload=bert", "workload.sequence=8", "workload.hidden=32", "workload.layers=1", "workload.vocabulary=64"]
+BERT = ["workload=bert", "workload.sequence=8", "workload.hidden=32", "workload.heads=2", "workload.layers=1"]
+BERT += ["workload.vocabulary=64"]
 MATMUL = ["workload=matmul", "workload.size=256"]
 VISION = ["workload=lenet5", "workload.batch_size=4"]
 SHAPES = ["workload=module", "workload.target=torch.nn:GELU", "workload.inputs=[{shape: [B, 64]}]"]
