@@ -221,9 +221,10 @@ def _norms(tensors: Sequence[Tensor], order: float) -> list[float]:
     """After one wait for all. 0 where there is no element; not finite where one is not."""
     flat = {place: vector for place, vector in enumerate(map(_flat, tensors)) if len(vector)}
     real = [vector if vector.is_floating_point() else vector.to(torch.float64) for vector in flat.values()]
-    norms = torch._foreach_norm(real, order, dtype=None if order == inf else torch.float64) if real else ()
-    found = torch.empty(len(norms), dtype=torch.float64, device=real[0].device if real else None)
-    torch._foreach_copy_([*found], norms)
+    if not real:
+        return [0.0] * len(tensors)
+    found = torch.empty(len(real), dtype=torch.float64, device=real[0].device)
+    torch._foreach_copy_([*found], torch._foreach_norm(real, order, dtype=None if order == inf else torch.float64))
     known = dict(zip(flat, found.tolist(), strict=True))
     return [known.get(place, 0.0) for place in range(len(tensors))]
 

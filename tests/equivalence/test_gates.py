@@ -84,6 +84,8 @@ def test_one_that_is_not_finite_is_found_wherever_it_is(device: str, dtype: torc
             tensors[f"{value} at {place}"] = tensors["all"].clone()
             tensors[f"{value} at {place}"][place] = value
     assert gates.finite(tensors) == {"all"}
+    assert gates.finite({}) == set()
+    assert gates.sizes([torch.empty(0, dtype=dtype, device=device)]) == [0.0]
 
 
 @pytest.mark.parametrize("device", DEVICES)
