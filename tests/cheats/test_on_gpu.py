@@ -107,7 +107,7 @@ def test_cheats_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Re
 
 @pytest.mark.parametrize("cheat", [cheat for cheat in ANYWHERE if cheat not in CHEATS])
 def test_cheats_of_any_device_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Result]]) -> None:
-    """As on a CPU; which check comes first may differ, and what takes longer than the work that it saves gains nothing."""
+    """As on a CPU; which check comes first may differ, and what takes longer than it saves gains nothing."""
     overrides, _, _ = ANYWHERE[cheat]
     result = compare(tmp_path, [*HERE, *overrides], f"{CATALOGUE}.{cheat.partition(' ')[0]}")
     count.append(("cheat", result))
