@@ -52,6 +52,7 @@ WORKLOADS = {
         "lenet5": ["workload=lenet5", "workload.batch_size=4"],
     },
 }
+FIXED = ["measurement.warmup_s=1", "environment.allow_foreign=true"]  # the card is never cold here
 DELAYS = (0.02, 0.05)
 EXACT = 50  # steps that make every delay a whole number of steps
 SIDE_BY_SIDE = 7  # comparisons whose arms are started together; they are measured one after the other
@@ -146,7 +147,7 @@ def conclusion(samples: list[Sample], protocol: Protocol) -> dict[str, Any]:
 def measure(asked: argparse.Namespace) -> None:
     """Rounds of comparisons over all workloads in turn, kept after each."""
     begin, kept, device = time.monotonic(), read(asked.store), choose_device(asked.device)
-    kind, fixed = torch.device(device).type, [f"measurement={asked.preset}", "environment.allow_foreign=true"]
+    kind, fixed = torch.device(device).type, [f"measurement={asked.preset}", *FIXED]
     for name in sorted(WORKLOADS[kind], key=lambda name: len(of(kept, name, 0.0))) * 1000:
         if time.monotonic() - begin > asked.seconds:
             break
