@@ -141,7 +141,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "PatchesTheToolsClock": (GELU, UNTRUSTED, "clock.now"),
     "TellsLess": (MATMUL, UNTRUSTED, "keeps its caller waiting"),
     "SlowsEveryModule": (INFER, UNTRUSTED, "hooks"),
-    "RemembersALayer": ([*INFER, "workload.dim=256"], UNTRUSTED, "has not seen"),
+    "RemembersALayer": ([*INFER, "workload.dim=1024", "workload.batch_size=64"], UNTRUSTED, "has not seen"),
     "RefusesWhatItCannot": ([*NORM, *FAMILIES], WRONG, "the candidate raises NoReference"),
 }
 
