@@ -149,7 +149,7 @@ class Overlapped:
     def listing(self) -> str:
         """The same in plain PyTorch."""
         kept, end = (HOME, WAITED) if self.home else (STAYING, JOINED + AT_HOME)
-        return LANES.format(streams=len(self.lanes.streams)) + CHUNKS.format(chunks=self.chunks, kept=kept) + end
+        return LANES.format(streams=len(self.lanes.streams)) + CHUNKS.format(chunks=self.chunks, ahead=AHEAD, kept=kept) + end
 
 
 def send_home(result: Outputs, out: Outputs, whole: int, done: int, pinned: bool) -> int:
@@ -220,7 +220,7 @@ CHUNKS = """\
     first, *middle, last = parts(batch, {chunks})
     pieces = [*parts(first, 2), *middle, *parts(last, 2)]
     (inward, outward, *work), arriving, leaving = lanes, [], []
-    ahead = 2 * len(work)
+    ahead = {ahead} * len(work)
     for index in range(-ahead, len(pieces)):
         if index >= 0:
             lane = work[index % len(work)]

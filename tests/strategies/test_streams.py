@@ -387,6 +387,12 @@ def test_reasons_say_what_to_do(workload, mode: str, words: str, build):
     assert "use device=cuda" in Streams(mode=mode).unsupported(build(workload), CPU)
 
 
+def test_chunks_need_a_stream_of_each_kind(build):
+    program = build(Pipeline(rows=8, dim=4))
+    assert "needs 3 streams" in Streams(streams=2).unsupported(program, CUDA)
+    assert Streams(streams=3).unsupported(program, CUDA) is None
+
+
 def test_a_model_without_branches_and_one_that_cannot_be_traced_say_so(streams, build):
     with pytest.raises(Unsupported, match="no branches: no two of its products are independent"):
         Streams().apply(build(Mlp(mode="forward", dim=8, batch_size=4)))
