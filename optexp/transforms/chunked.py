@@ -149,7 +149,8 @@ class Overlapped:
     def listing(self) -> str:
         """The same in plain PyTorch."""
         kept, end = (HOME, WAITED) if self.home else (STAYING, JOINED + AT_HOME)
-        return LANES.format(streams=len(self.lanes.streams)) + CHUNKS.format(chunks=self.chunks, ahead=AHEAD, kept=kept) + end
+        work = CHUNKS.format(chunks=self.chunks, ahead=AHEAD, kept=kept)
+        return LANES.format(streams=len(self.lanes.streams)) + work + end
 
 
 def send_home(result: Outputs, out: Outputs, whole: int, done: int, pinned: bool) -> int:
