@@ -18,10 +18,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import median, stdev
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ import torch
 from optexp.api import compose
 from optexp.config import resolve
 from optexp.measurement import clock, placement, statistics
-from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.sampling import Sample, sample
 from optexp.reporting.terminal import Progress
@@ -54,7 +52,6 @@ WORKLOADS = {
 }
 FIXED = ["measurement.warmup_s=0.25", "environment.allow_foreign=true"]  # the card is never cold here
 DELAYS = (0.02, 0.05)
-EXACT = 50  # steps that make every delay a whole number of steps
 SIDE_BY_SIDE = 7  # comparisons whose arms are started together; they are measured one after the other
 
 
@@ -81,18 +78,8 @@ class Warm:
             return self.steady
         if method != "block" or not self.delay:
             return self.arm.call(method, **arguments)
-        told = -(-arguments["steps"] // EXACT) * EXACT
-        return self.arm.call(method, **arguments | {"steps": round(told * (1 + self.delay))}).told_as(told)
-
-
-class EverySecond:
-    """Reads the card before every other pair: what a reading does to the next block can then be seen."""
-
-    def __init__(self, gpu: Gpu | None) -> None:
-        self.gpu, self.calls = gpu, count()
-
-    def __call__(self) -> Reading | None:
-        return self.gpu.read() if next(self.calls) % 2 == 0 and self.gpu else None
+        steps = round(arguments["steps"] * (1 + self.delay))
+        return self.arm.call(method, **arguments | {"steps": steps}).told_as(steps / (1 + self.delay))
 
 
 def comparisons(session: Session, seed: int, pairs: int, limit: int, delays: bool) -> Iterator[dict[str, Any]]:
@@ -100,6 +87,7 @@ def comparisons(session: Session, seed: int, pairs: int, limit: int, delays: boo
     protocol, order = session.protocol, Random(seed)
     found: dict[tuple[int, float], list[Sample]] = {(i, 0.0): [] for i in range(SIDE_BY_SIDE)}
     found |= {(i, DELAYS[i % len(DELAYS)]): [] for i in range(SIDE_BY_SIDE) if delays}
+    read = session.gpu.read if session.gpu else lambda: None
     for process in range(min(limit, protocol.processes_max)):
         open_ = [key for key, samples in found.items() if undecided(samples, protocol)]
         if not open_:
@@ -114,7 +102,7 @@ def comparisons(session: Session, seed: int, pairs: int, limit: int, delays: boo
                 arm: Warm(arms[f"{i} {arm}"], delay if arm == "candidate" else 0.0, steady[f"{i} {arm}"])
                 for arm in ("baseline", "candidate")
             }
-            found[i, delay].append(sample(both, protocol, order, pairs, EverySecond(session.gpu)))
+            found[i, delay].append(sample(both, protocol, order, pairs, read))
         for arm in arms.values():
             arm.close()
     for (_, delay), samples in found.items():
@@ -130,17 +118,19 @@ def undecided(samples: list[Sample], protocol: Protocol) -> bool:
 
 
 def conclusion(samples: list[Sample], protocol: Protocol) -> dict[str, Any]:
-    ratios = [[p.log_ratio for p in s.kept] for s in samples]
+    ratios = [s.log_ratios for s in samples]
     verdict, interval = statistics.verdict(ratios, protocol.confidence, protocol.min_effect)
     estimate, low, high = interval.ratios()
-    blocks = [(i % 2, p.baseline.wall_s) for s in samples for i, p in enumerate(s.kept)]
-    read, unread = ([wall for odd, wall in blocks if odd == parity] for parity in (0, 1))
+    firsts = {
+        order: [p.log_ratio for s in samples for p in s.kept if p.baseline_first is order] for order in (True, False)
+    }
     return {
         "verdict": str(verdict),
         "interval": [estimate, low, high],
         "log_ratios": [s.log_ratio for s in samples],
-        "step_us": median(wall for _, wall in blocks) * 1e6,
-        "after_reading": median(read) / median(unread),
+        "scatter": [stdev(process) for process in ratios],
+        "step_us": median(p.baseline.wall_s for s in samples for p in s.kept) * 1e6,
+        "going_first": (median(firsts[True]) - median(firsts[False])) / 2,
     }
 
 
@@ -175,17 +165,15 @@ def of(kept: list[dict[str, Any]], workload: str | None, delay: float) -> list[d
 
 
 def tables(kept: list[dict[str, Any]]) -> Iterator[str]:
-    """Verdicts of equal arms, delays found, and what reading the card does to the block after it."""
+    """Verdicts of equal arms, delays found, and what going first gives an arm."""
     workloads: list[str | None] = [*dict.fromkeys(facts["workload"] for facts in kept), None]
-    yield row(
-        "A/A", "step", "n", "FASTER or SLOWER", "SAME", "INCONCLUSIVE", "processes", "half-width", "after a reading"
-    )
+    yield row("A/A", "step", "n", "FASTER or SLOWER", "SAME", "INCONCLUSIVE", "processes", "half-width", "going first")
     yield row("---", *["--:"] * 8)
     for workload in workloads:
         found = of(kept, workload, 0.0)
         verdicts = [facts["verdict"] for facts in found]
         wrong = sum(verdict in ("FASTER", "SLOWER") for verdict in verdicts)
-        step_us, reading = (median(facts[name] for facts in found) for name in ("step_us", "after_reading"))
+        step_us, order = (median(facts[name] for facts in found) for name in ("step_us", "going_first"))
         half = median((facts["interval"][2] - facts["interval"][1]) / 2 for facts in found)
         yield row(
             workload or "all",
@@ -196,7 +184,7 @@ def tables(kept: list[dict[str, Any]]) -> Iterator[str]:
             verdicts.count("INCONCLUSIVE"),
             f"{median(len(facts['log_ratios']) for facts in found):.0f}",
             f"{half:.2%}",
-            f"{reading - 1:+.2%}",
+            f"{order:+.2%}",
         )
     yield ""
     yield row("known delay", "n", "found (interval excludes 1)", "called SLOWER", "median estimate")
