@@ -188,7 +188,7 @@ def test_a_card_that_heats_up_loses_the_pairs_from_then_on(nvml: Nvml, gpu: Gpu)
     class Heating(Scripted):
         def call(self, method: str, **arguments: Any) -> Any:
             counted = method == "block" and not arguments["anywhere"]
-            if counted and sum(not call["anywhere"] for call in self.calls) == 11:  # two trials, and those of nine pairs
+            if counted and sum(not call["anywhere"] for call in self.calls) == 11:  # 2 trials, 9 pairs
                 nvml.reasons = 0x20
             return super().call(method, **arguments)
 
