@@ -3,8 +3,9 @@
     python tests/benchmarks/false_alarms.py STORE.json [--seconds 200] [--device cpu] [--clocks]
 
 Measures alone: nothing is verified or profiled. What it finds is added to STORE.json, so that a hundred comparisons may
-be made in several runs, and everything that is in there is printed as Markdown. `--clocks` compares our kernel times
-with CUPTI's and with triton.testing.do_bench instead.
+be made in several runs, and everything that is in there is printed as Markdown. A delay is told, not made: blocks of
+equal arms, of which each of the candidate's seems so much longer. `--clocks` compares our kernel times with CUPTI's and
+with triton.testing.do_bench instead.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from math import log
 from pathlib import Path
 from random import Random
 from statistics import median, stdev
@@ -40,7 +41,7 @@ WORKLOADS = {
         "mlp, captured": ["workload=mlp", "baseline=[cuda_graph]"],
         "gelu": ["workload=gelu", "workload.size=4096"],
         "matmul": ["workload=matmul", "dtype=bfloat16"],
-        "lenet5": ["workload=lenet5"],
+        "lenet5, captured": ["workload=lenet5", "baseline=[cuda_graph]"],
     },
     "cpu": {
         "mlp": ["workload=mlp", "workload.dim=64", "workload.layers=2"],
@@ -55,58 +56,25 @@ DELAYS = (0.02, 0.05)
 SIDE_BY_SIDE = 7  # comparisons whose arms are started together; they are measured one after the other
 
 
-@dataclass
-class Warm:
-    """An arm that is warmed up once, however often it is measured, and that may seem slower than it is.
-
-    steady:  what warming up told; empty before
-    """
-
-    arm: Any
-    delay: float
-    steady: dict[str, Any]
-
-    @property
-    def pid(self) -> int:
-        """Of its process: another arm's block begins when that is at rest."""
-        return int(self.arm.pid)
-
-    def call(self, method: str, **arguments: Any) -> Any:
-        if method == "warm_up":
-            if not self.steady:
-                self.steady.update(self.arm.call(method, **arguments))
-            return self.steady
-        if method != "block" or not self.delay:
-            return self.arm.call(method, **arguments)
-        steps = round(arguments["steps"] * (1 + self.delay))
-        return self.arm.call(method, **arguments | {"steps": steps}).told_as(steps / (1 + self.delay))
-
-
-def comparisons(session: Session, seed: int, pairs: int, limit: int, delays: bool) -> Iterator[dict[str, Any]]:
-    """Several comparisons of the baseline with itself, and with a delayed self, until each is precise enough."""
+def comparisons(session: Session, seed: int, pairs: int, limit: int) -> Iterator[dict[str, Any]]:
+    """Several comparisons of the baseline with itself, until each is precise enough."""
     protocol, order = session.protocol, Random(seed)
-    found: dict[tuple[int, float], list[Sample]] = {(i, 0.0): [] for i in range(SIDE_BY_SIDE)}
-    found |= {(i, DELAYS[i % len(DELAYS)]): [] for i in range(SIDE_BY_SIDE) if delays}
+    found: list[list[Sample]] = [[] for _ in range(SIDE_BY_SIDE)]
     read = session.gpu.read if session.gpu else lambda: None
     for process in range(min(limit, protocol.processes_max)):
-        open_ = [key for key, samples in found.items() if undecided(samples, protocol)]
-        if not open_:
-            break
-        names = [f"{i} {arm}" for i in sorted({i for i, _ in open_}) for arm in ("baseline", "candidate")]
-        arms = session.start({name: session.spec(session.baseline, seed_offset=seed + process) for name in names})
-        for arm in arms.values():
-            arm.wait()
-        steady: dict[str, dict[str, Any]] = {name: {} for name in names}
-        for i, delay in open_:
-            both = {
-                arm: Warm(arms[f"{i} {arm}"], delay if arm == "candidate" else 0.0, steady[f"{i} {arm}"])
-                for arm in ("baseline", "candidate")
-            }
-            found[i, delay].append(sample(both, protocol, order, pairs, read))
-        for arm in arms.values():
-            arm.close()
-    for (_, delay), samples in found.items():
-        yield {"delay": delay, **conclusion(samples, protocol)}
+        open_ = [index for index, samples in enumerate(found) if undecided(samples, protocol)]
+        names = [(index, arm) for index in open_ for arm in ("baseline", "candidate")]
+        spec = session.spec(session.baseline, seed_offset=seed + process)
+        arms = session.start({f"{index} {arm}": spec for index, arm in names})
+        for started in arms.values():
+            started.wait()
+        for index in open_:
+            both = {arm: arms[f"{index} {arm}"] for arm in ("baseline", "candidate")}
+            found[index].append(sample(both, protocol, order, pairs, read))
+        for started in arms.values():
+            started.close()
+    for samples in found:
+        yield from conclusions(samples, protocol)
 
 
 def undecided(samples: list[Sample], protocol: Protocol) -> bool:
@@ -117,28 +85,28 @@ def undecided(samples: list[Sample], protocol: Protocol) -> bool:
     return protocol.processes_max > 1 and not statistics.precise_enough(interval, protocol.half_width)
 
 
-def conclusion(samples: list[Sample], protocol: Protocol) -> dict[str, Any]:
-    ratios = [s.log_ratios for s in samples]
-    verdict, interval = statistics.verdict(ratios, protocol.confidence, protocol.min_effect)
-    estimate, low, high = interval.ratios()
+def conclusions(samples: list[Sample], protocol: Protocol) -> Iterator[dict[str, Any]]:
+    """Of arms that are equal, and of a candidate each of whose steps took so much longer."""
     firsts = {
         order: [p.log_ratio for s in samples for p in s.kept if p.baseline_first is order] for order in (True, False)
     }
-    return {
-        "verdict": str(verdict),
-        "interval": [estimate, low, high],
-        "log_ratios": [s.log_ratio for s in samples],
-        "scatter": [stdev(process) for process in ratios],
+    facts = {
+        "scatter": [stdev(s.log_ratios) for s in samples],
         "step_us": median(p.baseline.wall_s for s in samples for p in s.kept) * 1e6,
         "going_first": (median(firsts[True]) - median(firsts[False])) / 2,
     }
+    for delay in (0.0, *DELAYS):
+        ratios = [[ratio - log(1 + delay) for ratio in s.log_ratios] for s in samples]
+        verdict, interval = statistics.verdict(ratios, protocol.confidence, protocol.min_effect)
+        found = {"delay": delay, "verdict": str(verdict), "interval": interval.ratios()}
+        yield found | {"log_ratios": [median(process) for process in ratios]} | facts
 
 
 def measure(asked: argparse.Namespace) -> None:
     """Rounds of comparisons over all workloads in turn, kept after each."""
     begin, kept, device = time.monotonic(), read(asked.store), choose_device(asked.device)
     kind, fixed = torch.device(device).type, [f"measurement={asked.preset}", *FIXED]
-    for name in sorted(WORKLOADS[kind], key=lambda name: len(of(kept, name, 0.0))) * 1000:
+    for name in sorted(asked.workloads or WORKLOADS[kind], key=lambda name: len(of(kept, name, 0.0))) * 1000:
         if time.monotonic() - begin > asked.seconds:
             break
         settings = [*WORKLOADS[kind][name], f"device={kind}", *fixed]
@@ -149,7 +117,7 @@ def measure(asked: argparse.Namespace) -> None:
             session = Session(resolve(config), device, Path(folder), Stopwatch(), progress)
             with closing(session), placement.keep_off(session.cores):
                 seed = 1000 * len(kept)
-                found = list(comparisons(session, seed, asked.pairs, asked.processes, asked.delays))
+                found = list(comparisons(session, seed, asked.pairs, asked.processes))
             where = {"workload": name, "device": session.result.environment.get("gpu") or kind}
         kept += [where | facts for facts in found]
         asked.store.write_text(json.dumps(kept, indent=1) + "\n")
@@ -278,7 +246,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=12, help="in each process")
     parser.add_argument("--processes", type=int, default=9, help="at most, where the interval is not narrow enough")
     parser.add_argument("--preset", default="default", help="of measurement=")
-    parser.add_argument("--no-delays", dest="delays", action="store_false", help="equal arms only")
+    parser.add_argument("--workloads", nargs="*", help="some of them only")
     parser.add_argument("--clocks", action="store_true", help="our clock beside CUPTI's and Triton's")
     asked = parser.parse_args()
     if asked.clocks:
