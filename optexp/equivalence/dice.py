@@ -100,6 +100,8 @@ def compare(candidate: Throws, baseline: Throws, unit: float) -> tuple[list[Find
     for name, expected in baseline.moments.items():
         ours = list(zip(*candidate.moments.get(name, []), strict=True))
         theirs = list(zip(*expected, strict=True))
+        if name.startswith("grad/") and ours and max(fmean(ours[1]), fmean(theirs[1])) <= cancelled:
+            continue  # nothing but rounding beside the others: how much of it is zero is an implementation's own affair
         for moment, x, y in zip(_MOMENTS, ours, theirs, strict=False):
             floor = unit if moment == "share of zeros" else sqrt(unit) / 4 * fmean(theirs[1])
             floor = max(floor, cancelled) if name.startswith("grad/") else floor

@@ -135,11 +135,13 @@ def test_rounding_of_what_does_not_scatter_is_no_difference():
 
 
 def test_rounding_of_a_gradient_that_cancels_is_no_difference():
-    def throws(rounding):
+    def throws(rounding, zeros=0.1):
         generator = torch.Generator().manual_seed(0)
         values = torch.randn(dice.SEEDS, 3, generator=generator, dtype=torch.float64).abs()
-        both = {"grad/weight": values.tolist(), "grad/key.bias": (values * rounding).tolist()}
-        return dice.Throws(both, True, True, True)
+        small = torch.cat([values[:, :2] * rounding, values[:, 2:] * zeros], 1)  # mean, RMS; share of zeros
+        return dice.Throws({"grad/weight": values.tolist(), "grad/key.bias": small.tolist()}, True, True, True)
 
     assert dice.compare(throws(3e-12), throws(1e-12), UNIT)[0] == []
     assert dice.compare(throws(3e-3), throws(1e-3), UNIT)[0] != []
+    assert dice.compare(throws(1e-12, zeros=0.3), throws(1e-12), UNIT)[0] == []
+    assert dice.compare(throws(1e-3, zeros=0.3), throws(1e-3), UNIT)[0] != []

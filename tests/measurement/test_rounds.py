@@ -238,7 +238,7 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
 def test_the_time_to_go_is_that_of_the_budget_until_it_is_precise(
     done: int, spent_s: float, precise: bool, left_s: float
 ) -> None:
-    assert rounds.to_go_s(done, spent_s, precise, Protocol()) == pytest.approx(left_s)
+    assert rounds.to_go_s(done, spent_s, precise, Protocol(budget_s=25.0)) == pytest.approx(left_s)
 
 
 @pytest.mark.parametrize(("others", "noted"), [(0, False), (2, True)])
