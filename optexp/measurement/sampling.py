@@ -177,7 +177,7 @@ def sample(
         timings = _in_turn(ready, baseline_first, order, protocol.l2 == COLD, result)
         if index % LOOK_EVERY == 0:
             ready["candidate"].look(order, protocol.l2 == COLD)
-        after = read()  # last: a card rests meanwhile, and whoever goes next finds it rested, in every pair
+        after = read()  # last: a card rests meanwhile, so that every pair finds it rested
         result.pairs.append(Pair(*timings, baseline_first, MAIN, _known(before, after)))
         before = after
         tell(index + 1)

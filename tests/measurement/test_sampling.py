@@ -66,7 +66,7 @@ def test_blocks_alternate_in_random_order_and_jittered_length() -> None:
 
 
 def test_a_card_that_rested_is_faster_for_whoever_goes_first() -> None:
-    """As one at its power limit is: 5 % after the pause in which it was read."""
+    """As one at its power limit may be after the pause in which it was read."""
     rested: list[None] = []
 
     class Powerful(Scripted):
