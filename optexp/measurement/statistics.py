@@ -32,9 +32,9 @@ class Interval:
 def without_order(log_ratios: Sequence[float], baseline_first: Sequence[bool]) -> list[float]:
     """Log-ratios of a process's pairs, freed of what it gives an arm to go first.
 
-    That is 1 % of a matrix product that draws all the power a card has, whose clocks move with what ran before. Those of
-    either order are moved to the middle between the two orders' medians; all stay as they are where one order has fewer
-    than three.
+    That is 1 % of a matrix product that draws all the power a card has: its clocks move with what ran before. Those of
+    either order are moved to the middle between the two orders' medians; all stay as they are where one order has
+    fewer than three.
     """
     if min(map(list(baseline_first).count, (True, False))) < 3:
         return list(log_ratios)
