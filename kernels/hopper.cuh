@@ -90,6 +90,14 @@ __device__ inline void fetch(uint32_t to, const CUtensorMap& map, int column, in
         : "memory");
 }
 
+// Bytes in a row: multiples of 16, as both addresses are.
+__device__ inline void fetch_bytes(uint32_t to, const void* from, int bytes, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+        "r"(bytes), "r"(barrier)
+        : "memory");
+}
+
 // To the same place of all blocks of the cluster whose bit is set, whose own barriers learn of it.
 __device__ inline void fetch_for(
     uint16_t blocks, uint32_t to, const CUtensorMap& map, int column, int row, uint32_t barrier) {
@@ -115,6 +123,12 @@ __device__ inline void put(const CUtensorMap& map, int column, int row, uint32_t
 template <int STILL>
 __device__ void await_puts() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STILL) : "memory");
+}
+
+__device__ inline uint32_t load_shared(uint32_t at) {
+    uint32_t word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at) : "memory");
+    return word;
 }
 
 // Four 8×8 matrices as a product's operand has them: lane 8i + j knows where row j of matrix i is.
@@ -193,14 +207,21 @@ __device__ __forceinline__ void multiply(float (&z)[128], const uint32_t (&x)[4]
         "r"(int(add)));
 }
 
-// The same for 8 columns and one warp, whose operands are in registers.
-__device__ __forceinline__ void multiply_few(
-    float* z, uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3, uint32_t w0, uint32_t w1) {
+// z += x·wᵀ for 8 columns and one warp, whose operands are in registers.
+__device__ __forceinline__ void multiply_few(float* z, const uint32_t (&x)[4], uint32_t w0, uint32_t w1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
         " {%0, %1, %2, %3};"
         : "+f"(z[0]), "+f"(z[1]), "+f"(z[2]), "+f"(z[3])
-        : "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(w0), "r"(w1));
+        : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(w0), "r"(w1));
+}
+
+// The same of 8 terms.
+__device__ __forceinline__ void multiply_few(float* z, const uint32_t (&x)[2], uint32_t w) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(z[0]), "+f"(z[1]), "+f"(z[2]), "+f"(z[3])
+        : "r"(x[0]), "r"(x[1]), "r"(w));
 }
 
 }  // namespace optexp::hopper

@@ -21,6 +21,7 @@ SHAPES = [
     (257, 264, 520),
     (1000, 1032, 192),
     (300, 512, 2048),
+    (128 * 140, 264, 64),  # more tiles than multiprocessors, of one step
     (128 * 140, 256, 128),  # more tiles than multiprocessors, of steps that all fit into the ring, and fewer than parts
     (4100, 2056, 1032),  # and of more steps than parts
 ]
@@ -71,10 +72,11 @@ def test_the_norm_before_it(m: int, n: int, k: int, normal) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("mean", [1.0, 10.0, 15.0, 17.0, 100.0, -1000.0])
-def test_a_large_mean(mean: float, normal) -> None:
+@pytest.mark.parametrize("k", [1024, 1032])  # only what ends with a step is shifted by an estimate of its mean
+@pytest.mark.parametrize("mean", [0.0, 1.0, 5.0, 10.0, 40.0, 100.0, -1000.0])
+def test_a_large_mean(mean: float, k: int, normal) -> None:
     """Of some rows in one of several tiles, or of all; gamma is one-sided: what does not cancel would show."""
-    m, n, k = 400, 520, 1032
+    m, n = 400, 520
     x, weight = normal(m, k), normal(n, k).abs() / 12
     x[130:141] += mean
     gamma, beta = normal(k).abs() + 1, normal(k)
@@ -83,10 +85,46 @@ def test_a_large_mean(mean: float, normal) -> None:
 
 
 @pytest.mark.gpu
-def test_rows_without_any_spread(normal) -> None:
-    x = normal(200, 136)
-    x[7], x[8] = 3.0, 0.0
-    check_norm(x, None, None, normal(264, 136) / 12, None)
+@pytest.mark.parametrize("k", [1024, 1032])
+@pytest.mark.parametrize("first", [1, 16, 64])
+@pytest.mark.parametrize(("here", "there"), [(100.0, 0.0), (0.0, 100.0), (-50.0, 50.0)])
+def test_first_columns_unlike_the_rest(here: float, there: float, first: int, k: int, normal) -> None:
+    """Their mean is not that of the row, for which it is taken first."""
+    x, weight, gamma = normal(300, k), normal(520, k).abs() / 12, normal(k).abs() + 1
+    x[:, :first] += here
+    x[:, first:] += there
+    check_norm(x, gamma, normal(k), weight, normal(520))
+    x[20:] = normal(280, k)
+    check_norm(x, None, None, weight, None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [128, 136])
+def test_rows_without_any_spread(k: int, normal) -> None:
+    x, weight, beta, bias = normal(200, k), normal(264, k) / 12, normal(k), normal(264)
+    x[7], x[8], x[9] = 3.0, 0.0, -1000.0
+    check_norm(x, None, None, weight, None)
+    check_norm(x, normal(k), beta, weight, bias)
+    y = layernorm_linear.by_hopper(x, None, beta, weight, bias, 1e-5)
+    constant = F.linear(beta.double(), weight.double(), bias.double()).expand(3, -1)
+    torch.testing.assert_close(y[7:10].double(), constant, rtol=2**-8, atol=2**-8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [1024, 1032])
+def test_what_is_not_a_number_stays_in_its_row(k: int, normal) -> None:
+    """And squares that overflow are those of a row without an end, whose normalised elements are zero."""
+    x, weight, beta, bias = normal(300, k), normal(264, k) / 32, normal(k), normal(264)
+    usual = layernorm_linear.by_hopper(x, None, beta, weight, bias, 1e-5)
+    broken, huge = [3, 20, 130, 131], [40, 41]
+    x[3, 5], x[20, k - 1], x[130, 700], x[131, 0] = torch.nan, torch.inf, -torch.inf, torch.inf
+    x[huge] *= 1e30
+    y = layernorm_linear.by_hopper(x, None, beta, weight, bias, 1e-5)
+    assert y[broken].isnan().all()
+    constant = F.linear(beta.double(), weight.double(), bias.double()).expand(2, -1)
+    torch.testing.assert_close(y[huge].double(), constant, rtol=2**-7, atol=2**-7)
+    others = [row for row in range(len(x)) if row not in broken + huge]
+    assert torch.equal(y[others], usual[others])
 
 
 @pytest.mark.gpu
@@ -107,8 +145,9 @@ def test_gelu_after_it(m: int, n: int, k: int, approximate: str, dtype: torch.dt
 def test_rows_apart(normal) -> None:
     """What lies between rows is not a number, and must not be read."""
     x, weight = normal(300, 136), normal(264, 144)
-    x[:, 128:], weight[:, 128:] = torch.nan, torch.nan
-    x, weight = x[:, :128], weight[:, :128] / 12
+    x[7] += 50  # whose tile is done again
+    x[:, 120:], weight[:, 120:] = torch.nan, torch.nan
+    x, weight = x[:, :120], (weight / 12)[:, :120]
     check_norm(x, None, None, weight, None)
     golden = F.gelu(F.linear(x.double(), weight.double()), approximate="tanh")
     y = linear_gelu.by_hopper(x, weight, None, "tanh")
@@ -117,7 +156,7 @@ def test_rows_apart(normal) -> None:
 
 @pytest.mark.gpu
 def test_in_a_graph(normal) -> None:
-    """The fold and the product overlap there, too, and the second call works in the memory of the first."""
+    """Sums over rows of w and the product overlap there, too, and the second call works in the memory of the first."""
     x, weight = normal(2048, 1024), normal(1024, 1024) / 32
     expected = layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5)
     graph = torch.cuda.CUDAGraph()
