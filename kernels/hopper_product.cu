@@ -15,7 +15,7 @@
 //
 //     y = r·((x − c)⊙γ)·wᵀ − r·(μ − c)·Σγw + (Σβw + bias)
 //
-// Both sums over a row of w, its column of y, come from a small kernel that runs beside the first tiles.
+// Both sums over a row of w, its column of y, come from a small kernel before, which a tile awaits with its last step.
 #include <algorithm>
 
 #include "hopper.cuh"
@@ -151,9 +151,9 @@ __device__ __forceinline__ uint32_t minus(uint32_t a, uint32_t b) {
     return both;
 }
 
-__device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
+__device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b, uint32_t plus = 0) {
     uint32_t both;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(both) : "r"(a), "r"(b), "r"(plus));
     return both;
 }
 
@@ -174,6 +174,14 @@ struct Sums {
             sum[i % 2] += high;
             square[i % 2] = fmaf(high, high, square[i % 2]);
         }
+    }
+
+    // 0, for what has to come after the sums: the compiler does not know that `zero` is none other.
+    __device__ __forceinline__ uint32_t settled(uint32_t zero) const {
+        uint32_t all = 0;
+#pragma unroll
+        for (int half = 0; half < 2; half++) all |= __float_as_uint(sum[half]) | __float_as_uint(square[half]);
+        return all & zero;
     }
 
     // Squares that overflow leave a scale of 0, as F.layer_norm does: fmaf does not overflow before it subtracts.
@@ -435,7 +443,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
     for (Tiles tile(given.grid); tile.left(); tile.next()) {
         float z[128];
         Sums sums;
-        uint32_t before = 0, means[2] = {};
+        uint32_t before = 0, means[2] = {}, centred[4] = {};
         const int column = tile.column();
         const Bias<T> bias(given, column);
         // Where the copy engine fills up rows nothing may be subtracted: that would count.
@@ -455,18 +463,21 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
                 for (int i = 0; i < K / 32; i++) load_matrices(gamma[i], ring.gamma() + i * 64 + lane / 8 * 16);
 #pragma unroll
                 for (int part = 0; part < K / 16; part++) {
-                    uint32_t centred[4];
-                    load_matrices(centred, (ring.x() + row * K * 2 + rows.eight) ^ part * 32);
+                    uint32_t found[4];
+                    load_matrices(found, (ring.x() + row * K * 2 + rows.eight) ^ part * 32);
+                    // What is being multiplied is summed meanwhile, before the next is begun: else the compiler sums all
+                    // of a step before its last products, for longer than those before take, and tensor cores idle.
+                    sums.add(centred);
+                    const uint32_t settled = part > 0 ? sums.settled(uint32_t(given.n) >> 31) : 0;
                     await_products<K / 16 - 1>();  // until the registers were read that are written now
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        centred[i] = minus(centred[i], means[i % 2]);
-                        own[part][i] = times(centred[i], gamma[part / 2][part % 2 * 2 + i / 2]);
+                        centred[i] = minus(found[i], means[i % 2]);
+                        own[part][i] = times(centred[i], gamma[part / 2][part % 2 * 2 + i / 2], settled);
                     }
                     begin_products();
                     multiply(z, own[part], w + 2 * part, step + part > 0);
                     end_products();
-                    sums.add(centred);
                 }
             } else {
                 begin_products();
@@ -483,6 +494,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
         bool again = false;
         if constexpr (FORM == NORM) {
             rows.row = tile.row() + row, rows.column = column;
+            sums.add(centred);
             sums.finish(given.share, given.eps);
             again = __any_sync(0xffffffff, fmaxf(fabsf(sums.distance[0]), fabsf(sums.distance[1])) > FAR);
             if (again) sums.correct(means, given.share);  // a branch: the wait is not moved in front of all this
@@ -526,7 +538,7 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
     }
     cluster_sync();
     let_next_begin();
-    // For a norm the kernel before is `sum_columns`, which began when all before it had ended: x and w are there.
+    // For a norm the kernel before is `sum_columns`, which lets it begin when all before has ended: x and w are there.
     if constexpr (FORM != NORM) await_previous();
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     if (warp >= MULTIPLIERS) {
@@ -541,67 +553,49 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
 
 // --- what a norm needs of each row of w ----------------------------------------------------------------------------
 
-constexpr int SUMMING = 1024;  // threads of a block
-
 // Rounded, and what that leaves.
 __device__ uint32_t split(float value) {
     const float high = __bfloat162float(__float2bfloat16_rn(value));
     return packed<__nv_bfloat16>(high, isfinite(high) ? value - high : 0.0f);
 }
 
-// Σγw, and Σβw + bias, of two rows a warp and turn. It holds a few multiprocessors for a short time, and lets the
-// product begin on the others at once. In pairs, as the product's blocks are, or one could keep two of these waiting.
-__global__ void __cluster_dims__(CLUSTER) __launch_bounds__(SUMMING, 1) sum_columns(
+// Σγw, and Σβw + bias, of a row a warp. The product may begin on multiprocessors that are done with their rows.
+__global__ void __launch_bounds__(THREADS, 4) sum_columns(
     const __nv_bfloat16* w, const __nv_bfloat16* gamma, const __nv_bfloat16* beta, const __nv_bfloat16* bias,
-    uint2* columns, unsigned n, int k, int64_t w_stride) {
-    using T = __nv_bfloat16;
+    uint2* columns, int n, int k, int64_t w_stride) {
     using Eight = Pack<uint32_t, 4>;
-    constexpr int PACKS = 4;
-    let_next_begin();
-    const int lane = threadIdx.x % 32, packs = k / 8;
-    const auto *factor = reinterpret_cast<const uint32_t*>(gamma), *summand = reinterpret_cast<const uint32_t*>(beta);
-    for (unsigned row = (blockIdx.x * SUMMING + threadIdx.x) / 32 * 2; row < n; row += gridDim.x * SUMMING / 32 * 2) {
-        const auto* from = reinterpret_cast<const uint32_t*>(w + row * w_stride);
-        float factors[2] = {}, offsets[2] = {};
-        for (int first = lane; first < packs; first += 32 * PACKS) {
-            Eight values[PACKS][2];
+    constexpr int PACKS = 4;  // that are read before one is used
+    await_previous();
+    let_next_begin();  // only now: the product reads x and w at once
+    const int row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= n) return;
+    const auto* from = reinterpret_cast<const Eight*>(w + row * w_stride);
+    const auto *factors = reinterpret_cast<const Eight*>(gamma), *summands = reinterpret_cast<const Eight*>(beta);
+    float factor = 0.0f, offset = 0.0f;
+    for (int first = lane; first < k / 8; first += 32 * PACKS) {
+        Eight values[PACKS], by[PACKS], with[PACKS];
 #pragma unroll
-            for (int i = 0; i < PACKS; i++) {
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    values[i][half] = load<4>(from + half * w_stride / 2, min(first + i * 32, packs - 1));
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < PACKS; i++) {
-                const int pack = first + i * 32;
-                if (pack >= packs) break;
-                const Eight by = factor == nullptr ? Eight{ONES, ONES, ONES, ONES} : load<4>(factor, pack);
-                const Eight with = summand == nullptr ? Eight{} : load<4>(summand, pack);
-#pragma unroll
-                for (int pair = 0; pair < 4; pair++) {
-                    const float2 f = unpacked<T>(by.values[pair]), o = unpacked<T>(with.values[pair]);
-#pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        const float2 v = unpacked<T>(values[i][half].values[pair]);
-                        factors[half] = fmaf(v.x, f.x, fmaf(v.y, f.y, factors[half]));
-                        offsets[half] = fmaf(v.x, o.x, fmaf(v.y, o.y, offsets[half]));
-                    }
-                }
-            }
+        for (int i = 0; i < PACKS; i++) {
+            const int pack = first + i * 32;
+            const bool there = pack < k / 8;
+            values[i] = there ? from[pack] : Eight{};
+            by[i] = factors == nullptr || !there ? Eight{ONES, ONES, ONES, ONES} : factors[pack];
+            with[i] = summands == nullptr || !there ? Eight{} : summands[pack];
         }
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            for (int step = 16; step > 0; step /= 2) {
-                factors[half] += __shfl_xor_sync(0xffffffff, factors[half], step);
-                offsets[half] += __shfl_xor_sync(0xffffffff, offsets[half], step);
-            }
-            if (lane == half) {
-                const float constant = bias == nullptr ? 0.0f : float(bias[row + half]);
-                columns[row + half] = {split(factors[half]), split(offsets[half] + constant)};
-            }
+        for (int i = 0; i < PACKS * 4; i++) {
+            using T = __nv_bfloat16;
+            const float2 v = unpacked<T>(values[i / 4].values[i % 4]);
+            const float2 f = unpacked<T>(by[i / 4].values[i % 4]), o = unpacked<T>(with[i / 4].values[i % 4]);
+            factor = fmaf(v.x, f.x, fmaf(v.y, f.y, factor));
+            offset = fmaf(v.x, o.x, fmaf(v.y, o.y, offset));
         }
     }
+    for (int step = 16; step > 0; step /= 2) {
+        factor += __shfl_xor_sync(0xffffffff, factor, step);
+        offset += __shfl_xor_sync(0xffffffff, offset, step);
+    }
+    if (lane == 0) columns[row] = {split(factor), split(offset + (bias == nullptr ? 0.0f : float(bias[row])))};
 }
 
 }  // namespace optexp::hopper
@@ -630,10 +624,9 @@ int describe(CUtensorMap& map, bool half, const void* matrix, int64_t height, in
 
 int pieces(int64_t size, int piece) { return int((size + piece - 1) / piece); }
 
-// Soon: its blocks may begin while the kernel before ends.
+// Its blocks may begin while the kernel before ends.
 template <typename... A, typename... P>
-int start(
-    bool soon, void (*kernel)(A...), int blocks, int threads, int shared, cudaStream_t stream, const P&... given) {
+int launch_early(void (*kernel)(A...), int blocks, int threads, int shared, cudaStream_t stream, const P&... given) {
     cudaLaunchAttribute early;
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
@@ -643,33 +636,24 @@ int start(
     config.dynamicSmemBytes = shared;
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = soon ? 1 : 0;
+    config.numAttrs = 1;
     return cudaLaunchKernelEx(&config, kernel, A(given)...);
-}
-
-int multiprocessors() {
-    int device = 0, count = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    return count;
-}
-
-template <typename T>
-Grid grid_of(const Operands<T>& given) {
-    return {pieces(given.m, M * CLUSTER), pieces(given.n, N), pieces(given.k, K)};
 }
 
 template <typename T, Form FORM>
 int launch(Operands<T> given, void* y, cudaStream_t stream) {
     constexpr bool HALF = std::is_same_v<T, __half>;
-    given.grid = grid_of(given);
+    given.grid = {pieces(given.m, M * CLUSTER), pieces(given.n, N), pieces(given.k, K)};
     CUtensorMap maps[3];
     if (int status = describe(maps[0], HALF, given.x, given.m, given.k, given.x_stride, M)) return status;
     if (int status = describe(maps[1], HALF, given.w, given.n, given.k, given.w_stride, N / CLUSTER)) return status;
     if (int status = describe(maps[2], HALF, y, given.m, given.n, given.n, 16)) return status;
-    const int blocks = std::min(given.grid.down * given.grid.across, multiprocessors() / CLUSTER) * CLUSTER;
+    int device = 0, multiprocessors = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    const int blocks = std::min(given.grid.down * given.grid.across, multiprocessors / CLUSTER) * CLUSTER;
     cudaFuncSetAttribute(product<T, FORM>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
-    return start(true, product<T, FORM>, blocks, BLOCK, SHARED, stream, maps[0], maps[1], maps[2], given);
+    return launch_early(product<T, FORM>, blocks, BLOCK, SHARED, stream, maps[0], maps[1], maps[2], given);
 }
 
 }  // namespace
@@ -682,17 +666,11 @@ extern "C" int layernorm_linear(
     const Operands<T> given = {
         (const T*)x, (const T*)w, nullptr, (const T*)gamma, (const uint2*)columns, x_stride, w_stride,
         int(m), int(n), int(k), 1.0f / k, float(eps)};
-    // Not soon: the product, which reads x and w at once, would begin before they are there. On as many multiprocessors
-    // as have a tile less than others to do, or none, unless these are too few.
-    const Grid grid = grid_of(given);
-    const int clusters = multiprocessors() / CLUSTER, more = grid.down * grid.across % clusters;
-    const int idle = (more == 0 ? 0 : clusters - more) * CLUSTER;
-    const int blocks = std::min(std::max(idle, 16), pieces(n, SUMMING / 32 * 2 * CLUSTER) * CLUSTER);
     // As much shared memory as the product has: else multiprocessors stop to share theirs out anew.
     cudaFuncSetAttribute(sum_columns, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-    if (int status = start(
-            false, sum_columns, blocks, SUMMING, 0, stream, given.w, given.gamma, (const T*)beta, (const T*)bias,
-            (uint2*)columns, given.n, given.k, w_stride)) {
+    if (int status = launch_early(
+            sum_columns, pieces(n, THREADS / 32), THREADS, 0, stream, given.w, given.gamma, (const T*)beta,
+            (const T*)bias, (uint2*)columns, given.n, given.k, w_stride)) {
         return status;
     }
     return launch<T, NORM>(given, y, stream);

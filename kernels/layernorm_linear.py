@@ -8,7 +8,7 @@ The sum over γ⊙w is taken of the rounded values that the product sees, so tha
 accumulators lose to a mean that is large beside the deviation, does not: such tiles are done again from centred rows.
 
 Folding reads and writes all of w, which a call of few rows does not earn back: their norm is done again in each tile.
-Nor on Hopper, where γ goes to x on its way into the product (`hopper_product.cu`): w is only summed over, beside it.
+Nor on Hopper, where γ goes to x on its way into the product (`hopper_product.cu`): w is only summed over, before.
 """
 
 from __future__ import annotations
