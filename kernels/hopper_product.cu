@@ -465,8 +465,9 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
                 for (int part = 0; part < K / 16; part++) {
                     uint32_t found[4];
                     load_matrices(found, (ring.x() + row * K * 2 + rows.eight) ^ part * 32);
-                    // What is being multiplied is summed meanwhile, before the next is begun: else the compiler sums all
-                    // of a step before its last products, for longer than those before take, and tensor cores idle.
+                    // What is being multiplied is summed meanwhile, before the next is begun: else the compiler sums
+                    // all of a step before its last products, longer than those before run, and tensor cores idle.
+                    // Not at a step's begin, which has waits of its own.
                     sums.add(centred);
                     const uint32_t settled = part > 0 ? sums.settled(uint32_t(given.n) >> 31) : 0;
                     await_products<K / 16 - 1>();  // until the registers were read that are written now
