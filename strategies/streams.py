@@ -29,9 +29,10 @@ class Streams(Strategy):
     """mode:     branches: parts of the model that need nothing of each other, found in its graph; chunks: pieces of a
               batch in host memory, copied in, computed on and copied out at the same time; split: pieces of a batch on
               the device, one for each stream; auto: chunks where the step copies its batch itself, else branches
-    streams:  at most so many; None is 4 for branches, 6 for chunks (two come in, two are computed on, two go out: three
-              leave no time for a copy that takes longer than the work on a chunk), 2 for split
-    chunks:   of mode=chunks; None makes them 16 MiB large, and at least as many as the step has
+    streams:  at most so many; None is 4 for branches and for chunks (one copies in, one copies out, and kernels of two
+              chunks fill the device), 2 for split
+    chunks:   of mode=chunks, whose first and last come in halves; None makes them 16 MiB large, and at least as many as
+              the step has
     """
 
     stage = Stage.STREAMS
@@ -65,6 +66,8 @@ class Streams(Strategy):
                 "mode=chunks overlaps copies that the step makes itself, and here the feed makes them, or none: use"
                 " workload=pipeline, workload.source=host, or mode=split"
             )
+        if mode == "chunks" and self.streams == 2:
+            return "mode=chunks needs 3 streams: one for copies in, one for copies out, and at least one for work"
         if mode == "split" and isinstance(program.step, Chunked):
             return "the step takes its batch apart already: use mode=chunks"
         return None
@@ -80,7 +83,7 @@ class Streams(Strategy):
             return program, {"mode": mode, **self.branch(program)}
         batch = program.feed.next()
         results = require_rows(program, batch)
-        lanes, chunks = Lanes(program.device, self.streams or (2 if mode == "split" else 6)), 0
+        lanes, chunks = Lanes(program.device, self.streams or (2 if mode == "split" else 4)), 0
         step: Split | Overlapped = Split(lanes)
         if mode == "chunks":
             chunks = self.chunks or fitting_chunks(program, batch)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
-from optexp.equivalence.gates import Finding, broken, identical, structure
+from optexp.equivalence.gates import Finding, alike, broken, finite, identical, structure
 from optexp.equivalence.golden import NoReference
 from optexp.equivalence.observation import Observation, unpacked
 
@@ -19,31 +19,35 @@ def conduct(
     initial: Mapping[str, Tensor] | None,
     by_value: bool,
     skips: bool,
-    alike: Alike = bytes.__eq__,
+    same: Alike = bytes.__eq__,
 ) -> Iterator[Finding]:
     """Everything that differs.
 
     initial:  the state that training has to start from; None for steps that are not the first
     by_value: a dtype may differ;  skips: gradients overflowed in both
-    alike:    of two memories, packed
+    same:     of two memories, packed
     """
     yield from _effects(seen, baseline)
-    yield from _memories(seen, baseline, alike)
+    yield from _memories(seen, baseline, same)
     yield from _outputs(seen, baseline)
     yield from _replayed(seen, baseline)
     names, expected = ({name for name in some if not optional(name)} for some in (seen, baseline))
     for name in sorted(names ^ expected):
         if not name.startswith("input/"):
             yield broken(title(name), "missing" if name in expected else "the baseline has no such tensor")
-    for name in sorted(names & expected):
-        if name.startswith("flag/") or (skips and name.startswith("grad/")):
-            continue
-        if difference := structure(seen[name], baseline[name], any_dtype=by_value or "/optimizer/" in name):
+    common = {
+        name for name in names & expected if not name.startswith("flag/") and not (skips and name.startswith("grad/"))
+    }
+    plain = finite({name: seen[name] for name in common}) & finite({name: baseline[name] for name in common})
+    starts = {f"before/{name}": tensor for name, tensor in initial.items()} if initial is not None else {}
+    begun = {name: seen[name] for name in common if initial is not None and name.startswith("before/")}
+    wrong = begun.keys() - alike(begun, {n: starts.get(n, baseline[n]).to(t.device, t.dtype) for n, t in begun.items()})
+    for name in sorted(common):
+        any_dtype = by_value or "/optimizer/" in name
+        if difference := structure(seen[name], baseline[name], any_dtype=any_dtype, known_finite=name in plain):
             yield broken(title(name), difference)
-        elif initial is not None and name.startswith("before/"):
-            start = initial.get(name.removeprefix("before/"), baseline[name])
-            if not identical(seen[name], start.to(seen[name].device, seen[name].dtype)):
-                yield broken(title(name), "training does not start from the baseline's state")
+        elif name in wrong:
+            yield broken(title(name), "training does not start from the baseline's state")
 
 
 def _effects(seen: Observation, baseline: Observation) -> Iterator[Finding]:
@@ -58,7 +62,7 @@ def _effects(seen: Observation, baseline: Observation) -> Iterator[Finding]:
         yield broken(name.removeprefix("changed/"), f"the step {what}")
 
 
-def _memories(seen: Observation, baseline: Observation, alike: Alike) -> Iterator[Finding]:
+def _memories(seen: Observation, baseline: Observation, same: Alike) -> Iterator[Finding]:
     """On what a user's step keeps in Python. A hyperparameter that is a tensor is state."""
     changed, expected = unpacked("remembers", seen), unpacked("remembers", baseline)
     for name in sorted(changed | expected):
@@ -68,7 +72,7 @@ def _memories(seen: Observation, baseline: Observation, alike: Alike) -> Iterato
             yield broken(name, "the step changes it; the baseline leaves it alone")
         elif name not in changed:
             yield broken(name, "the step leaves it; the baseline changes it in Python, which no captured graph repeats")
-        elif not alike(changed[name], expected[name]):
+        elif not same(changed[name], expected[name]):
             yield broken(name, "the step remembers something else there than the baseline does")
 
 

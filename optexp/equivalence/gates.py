@@ -6,13 +6,13 @@ measured in fp64, a chunk of elements at a time, so that a 16384² tensor needs 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from math import frexp, inf, isfinite, sqrt
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 2**24  # elements: enough to keep a GPU busy
@@ -201,26 +201,69 @@ def _exponents(tensor: Tensor) -> dict[int, int]:
     return {at + low: count for at, count in enumerate(counts.tolist()) if at and count}
 
 
+def sizes(tensors: Sequence[Tensor]) -> list[float]:
+    """`rms` of each."""
+    norms = zip(tensors, _norms(tensors, 2), strict=True)
+    return [norm / sqrt(_flat(t).numel() or 1) if isfinite(norm) else rms(t) for t, norm in norms]
+
+
+def peaks(tensors: Sequence[Tensor]) -> list[float]:
+    """`largest` of each."""
+    return [peak if isfinite(peak) else largest(t) for t, peak in zip(tensors, _norms(tensors, inf), strict=True)]
+
+
+def finite(tensors: Mapping[str, Tensor]) -> set[str]:
+    """Names of those without NaN and Inf."""
+    return {name for name, peak in zip(tensors, _norms([*tensors.values()], inf), strict=True) if isfinite(peak)}
+
+
+def _norms(tensors: Sequence[Tensor], order: float) -> list[float]:
+    """After one wait for all. 0 where there is no element; not finite where one is not."""
+    flat = {place: vector for place, vector in enumerate(map(_flat, tensors)) if len(vector)}
+    real = [vector if vector.is_floating_point() else vector.to(torch.float64) for vector in flat.values()]
+    if not real:
+        return [0.0] * len(tensors)
+    found = torch.empty(len(real), dtype=torch.float64, device=real[0].device)
+    torch._foreach_copy_([*found], torch._foreach_norm(real, order, dtype=None if order == inf else torch.float64))
+    known = dict(zip(flat, found.tolist(), strict=True))
+    return [known.get(place, 0.0) for place in range(len(tensors))]
+
+
 def error(candidate: Tensor, reference: Tensor, scale: float) -> Error:
     """The error of the elements that are finite in both; `structure` has compared the others."""
-    facts, squares = [], []  # of each chunk; they stay on the device until all are there
-    for start, (c, g) in chunks(candidate, reference):
-        c, g = c.to(torch.float64), g.to(torch.float64)
+    return errors([(candidate, reference, scale)])[0]
+
+
+def errors(compared: Sequence[tuple[Tensor, Tensor, float]]) -> list[Error]:
+    """`error` of each candidate beside its reference and scale."""
+    if not compared:
+        return []
+    candidates, references, scales = zip(*compared, strict=True)
+
+    def facts(owners: Sequence[int], c: Tensor, g: Tensor) -> Tensor:
+        s = torch.tensor([scales[owner] for owner in owners], dtype=torch.float64).to(c.device)[:, None]
         difference = (c - g).abs_()
         finite = difference.isfinite()
-        weighted = difference * (scale / (g.abs() + scale)) if scale else difference
-        peak, at = torch.where(finite, weighted, 0.0).max(0)
-        square = torch.where(finite, difference, 0.0).square_()
-        facts.append(torch.stack([square.sum(), finite.sum(), peak, start + at, c.take(at), g.take(at)]))
-        if candidate.numel() > BLOCK:
-            squares.append(F.pad(square, (0, -len(c) % BLOCK)).view(-1, BLOCK).sum(1))
-    if not facts:
-        return Error()
-    found = torch.stack(facts).tolist()
-    _, _, peak, index, c, g = max(found, key=lambda chunk: chunk[2])
-    total, count = (sum(column) for column in list(zip(*found, strict=True))[:2])
-    blocks = torch.cat(squares).div_(BLOCK).sqrt_().cpu() if squares else None
-    return Error(sqrt(total / max(count, 1.0)), peak, _index(int(index), candidate), c, g, blocks)
+        weighted = (s / g.abs().add_(s)).mul_(difference)
+        if not all(scales[owner] for owner in owners):
+            weighted = torch.where(s == 0, difference, weighted)
+        peak, at = torch.where(finite, weighted, 0.0).max(1, keepdim=True)
+        square = torch.where(finite, difference, 0.0).square_().sum(1, keepdim=True)
+        lost = finite.logical_not_().sum(1, keepdim=True)
+        return torch.cat([square, lost, peak, at, c.gather(1, at), g.gather(1, at)], 1)
+
+    found = []
+    for candidate, table in zip(candidates, by_rows(facts, candidates, references), strict=True):
+        if not len(table):
+            found.append(Error())
+            continue
+        count, worst = _flat(candidate).numel(), int(table[:, 2].argmax())
+        total, lost = table[:, :2].sum(0).tolist()
+        _, _, peak, at, c, g = table[worst].tolist()
+        index = _index(worst * BLOCK + int(at), candidate)
+        blocks = (table[:, 0] / BLOCK).sqrt_() if count > BLOCK else None
+        found.append(Error(sqrt(total / max(count - lost, 1.0)), peak, index, c, g, blocks))
+    return found
 
 
 def histogram(candidate: Tensor, reference: Tensor, scale: float) -> list[float]:
@@ -237,13 +280,15 @@ def histogram(candidate: Tensor, reference: Tensor, scale: float) -> list[float]
     return (counts / max(total, 1)).tolist()
 
 
-def structure(candidate: Tensor, baseline: Tensor, *, any_dtype: bool = False) -> str | None:
-    """G0 for one tensor: what differs in shape, dtype, or in where NaN and ±Inf are."""
+def structure(
+    candidate: Tensor, baseline: Tensor, *, any_dtype: bool = False, known_finite: bool = False
+) -> str | None:
+    """G0 for one tensor: what differs in shape, dtype, or in where NaN and ±Inf are (nowhere, if that is known)."""
     if candidate.shape != baseline.shape:
         return f"shape {list(candidate.shape)} instead of {list(baseline.shape)}"
     if candidate.dtype != baseline.dtype and not any_dtype:
         return f"dtype {name_of(candidate.dtype)} instead of {name_of(baseline.dtype)}"
-    if not (candidate.is_floating_point() or candidate.is_complex()):
+    if known_finite or not (candidate.is_floating_point() or candidate.is_complex()):
         return None
     for start, (c, b) in chunks(candidate, baseline):
         same = (c.isnan() == b.isnan()) & (c.isposinf() == b.isposinf()) & (c.isneginf() == b.isneginf())
@@ -259,6 +304,22 @@ def identical(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return all(bool((_bits(x) == _bits(y)).all()) for _, (x, y) in chunks(a, b))
+
+
+def alike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> set[str]:
+    """Names of those that are `identical`."""
+    pairs = {name: (tensor, theirs[name]) for name, tensor in ours.items() if name in theirs}
+    pairs = {n: (a, b) for n, (a, b) in pairs.items() if (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)}
+    found = set()
+    for device in {tensor.device for tensor, _ in pairs.values()}:
+        bits = {n: [_flat(t).view(torch.uint8) for t in pair] for n, pair in pairs.items() if pair[0].device == device}
+        differ = by_rows(_unequal, *zip(*bits.values(), strict=True), dtype=torch.uint8)
+        found |= {name for name, rows in zip(bits, differ, strict=True) if not rows.any()}
+    return found
+
+
+def _unequal(_: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
+    return (a.view(torch.int64) != b.view(torch.int64)).any(1)
 
 
 def exact(
@@ -362,12 +423,50 @@ def share(value: float, limit: float) -> float:
 
 def chunks(*tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
     """Equal pieces of all tensors as vectors, with the offset of the first element; complex numbers as pairs."""
-    flat = [(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).detach().reshape(-1) for t in tensors]
+    flat = [_flat(tensor) for tensor in tensors]
     if flat[0].numel() <= FETCHED:
         flat = [vector.cpu() for vector in flat]
     chunk = min(CHUNK, CACHED) if flat[0].device.type == "cpu" else CHUNK
     for start in range(0, flat[0].numel(), chunk):
         yield start, tuple(vector[start : start + chunk] for vector in flat)
+
+
+def by_rows(
+    work: Callable[..., Tensor], *columns: Sequence[Tensor], dtype: torch.dtype = torch.float64
+) -> Sequence[Tensor]:
+    """What `work` makes of many tensors: for each of them, on the CPU, one entry for every `BLOCK` of its elements.
+
+    It is given rows of so many, the last one of each tensor filled up with zeros, and whose they are. On a GPU, where
+    small operations cost a launch and their results a wait, thousands of small tensors take as many as a single one.
+    """
+    flat = [[_flat(tensor) for tensor in column] for column in columns]
+    counts = [-(-len(vector) // BLOCK) for vector in flat[0]]
+    owners = [owner for owner, count in enumerate(counts) for _ in range(count)]
+    begins, found = [row * BLOCK for row in accumulate(counts, initial=0)], list[Tensor]()
+    device = flat[0][0].device if owners else torch.device("cpu")
+    most = max(1, (min(CHUNK, CACHED) if device.type == "cpu" else CHUNK) // BLOCK)
+    for first in range(0, len(owners), most):
+        here, start = owners[first : first + most], first * BLOCK
+        stop, packed = start + len(here) * BLOCK, list[Tensor]()
+        within = {
+            owner: (max(begins[owner], start), min(begins[owner] + len(flat[0][owner]), stop))
+            for owner in dict.fromkeys(here)
+        }
+        for column in flat:
+            packed.append(torch.zeros(len(here), BLOCK, dtype=dtype, device=device))
+            line = packed[-1].view(-1)
+            torch._foreach_copy_(
+                [line[low - start : high - start] for low, high in within.values()],
+                [column[owner][low - begins[owner] : high - begins[owner]] for owner, (low, high) in within.items()],
+            )
+        found.append(work(here, *packed))
+    return torch.cat(found).cpu().split(counts) if found else [torch.empty(0)] * len(counts)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """As a vector without gaps; complex numbers as pairs."""
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return real.detach().reshape(-1).contiguous()
 
 
 def _index(flat: int, tensor: Tensor) -> tuple[int, ...]:

@@ -7,10 +7,10 @@ baseline's would reject honest candidates, and would hide a learning rate that i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import hypot, inf
 from typing import Any, TypeVar
 
@@ -21,23 +21,29 @@ from optexp.equivalence import mutants
 from optexp.equivalence.conduct import conduct, optional, title
 from optexp.equivalence.families import FAMILIES, NORMAL, integers, nonfinite
 from optexp.equivalence.gates import (
+    CHUNK,
     PRECISION_CAP,
     SMALL,
     TOLERANCES,
+    Error,
     Finding,
     Limits,
     Tolerance,
     Yardstick,
+    alike,
     broken,
-    error,
+    errors,
     exact,
     filled,
+    finite,
     histogram,
     identical,
     largest,
     measure,
     name_of,
+    peaks,
     rms,
+    sizes,
     structure,
 )
 from optexp.equivalence.golden import Golden, NoReference, before
@@ -61,6 +67,8 @@ GENERATORS = "generators"
 RESEEDED = "a step draws random numbers or sets their seed, which the baseline's leaves alone"
 UNMASKED = " (unmasked)"  # a result without the numbers that fill its mask (see `filled`)
 
+_NONE = torch.empty(0)
+
 T = TypeVar("T")
 
 
@@ -72,6 +80,7 @@ class Quantity:
     stored: what holds the value, where how finely it can do that matters
     in_a_row: the reference as sums in float32, where it may be added up so (see `Golden.step`)
     columns: which ones it has of a result
+    scale: s;  resolution: how finely `stored` can say what it says (RMS, largest);  found: its error (see `measured`)
     """
 
     name: str
@@ -82,11 +91,9 @@ class Quantity:
     stored: Tensor | None = None
     in_a_row: Tensor | None = None
     columns: Tensor | None = None
-
-    @cached_property
-    def scale(self) -> float:
-        size = rms(self.reference)
-        return size if self.spread is None else hypot(size, rms(self.spread.sqrt()))
+    scale: float = 0.0
+    resolution: tuple[float, float] = (0.0, 0.0)
+    found: Error = field(default_factory=Error)
 
 
 class Judge:
@@ -223,9 +230,12 @@ class Judge:
         unjudged = {name for name in unjudged if not name.startswith("after/scaler/") and not optional(name)}
         kept, at = (self.noise, None) if noisy else (self.measured, step)  # noisy runs of all steps count for each
         off = size = 0.0  # of all gradients together: some are zero but for rounding
+        first = step not in self.rounded and any(name.startswith("after/") for name in seen)
+        updates = dict[str, Quantity]()
         for quantity in self._quantities(step, seen):
-            found = error(quantity.value, quantity.reference, quantity.scale)
-            key = (at, quantity.name)
+            found, key = quantity.found, (at, quantity.name)
+            if first and not quantity.name.startswith(("out/", "input/", "grad/", "buffer/")):
+                updates[quantity.name] = quantity
             kept[key] = kept.get(key, Yardstick()) | Yardstick.of(found)
             unjudged.discard(_source(quantity.name))
             if not noisy:
@@ -236,8 +246,8 @@ class Judge:
                 size = hypot(size, quantity.scale * quantity.reference.numel() ** 0.5)
         if self.fp64.program.memory is not None and self.precise and not noisy:
             self._require_gradients(off, size, seen)
-        if step not in self.rounded and any(name.startswith("after/") for name in seen):
-            self._rounded_hyperparameters(step, seen)
+        if first:
+            self._rounded_hyperparameters(step, seen, updates)
             self.rounded.add(step)  # what its other runs would add is nothing but their scatter
         if unjudged and not _skipped(seen):
             raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")
@@ -272,45 +282,44 @@ class Judge:
     def _require_finite(self, seen: Observation) -> None:
         """Where only a family of inputs makes the baseline overflow, how it does so is no implementation's duty."""
         outputs = {name: t for name, t in seen.items() if name.startswith("out/")}
-        found = {name for name, t in outputs.items() if not bool(t.isfinite().all())}
+        found = outputs.keys() - finite(outputs)
         if self.fp64.family not in FAMILIES:
             self.infinite |= found
         elif self.fp64.family != nonfinite.__name__ and (lost := found - self.infinite):
             raise NoReference(f"the baseline gives NaN or Inf in {', '.join(sorted(map(title, lost)))}")
 
-    def _rounded_hyperparameters(self, step: int, seen: Observation) -> None:
+    def _rounded_hyperparameters(self, step: int, seen: Observation, exact: Mapping[str, Quantity]) -> None:
         """What float32 hyperparameters move is allowed to any candidate (see `optexp.equivalence.hyperparameters`)."""
-        exact = {q.name: q for q in self._updates(step, seen)}
         program = self.fp64.program
         assert program.optimizer is not None
         corrections = bias_correction_error(program.optimizer)
-        for rounded in self._updates(step, seen, rounded=True):
-            quantity = exact[rounded.name]
-            self._allow(step, quantity, rounded.reference)
+        moved = [(exact[rounded.name], rounded.reference) for rounded in self._updates(step, seen, rounded=True)]
         for name, parameter in program.model.named_parameters():
             change, moved_by = exact.get(f"change/{name}"), corrections.get(parameter, 0.0)
             if change is not None and moved_by:
-                self._allow(step, change, change.reference * (1 + moved_by))
+                moved.append((change, change.reference * (1 + moved_by)))
+        for quantity in measured(replace(quantity, value=value) for quantity, value in moved):
+            self._allow(step, quantity)
 
     def _allow_long_sums(self, step: int, quantity: Quantity) -> None:
         """The baseline adds up in a tree, a compiled loop in a row, which rounds each time by as much as the sum has
         become: of 1024 equal terms by 20 to 80 u where the tree is off by one."""
-        for added in quantity.in_a_row if quantity.in_a_row is not None else ():
-            if error(added, quantity.reference, quantity.scale).rms < LONG * quantity.scale:
-                self._allow(step, quantity, added)  # else it is the gradient of something else
+        sums = quantity.in_a_row if quantity.in_a_row is not None else ()
+        for added in measured(replace(quantity, value=value) for value in sums):
+            if added.found.rms < LONG * quantity.scale:
+                self._allow(step, added)  # else it is the gradient of something else
 
-    def _allow(self, step: int, quantity: Quantity, moved: Tensor) -> None:
+    def _allow(self, step: int, moved: Quantity) -> None:
         """As far from fp64 as this is any candidate may be, in each block too."""
-        key, found = (step, quantity.name), error(moved, quantity.reference, quantity.scale)
-        self.allowed[key] = self.allowed.get(key, Yardstick()) | Yardstick.of(found)
+        key = (step, moved.name)
+        self.allowed[key] = self.allowed.get(key, Yardstick()) | Yardstick.of(moved.found)
 
     def _require_power(self, quantity: Quantity, spread: float) -> None:
         own_step = self.fp64.program.memory is not None
         judged = quantity.name.startswith(("out/", "change/") if own_step else "out/")
         enough = quantity.reference.numel() >= SMALL and judged
         # A small change beside what is stored is lost in its last bits, and that is no fault of the baseline's.
-        rounding = 0.0 if quantity.stored is None else 2 * _resolution(quantity.stored)[0]
-        most = max(POWERLESS * quantity.scale, rounding)
+        most = max(POWERLESS * quantity.scale, 2 * quantity.resolution[0])
         if enough and self.precise and spread > most and not _noise(quantity, spread):
             raise NoReference(
                 f"the baseline's own {title(quantity.name)} is off by {spread:.2g} where fp64 has a size of"
@@ -339,10 +348,10 @@ class Judge:
             return [broken("scaler", f"{who} skips this step because its gradients overflow, {other} does not")]
         initial = self.fp64.initial if step == 0 else None
         memory = self.fp64.program.memory
-        alike = partial(memory.alike, unit=self.row.unit) if memory is not None else bytes.__eq__
+        same = partial(memory.alike, unit=self.row.unit) if memory is not None else bytes.__eq__
         ours, theirs = ({n: t for n, t in arm.items() if n not in self.restless} for arm in (seen, self.baseline))
         theirs["flag/inputs_intact"] = torch.tensor(not self.writes)  # repeated on a batch, it may find it written
-        if failures := list(conduct(ours, theirs, initial, not self.precise, skips, alike)):
+        if failures := list(conduct(ours, theirs, initial, not self.precise, skips, same)):
             return failures
         findings = []
         if skips:
@@ -352,15 +361,19 @@ class Judge:
             findings.append(Finding("scaler", "SKIPPED", message="a step was skipped in both: its gradients overflow"))
         if seen["flag/random"]:  # the baseline's step draws none (see `_yardstick`)
             findings.append(Finding(GENERATORS, bitwise=True, message=RESEEDED))
+        equal, beside = alike(seen, self.baseline), list[tuple[dict[str, Any], Tensor]]()
         for quantity in self._quantities(step, seen):
             if _noise(quantity, self._plain(quantity).rms):
                 continue
-            source = _source(quantity.name)
-            same = identical(seen[source], self.baseline[source]) if source in self.baseline else False
-            finding = replace(self._compare(quantity), bitwise=same)
+            finding = replace(self._compare(quantity), bitwise=_source(quantity.name) in equal)
             if finding.element is not None and finding.element["index"]:
-                finding.element["baseline"] = self._baseline_at(quantity.name, finding.element["index"])
+                finding.element["baseline"] = None
+                if (value := self._baseline_at(quantity.name, tuple(finding.element["index"]))) is not None:
+                    beside.append((finding.element, value))
             findings.append(finding)
+        values = torch.stack([value for _, value in beside]).tolist() if beside else []
+        for (element, _), number in zip(beside, values, strict=True):
+            element["baseline"] = number
         for name in seen:
             if name.startswith("after/scaler/"):
                 findings.append(exact(name.removeprefix("after/"), seen[name], self.baseline[name], None))
@@ -376,13 +389,11 @@ class Judge:
             runs, shape = self.swayed.get((self.step, quantity.name), []), quantity.value.shape
             swayed = [run for run in runs if run.shape == shape]  # how many integers there are may hang on rounding
             return exact(name, quantity.value, self.baseline[_source(quantity.name)], quantity.reference, swayed)
-        found = error(quantity.value, quantity.reference, quantity.scale)
+        found = quantity.found
         if quantity.columns is not None and found.index:
             found = replace(found, index=(*found.index[:-1], int(quantity.columns[found.index[-1]])))
         yardstick, plain = self._of(quantity), self._plain(quantity)
-        limits = quantity.limits
-        if quantity.stored is not None:
-            limits = replace(limits, resolution=_resolution(quantity.stored))
+        limits = replace(quantity.limits, resolution=quantity.resolution)
         finding = measure(name, found, quantity.scale, yardstick, plain, limits)
         exactly = self.fp64.family == integers.__name__ and quantity.reference.numel() >= SMALL
         if exactly and not plain.peak and found.peak:
@@ -399,18 +410,21 @@ class Judge:
         quantity = next(q for q in self._quantities(self.step, self._here(seen)) if q.name == name)
         return histogram(quantity.value, quantity.reference, quantity.scale)
 
-    def _baseline_at(self, quantity: str, index: list[int]) -> float | None:
-        """What the baseline has where a candidate errs most."""
+    def _baseline_at(self, quantity: str, index: tuple[int, ...]) -> Tensor | None:
+        """What the baseline has where a candidate errs most; still where fp64 runs."""
         after, start = self.baseline.get(_source(quantity)), self.baseline.get(_source(quantity, "before"))
         if after is None or after.is_complex():
             return None
-        change = quantity.startswith("change/") and start is not None
-        return float(after[tuple(index)]) - (float(start[tuple(index)]) if change else 0.0)  # type: ignore[index]
+        value = after[index].to(torch.float64)
+        return value - start[index] if quantity.startswith("change/") and start is not None else value
 
     # --- what fp64 gets -----------------------------------------------------------------------------------------
 
     def _quantities(self, step: int, seen: Observation) -> Iterator[Quantity]:
         """Everything in an observation that fp64 has an opinion on."""
+        return measured(self._compared(step, seen))
+
+    def _compared(self, step: int, seen: Observation) -> Iterator[Quantity]:
         golden, skips = self._golden(step, seen), _skipped(seen)
         for name, reference in golden.items():
             gradient, forward = name.startswith("grad/"), name.startswith(("out/", "input/"))
@@ -500,10 +514,10 @@ class Judge:
         return trials
 
     def _try(self, quantity: Quantity, subject: mutants.Subject, mutant: str, value: Tensor) -> dict[str, Any]:
-        mutated = replace(quantity, value=value)
+        (mutated,) = measured([replace(quantity, value=value)])
         finding = self._compare(mutated)
         visible = finding.visible
-        for part in _parts(mutated) if finding.ok else ():
+        for part in measured(_parts(mutated)) if finding.ok else ():
             if not _noise(part, self._plain(part).rms) and not (there := self._compare(part)).ok:
                 finding = there
         shows = structure(value, subject.value)
@@ -558,12 +572,28 @@ def is_exact(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex()
 
 
-def _resolution(stored: Tensor) -> tuple[float, float]:
-    """How finely a tensor can say what it says (RMS, largest): two roundings of its dtype, as of decay and update."""
-    row = TOLERANCES.get(name_of(stored.dtype))
-    if row is None or not stored.numel():
-        return 0.0, 0.0
-    return 2 * row.unit * rms(stored), 2 * row.unit * float(stored.abs().nan_to_num(0, 0, 0).max())
+def measured(quantities: Iterable[Quantity]) -> Iterator[Quantity]:
+    """Each with its error, and with what that is measured by; many small ones at a time, as `by_rows` takes them."""
+    group, size = list[Quantity](), 0
+    for quantity in quantities:
+        group.append(quantity)
+        size += quantity.value.numel()
+        if size >= CHUNK:
+            yield from _measured(group)
+            group, size = [], 0
+    yield from _measured(group)
+
+
+def _measured(group: Sequence[Quantity]) -> Iterator[Quantity]:
+    spreads = sizes([_NONE if q.spread is None else q.spread.sqrt() for q in group])
+    scales = list(map(hypot, sizes([q.reference for q in group]), spreads))
+    stored = [_NONE if q.stored is None else q.stored for q in group]
+    found = errors([(q.value, q.reference, scale) for q, scale in zip(group, scales, strict=True)])
+    every = zip(group, stored, scales, sizes(stored), peaks(stored), found, strict=True)
+    for quantity, kept, scale, size, peak, error in every:
+        row = TOLERANCES.get(name_of(kept.dtype))
+        unit = 0.0 if row is None else 2 * row.unit  # two roundings, as of decay and update
+        yield replace(quantity, scale=scale, resolution=(unit * size, unit * peak), found=error)
 
 
 def _parts(quantity: Quantity) -> Iterator[Quantity]:
@@ -610,4 +640,5 @@ def _source(quantity: str, when: str = "after") -> str:
 def _skipped(observation: Mapping[str, Tensor]) -> bool:
     """Whether a GradScaler left this step out."""
     scaled = any(name.startswith("before/scaler/") for name in observation)
-    return scaled and not all(bool(t.isfinite().all()) for n, t in observation.items() if n.startswith("grad/"))
+    gradients = {name: t for name, t in observation.items() if name.startswith("grad/")}
+    return scaled and finite(gradients) != gradients.keys()

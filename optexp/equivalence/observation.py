@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence import dice
-from optexp.equivalence.gates import identical
+from optexp.equivalence.gates import alike, identical
 from optexp.equivalence.noise import noisy
 from optexp.equivalence.poison import poison, scribble
 from optexp.program import Batch, Outputs, Packed, Program, Snapshot, gradients, map_batch, tensors_of
@@ -105,7 +105,7 @@ def repeats(program: Program, batch: Batch, snapshot: Snapshot, times: int) -> b
     for _ in range(times):
         snapshot.restore(program)
         again = observe(program, batch)
-        if again.keys() != first.keys() or not all(identical(again[name], first[name]) for name in first):
+        if not again.keys() == first.keys() == alike(again, first):
             return False
     return True
 

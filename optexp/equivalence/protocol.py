@@ -434,7 +434,7 @@ def _headline(verification: Verification, messages: list[Message], contract: Con
     if verification.weakest:
         return f"{what} agree with fp64, but weaker than {yardstick}: {verification.weakness}; {sets}"
     ratio = verification.error_ratio
-    compared = f" (worst {ratio:.2f}× its error)" if ratio is not None and 0.01 <= ratio < inf else ""
+    compared = f" (outputs at worst {ratio:.2f}× its error)" if ratio is not None and 0.01 <= ratio < inf else ""
     return f"{what} agree with fp64 as closely as {yardstick} does{compared}; {sets}"
 
 

@@ -1,9 +1,9 @@
-"""One process of each arm: warm-up, then blocks in alternating pairs whose order is drawn at random."""
+"""One process of each arm: warm-up, then blocks in alternating pairs whose order is drawn at random, two by two."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import ceil, log
@@ -16,6 +16,7 @@ from optexp.measurement.clock import Timing, account, now, share_taken, until_at
 from optexp.measurement.gpu import Read, Reading, between, slowing
 from optexp.measurement.load import Load
 from optexp.measurement.protocol import Protocol
+from optexp.measurement.statistics import without_order
 
 MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # what the second arm of a pair is
 RETRIED, UNBOUND, TEXTBOOK = "retried", "unbound", "textbook"  # why a process was measured beside those that count
@@ -101,9 +102,19 @@ class Sample:
         return [pair for pair in main if not pair.counts] if any(pair.counts for pair in main) else []
 
     @property
+    def log_ratios(self) -> list[float]:
+        """Of the pairs that count."""
+        return log_ratios(self.kept)
+
+    @property
     def log_ratio(self) -> float:
         """The statistic of a process."""
-        return median(pair.log_ratio for pair in self.kept)
+        return median(self.log_ratios)
+
+
+def log_ratios(pairs: Sequence[Pair]) -> list[float]:
+    """Of pairs of a kind and process, freed of what it gives an arm to go first."""
+    return without_order([pair.log_ratio for pair in pairs], [pair.baseline_first for pair in pairs])
 
 
 @dataclass(frozen=True)
@@ -158,15 +169,16 @@ def sample(
         ready[name] = _warmed(name, arm, protocol, order, cycle, result)
     compiled = {name: _compilations(arm) for name, arm in arms.items()}
     long = any(ready[name].steps == 1 for name in ("baseline", "candidate"))
-    at_least, begin, before = min(pairs, 8 if long else 10), now(), read()
+    at_least, begin, before, baseline_first = min(pairs, 8 if long else 10), now(), read(), False
     for index in range(pairs):
         if index >= at_least and now() - begin > protocol.process_s:
             break
-        timings, baseline_first = _in_turn(ready, order, protocol.l2 == COLD, result)
-        after = read()
-        result.pairs.append(Pair(*timings, baseline_first, MAIN, _known(before, after)))
+        baseline_first = not baseline_first if index % 2 else order.random() < 0.5  # each order equally often
+        timings = _in_turn(ready, baseline_first, order, protocol.l2 == COLD, result)
         if index % LOOK_EVERY == 0:
             ready["candidate"].look(order, protocol.l2 == COLD)
+        after = read()  # last: a card rests meanwhile, and whoever goes next finds it rested, in every pair
+        result.pairs.append(Pair(*timings, baseline_first, MAIN, _known(before, after)))
         before = after
         tell(index + 1)
         if "again" in ready and index % CONTROL_EVERY == 0:
@@ -176,7 +188,8 @@ def sample(
     if protocol.l2 == "both":
         for index in range(at_least):
             before = read()
-            timings, baseline_first = _in_turn(ready, order, True, result)
+            baseline_first = not baseline_first if index % 2 else order.random() < 0.5
+            timings = _in_turn(ready, baseline_first, order, True, result)
             result.pairs.append(Pair(*timings, baseline_first, COLD, _known(before, read())))
             if index % LOOK_EVERY == 0:
                 ready["candidate"].look(order, cold=True)
@@ -185,17 +198,16 @@ def sample(
 
 
 def _in_turn(
-    ready: Mapping[str, Ready], order: Random, cold: bool, result: Sample
-) -> tuple[tuple[Timing, Timing], bool]:
-    """A block of each arm, in an order drawn at random; what the others do meanwhile goes into `result`."""
-    baseline_first = order.random() < 0.5
+    ready: Mapping[str, Ready], baseline_first: bool, order: Random, cold: bool, result: Sample
+) -> tuple[Timing, Timing]:
+    """A block of each arm; what the others do meanwhile goes into `result`."""
     timings: dict[str, Timing] = {}
     for name in ("baseline", "candidate") if baseline_first else ("candidate", "baseline"):
         others = {other: ready[other].arm for other in ready if other != name}
         with _watched(others, result):  # what they do until they rest is work of theirs, too
             _rest(*others.values())
             timings[name] = ready[name].block(ready[name].jittered(order), cold)
-    return (timings["baseline"], timings["candidate"]), baseline_first
+    return timings["baseline"], timings["candidate"]
 
 
 def _known(*readings: Reading | None) -> tuple[Reading, ...]:

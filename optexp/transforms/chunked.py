@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from operator import itemgetter
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from optexp.program import Batch, Outputs, Program, flatten, map_batch, tensors_of
 from optexp.transforms.lanes import Lanes
+
+AHEAD = 2  # chunks of a lane that are on their way in, and as many on their way out, while it works on another
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,13 @@ class Split:
 
 @dataclass(frozen=True)
 class Overlapped:
-    """Chunks of a batch in host memory take turns on a few streams: some are copied in while others are computed on and
-    others copied out. A stream's next chunk is asked for as soon as its last one is out, the first ones all at once:
-    so copies do not wait for a host that is busy asking for work.
+    """Chunks of a batch in host memory, on streams of three kinds: one copies in, several take turns to compute, one
+    copies out. The first and the last chunk come in halves, since nothing hides their way in and out.
 
+    A chunk's memory is given back when its own stream has been told to wait for whoever used it last: a few chunks are
+    on their way at a time, however large the batch.
+
+    lanes: for copies in, for copies out, and the others for work
     home:  results go back to the host, into pinned memory, and the step waits for them; else they stay on the device
     """
 
@@ -99,18 +105,42 @@ class Overlapped:
         out: Outputs = {}
         whole, done = rows(tensors_of(batch)), 0
         assert whole is not None
-        pieces, arriving = list(split(batch, evenly(whole, self.chunks))), deque[Batch]()
-        with torch.no_grad(), self.lanes.open() as streams:
-            for index in range(-len(streams), len(pieces)):
-                with torch.cuda.stream(streams[index % len(streams)]):
-                    if index >= 0:
-                        result = flatten(program.predict(arriving.popleft()))
-                        if self.home:
-                            done += send_home(result, out, whole, done, pinned=True)
-                        else:
-                            results.append(result)
-                    for piece in pieces[index + len(streams) :][:1]:
-                        arriving.append(map_batch(lambda tensor: tensor.to(program.device, non_blocking=True), piece))
+        pieces = split(batch, halved_ends(evenly(whole, self.chunks)))
+        arriving, leaving = deque[tuple[Batch, torch.cuda.Event]](), deque[tuple[Outputs, torch.cuda.Event]]()
+        with torch.no_grad(), self.lanes.open() as (inward, outward, *work):
+
+            def bring(piece: Batch) -> None:
+                with torch.cuda.stream(inward):
+                    there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=True), piece)
+                    arriving.append((there, inward.record_event()))
+
+            ahead = AHEAD * len(work)  # whole turns: the lane that made a result is the one that waits until it is out
+            for piece in islice(pieces, ahead):
+                bring(piece)
+            turns = cycle(work)
+            while arriving:
+                lane = next(turns)
+                if len(leaving) == ahead:
+                    result, left = leaving.popleft()
+                    lane.wait_event(left)
+                    inward.wait_event(left)  # a model may give back its input
+                    del result
+                chunk, arrived = arriving.popleft()
+                lane.wait_event(arrived)
+                with torch.cuda.stream(lane):
+                    result = flatten(program.predict(chunk))
+                computed = lane.record_event()
+                inward.wait_event(computed)
+                del chunk
+                if self.home:
+                    outward.wait_event(computed)
+                    with torch.cuda.stream(outward):
+                        done += send_home(result, out, whole, done, pinned=True)
+                    leaving.append((result, outward.record_event()))
+                else:
+                    results.append(result)
+                for piece in islice(pieces, 1):
+                    bring(piece)
         if not self.home:
             return joined(results)
         torch.cuda.current_stream(program.device).synchronize()
@@ -119,7 +149,8 @@ class Overlapped:
     def listing(self) -> str:
         """The same in plain PyTorch."""
         kept, end = (HOME, WAITED) if self.home else (STAYING, JOINED + AT_HOME)
-        return LANES.format(streams=len(self.lanes.streams)) + CHUNKS.format(chunks=self.chunks, kept=kept) + end
+        work = CHUNKS.format(chunks=self.chunks, ahead=AHEAD, kept=kept)
+        return LANES.format(streams=len(self.lanes.streams)) + work + end
 
 
 def send_home(result: Outputs, out: Outputs, whole: int, done: int, pinned: bool) -> int:
@@ -145,6 +176,12 @@ def evenly(whole: int, pieces: int) -> list[int]:
     """As `torch.chunk`: the last may be smaller, and there may be fewer."""
     size = max(1, -(-whole // pieces))
     return [min(size, whole - start) for start in range(0, whole, size)]
+
+
+def halved_ends(sizes: list[int]) -> list[int]:
+    """The first and the last in two."""
+    first, *middle, last = sizes if len(sizes) > 1 else [*sizes, 0]
+    return [*evenly(first, 2), *middle, *evenly(last, 2)]
 
 
 def joined(results: list[Outputs]) -> Outputs:
@@ -178,25 +215,47 @@ SPLIT = """\
 """
 
 CHUNKS = """\
-    pieces, arriving = list(zip(*(tensor.chunk({chunks}) for tensor in batch))), []
-    for index in range(-len(lanes), len(pieces)):
-        with torch.cuda.stream(lanes[index % len(lanes)]):
-            if index >= 0:
-                result = predict(arriving.pop(0))
+    def parts(batch, count):
+        return list(zip(*(tensor.chunk(count) for tensor in batch)))
+
+    first, *middle, last = parts(batch, {chunks})
+    pieces = [*parts(first, 2), *middle, *parts(last, 2)]
+    (inward, outward, *work), arriving, leaving = lanes, [], []
+    ahead = {ahead} * len(work)
+    for index in range(-ahead, len(pieces)):
+        if index >= 0:
+            lane = work[index % len(work)]
+            if len(leaving) == ahead:  # memory is given back when whoever used it last is done
+                result, left = leaving.pop(0)
+                lane.wait_event(left)
+                inward.wait_event(left)
+                del result
+            chunk, arrived = arriving.pop(0)
+            lane.wait_event(arrived)
+            with torch.cuda.stream(lane):
+                result = predict(chunk)
+            computed = lane.record_event()
+            inward.wait_event(computed)
+            del chunk
 {kept}\
-            for piece in pieces[index + len(lanes) :][:1]:  # the next one of this lane
-                arriving.append(tuple(tensor.to(device, non_blocking=True) for tensor in piece))
+        with torch.cuda.stream(inward):
+            for piece in pieces[index + ahead :][:1]:
+                there = tuple(tensor.to(device, non_blocking=True) for tensor in piece)
+                arriving.append((there, inward.record_event()))
 """
 
 STAYING = """\
-                results.append(result)
+            results.append(result)
 """
 
 HOME = """\
-                if index == 0:
-                    home = torch.empty((len(batch[0]), *result.shape[1:]), dtype=result.dtype, pin_memory=True)
-                    places = home.chunk(len(pieces))
+            outward.wait_event(computed)
+            if index == 0:
+                home = torch.empty((len(batch[0]), *result.shape[1:]), dtype=result.dtype, pin_memory=True)
+                places = home.split([len(piece[0]) for piece in pieces])
+            with torch.cuda.stream(outward):
                 places[index].copy_(result, non_blocking=True)
+            leaving.append((result, outward.record_event()))
 """
 
 JOINED = """\

@@ -18,10 +18,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import median, stdev
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ import torch
 from optexp.api import compose
 from optexp.config import resolve
 from optexp.measurement import clock, placement, statistics
-from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.sampling import Sample, sample
 from optexp.reporting.terminal import Progress
@@ -52,9 +50,9 @@ WORKLOADS = {
         "lenet5": ["workload=lenet5", "workload.batch_size=4"],
     },
 }
+FIXED = ["measurement.warmup_s=0.25", "environment.allow_foreign=true"]  # the card is never cold here
 DELAYS = (0.02, 0.05)
-EXACT = 50  # steps that make every delay a whole number of steps
-SIDE_BY_SIDE = 4  # comparisons whose arms are started together; they are measured one after the other
+SIDE_BY_SIDE = 7  # comparisons whose arms are started together; they are measured one after the other
 
 
 @dataclass
@@ -80,18 +78,8 @@ class Warm:
             return self.steady
         if method != "block" or not self.delay:
             return self.arm.call(method, **arguments)
-        told = -(-arguments["steps"] // EXACT) * EXACT
-        return self.arm.call(method, **arguments | {"steps": round(told * (1 + self.delay))}).told_as(told)
-
-
-class EverySecond:
-    """Reads the card before every other pair: what a reading does to the next block can then be seen."""
-
-    def __init__(self, gpu: Gpu | None) -> None:
-        self.gpu, self.calls = gpu, count()
-
-    def __call__(self) -> Reading | None:
-        return self.gpu.read() if next(self.calls) % 2 == 0 and self.gpu else None
+        steps = round(arguments["steps"] * (1 + self.delay))
+        return self.arm.call(method, **arguments | {"steps": steps}).told_as(steps / (1 + self.delay))
 
 
 def comparisons(session: Session, seed: int, pairs: int, limit: int, delays: bool) -> Iterator[dict[str, Any]]:
@@ -99,6 +87,7 @@ def comparisons(session: Session, seed: int, pairs: int, limit: int, delays: boo
     protocol, order = session.protocol, Random(seed)
     found: dict[tuple[int, float], list[Sample]] = {(i, 0.0): [] for i in range(SIDE_BY_SIDE)}
     found |= {(i, DELAYS[i % len(DELAYS)]): [] for i in range(SIDE_BY_SIDE) if delays}
+    read = session.gpu.read if session.gpu else lambda: None
     for process in range(min(limit, protocol.processes_max)):
         open_ = [key for key, samples in found.items() if undecided(samples, protocol)]
         if not open_:
@@ -113,7 +102,7 @@ def comparisons(session: Session, seed: int, pairs: int, limit: int, delays: boo
                 arm: Warm(arms[f"{i} {arm}"], delay if arm == "candidate" else 0.0, steady[f"{i} {arm}"])
                 for arm in ("baseline", "candidate")
             }
-            found[i, delay].append(sample(both, protocol, order, pairs, EverySecond(session.gpu)))
+            found[i, delay].append(sample(both, protocol, order, pairs, read))
         for arm in arms.values():
             arm.close()
     for (_, delay), samples in found.items():
@@ -129,24 +118,26 @@ def undecided(samples: list[Sample], protocol: Protocol) -> bool:
 
 
 def conclusion(samples: list[Sample], protocol: Protocol) -> dict[str, Any]:
-    ratios = [[p.log_ratio for p in s.kept] for s in samples]
+    ratios = [s.log_ratios for s in samples]
     verdict, interval = statistics.verdict(ratios, protocol.confidence, protocol.min_effect)
     estimate, low, high = interval.ratios()
-    blocks = [(i % 2, p.baseline.wall_s) for s in samples for i, p in enumerate(s.kept)]
-    read, unread = ([wall for odd, wall in blocks if odd == parity] for parity in (0, 1))
+    firsts = {
+        order: [p.log_ratio for s in samples for p in s.kept if p.baseline_first is order] for order in (True, False)
+    }
     return {
         "verdict": str(verdict),
         "interval": [estimate, low, high],
         "log_ratios": [s.log_ratio for s in samples],
-        "step_us": median(wall for _, wall in blocks) * 1e6,
-        "after_reading": median(read) / median(unread),
+        "scatter": [stdev(process) for process in ratios],
+        "step_us": median(p.baseline.wall_s for s in samples for p in s.kept) * 1e6,
+        "going_first": (median(firsts[True]) - median(firsts[False])) / 2,
     }
 
 
 def measure(asked: argparse.Namespace) -> None:
     """Rounds of comparisons over all workloads in turn, kept after each."""
     begin, kept, device = time.monotonic(), read(asked.store), choose_device(asked.device)
-    kind, fixed = torch.device(device).type, [f"measurement={asked.preset}", "environment.allow_foreign=true"]
+    kind, fixed = torch.device(device).type, [f"measurement={asked.preset}", *FIXED]
     for name in sorted(WORKLOADS[kind], key=lambda name: len(of(kept, name, 0.0))) * 1000:
         if time.monotonic() - begin > asked.seconds:
             break
@@ -174,17 +165,15 @@ def of(kept: list[dict[str, Any]], workload: str | None, delay: float) -> list[d
 
 
 def tables(kept: list[dict[str, Any]]) -> Iterator[str]:
-    """Verdicts of equal arms, delays found, and what reading the card does to the block after it."""
+    """Verdicts of equal arms, delays found, and what going first gives an arm."""
     workloads: list[str | None] = [*dict.fromkeys(facts["workload"] for facts in kept), None]
-    yield row(
-        "A/A", "step", "n", "FASTER or SLOWER", "SAME", "INCONCLUSIVE", "processes", "half-width", "after a reading"
-    )
+    yield row("A/A", "step", "n", "FASTER or SLOWER", "SAME", "INCONCLUSIVE", "processes", "half-width", "going first")
     yield row("---", *["--:"] * 8)
     for workload in workloads:
         found = of(kept, workload, 0.0)
         verdicts = [facts["verdict"] for facts in found]
         wrong = sum(verdict in ("FASTER", "SLOWER") for verdict in verdicts)
-        step_us, reading = (median(facts[name] for facts in found) for name in ("step_us", "after_reading"))
+        step_us, order = (median(facts[name] for facts in found) for name in ("step_us", "going_first"))
         half = median((facts["interval"][2] - facts["interval"][1]) / 2 for facts in found)
         yield row(
             workload or "all",
@@ -195,7 +184,7 @@ def tables(kept: list[dict[str, Any]]) -> Iterator[str]:
             verdicts.count("INCONCLUSIVE"),
             f"{median(len(facts['log_ratios']) for facts in found):.0f}",
             f"{half:.2%}",
-            f"{reading - 1:+.2%}",
+            f"{order:+.2%}",
         )
     yield ""
     yield row("known delay", "n", "found (interval excludes 1)", "called SLOWER", "median estimate")
@@ -220,8 +209,6 @@ def row(*cells: object) -> str:
 
 def clocks(device: torch.device) -> Iterator[str]:
     """One kernel by our clock, by CUPTI (torch.profiler) and by triton.testing.do_bench."""
-    from triton.testing import do_bench
-
     generator = torch.Generator(device).manual_seed(0)
     x = torch.randn(8192, 8192, device=device, generator=generator)
     large = torch.randn(16384, 16384, device=device, generator=generator)
@@ -239,20 +226,32 @@ def clocks(device: torch.device) -> Iterator[str]:
     flush = torch.empty(size, dtype=torch.uint8, device=device).zero_
     yield row("kernel", "wall", "device", "CUPTI", "device/CUPTI", "device, cold L2", "do_bench", "cold/do_bench")
     yield row("---", *["--:"] * 7)
-    timed = {}
+    cold = {}
     for name, work in works.items():  # all of them before the first trace: leftover tracing slows the host
+        clock.warm_up(work, device, 3.0)
+        rounds = [(clock.time_cold_block(work, 100, device, flush).device_s or 0.0, bench(work)) for _ in range(5)]
+        cold[name] = in_us(rounds)
+    for name, work in works.items():
         step_s = median(clock.warm_up(work, device, 3.0))
         steps = max(20, round(0.02 / step_s))
-        blocks = [clock.time_block(work, steps, device) for _ in range(20)]
-        cold = median(clock.time_cold_block(work, 100, device, flush).device_s or 0 for _ in range(5))
-        wall, on_device = median(b.wall_s for b in blocks), median(b.device_s or 0 for b in blocks)
-        timed[name] = (wall, on_device, cold, do_bench(work, return_mode="median") / 1e3)
-    for name, work in works.items():
-        wall, on_device, cold, theirs = (1e6 * seconds for seconds in timed[name])
-        cupti = kernel_us(work)
-        figures = [f"{us:.2f} µs" for us in (wall, on_device, cupti, cold, theirs)]
+        blocks = [(clock.time_block(work, steps, device), kernel_us(work, 50)) for _ in range(9)]
+        wall, on_device, cupti = in_us([(block.wall_s, block.device_s or 0.0, us / 1e6) for block, us in blocks])
+        emptied, theirs = cold[name]
+        figures = [f"{us:.2f} µs" for us in (wall, on_device, cupti, emptied, theirs)]
         figures.insert(3, f"{on_device / cupti - 1:+.1%}")
-        yield row(name, *figures, f"{cold / theirs - 1:+.1%}")
+        yield row(name, *figures, f"{emptied / theirs - 1:+.1%}")
+
+
+def bench(work: Callable[[], object]) -> float:
+    """Seconds of a call, as Triton measures it: each finds an L2 cache that was emptied before."""
+    from triton.testing import do_bench
+
+    return float(do_bench(work, return_mode="median")) / 1e3
+
+
+def in_us(rounds: list[tuple[float, ...]]) -> list[float]:
+    """The median of each of several figures that took turns, for the card's clocks move."""
+    return [1e6 * median(figures) for figures in zip(*rounds, strict=True)]
 
 
 def kernel_us(work: Callable[[], object], calls: int = 200) -> float:

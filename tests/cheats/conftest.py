@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+import optexp.arm
 from optexp.insight.calibration import calibrate
+from optexp.measurement import clock
 from optexp.result import Result, Verdict
 from tests.reached import measured
 
@@ -41,3 +48,25 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"cheats caught: {sum(cheats)} of {len(cheats)}; alarms on honest controls: {sum(honest)} of {len(honest)}"
         )
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    """Cheats that patch what this process shares are undone."""
+    places: list[tuple[Any, str]] = [
+        (time, "perf_counter"),
+        (torch.cuda, "synchronize"),
+        (torch.cuda.Event, "elapsed_time"),
+        (torch.Tensor, "detach"),
+        (clock, "now"),
+        (optexp.arm, "replace"),
+    ]
+    kept = [getattr(owner, name) for owner, name in places]
+    yield
+    for (owner, name), value in zip(places, kept, strict=True):
+        setattr(owner, name, value)
+    torch.use_deterministic_algorithms(False)
+    gc.enable()
+    torch.nn.modules.module._global_forward_pre_hooks.clear()
+    for mode in reversed(_get_current_dispatch_mode_stack()):
+        mode.__exit__(None, None, None)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-import optexp.arm
 from optexp import discovery, runner
-from optexp.measurement import clock
 from optexp.result import Result, Verdict
 from tests.reached import measured
 
@@ -45,7 +37,8 @@ TEXT = [
     "workload.vocabulary=64",
 ]
 TEXT += ["workload.mode=forward_backward"]
-BERT = ["workload=bert", "workload.sequence=8", "workload.hidden=32", "workload.layers=1", "workload.vocabulary=64"]
+BERT = ["workload=bert", "workload.sequence=8", "workload.hidden=32", "workload.heads=2", "workload.layers=1"]
+BERT += ["workload.vocabulary=64"]
 MATMUL = ["workload=matmul", "workload.size=256"]
 VISION = ["workload=lenet5", "workload.batch_size=4"]
 SHAPES = ["workload=module", "workload.target=torch.nn:GELU", "workload.inputs=[{shape: [B, 64]}]"]
@@ -148,7 +141,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "PatchesTheToolsClock": (GELU, UNTRUSTED, "clock.now"),
     "TellsLess": (MATMUL, UNTRUSTED, "keeps its caller waiting"),
     "SlowsEveryModule": (INFER, UNTRUSTED, "hooks"),
-    "RemembersALayer": ([*INFER, "workload.dim=256"], UNTRUSTED, "has not seen"),
+    "RemembersALayer": ([*INFER, "workload.dim=1024", "workload.batch_size=64"], UNTRUSTED, "has not seen"),
     "RefusesWhatItCannot": ([*NORM, *FAMILIES], WRONG, "the candidate raises NoReference"),
 }
 
@@ -240,28 +233,6 @@ def compare(folder: Path, overrides: list[str], cheat: str = "", stack: str = ""
         OmegaConf.set_struct(config, False)
         OmegaConf.update(config, "strategy.cheat", {"_target_": cheat})
     return runner.run(config, folder)
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    """Cheats that patch what this process shares are undone."""
-    places: list[tuple[Any, str]] = [
-        (time, "perf_counter"),
-        (torch.cuda, "synchronize"),
-        (torch.cuda.Event, "elapsed_time"),
-        (torch.Tensor, "detach"),
-        (clock, "now"),
-        (optexp.arm, "replace"),
-    ]
-    kept = [getattr(owner, name) for owner, name in places]
-    yield
-    for (owner, name), value in zip(places, kept, strict=True):
-        setattr(owner, name, value)
-    torch.use_deterministic_algorithms(False)
-    gc.enable()
-    torch.nn.modules.module._global_forward_pre_hooks.clear()
-    for mode in reversed(_get_current_dispatch_mode_stack()):
-        mode.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize("cheat", CHEATS)

@@ -10,6 +10,8 @@ import torch
 
 from optexp.result import Result, Verdict
 from tests.cheats.test_cheats import CATALOGUE, DROP, FAMILIES, GELU, INFER, LEARN, MLP, QUICK, TEXT, VISION, compare
+from tests.cheats.test_cheats import CHEATS as ANYWHERE
+from tests.cheats.test_cheats import HONEST as HONEST_ANYWHERE
 from tests.reached import measured
 
 pytestmark = pytest.mark.gpu
@@ -103,7 +105,20 @@ def test_cheats_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Re
     assert result.speedup is None
 
 
-@pytest.mark.parametrize(("overrides", "stack"), HONEST)
+@pytest.mark.parametrize("cheat", [cheat for cheat in ANYWHERE if cheat not in CHEATS])
+def test_cheats_of_any_device_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Result]]) -> None:
+    """As on a CPU; which check comes first may differ, and what takes longer than it saves gains nothing."""
+    overrides, _, _ = ANYWHERE[cheat]
+    result = compare(tmp_path, [*HERE, *overrides], f"{CATALOGUE}.{cheat.partition(' ')[0]}")
+    count.append(("cheat", result))
+    if result.verdict is not Verdict.SLOWER:
+        assert result.verdict in (WRONG, UNTRUSTED, Verdict.NOT_ENGAGED), result.headline
+        assert result.speedup is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "stack"), [*HONEST, *(control for control in HONEST_ANYWHERE if control not in HONEST)]
+)
 def test_honest_controls_pass(
     overrides: list[str], stack: str, tmp_path: Path, count: list[tuple[str, Result]]
 ) -> None:

@@ -10,6 +10,8 @@ import torch
 from optexp.equivalence import gates
 from optexp.equivalence.gates import TOLERANCES, Error, Limits, Yardstick, error, exact, identical, measure, structure
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
 
 def judged(candidate, baseline, reference, dtype="float32", **limits):
     scale = gates.rms(reference)
@@ -43,6 +45,61 @@ def test_chunks_do_not_change_an_error(monkeypatch, reference, chunk):
     assert parts.index == whole.index
     assert parts.rms == pytest.approx(whole.rms, rel=1e-12)
     assert gates.rms(reference) == pytest.approx(reference.square().mean().sqrt().item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_many_tensors_are_looked_at_as_each_by_itself(monkeypatch, rows, device):
+    shapes = [(), (0,), (3, 5), (gates.BLOCK,), (2, gates.BLOCK), (5, 1000), (1,)]
+    ours = [torch.randn(shape, device=device) for shape in shapes]
+    ours[2][1, 1], ours[4][1, 7] = torch.nan, torch.inf
+    theirs = [tensor.double() + 0.1 * torch.randn(tensor.shape, device=device) for tensor in ours]
+    scales = [1.0, 1.0, 0.0, 2.0, 0.5, 1.0, 0.0]
+    monkeypatch.setattr(gates, "CHUNK", rows * gates.BLOCK)
+    for c, g, s, found in zip(
+        ours, theirs, scales, gates.errors([*zip(ours, theirs, scales, strict=True)]), strict=True
+    ):
+        off = (c.double() - g).abs()
+        off[~off.isfinite()] = 0
+        known = max(1, int((c.double() - g).isfinite().sum()))
+        weighted = (off * (s / (g.abs() + s) if s else 1.0)).nan_to_num(0)
+        assert found.rms == pytest.approx((off.square().sum() / known).sqrt().item(), rel=1e-12)
+        assert found.peak == pytest.approx(weighted.max().item() if c.numel() else 0.0, rel=1e-12)
+        assert found.index is None or weighted[found.index] == weighted.max()
+        assert (found.blocks is None) == (c.numel() <= gates.BLOCK)
+        if found.blocks is not None:
+            squares = torch.nn.functional.pad(off.flatten().square(), (0, -c.numel() % gates.BLOCK))
+            assert torch.allclose(found.blocks, squares.cpu().view(-1, gates.BLOCK).mean(1).sqrt())
+    assert gates.sizes(ours) == pytest.approx([gates.rms(tensor) for tensor in ours], rel=1e-12)
+    assert gates.peaks(ours) == [gates.largest(tensor) for tensor in ours]
+    assert gates.finite(dict(enumerate(ours))) == {0, 1, 3, 5, 6}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_one_that_is_not_finite_is_found_wherever_it_is(device: str, dtype: torch.dtype):
+    tensors = {"all": torch.ones(300_001, dtype=dtype, device=device)}
+    for value in (torch.nan, torch.inf, -torch.inf):
+        for place in (0, 65_535, 65_536, 200_000, 300_000):
+            tensors[f"{value} at {place}"] = tensors["all"].clone()
+            tensors[f"{value} at {place}"][place] = value
+    assert gates.finite(tensors) == {"all"}
+    assert gates.finite({}) == set()
+    assert gates.sizes([torch.empty(0, dtype=dtype, device=device)]) == [0.0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_alike_are_those_that_are_identical(device: str):
+    ours = {"nan": torch.tensor([torch.nan]), "zero": torch.zeros(2), "long": torch.arange(9999), "gaps": torch.eye(3)}
+    ours = {name: tensor.to(device) for name, tensor in ours.items()}
+    theirs = {name: tensor.clone() for name, tensor in ours.items()} | {"other": torch.ones(1)}
+    ours["gaps"], theirs["gaps"] = ours["gaps"][:, 1], theirs["gaps"][:, 1]
+    assert gates.alike(ours, theirs) == ours.keys()
+    theirs["zero"][1] = -0.0
+    theirs["long"][9998] = 0
+    theirs["nan"] = theirs["nan"].double()
+    assert gates.alike(ours, theirs) == {"gaps"}
+    assert gates.alike({}, theirs) == set()
 
 
 def test_error_of_nothing_of_scalars_and_of_complex_numbers():

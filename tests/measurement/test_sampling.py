@@ -56,11 +56,31 @@ def test_blocks_alternate_in_random_order_and_jittered_length() -> None:
     found = measured(**arms)
     assert len(found.pairs) == 30
     assert found.log_ratio == pytest.approx(log(2))
-    assert 5 < sum(pair.baseline_first for pair in found.pairs) < 25
+    orders = [pair.baseline_first for pair in found.pairs]
+    assert all(first is not second for first, second in zip(orders[::2], orders[1::2], strict=True))
+    assert 2 < sum(orders[::2]) < 13
     steps = [call["steps"] for call in arms["candidate"].calls if not call["anywhere"]]
     assert min(steps) >= 36  # 20 ms, less 10 %
     assert max(steps) <= 44
     assert len(set(steps)) > 4
+
+
+def test_a_card_that_rested_is_faster_for_whoever_goes_first() -> None:
+    """As one at its power limit is: 5 % after the pause in which it was read."""
+    rested: list[None] = []
+
+    class Powerful(Scripted):
+        def call(self, method: str, **arguments: Any) -> Any:
+            found = super().call(method, **arguments)
+            if method == "block" and rested:
+                rested.clear()
+                return replace(found, wall_s=0.95 * found.wall_s)
+            return found
+
+    arms = {name: Powerful(1e-3) for name in ("baseline", "candidate")}
+    found = sample(arms, Protocol(), Random(0), 11, lambda: rested.append(None))
+    assert len([pair for pair in found.pairs if abs(pair.log_ratio) > 0.05]) > 5
+    assert found.log_ratio == pytest.approx(0, abs=1e-9)
 
 
 class Waited(Scripted):
@@ -167,7 +187,8 @@ def test_the_card_is_read_around_controls_and_cold_pairs_too() -> None:
 def test_a_card_that_heats_up_loses_the_pairs_from_then_on(nvml: Nvml, gpu: Gpu) -> None:
     class Heating(Scripted):
         def call(self, method: str, **arguments: Any) -> Any:
-            if sum(not call["anywhere"] for call in self.calls) == 11:  # two trial blocks, and those of nine pairs
+            counted = method == "block" and not arguments["anywhere"]
+            if counted and sum(not call["anywhere"] for call in self.calls) == 11:  # 2 trials, 9 pairs
                 nvml.reasons = 0x20
             return super().call(method, **arguments)
 

@@ -95,6 +95,11 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         self.seen |= event.seen
 
+    def record_event(self) -> Event:
+        event = Event()
+        event.record(self)
+        return event
+
     def synchronize(self) -> None:
         Stream.log.append(f"the host waits for {self.name}")
 

@@ -1,6 +1,7 @@
 """Streams: which branches a graph has, that whoever needs a value waits for it, and on a GPU that results are right."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +17,10 @@ from optexp.strategies.inplace import Inplace
 from optexp.strategies.pinned_memory import PinnedMemory
 from optexp.strategies.streams import Streams
 from optexp.strategy import Unsupported
+from optexp.transforms import chunked
 from optexp.transforms.branches import cut, trace
-from optexp.transforms.chunked import Overlapped, Split, evenly, joined, split
-from optexp.transforms.lanes import side_by_side
+from optexp.transforms.chunked import Overlapped, Split, evenly, halved_ends, joined, split
+from optexp.transforms.lanes import Lanes, side_by_side
 from optexp.workloads.branches import Branches
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.pipeline import Pipeline
@@ -239,11 +241,11 @@ def test_a_split_batch_and_chunks_are_put_together_again(streams, build):
     assert (notes["streams"], type(split_up.step)) == (3, Split)
     torch.testing.assert_close(split_up.step(split_up, program.feed.batches[0])["output"], expected)
     chunked, notes = Streams(chunks=4).apply(program)
-    assert (notes["streams"], notes["chunks"], type(chunked.step)) == (6, 4, Overlapped)
+    assert (notes["streams"], notes["chunks"], type(chunked.step)) == (4, 4, Overlapped)
     stays = replace(chunked.step, home=False)
     streams.log.clear()
     torch.testing.assert_close(stays(program, program.feed.batches[0])["output"], expected)
-    assert streams.log.count("side waits for main") == streams.log.count("main waits for side") == 6
+    assert streams.log.count("side waits for main") == streams.log.count("main waits for side") == 4
 
 
 @pytest.mark.parametrize("case", MODELS)
@@ -283,6 +285,47 @@ def test_the_recipe_of_pieces_computes_the_same(mode: str, streams, build):
     exec(Streams().recipe(notes), names)
     torch.testing.assert_close(names["step"](batch), expected)
     assert streams.log.count("main waits for side") == 3
+
+
+@pytest.mark.parametrize("lanes", [3, 4, 5])
+def test_chunks_wait_for_each_other_where_they_must(lanes: int, streams, build, monkeypatch):
+    """Work for its chunk, copies out for the work, and whoever takes memory again for whoever used it last."""
+    program = build(Pipeline(rows=26, dim=4, layers=1))
+    overlapped = Overlapped(Lanes(CPU, lanes), 13, home=True)
+    logged: dict[str, list] = {"in": [], "work": [], "out": []}
+
+    def logging(what: str, plain):
+        return lambda *args, **kwargs: (logged[what].append(streams.work(what)), plain(*args, **kwargs))[1]
+
+    monkeypatch.setattr(chunked, "map_batch", logging("in", chunked.map_batch))
+    monkeypatch.setattr(chunked, "send_home", logging("out", chunked.send_home))
+    monkeypatch.setattr(chunked, "split", lambda batch, sizes: ((part,) for part in batch[0].split(sizes)))
+    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, empty=torch.empty, **k: empty(*a, **k))
+    predict = logging("work", program.predict)
+    overlapped(SimpleNamespace(device=CPU, predict=predict), program.feed.batches[0])
+    came, worked, left = logged.values()
+    assert len(came) == len(worked) == len(left) == 15
+    assert len({moment.stream for moment in worked}) == lanes - 2
+    assert not {moment.stream for moment in came + left} & {moment.stream for moment in worked}
+    ahead = 2 * (lanes - 2)
+    for index in range(15):
+        assert came[index].at in worked[index].after
+        assert worked[index].at in left[index].after
+        if index + ahead < 15:
+            assert worked[index].at in came[index + ahead].after
+            assert left[index].at in worked[index + ahead].after
+            assert worked[index].stream is worked[index + ahead].stream
+        if index + 2 * ahead < 15:
+            assert left[index].at in came[index + 2 * ahead].after
+    assert worked[0].at not in came[ahead - 1].after, "copies in run ahead of the work"
+    assert {moment.at for moment in left} <= streams.current.seen
+
+
+def test_the_first_and_the_last_chunk_come_in_halves():
+    assert halved_ends([4, 4, 4]) == [2, 2, 4, 2, 2]
+    assert halved_ends([5, 3]) == [3, 2, 2, 1]
+    assert halved_ends([3]) == [2, 1]
+    assert halved_ends([1, 1]) == [1, 1]
 
 
 def test_batches_are_taken_apart_by_name_too():
@@ -342,6 +385,12 @@ def test_a_model_of_one_size_cannot_be_given_a_part(streams, build):
 def test_reasons_say_what_to_do(workload, mode: str, words: str, build):
     assert words in Streams(mode=mode).unsupported(build(workload), CUDA)
     assert "use device=cuda" in Streams(mode=mode).unsupported(build(workload), CPU)
+
+
+def test_chunks_need_a_stream_of_each_kind(build):
+    program = build(Pipeline(rows=8, dim=4))
+    assert "needs 3 streams" in Streams(streams=2).unsupported(program, CUDA)
+    assert Streams(streams=3).unsupported(program, CUDA) is None
 
 
 def test_a_model_without_branches_and_one_that_cannot_be_traced_say_so(streams, build):
