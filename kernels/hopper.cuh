@@ -65,6 +65,32 @@ __device__ inline void let_next_begin() { asm volatile("griddepcontrol.launch_de
 
 __device__ inline void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// --- words that other blocks read and write meanwhile ------------------------------------------------------------
+// Each of 8 bytes is read and written as a whole, and orders nothing else.
+
+__device__ inline void post(uint2* to, uint2 word) {
+    const uint64_t whole = uint64_t(word.y) << 32 | word.x;
+    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(whole) : "memory");
+}
+
+__device__ inline uint2 peek(const uint2* from) {
+    uint64_t whole;
+    asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(whole) : "l"(from) : "memory");
+    return {uint32_t(whole), uint32_t(whole >> 32)};
+}
+
+// Whether all of so many threads of the block say yes: whole warps, and a barrier that no others use.
+__device__ inline bool all_of(int barrier, int threads, bool yes) {
+    uint32_t all;
+    asm volatile(
+        "{\n.reg .pred one, all;\nsetp.ne.u32 one, %1, 0;\n"
+        "barrier.cta.red.and.aligned.pred all, %2, %3, one;\nselp.u32 %0, 1, 0, all;\n}"
+        : "=r"(all)
+        : "r"(uint32_t(yes)), "r"(barrier), "r"(threads)
+        : "memory");
+    return all;
+}
+
 // --- registers, which the warpgroups of a block share out anew ---------------------------------------------------
 
 template <int COUNT>

@@ -16,6 +16,11 @@
 //     y = r·((x − c)⊙γ)·wᵀ − r·(μ − c)·Σγw + (Σβw + bias)
 //
 // Both sums over a row of w, its column of y, come from a small kernel before, which a tile awaits with its last step.
+//
+// μ and r are summed once and told to the tiles of the same rows: those of the first columns come first, and each tile
+// sums until it finds that another has been through. None ever waits for another block, which may not have begun: two
+// products side by side, each with blocks that wait for others of theirs, could wait for ever. What a tile finds are the
+// bits that it would have summed itself, so that y does not depend on who was first.
 #include <algorithm>
 
 #include "hopper.cuh"
@@ -42,6 +47,7 @@ static_assert(SHARED <= 227 * 1024);
 
 constexpr uint32_t ONES = 0x3f803f80;  // two of bfloat16
 constexpr float FAR = 3.0f;            // deviations between a row's mean and what was taken for it
+constexpr uint32_t UNKNOWN = 0xbf800000;  // -1, in 1/deviation's place
 
 // --- which tile, and which stage -----------------------------------------------------------------------------------
 
@@ -53,26 +59,33 @@ template <typename T>
 struct Operands {
     const T *x, *w, *bias, *gamma;  // null where there is none
     const uint2* columns;           // of each row of w, as `sum_columns` has them
+    uint2* rows;                    // of each row of x, as a `Norm` has them; null where it has one tile
     int64_t x_stride, w_stride;
     int m, n, k;
     float share, eps;  // 1/k
     Grid grid;
 };
 
-// The tiles of a block, of which those of a cluster are one above the other.
+// The tiles of a block, of which those of a cluster are one above the other. For a norm, those of the first columns come
+// before all others.
+template <Form FORM>
 struct Tiles {
+    static constexpr int BEFORE = FORM == NORM;
     const Grid& grid;
     int cluster = blockIdx.x / CLUSTER;
 
     __device__ explicit Tiles(const Grid& grid) : grid(grid) {}
     __device__ bool left() const { return cluster < grid.down * grid.across; }
     __device__ void next() { cluster += gridDim.x / CLUSTER; }
-    __device__ int first() const { return cluster / (GROUP * grid.across) * GROUP; }
+    __device__ bool before() const { return BEFORE && cluster < grid.down; }
+    __device__ int other() const { return cluster - grid.down * BEFORE; }
+    __device__ int of_group() const { return GROUP * (grid.across - BEFORE); }
+    __device__ int first() const { return other() / of_group() * GROUP; }
     __device__ int height() const { return min(grid.down - first(), GROUP); }
     __device__ int row() const {
-        return ((first() + cluster % (GROUP * grid.across) % height()) * CLUSTER + int(cluster_rank())) * M;
+        return ((before() ? cluster : first() + other() % of_group() % height()) * CLUSTER + int(cluster_rank())) * M;
     }
-    __device__ int column() const { return cluster % (GROUP * grid.across) / height() * N; }
+    __device__ int column() const { return before() ? 0 : (BEFORE + other() % of_group() / height()) * N; }
 };
 
 struct Ring {
@@ -101,7 +114,7 @@ __device__ void fetch_all(uint32_t base, const CUtensorMap& x, const CUtensorMap
     const int share = cluster_rank() * SHARE, steps = given.grid.steps;
     uint32_t parity = 1;
     Ring ring(base);
-    for (Tiles tile(given.grid); tile.left(); tile.next()) {
+    for (Tiles<FORM> tile(given.grid); tile.left(); tile.next()) {
         const int row = tile.row(), column = tile.column();
         for (int step = 0; step < steps; step++, ring.next()) {
             const bool last = FORM == NORM && step == steps - 1;
@@ -159,11 +172,45 @@ __device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b, uint32_t plus 
 
 // --- mean and deviation --------------------------------------------------------------------------------------------
 
-// Of the two rows of which a lane has elements, as a product's operand has them: even registers, and odd ones. Their
-// sums; after `finish`, 1/deviation, and how many deviations the mean is from zero.
+// Of the two rows of which a lane has elements, as a product's operand has them, even registers and odd ones: how far the
+// mean is from what was taken for it, and 1/deviation. In memory both are one word, so that nothing has to be ordered.
+struct Norm {
+    float mean[2], scale[2];
+
+    __device__ __forceinline__ float distance(int half) const { return mean[half] * scale[half]; }  // in deviations
+
+    __device__ __forceinline__ bool far() const { return fmaxf(fabsf(distance(0)), fabsf(distance(1))) > FAR; }
+
+    // What was taken for the means, by what they are.
+    __device__ __forceinline__ void correct(uint32_t (&means)[2]) const {
+#pragma unroll
+        for (int half = 0; half < 2; half++) means[half] = twice(unpacked<__nv_bfloat16>(means[half]).x + mean[half]);
+    }
+
+    // From the first of the lane's rows on.
+    __device__ __forceinline__ void tell(uint2* rows) const {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            post(rows + half * 8, {__float_as_uint(mean[half]), __float_as_uint(scale[half])});
+        }
+    }
+
+    __device__ __forceinline__ void look(const uint2* rows) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const uint2 found = peek(rows + half * 8);
+            mean[half] = __uint_as_float(found.x), scale[half] = __uint_as_float(found.y);
+        }
+    }
+
+    __device__ __forceinline__ bool found() const {
+        return __float_as_uint(scale[0]) != UNKNOWN && __float_as_uint(scale[1]) != UNKNOWN;
+    }
+};
+
+// Of the same rows.
 struct Sums {
     float sum[2] = {}, square[2] = {};
-    float scale[2], distance[2];
 
     __device__ __forceinline__ void add(const uint32_t (&x)[4]) {
 #pragma unroll
@@ -185,22 +232,16 @@ struct Sums {
     }
 
     // Squares that overflow leave a scale of 0, as F.layer_norm does: fmaf does not overflow before it subtracts.
-    __device__ __forceinline__ void finish(float share, float eps) {
+    __device__ __forceinline__ Norm norm(float share, float eps) const {
+        Norm norm;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float mean = over_row(sum[half]) * share;
             const float variance = fmaf(-mean, mean, over_row(square[half]) * share);
-            scale[half] = rsqrtf((variance < 0.0f ? 0.0f : variance) + eps);  // NaN stays
-            distance[half] = mean * scale[half];
+            norm.mean[half] = mean;
+            norm.scale[half] = rsqrtf((variance < 0.0f ? 0.0f : variance) + eps);  // NaN stays
         }
-    }
-
-    // What was taken for the means, by what they are.
-    __device__ __forceinline__ void correct(uint32_t (&means)[2], float share) const {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            means[half] = twice(unpacked<__nv_bfloat16>(means[half]).x + over_row(sum[half]) * share);
-        }
+        return norm;
     }
 
     // Over the four lanes that have a row between them.
@@ -229,13 +270,13 @@ __device__ __forceinline__ void guess_means(uint32_t (&means)[2], const uint32_t
 // 32 columns a lane takes eight in a row, of all operands: in which order they are multiplied does not matter.
 template <typename T>
 __device__ __forceinline__ void redo(
-    float (&z)[128], Sums& sums, const uint32_t (&means)[2], const Operands<T>& given, int row, int column) {
+    float (&z)[128], Norm& norm, const uint32_t (&means)[2], const Operands<T>& given, int row, int column) {
     using Eight = Pack<uint32_t, 4>;
     const int lane = threadIdx.x % 32;
     const T* x_row[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) x_row[half] = given.x + min(row + half * 8, given.m - 1) * given.x_stride;
-    sums = {};
+    Sums sums;
 #pragma unroll
     for (int i = 0; i < 128; i++) z[i] = 0.0f;
     const T* w_first = given.w + (column + lane / 4) * given.w_stride;
@@ -270,7 +311,7 @@ __device__ __forceinline__ void redo(
             multiply_few(z + 4 * j, own[1], w.z, w.w);
         }
     }
-    sums.finish(given.share, given.eps);
+    norm = sums.norm(given.share, given.eps);
 }
 
 // --- from accumulators to y ----------------------------------------------------------------------------------------
@@ -414,10 +455,10 @@ __device__ __forceinline__ uint32_t term(float distance) {
 
 // The norm of a tile. What belongs to a column is two words; the lanes with 1 need the second.
 template <typename T>
-__device__ __forceinline__ void normalise(float (&z)[128], const Sums& sums, const Rows& rows, uint32_t columns) {
+__device__ __forceinline__ void normalise(float (&z)[128], const Norm& norm, const Rows& rows, uint32_t columns) {
     const int lane = threadIdx.x % 32;
     const uint32_t own = columns + lane / 4 * 8 + (lane % 4 == 2) * 4;
-    const uint32_t terms[2] = {term(-sums.distance[0]), term(-sums.distance[1])};
+    const uint32_t terms[2] = {term(-norm.distance(0)), term(-norm.distance(1))};
     uint32_t ahead[8], pairs[4];
 #pragma unroll
     for (int j = 0; j < 8; j++) ahead[j] = load_shared(own + j * 64);
@@ -425,12 +466,43 @@ __device__ __forceinline__ void normalise(float (&z)[128], const Sums& sums, con
     for (int j = 0; j < N / 8; j++) {
         float* four = z + j * 4;
 #pragma unroll
-        for (int i = 0; i < 4; i++) four[i] *= sums.scale[i / 2];
+        for (int i = 0; i < 4; i++) four[i] *= norm.scale[i / 2];
         multiply_few(four, terms, ahead[j % 8]);
         if (j + 8 < N / 8) ahead[j % 8] = load_shared(own + (j + 8) * 64);
 #pragma unroll
         for (int half = 0; half < 2; half++) pairs[j % 2 * 2 + half] = packed<T>(four[half * 2], four[half * 2 + 1]);
         if (j % 2 == 1) rows.write(j / 2, pairs);
+    }
+}
+
+// A step of x by registers. What is being multiplied is summed meanwhile, before the next is begun: else the compiler
+// sums all of a step before its last products, longer than those before run, and tensor cores idle. Not at a step's
+// begin, which has waits of its own. So the last 16 columns, `centred`, are left to be summed.
+template <bool SUMMED>
+__device__ __forceinline__ void multiply_step(
+    float (&z)[128], Sums& sums, uint32_t (&centred)[4], const uint32_t (&means)[2], uint32_t x, uint64_t w, uint32_t gamma,
+    bool add, uint32_t zero) {
+    uint32_t own[K / 16][4], by[K / 32][4];
+    // Of matrices whose rows are all the same every lane gets what belongs to its columns.
+#pragma unroll
+    for (int i = 0; i < K / 32; i++) load_matrices(by[i], gamma + i * 64 + threadIdx.x % 32 / 8 * 16);
+#pragma unroll
+    for (int part = 0; part < K / 16; part++) {
+        uint32_t found[4], settled = 0;
+        load_matrices(found, x ^ part * 32);
+        if constexpr (SUMMED) {
+            sums.add(centred);
+            if (part > 0) settled = sums.settled(zero);
+        }
+        await_products<K / 16 - 1>();  // until the registers were read that are written now
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            centred[i] = minus(found[i], means[i % 2]);
+            own[part][i] = times(centred[i], by[part / 2][part % 2 * 2 + i / 2], settled);
+        }
+        begin_products();
+        multiply(z, own[part], w + 2 * part, add || part > 0);
+        end_products();
     }
 }
 
@@ -440,12 +512,16 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
     const int row = warp * 16;  // of the tile; the lane has two, `lane / 4` and 8 more further on
     std::conditional_t<FORM == NORM, Rows, Held<T, FORM>> rows(y, base + OUT + warp * 2 * OUT_BYTES);
     Ring ring(base);
-    for (Tiles tile(given.grid); tile.left(); tile.next()) {
+    bool may_look = false;  // at what other tiles tell: `sum_columns` takes back what was told before
+    for (Tiles<FORM> tile(given.grid); tile.left(); tile.next()) {
         float z[128];
         Sums sums;
+        Norm norm;
+        bool found = false;
         uint32_t before = 0, means[2] = {}, centred[4] = {};
         const int column = tile.column();
         const Bias<T> bias(given, column);
+        uint2* const told = given.rows + tile.row() + row + lane / 4;
         // Where the copy engine fills up rows nothing may be subtracted: that would count.
         if (FORM == NORM && given.k % K == 0) {
             uint32_t first[4];
@@ -457,28 +533,14 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
             wait(ring.full(), ring.parity);
             const uint64_t x = matrix(ring.x() + group * (X_BYTES / 2)), w = matrix(ring.w());
             if constexpr (FORM == NORM) {
-                uint32_t own[K / 16][4], gamma[K / 32][4];
-                // Of matrices whose rows are all the same every lane gets what belongs to its columns.
-#pragma unroll
-                for (int i = 0; i < K / 32; i++) load_matrices(gamma[i], ring.gamma() + i * 64 + lane / 8 * 16);
-#pragma unroll
-                for (int part = 0; part < K / 16; part++) {
-                    uint32_t found[4];
-                    load_matrices(found, (ring.x() + row * K * 2 + rows.eight) ^ part * 32);
-                    // What is being multiplied is summed meanwhile, before the next is begun: else the compiler sums
-                    // all of a step before its last products, longer than those before run, and tensor cores idle.
-                    // Not at a step's begin, which has waits of its own.
-                    sums.add(centred);
-                    const uint32_t settled = part > 0 ? sums.settled(uint32_t(given.n) >> 31) : 0;
-                    await_products<K / 16 - 1>();  // until the registers were read that are written now
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        centred[i] = minus(found[i], means[i % 2]);
-                        own[part][i] = times(centred[i], gamma[part / 2][part % 2 * 2 + i / 2], settled);
-                    }
-                    begin_products();
-                    multiply(z, own[part], w + 2 * part, step + part > 0);
-                    end_products();
+                const uint32_t own = ring.x() + row * K * 2 + rows.eight;
+                if (found) {
+                    multiply_step<false>(z, sums, centred, means, own, w, ring.gamma(), step > 0, 0);
+                } else {
+                    if (may_look) norm.look(told);
+                    multiply_step<true>(z, sums, centred, means, own, w, ring.gamma(), step > 0, uint32_t(given.n) >> 31);
+                    // All warps of a product go the same way.
+                    if (may_look) found = all_of(1 + group, 128, norm.found());
                 }
             } else {
                 begin_products();
@@ -495,17 +557,24 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
         bool again = false;
         if constexpr (FORM == NORM) {
             rows.row = tile.row() + row, rows.column = column;
-            sums.add(centred);
-            sums.finish(given.share, given.eps);
-            again = __any_sync(0xffffffff, fmaxf(fabsf(sums.distance[0]), fabsf(sums.distance[1])) > FAR);
-            if (again) sums.correct(means, given.share);  // a branch: the wait is not moved in front of all this
+            if (!found) {
+                sums.add(centred);
+                norm = sums.norm(given.share, given.eps);
+                if (given.rows != nullptr) {
+                    await_previous();
+                    if (lane % 4 == 0) norm.tell(told);
+                    may_look = true;
+                }
+            }
+            again = __any_sync(0xffffffff, norm.far());
+            if (again) norm.correct(means);  // a branch: the wait is not moved in front of all this
         }
         await_products<0>();
         refresh(z);
         if (lane < CLUSTER) arrive_at(before, lane);
         if constexpr (FORM == NORM) {
-            if (again) redo(z, sums, means, given, rows.row + lane / 4, column);
-            normalise<T>(z, sums, rows, base + COLUMNS);
+            if (again) redo(z, norm, means, given, rows.row + lane / 4, column);
+            normalise<T>(z, norm, rows, base + COLUMNS);
             if (lane == 0) arrive(base + COLUMNS_READ);  // the whole warp has: it has multiplied by them
         } else {
             while (rows.next < PARTS) rows.finish_next();  // there were fewer steps
@@ -560,14 +629,16 @@ __device__ uint32_t split(float value) {
     return packed<__nv_bfloat16>(high, isfinite(high) ? value - high : 0.0f);
 }
 
-// Σγw, and Σβw + bias, of a row a warp. The product may begin on multiprocessors that are done with their rows.
+// Σγw, and Σβw + bias, of a row a warp; and of `told` rows of x nothing is known yet. The product may begin on
+// multiprocessors that are done with their rows.
 __global__ void __launch_bounds__(THREADS, 4) sum_columns(
     const __nv_bfloat16* w, const __nv_bfloat16* gamma, const __nv_bfloat16* beta, const __nv_bfloat16* bias,
-    uint2* columns, int n, int k, int64_t w_stride) {
+    uint2* columns, uint2* rows, int told, int n, int k, int64_t w_stride) {
     using Eight = Pack<uint32_t, 4>;
     constexpr int PACKS = 4;  // that are read before one is used
     await_previous();
     let_next_begin();  // only now: the product reads x and w at once
+    for (int i = blockIdx.x * THREADS + threadIdx.x; i < told; i += gridDim.x * THREADS) rows[i] = {0, UNKNOWN};
     const int row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= n) return;
     const auto* from = reinterpret_cast<const Eight*>(w + row * w_stride);
@@ -659,19 +730,22 @@ int launch(Operands<T> given, void* y, cudaStream_t stream) {
 
 }  // namespace
 
-// `columns` is to work in, 8 bytes for each row of w that whole tiles have: beyond n it does not matter what they are.
+// `columns` and `rows` are to work in, 8 bytes for each row of w, and of x, that whole tiles have (of x, two of them):
+// beyond n and m it does not matter what they are.
 extern "C" int layernorm_linear(
-    const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* columns, void* y,
+    const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* columns, void* rows, void* y,
     int64_t m, int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, cudaStream_t stream) {
     using T = __nv_bfloat16;
+    const bool alone = n <= N;  // no other tile of the same rows
     const Operands<T> given = {
-        (const T*)x, (const T*)w, nullptr, (const T*)gamma, (const uint2*)columns, x_stride, w_stride,
-        int(m), int(n), int(k), 1.0f / k, float(eps)};
+        (const T*)x, (const T*)w, nullptr, (const T*)gamma, (const uint2*)columns, alone ? nullptr : (uint2*)rows,
+        x_stride, w_stride, int(m), int(n), int(k), 1.0f / k, float(eps)};
     // As much shared memory as the product has: else multiprocessors stop to share theirs out anew.
     cudaFuncSetAttribute(sum_columns, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     if (int status = launch_early(
             sum_columns, pieces(n, THREADS / 32), THREADS, 0, stream, given.w, given.gamma, (const T*)beta,
-            (const T*)bias, (uint2*)columns, given.n, given.k, w_stride)) {
+            (const T*)bias, (uint2*)columns, given.rows, alone ? 0 : pieces(m, M * CLUSTER) * M * CLUSTER, given.n, given.k,
+            w_stride)) {
         return status;
     }
     return launch<T, NORM>(given, y, stream);
@@ -683,7 +757,7 @@ extern "C" int linear_gelu(
     const auto of = [&](auto zero) {
         using T = decltype(zero);
         const Operands<T> given = {
-            (const T*)x, (const T*)w, (const T*)bias, nullptr, nullptr, x_stride, w_stride,
+            (const T*)x, (const T*)w, (const T*)bias, nullptr, nullptr, nullptr, x_stride, w_stride,
             int(m), int(n), int(k), 0.0f, 0.0f};
         return tanh ? launch<T, TANH>(given, y, stream) : launch<T, ERF>(given, y, stream);
     };

@@ -245,11 +245,11 @@ def by_hopper(
     """In CUDA C++, of matrices that `hopper.takes`: x goes through registers there, where γ is multiplied to it, and
     mean and deviation come from what the product reads anyway."""
     (m, k), n = x.shape, weight.shape[0]
-    columns = weight.new_empty(ceil_div(n, 256) * 256, 4)  # of all rows of w that tiles have
+    columns, known = (weight.new_empty(ceil_div(size, 256) * 256, 4) for size in (n, m))  # of all rows that tiles have
     y = x.new_empty(m, n)
     parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
     sizes = (m, n, k, x.stride(0), weight.stride(0), eps)
-    extension.run("hopper_product", "layernorm_linear", x, *parameters, columns, y, *sizes)
+    extension.run("hopper_product", "layernorm_linear", x, *parameters, columns, known, y, *sizes)
     return y
 
 
