@@ -19,8 +19,8 @@
 //
 // μ and r are summed once and told to the tiles of the same rows: those of the first columns come first, and each tile
 // sums until it finds that another has been through. None ever waits for another block, which may not have begun: two
-// products side by side, each with blocks that wait for others of theirs, could wait for ever. What a tile finds are the
-// bits that it would have summed itself, so that y does not depend on who was first.
+// products side by side, each with blocks that wait for others of theirs, could wait for ever. What a tile finds are
+// the bits that it would have summed itself, so that y does not depend on who was first.
 #include <algorithm>
 
 #include "hopper.cuh"
@@ -45,9 +45,9 @@ constexpr int FULL = COLUMNS + COLUMNS_BYTES, EMPTY = FULL + STAGES * 8, COLUMNS
 constexpr int SHARED = COLUMNS_READ + 8;
 static_assert(SHARED <= 227 * 1024);
 
-constexpr uint32_t ONES = 0x3f803f80;  // two of bfloat16
-constexpr float FAR = 3.0f;            // deviations between a row's mean and what was taken for it
+constexpr uint32_t ONES = 0x3f803f80;     // two of bfloat16
 constexpr uint32_t UNKNOWN = 0xbf800000;  // -1, in 1/deviation's place
+constexpr float FAR = 3.0f;               // deviations between a row's mean and what was taken for it
 
 // --- which tile, and which stage -----------------------------------------------------------------------------------
 
@@ -66,26 +66,32 @@ struct Operands {
     Grid grid;
 };
 
-// The tiles of a block, of which those of a cluster are one above the other. For a norm, those of the first columns come
-// before all others.
+// The tiles of a block, of which those of a cluster are one above the other. For a norm, those of the first columns
+// come before all others, as a group of their own.
 template <Form FORM>
 struct Tiles {
-    static constexpr int BEFORE = FORM == NORM;
+    static constexpr int FIRST = FORM == NORM;  // columns
     const Grid& grid;
     int cluster = blockIdx.x / CLUSTER;
 
     __device__ explicit Tiles(const Grid& grid) : grid(grid) {}
     __device__ bool left() const { return cluster < grid.down * grid.across; }
     __device__ void next() { cluster += gridDim.x / CLUSTER; }
-    __device__ bool before() const { return BEFORE && cluster < grid.down; }
-    __device__ int other() const { return cluster - grid.down * BEFORE; }
-    __device__ int of_group() const { return GROUP * (grid.across - BEFORE); }
-    __device__ int first() const { return other() / of_group() * GROUP; }
-    __device__ int height() const { return min(grid.down - first(), GROUP); }
+    __device__ bool other() const { return FIRST == 0 || cluster >= grid.down; }
+    __device__ int of_all() const { return cluster - (other() ? grid.down * FIRST : 0); }
+    __device__ int tallest() const { return other() ? GROUP : grid.down; }
+    __device__ int group() const { return tallest() * (other() ? grid.across - FIRST : FIRST); }
+    __device__ int first() const { return of_all() / group() * tallest(); }
+    __device__ int height() const { return min(grid.down - first(), tallest()); }
     __device__ int row() const {
-        return ((before() ? cluster : first() + other() % of_group() % height()) * CLUSTER + int(cluster_rank())) * M;
+        return ((first() + of_all() % group() % height()) * CLUSTER + int(cluster_rank())) * M;
     }
-    __device__ int column() const { return before() ? 0 : (BEFORE + other() % of_group() / height()) * N; }
+    __device__ int column() const { return ((other() ? FIRST : 0) + of_all() % group() / height()) * N; }
+    __device__ int next_row() const {
+        Tiles tile = *this;
+        tile.next();
+        return tile.row();
+    }
 };
 
 struct Ring {
@@ -172,8 +178,8 @@ __device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b, uint32_t plus 
 
 // --- mean and deviation --------------------------------------------------------------------------------------------
 
-// Of the two rows of which a lane has elements, as a product's operand has them, even registers and odd ones: how far the
-// mean is from what was taken for it, and 1/deviation. In memory both are one word, so that nothing has to be ordered.
+// Of the two rows of which a lane has elements, as a product's operand has them, even registers and odd ones: how far
+// the mean is from what was taken for it, and 1/deviation. In memory both are one word: nothing has to be ordered.
 struct Norm {
     float mean[2], scale[2];
 
@@ -236,7 +242,7 @@ struct Sums {
         Norm norm;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float mean = over_row(sum[half]) * share;
+            const float mean = __fmul_rn(over_row(sum[half]), share);  // rounded, as it is told
             const float variance = fmaf(-mean, mean, over_row(square[half]) * share);
             norm.mean[half] = mean;
             norm.scale[half] = rsqrtf((variance < 0.0f ? 0.0f : variance) + eps);  // NaN stays
@@ -480,8 +486,8 @@ __device__ __forceinline__ void normalise(float (&z)[128], const Norm& norm, con
 // begin, which has waits of its own. So the last 16 columns, `centred`, are left to be summed.
 template <bool SUMMED>
 __device__ __forceinline__ void multiply_step(
-    float (&z)[128], Sums& sums, uint32_t (&centred)[4], const uint32_t (&means)[2], uint32_t x, uint64_t w, uint32_t gamma,
-    bool add, uint32_t zero) {
+    float (&z)[128], Sums& sums, uint32_t (&centred)[4], const uint32_t (&means)[2], uint32_t x, uint64_t w,
+    uint32_t gamma, bool add, uint32_t zero = 0) {
     uint32_t own[K / 16][4], by[K / 32][4];
     // Of matrices whose rows are all the same every lane gets what belongs to its columns.
 #pragma unroll
@@ -512,16 +518,17 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
     const int row = warp * 16;  // of the tile; the lane has two, `lane / 4` and 8 more further on
     std::conditional_t<FORM == NORM, Rows, Held<T, FORM>> rows(y, base + OUT + warp * 2 * OUT_BYTES);
     Ring ring(base);
+    Tiles<FORM> tile(given.grid);
+    int top = tile.row();  // of the tile
     bool may_look = false;  // at what other tiles tell: `sum_columns` takes back what was told before
-    for (Tiles<FORM> tile(given.grid); tile.left(); tile.next()) {
+    for (; tile.left(); tile.next()) {
         float z[128];
         Sums sums;
         Norm norm;
         bool found = false;
         uint32_t before = 0, means[2] = {}, centred[4] = {};
-        const int column = tile.column();
-        const Bias<T> bias(given, column);
-        uint2* const told = given.rows + tile.row() + row + lane / 4;
+        const Bias<T> bias(given, tile.column());
+        uint2* const told = given.rows + top + row + lane / 4;
         // Where the copy engine fills up rows nothing may be subtracted: that would count.
         if (FORM == NORM && given.k % K == 0) {
             uint32_t first[4];
@@ -535,10 +542,11 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
             if constexpr (FORM == NORM) {
                 const uint32_t own = ring.x() + row * K * 2 + rows.eight;
                 if (found) {
-                    multiply_step<false>(z, sums, centred, means, own, w, ring.gamma(), step > 0, 0);
+                    multiply_step<false>(z, sums, centred, means, own, w, ring.gamma(), step > 0);
                 } else {
                     if (may_look) norm.look(told);
-                    multiply_step<true>(z, sums, centred, means, own, w, ring.gamma(), step > 0, uint32_t(given.n) >> 31);
+                    const uint32_t zero = uint32_t(given.n) >> 31;
+                    multiply_step<true>(z, sums, centred, means, own, w, ring.gamma(), step > 0, zero);
                     // All warps of a product go the same way.
                     if (may_look) found = all_of(1 + group, 128, norm.found());
                 }
@@ -556,7 +564,9 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
         }
         bool again = false;
         if constexpr (FORM == NORM) {
-            rows.row = tile.row() + row, rows.column = column;
+            rows.row = tile.row() + row, rows.column = tile.column();
+            top = tile.next_row();
+            asm volatile("" : "+r"(top));  // else only when it is wanted, with no products beside its divisions
             if (!found) {
                 sums.add(centred);
                 norm = sums.norm(given.share, given.eps);
@@ -573,13 +583,13 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
         refresh(z);
         if (lane < CLUSTER) arrive_at(before, lane);
         if constexpr (FORM == NORM) {
-            if (again) redo(z, norm, means, given, rows.row + lane / 4, column);
+            if (again) redo(z, norm, means, given, rows.row + lane / 4, rows.column);
             normalise<T>(z, norm, rows, base + COLUMNS);
             if (lane == 0) arrive(base + COLUMNS_READ);  // the whole warp has: it has multiplied by them
         } else {
             while (rows.next < PARTS) rows.finish_next();  // there were fewer steps
             rows.take(z, bias);
-            rows.row = tile.row() + row, rows.column = column;
+            rows.row = tile.row() + row, rows.column = tile.column();
         }
     }
     if constexpr (FORM != NORM) rows.finish_all();  // of the last tile, without anything beside it
@@ -733,10 +743,11 @@ int launch(Operands<T> given, void* y, cudaStream_t stream) {
 // `columns` and `rows` are to work in, 8 bytes for each row of w, and of x, that whole tiles have (of x, two of them):
 // beyond n and m it does not matter what they are.
 extern "C" int layernorm_linear(
-    const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* columns, void* rows, void* y,
-    int64_t m, int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, cudaStream_t stream) {
+    const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* columns, void* rows,
+    void* y, int64_t m, int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, cudaStream_t stream) {
     using T = __nv_bfloat16;
     const bool alone = n <= N;  // no other tile of the same rows
+    const int told = alone ? 0 : pieces(m, M * CLUSTER) * M * CLUSTER;
     const Operands<T> given = {
         (const T*)x, (const T*)w, nullptr, (const T*)gamma, (const uint2*)columns, alone ? nullptr : (uint2*)rows,
         x_stride, w_stride, int(m), int(n), int(k), 1.0f / k, float(eps)};
@@ -744,8 +755,7 @@ extern "C" int layernorm_linear(
     cudaFuncSetAttribute(sum_columns, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     if (int status = launch_early(
             sum_columns, pieces(n, THREADS / 32), THREADS, 0, stream, given.w, given.gamma, (const T*)beta,
-            (const T*)bias, (uint2*)columns, given.rows, alone ? 0 : pieces(m, M * CLUSTER) * M * CLUSTER, given.n, given.k,
-            w_stride)) {
+            (const T*)bias, (uint2*)columns, given.rows, told, given.n, given.k, w_stride)) {
         return status;
     }
     return launch<T, NORM>(given, y, stream);
