@@ -24,6 +24,8 @@ SHAPES = [
     (128 * 140, 264, 64),  # more tiles than multiprocessors, of one step
     (128 * 140, 256, 128),  # more tiles than multiprocessors, of steps that all fit into the ring, and fewer than parts
     (4100, 2056, 1032),  # and of more steps than parts
+    (128 * 140, 1000, 192),  # more tiles of the first columns than multiprocessors, and others of the same rows
+    (300, 4096, 64),  # many tiles of the same rows at once
 ]
 RUNS = 20  # a race shows now and then
 
@@ -165,6 +167,39 @@ def test_in_a_graph(normal) -> None:
     for _ in range(RUNS):
         graph.replay()
     assert all(torch.equal(result, expected) for result in results)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n", "k"), [(4096, 2048, 1024), (20000, 520, 128), (1000, 4096, 64)])
+def test_nothing_is_left_of_the_call_before(m: int, n: int, k: int, normal) -> None:
+    """In a graph each call finds what its tiles told each other when it was replayed last, of rows that were others."""
+    x, weight = normal(m, k), normal(n, k) / k**0.5
+    layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = [layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5) for _ in range(3)]
+    for scale in (1.0, 3.0, 0.1, 20.0):
+        x.copy_(normal(m, k) * scale + scale)
+        graph.replay()
+        expected = layernorm_linear.by_hopper(x.clone(), None, None, weight, None, 1e-5)
+        assert all(torch.equal(result, expected) for result in results)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n", "k"), [(4096, 2048, 1024), (20000, 520, 128)])
+def test_on_two_streams_at_once(m: int, n: int, k: int, normal) -> None:
+    weight, inputs = normal(n, k) / k**0.5, [normal(m, k), normal(m, k) * 3 + 1]
+    expected = [layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5) for x in inputs]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    torch.cuda.synchronize()
+    found: list[list[Tensor]] = [[], []]
+    for _ in range(RUNS):
+        for x, stream, results in zip(inputs, streams, found, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5))
+    torch.cuda.synchronize()
+    for results, y in zip(found, expected, strict=True):
+        assert all(torch.equal(result, y) for result in results)
 
 
 @pytest.mark.gpu
