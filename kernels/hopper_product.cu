@@ -519,7 +519,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
     std::conditional_t<FORM == NORM, Rows, Held<T, FORM>> rows(y, base + OUT + warp * 2 * OUT_BYTES);
     Ring ring(base);
     Tiles<FORM> tile(given.grid);
-    int top = tile.row();  // of the tile
+    int top = tile.row();   // of the tile
     bool may_look = false;  // at what other tiles tell: `sum_columns` takes back what was told before
     for (; tile.left(); tile.next()) {
         float z[128];
