@@ -65,6 +65,32 @@ __device__ inline void let_next_begin() { asm volatile("griddepcontrol.launch_de
 
 __device__ inline void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// --- words that other blocks read and write meanwhile ------------------------------------------------------------
+// Each of 8 bytes is read and written as a whole, and orders nothing else.
+
+__device__ inline void post(uint2* to, uint2 word) {
+    const uint64_t whole = uint64_t(word.y) << 32 | word.x;
+    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(whole) : "memory");
+}
+
+__device__ inline uint2 peek(const uint2* from) {
+    uint64_t whole;
+    asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(whole) : "l"(from) : "memory");
+    return {uint32_t(whole), uint32_t(whole >> 32)};
+}
+
+// Whether all of so many threads of the block say yes: whole warps, and a barrier that no others use.
+__device__ inline bool all_of(int barrier, int threads, bool yes) {
+    uint32_t all;
+    asm volatile(
+        "{\n.reg .pred one, all;\nsetp.ne.u32 one, %1, 0;\n"
+        "barrier.cta.red.and.aligned.pred all, %2, %3, one;\nselp.u32 %0, 1, 0, all;\n}"
+        : "=r"(all)
+        : "r"(uint32_t(yes)), "r"(barrier), "r"(threads)
+        : "memory");
+    return all;
+}
+
 // --- registers, which the warpgroups of a block share out anew ---------------------------------------------------
 
 template <int COUNT>
@@ -87,6 +113,14 @@ __device__ inline void fetch(uint32_t to, const CUtensorMap& map, int column, in
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
         "l"(&map), "r"(barrier), "r"(column), "r"(row)
+        : "memory");
+}
+
+// Bytes in a row: multiples of 16, as both addresses are.
+__device__ inline void fetch_bytes(uint32_t to, const void* from, int bytes, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+        "r"(bytes), "r"(barrier)
         : "memory");
 }
 
@@ -115,6 +149,12 @@ __device__ inline void put(const CUtensorMap& map, int column, int row, uint32_t
 template <int STILL>
 __device__ void await_puts() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STILL) : "memory");
+}
+
+__device__ inline uint32_t load_shared(uint32_t at) {
+    uint32_t word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at) : "memory");
+    return word;
 }
 
 // Four 8×8 matrices as a product's operand has them: lane 8i + j knows where row j of matrix i is.
@@ -193,14 +233,21 @@ __device__ __forceinline__ void multiply(float (&z)[128], const uint32_t (&x)[4]
         "r"(int(add)));
 }
 
-// The same for 8 columns and one warp, whose operands are in registers.
-__device__ __forceinline__ void multiply_few(
-    float* z, uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3, uint32_t w0, uint32_t w1) {
+// z += x·wᵀ for 8 columns and one warp, whose operands are in registers.
+__device__ __forceinline__ void multiply_few(float* z, const uint32_t (&x)[4], uint32_t w0, uint32_t w1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
         " {%0, %1, %2, %3};"
         : "+f"(z[0]), "+f"(z[1]), "+f"(z[2]), "+f"(z[3])
-        : "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(w0), "r"(w1));
+        : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(w0), "r"(w1));
+}
+
+// The same of 8 terms.
+__device__ __forceinline__ void multiply_few(float* z, const uint32_t (&x)[2], uint32_t w) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(z[0]), "+f"(z[1]), "+f"(z[2]), "+f"(z[3])
+        : "r"(x[0]), "r"(x[1]), "r"(w));
 }
 
 }  // namespace optexp::hopper

@@ -10,7 +10,17 @@
 // the one ahead waits for them until the other has caught up.)
 //
 // For a norm they take x into registers first, from where tensor cores read as well, and sum its rows there. Shared
-// memory, which fetching and multiplying keep busy all the time, is read no more for it.
+// memory, which fetching and multiplying keep busy all the time, is read no more for it. With μ and r the mean and
+// 1/deviation of a row, and c near μ:
+//
+//     y = r·((x − c)⊙γ)·wᵀ − r·(μ − c)·Σγw + (Σβw + bias)
+//
+// Both sums over a row of w, its column of y, come from a small kernel before, which a tile awaits with its last step.
+//
+// μ and r are summed once and told to the tiles of the same rows: those of the first columns come first, and each tile
+// sums until it finds that another has been through. None ever waits for another block, which may not have begun: two
+// products side by side, each with blocks that wait for others of theirs, could wait for ever. What a tile finds are
+// the bits that it would have summed itself, so that y does not depend on who was first.
 #include <algorithm>
 
 #include "hopper.cuh"
@@ -29,10 +39,15 @@ constexpr int PARTS = N / 16;   // of a tile, in which it is finished
 
 constexpr int X_BYTES = M * K * 2, W_BYTES = N * K * 2, STAGE = X_BYTES + W_BYTES;
 constexpr int OUT = STAGES * STAGE, OUT_BYTES = 16 * CHUNK * 2;  // two for each warp
-constexpr int FULL = OUT + 2 * MULTIPLIERS * OUT_BYTES, EMPTY = FULL + STAGES * 8;
-constexpr int SHARED = EMPTY + STAGES * 8 + 1024;  // it begins at a multiple of 1024
+constexpr int GAMMA = OUT + 2 * MULTIPLIERS * OUT_BYTES, GAMMA_BYTES = K * 2;
+constexpr int COLUMNS = GAMMA + STAGES * GAMMA_BYTES, COLUMNS_BYTES = N * 8;
+constexpr int FULL = COLUMNS + COLUMNS_BYTES, EMPTY = FULL + STAGES * 8, COLUMNS_READ = EMPTY + STAGES * 8;
+constexpr int SHARED = COLUMNS_READ + 8;
+static_assert(SHARED <= 227 * 1024);
 
-constexpr float LARGE_MEAN = 16.0f;  // deviations; as in layernorm_linear.py
+constexpr uint32_t ONES = 0x3f803f80;     // two of bfloat16
+constexpr uint32_t UNKNOWN = 0xbf800000;  // -1, in 1/deviation's place
+constexpr float FAR = 3.0f;               // deviations between a row's mean and what was taken for it
 
 // --- which tile, and which stage -----------------------------------------------------------------------------------
 
@@ -42,28 +57,41 @@ struct Grid {
 
 template <typename T>
 struct Operands {
-    const T *x, *w, *bias;  // no bias: null
-    const float4* sums;     // of two rows of w: their sums, and what is added to their columns of y
-    int64_t x_stride;
+    const T *x, *w, *bias, *gamma;  // null where there is none
+    const uint2* columns;           // of each row of w, as `sum_columns` has them
+    uint2* rows;                    // of each row of x, as a `Norm` has them; null where it has one tile
+    int64_t x_stride, w_stride;
     int m, n, k;
     float share, eps;  // 1/k
     Grid grid;
 };
 
-// The tiles of a block, of which those of a cluster are one above the other.
+// The tiles of a block, of which those of a cluster are one above the other. For a norm, those of the first columns
+// come before all others, as a group of their own.
+template <Form FORM>
 struct Tiles {
+    static constexpr int FIRST = FORM == NORM;  // columns
     const Grid& grid;
     int cluster = blockIdx.x / CLUSTER;
 
     __device__ explicit Tiles(const Grid& grid) : grid(grid) {}
     __device__ bool left() const { return cluster < grid.down * grid.across; }
     __device__ void next() { cluster += gridDim.x / CLUSTER; }
-    __device__ int first() const { return cluster / (GROUP * grid.across) * GROUP; }
-    __device__ int height() const { return min(grid.down - first(), GROUP); }
+    __device__ bool other() const { return FIRST == 0 || cluster >= grid.down; }
+    __device__ int of_all() const { return cluster - (other() ? grid.down * FIRST : 0); }
+    __device__ int tallest() const { return other() ? GROUP : grid.down; }
+    __device__ int group() const { return tallest() * (other() ? grid.across - FIRST : FIRST); }
+    __device__ int first() const { return of_all() / group() * tallest(); }
+    __device__ int height() const { return min(grid.down - first(), tallest()); }
     __device__ int row() const {
-        return ((first() + cluster % (GROUP * grid.across) % height()) * CLUSTER + int(cluster_rank())) * M;
+        return ((first() + of_all() % group() % height()) * CLUSTER + int(cluster_rank())) * M;
     }
-    __device__ int column() const { return cluster % (GROUP * grid.across) / height() * N; }
+    __device__ int column() const { return ((other() ? FIRST : 0) + of_all() % group() / height()) * N; }
+    __device__ int next_row() const {
+        Tiles tile = *this;
+        tile.next();
+        return tile.row();
+    }
 };
 
 struct Ring {
@@ -74,6 +102,7 @@ struct Ring {
     __device__ explicit Ring(uint32_t base) : base(base) {}
     __device__ uint32_t x() const { return base + stage * STAGE; }
     __device__ uint32_t w() const { return x() + X_BYTES; }
+    __device__ uint32_t gamma() const { return base + GAMMA + stage * GAMMA_BYTES; }
     __device__ uint32_t full() const { return base + FULL + stage * 8; }
     __device__ uint32_t empty() const { return base + EMPTY + stage * 8; }
     __device__ void next() {
@@ -83,25 +112,109 @@ struct Ring {
 
 // --- fetching ------------------------------------------------------------------------------------------------------
 
-// Of w, half for both blocks of the cluster: the other block fetches the other half.
-__device__ void fetch_all(uint32_t base, const Grid& grid, const CUtensorMap& x, const CUtensorMap& w) {
+// Of w, half for both blocks of the cluster: the other block fetches the other half. For a norm γ comes with each step,
+// and what belongs to the tile's columns with its last: only there it is waited for.
+template <typename T, Form FORM>
+__device__ void fetch_all(uint32_t base, const CUtensorMap& x, const CUtensorMap& w, const Operands<T>& given) {
     constexpr int SHARE = N / CLUSTER;
-    const int share = cluster_rank() * SHARE;
+    const int share = cluster_rank() * SHARE, steps = given.grid.steps;
+    uint32_t parity = 1;
     Ring ring(base);
-    for (Tiles tile(grid); tile.left(); tile.next()) {
-        const int row = tile.row(), column = tile.column() + share;
-        for (int step = 0; step < grid.steps; step++, ring.next()) {
+    for (Tiles<FORM> tile(given.grid); tile.left(); tile.next()) {
+        const int row = tile.row(), column = tile.column();
+        for (int step = 0; step < steps; step++, ring.next()) {
+            const bool last = FORM == NORM && step == steps - 1;
+            const int more = FORM == NORM && given.gamma != nullptr ? min(K, given.k - step * K) * 2 : 0;
             wait(ring.empty(), ring.parity ^ 1);
-            expect(ring.full(), STAGE);
+            expect(ring.full(), STAGE + more + (last ? COLUMNS_BYTES : 0));
             fetch(ring.x(), x, step * K, row, ring.full());
-            fetch_for((1 << CLUSTER) - 1, ring.w() + share * K * 2, w, step * K, column, ring.full());
+            fetch_for((1 << CLUSTER) - 1, ring.w() + share * K * 2, w, step * K, column + share, ring.full());
+            if (more > 0) fetch_bytes(ring.gamma(), given.gamma + step * K, more, ring.full());
+            if (last) {
+                await_previous();
+                wait(base + COLUMNS_READ, parity);  // those of the tile before
+                fetch_bytes(base + COLUMNS, given.columns + column, COLUMNS_BYTES, ring.full());
+                parity ^= 1;
+            }
         }
     }
 }
 
+// --- pairs of 16 bits ----------------------------------------------------------------------------------------------
+
+template <typename T>
+__device__ uint32_t packed(float low, float high) {
+    if constexpr (std::is_same_v<T, __half>) {
+        const __half2 both = __floats2half2_rn(low, high);
+        return reinterpret_cast<const uint32_t&>(both);
+    } else {
+        const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+        return reinterpret_cast<const uint32_t&>(both);
+    }
+}
+
+template <typename T>
+__device__ float2 unpacked(uint32_t both) {
+    if constexpr (std::is_same_v<T, __half>) return __half22float2(reinterpret_cast<const __half2&>(both));
+    return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000)};
+}
+
+__device__ __forceinline__ uint32_t twice(float value) {
+    const __nv_bfloat162 both = __float2bfloat162_rn(value);
+    return reinterpret_cast<const uint32_t&>(both);
+}
+
+__device__ __forceinline__ uint32_t minus(uint32_t a, uint32_t b) {
+    uint32_t both;
+    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
+    return both;
+}
+
+__device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b, uint32_t plus = 0) {
+    uint32_t both;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(both) : "r"(a), "r"(b), "r"(plus));
+    return both;
+}
+
 // --- mean and deviation --------------------------------------------------------------------------------------------
 
-// Of the two rows of which a lane has elements; after `finish`, of whole rows.
+// Of the two rows of which a lane has elements, as a product's operand has them, even registers and odd ones: how far
+// the mean is from what was taken for it, and 1/deviation. In memory both are one word: nothing has to be ordered.
+struct Norm {
+    float mean[2], scale[2];
+
+    __device__ __forceinline__ float distance(int half) const { return mean[half] * scale[half]; }  // in deviations
+
+    __device__ __forceinline__ bool far() const { return fmaxf(fabsf(distance(0)), fabsf(distance(1))) > FAR; }
+
+    // What was taken for the means, by what they are.
+    __device__ __forceinline__ void correct(uint32_t (&means)[2]) const {
+#pragma unroll
+        for (int half = 0; half < 2; half++) means[half] = twice(unpacked<__nv_bfloat16>(means[half]).x + mean[half]);
+    }
+
+    // From the first of the lane's rows on.
+    __device__ __forceinline__ void tell(uint2* rows) const {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            post(rows + half * 8, {__float_as_uint(mean[half]), __float_as_uint(scale[half])});
+        }
+    }
+
+    __device__ __forceinline__ void look(const uint2* rows) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const uint2 found = peek(rows + half * 8);
+            mean[half] = __uint_as_float(found.x), scale[half] = __uint_as_float(found.y);
+        }
+    }
+
+    __device__ __forceinline__ bool found() const {
+        return __float_as_uint(scale[0]) != UNKNOWN && __float_as_uint(scale[1]) != UNKNOWN;
+    }
+};
+
+// Of the same rows.
 struct Sums {
     float sum[2] = {}, square[2] = {};
 
@@ -116,9 +229,25 @@ struct Sums {
         }
     }
 
-    __device__ __forceinline__ void finish() {
+    // 0, for what has to come after the sums: the compiler does not know that `zero` is none other.
+    __device__ __forceinline__ uint32_t settled(uint32_t zero) const {
+        uint32_t all = 0;
 #pragma unroll
-        for (int half = 0; half < 2; half++) sum[half] = over_row(sum[half]), square[half] = over_row(square[half]);
+        for (int half = 0; half < 2; half++) all |= __float_as_uint(sum[half]) | __float_as_uint(square[half]);
+        return all & zero;
+    }
+
+    // Squares that overflow leave a scale of 0, as F.layer_norm does: fmaf does not overflow before it subtracts.
+    __device__ __forceinline__ Norm norm(float share, float eps) const {
+        Norm norm;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float mean = __fmul_rn(over_row(sum[half]), share);  // rounded, as it is told
+            const float variance = fmaf(-mean, mean, over_row(square[half]) * share);
+            norm.mean[half] = mean;
+            norm.scale[half] = rsqrtf((variance < 0.0f ? 0.0f : variance) + eps);  // NaN stays
+        }
+        return norm;
     }
 
     // Over the four lanes that have a row between them.
@@ -128,51 +257,67 @@ struct Sums {
     }
 };
 
-// A warp's 16 rows once more, from memory and centred: their own large mean left too few bits of z. Of 32 columns a
-// lane takes eight in a row, of both operands: in which order they are multiplied does not matter. What is left of the
-// mean is taken out as before: a small one can be rounded away again, as if nothing had been subtracted.
-template <typename T>
-__device__ __forceinline__ void redo_centred(
-    float (&z)[128], const Operands<T>& given, int row, int column, float2 (&of)[2]) {
-    const int lane = threadIdx.x % 32;
-    float square[2] = {}, left[2] = {};
+// What a row's mean may be, from its first 16 columns: of four lanes' means the nearest to 0, or 0 between them. So a
+// mean that is small beside the deviation is left alone, and x exact; and one channel far from all others is no mean.
+__device__ __forceinline__ void guess_means(uint32_t (&means)[2], const uint32_t (&x)[4]) {
 #pragma unroll
-    for (int i = 0; i < 128; i++) z[i] = 0.0f;
+    for (int half = 0; half < 2; half++) {
+        const float2 one = unpacked<__nv_bfloat16>(x[half]), two = unpacked<__nv_bfloat16>(x[half + 2]);
+        float lowest = (one.x + one.y + two.x + two.y) * 0.25f, highest = lowest;
+        for (int step = 1; step <= 2; step *= 2) {
+            lowest = fminf(lowest, __shfl_xor_sync(0xffffffff, lowest, step));
+            highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, step));
+        }
+        means[half] = twice(fmaxf(lowest, fminf(highest, 0.0f)));
+    }
+}
+
+// A warp's 16 rows once more, from memory and with their true means: far from these, rounding x − c costs too much. Of
+// 32 columns a lane takes eight in a row, of all operands: in which order they are multiplied does not matter.
+template <typename T>
+__device__ __forceinline__ void redo(
+    float (&z)[128], Norm& norm, const uint32_t (&means)[2], const Operands<T>& given, int row, int column) {
+    using Eight = Pack<uint32_t, 4>;
+    const int lane = threadIdx.x % 32;
     const T* x_row[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) x_row[half] = given.x + min(row + half * 8, given.m - 1) * given.x_stride;
-    const T* w_first = given.w + int64_t(column + lane / 4) * given.k;
+    Sums sums;
+#pragma unroll
+    for (int i = 0; i < 128; i++) z[i] = 0.0f;
+    const T* w_first = given.w + (column + lane / 4) * given.w_stride;
 #pragma unroll 1  // else there are not enough registers
     for (int inner = lane % 4 * 8; inner < (given.k + 31) / 32 * 32; inner += 32) {
-        uint32_t x[2][4] = {};
+        const int from = min(inner, given.k - 8);  // beyond, x is zero
+        Eight x[2] = {}, gamma = {ONES, ONES, ONES, ONES};
+        if (given.gamma != nullptr) gamma = load<4>(reinterpret_cast<const uint32_t*>(given.gamma + from), 0);
         if (inner < given.k) {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const auto pack = load<8>(x_row[half] + inner, 0);
-#pragma unroll
-                for (int i = 0; i < 8; i += 2) {
-                    const float one = float(pack.values[i]) - of[half].x, two = float(pack.values[i + 1]) - of[half].x;
-                    square[half] = fmaf(one, one, fmaf(two, two, square[half]));
-                    const __nv_bfloat162 both = __floats2bfloat162_rn(one, two);
-                    left[half] += __low2float(both) + __high2float(both);
-                    x[half][i / 2] = reinterpret_cast<const uint32_t&>(both);
-                }
+                x[half] = load<4>(reinterpret_cast<const uint32_t*>(x_row[half] + inner), 0);
+                for (uint32_t& pair : x[half].values) pair = minus(pair, means[half]);
             }
         }
-        const T* w_row = w_first + min(inner, given.k - 8);  // beyond, x is zero
+        uint32_t own[2][4];
 #pragma unroll
-        for (int j = 0; j < N / 8; j++, w_row += 8 * given.k) {
+        for (int part = 0; part < 2; part++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) own[part][i] = x[i % 2].values[part * 2 + i / 2];
+            sums.add(own[part]);
+#pragma unroll
+            for (int i = 0; i < 4; i++) own[part][i] = times(own[part][i], gamma.values[part * 2 + i / 2]);
+        }
+        const T* w_row = w_first + from;
+#pragma unroll
+        for (int j = 0; j < N / 8; j++, w_row += 8 * given.w_stride) {
             asm volatile("" : "+l"(w_row));  // else 32 of them are kept in registers
+            if (column + j * 8 >= given.n) continue;
             const uint4 w = *reinterpret_cast<const uint4*>(w_row);
-            multiply_few(z + 4 * j, x[0][0], x[1][0], x[0][1], x[1][1], w.x, w.y);
-            multiply_few(z + 4 * j, x[0][2], x[1][2], x[0][3], x[1][3], w.z, w.w);
+            multiply_few(z + 4 * j, own[0], w.x, w.y);
+            multiply_few(z + 4 * j, own[1], w.z, w.w);
         }
     }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const float variance = Sums::over_row(square[half]) * given.share;
-        of[half] = {Sums::over_row(left[half]) * given.share, rsqrtf(variance + given.eps)};
-    }
+    norm = sums.norm(given.share, given.eps);
 }
 
 // --- from accumulators to y ----------------------------------------------------------------------------------------
@@ -203,23 +348,6 @@ __device__ float gelu(float z) {
     float tanh;
     asm("tanh.approx.f32 %0, %1;" : "=f"(tanh) : "f"(u));
     return fmaf(0.5f * z, tanh, 0.5f * z);
-}
-
-template <typename T>
-__device__ uint32_t packed(float low, float high) {
-    if constexpr (std::is_same_v<T, __half>) {
-        const __half2 both = __floats2half2_rn(low, high);
-        return reinterpret_cast<const uint32_t&>(both);
-    } else {
-        const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-        return reinterpret_cast<const uint32_t&>(both);
-    }
-}
-
-template <typename T>
-__device__ float2 unpacked(uint32_t both) {
-    if constexpr (std::is_same_v<T, __half>) return __half22float2(reinterpret_cast<const __half2&>(both));
-    return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000)};
 }
 
 // The bias of a tile, of which a lane keeps two columns of each chunk, until lanes ask each other for those they need.
@@ -323,62 +451,64 @@ struct Held : Rows {
     }
 };
 
-// Of a chunk, what a lane needs of its columns.
-struct Columns {
-    float4 sums[8];
+// One factor of `distance`·Σγw + Σβw + bias, a product of 8 terms whose other factor has both sums as `sum_columns`
+// splits them: a row's distance, what rounding leaves of it, 1, and 0, each for two terms.
+__device__ __forceinline__ uint32_t term(float distance) {
+    const float high = __bfloat162float(__float2bfloat16_rn(distance));
+    const int which = threadIdx.x % 4;
+    return twice(which == 0 ? high : which == 1 ? distance - high : which == 2 ? 1.0f : 0.0f);
+}
 
-    // Brings those of a whole tile near, 32 bytes a lane and time.
-    template <typename T>
-    static __device__ __forceinline__ void announce(const Operands<T>& given, int column) {
-#pragma unroll
-        for (int i = 0; i < N * 8; i += 32 * 32) {
-            const float4* at = given.sums + (column * 8 + i + threadIdx.x % 32 * 32) / 16;
-            asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
-        }
-    }
-
-    template <typename T>
-    __device__ __forceinline__ void read(const Operands<T>& given, int first, int j) {
-        sums[j] = given.sums[first / 2 + j * 4 + threadIdx.x % 4];
-    }
-
-    template <typename T>
-    __device__ __forceinline__ void read(const Operands<T>& given, int first) {
-#pragma unroll
-        for (int j = 0; j < 8; j++) read(given, first, j);
-    }
-};
-
-// The norm of a tile, from the first chunk's columns on.
+// The norm of a tile. What belongs to a column is two words; the lanes with 1 need the second.
 template <typename T>
-__device__ __forceinline__ void normalise(
-    float (&z)[128], const Sums& sums, Columns& columns, const Operands<T>& given, const Rows& rows) {
-    float2 of[2];  // mean and 1/deviation
-    bool large = false;
+__device__ __forceinline__ void normalise(float (&z)[128], const Norm& norm, const Rows& rows, uint32_t columns) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t own = columns + lane / 4 * 8 + (lane % 4 == 2) * 4;
+    const uint32_t terms[2] = {term(-norm.distance(0)), term(-norm.distance(1))};
+    uint32_t ahead[8], pairs[4];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const float mean = sums.sum[half] * given.share;
-        const float variance = fmaxf(sums.square[half] * given.share - mean * mean, 0.0f);
-        large |= mean * mean > LARGE_MEAN * LARGE_MEAN * variance;
-        of[half] = {mean, rsqrtf(variance + given.eps)};
-    }
-    if (__any_sync(0xffffffff, large)) {
-        redo_centred(z, given, rows.row + threadIdx.x % 32 / 4, rows.column, of);
-        columns.read(given, rows.column);  // again, rather than be kept
-    }
-    uint32_t pairs[4];
+    for (int j = 0; j < 8; j++) ahead[j] = load_shared(own + j * 64);
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
-        const float4 own = columns.sums[j % 8];
-        if (j + 8 < N / 8) columns.read(given, rows.column + (j / 8 + 1) * CHUNK, j % 8);
+        float* four = z + j * 4;
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const float* pair = z + j * 4 + half * 2;
-            const float scale = of[half].y, shift = -of[half].x * scale;
-            pairs[j % 2 * 2 + half] = packed<T>(
-                fmaf(pair[0], scale, fmaf(shift, own.x, own.z)), fmaf(pair[1], scale, fmaf(shift, own.y, own.w)));
-        }
+        for (int i = 0; i < 4; i++) four[i] *= norm.scale[i / 2];
+        multiply_few(four, terms, ahead[j % 8]);
+        if (j + 8 < N / 8) ahead[j % 8] = load_shared(own + (j + 8) * 64);
+#pragma unroll
+        for (int half = 0; half < 2; half++) pairs[j % 2 * 2 + half] = packed<T>(four[half * 2], four[half * 2 + 1]);
         if (j % 2 == 1) rows.write(j / 2, pairs);
+    }
+}
+
+// A step of x by registers. What is being multiplied is summed meanwhile, before the next is begun: else the compiler
+// sums all of a step before its last products, longer than those before run, and tensor cores idle. Not at a step's
+// begin, which has waits of its own. So the last 16 columns, `centred`, are left to be summed.
+template <bool SUMMED>
+__device__ __forceinline__ void multiply_step(
+    float (&z)[128], Sums& sums, uint32_t (&centred)[4], const uint32_t (&means)[2], uint32_t x, uint64_t w,
+    uint32_t gamma, bool add, uint32_t zero = 0) {
+    uint32_t own[K / 16][4], by[K / 32][4];
+    // Of matrices whose rows are all the same every lane gets what belongs to its columns.
+#pragma unroll
+    for (int i = 0; i < K / 32; i++) load_matrices(by[i], gamma + i * 64 + threadIdx.x % 32 / 8 * 16);
+#pragma unroll
+    for (int part = 0; part < K / 16; part++) {
+        uint32_t found[4], settled = 0;
+        load_matrices(found, x ^ part * 32);
+        if constexpr (SUMMED) {
+            sums.add(centred);
+            if (part > 0) settled = sums.settled(zero);
+        }
+        await_products<K / 16 - 1>();  // until the registers were read that are written now
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            centred[i] = minus(found[i], means[i % 2]);
+            own[part][i] = times(centred[i], by[part / 2][part % 2 * 2 + i / 2], settled);
+        }
+        begin_products();
+        multiply(z, own[part], w + 2 * part, add || part > 0);
+        end_products();
     }
 }
 
@@ -388,26 +518,37 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
     const int row = warp * 16;  // of the tile; the lane has two, `lane / 4` and 8 more further on
     std::conditional_t<FORM == NORM, Rows, Held<T, FORM>> rows(y, base + OUT + warp * 2 * OUT_BYTES);
     Ring ring(base);
-    for (Tiles tile(given.grid); tile.left(); tile.next()) {
+    Tiles<FORM> tile(given.grid);
+    int top = tile.row();   // of the tile
+    bool may_look = false;  // at what other tiles tell: `sum_columns` takes back what was told before
+    for (; tile.left(); tile.next()) {
         float z[128];
         Sums sums;
-        uint32_t before = 0;
-        const int column = tile.column();
-        const Bias<T> bias(given, column);
-        if constexpr (FORM == NORM) Columns::announce(given, column);
+        Norm norm;
+        bool found = false;
+        uint32_t before = 0, means[2] = {}, centred[4] = {};
+        const Bias<T> bias(given, tile.column());
+        uint2* const told = given.rows + top + row + lane / 4;
+        // Where the copy engine fills up rows nothing may be subtracted: that would count.
+        if (FORM == NORM && given.k % K == 0) {
+            uint32_t first[4];
+            wait(ring.full(), ring.parity);
+            load_matrices(first, ring.x() + row * K * 2 + rows.eight);
+            guess_means(means, first);
+        }
         for (int step = 0; step < given.grid.steps; step++) {
             wait(ring.full(), ring.parity);
             const uint64_t x = matrix(ring.x() + group * (X_BYTES / 2)), w = matrix(ring.w());
             if constexpr (FORM == NORM) {
-                uint32_t own[K / 16][4];
-#pragma unroll
-                for (int part = 0; part < K / 16; part++) {
-                    await_products<K / 16 - 1>();  // until the registers were read that it is loaded into
-                    load_matrices(own[part], (ring.x() + row * K * 2 + rows.eight) ^ part * 32);
-                    begin_products();
-                    multiply(z, own[part], w + 2 * part, step + part > 0);
-                    end_products();
-                    sums.add(own[part]);
+                const uint32_t own = ring.x() + row * K * 2 + rows.eight;
+                if (found) {
+                    multiply_step<false>(z, sums, centred, means, own, w, ring.gamma(), step > 0);
+                } else {
+                    if (may_look) norm.look(told);
+                    const uint32_t zero = uint32_t(given.n) >> 31;
+                    multiply_step<true>(z, sums, centred, means, own, w, ring.gamma(), step > 0, zero);
+                    // All warps of a product go the same way.
+                    if (may_look) found = all_of(1 + group, 128, norm.found());
                 }
             } else {
                 begin_products();
@@ -421,17 +562,35 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
             before = ring.empty();
             ring.next();
         }
-        Columns columns;
-        if constexpr (FORM == NORM) columns.read(given, column), sums.finish();
+        bool again = false;
+        if constexpr (FORM == NORM) {
+            rows.row = tile.row() + row, rows.column = tile.column();
+            top = tile.next_row();
+            asm volatile("" : "+r"(top));  // else only when it is wanted, with no products beside its divisions
+            if (!found) {
+                sums.add(centred);
+                norm = sums.norm(given.share, given.eps);
+                if (given.rows != nullptr) {
+                    await_previous();
+                    if (lane % 4 == 0) norm.tell(told);
+                    may_look = true;
+                }
+            }
+            again = __any_sync(0xffffffff, norm.far());
+            if (again) norm.correct(means);  // a branch: the wait is not moved in front of all this
+        }
         await_products<0>();
         refresh(z);
         if (lane < CLUSTER) arrive_at(before, lane);
-        if constexpr (FORM != NORM) {
+        if constexpr (FORM == NORM) {
+            if (again) redo(z, norm, means, given, rows.row + lane / 4, rows.column);
+            normalise<T>(z, norm, rows, base + COLUMNS);
+            if (lane == 0) arrive(base + COLUMNS_READ);  // the whole warp has: it has multiplied by them
+        } else {
             while (rows.next < PARTS) rows.finish_next();  // there were fewer steps
             rows.take(z, bias);
+            rows.row = tile.row() + row, rows.column = tile.column();
         }
-        rows.row = tile.row() + row, rows.column = column;
-        if constexpr (FORM == NORM) normalise(z, sums, columns, given, rows);
     }
     if constexpr (FORM != NORM) rows.finish_all();  // of the last tile, without anything beside it
     if (lane == 0) await_puts<0>();
@@ -441,8 +600,8 @@ template <typename T, Form FORM>
 __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
     const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap y,
     const __grid_constant__ Operands<T> given) {
-    extern __shared__ uint8_t memory[];
-    const uint32_t base = (address(memory) + 1023) / 1024 * 1024;
+    extern __shared__ __align__(1024) uint8_t memory[];  // as swizzled rows want it
+    const uint32_t base = address(memory);
     if (threadIdx.x == 0) {
         prefetch(x), prefetch(w), prefetch(y);
         for (int stage = 0; stage < STAGES; stage++) {
@@ -450,15 +609,21 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
             // w is fetched for both blocks, by whichever finds it done with in both.
             make_barrier(base + EMPTY + stage * 8, CLUSTER * MULTIPLIERS);
         }
+        make_barrier(base + COLUMNS_READ, MULTIPLIERS);
         publish_barriers();
+    }
+    if (FORM == NORM && threadIdx.x < STAGES * GAMMA_BYTES / 4) {  // for no γ, and beyond its end
+        reinterpret_cast<uint32_t*>(memory + GAMMA)[threadIdx.x] = ONES;
+        publish_writes();
     }
     cluster_sync();
     let_next_begin();
-    await_previous();
+    // For a norm the kernel before is `sum_columns`, which lets it begin when all before has ended: x and w are there.
+    if constexpr (FORM != NORM) await_previous();
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     if (warp >= MULTIPLIERS) {
         give_registers<24>();  // of 168 each: 128·24 + 256·240 = 384·168
-        if (warp == MULTIPLIERS && threadIdx.x % 32 == 0) fetch_all(base, given.grid, x, w);
+        if (warp == MULTIPLIERS && threadIdx.x % 32 == 0) fetch_all<T, FORM>(base, x, w, given);
     } else {
         take_registers<240>();
         multiply_all<T, FORM>(base, warp, y, given);
@@ -466,59 +631,53 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
     cluster_sync();  // until nobody writes into the other block any more
 }
 
-// --- γ⊙w, its sums, and w·β + bias ---------------------------------------------------------------------------------
+// --- what a norm needs of each row of w ----------------------------------------------------------------------------
 
-// A row a warp. Sums are of what was rounded, as the product sees it. Several packs are read before one is written: for
-// all the compiler knows, it is of what is read later. In words of 32 bits, or each value would take such a register.
-__global__ void __launch_bounds__(THREADS, 4) fold(
+// Rounded, and what that leaves.
+__device__ uint32_t split(float value) {
+    const float high = __bfloat162float(__float2bfloat16_rn(value));
+    return packed<__nv_bfloat16>(high, isfinite(high) ? value - high : 0.0f);
+}
+
+// Σγw, and Σβw + bias, of a row a warp; and of `told` rows of x nothing is known yet. The product may begin on
+// multiprocessors that are done with their rows.
+__global__ void __launch_bounds__(THREADS, 4) sum_columns(
     const __nv_bfloat16* w, const __nv_bfloat16* gamma, const __nv_bfloat16* beta, const __nv_bfloat16* bias,
-    __nv_bfloat16* folded, float* sums, int n, int k, int64_t w_stride) {
-    using T = __nv_bfloat16;
+    uint2* columns, uint2* rows, int told, int n, int k, int64_t w_stride) {
     using Eight = Pack<uint32_t, 4>;
-    constexpr int PACKS = 4;
-    constexpr uint32_t ONES = 0x3f803f80;
-    let_next_begin();
+    constexpr int PACKS = 4;  // that are read before one is used
     await_previous();
+    let_next_begin();  // only now: the product reads x and w at once
+    for (int i = blockIdx.x * THREADS + threadIdx.x; i < told; i += gridDim.x * THREADS) rows[i] = {0, UNKNOWN};
     const int row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= n) return;
     const auto* from = reinterpret_cast<const Eight*>(w + row * w_stride);
-    auto* to = reinterpret_cast<Eight*>(folded + int64_t(row) * k);
-    const auto *factor = reinterpret_cast<const Eight*>(gamma), *summand = reinterpret_cast<const Eight*>(beta);
-    float total = 0.0f, offset = 0.0f;
+    const auto *factors = reinterpret_cast<const Eight*>(gamma), *summands = reinterpret_cast<const Eight*>(beta);
+    float factor = 0.0f, offset = 0.0f;
     for (int first = lane; first < k / 8; first += 32 * PACKS) {
-        Eight values[PACKS], factors[PACKS], summands[PACKS];
+        Eight values[PACKS], by[PACKS], with[PACKS];
 #pragma unroll
         for (int i = 0; i < PACKS; i++) {
-            const int pack = min(first + i * 32, k / 8 - 1);
-            values[i] = from[pack];
-            factors[i] = factor == nullptr ? Eight{ONES, ONES, ONES, ONES} : factor[pack];
-            summands[i] = summand == nullptr ? Eight{} : summand[pack];
+            const int pack = first + i * 32;
+            const bool there = pack < k / 8;
+            values[i] = there ? from[pack] : Eight{};
+            by[i] = factors == nullptr || !there ? Eight{ONES, ONES, ONES, ONES} : factors[pack];
+            with[i] = summands == nullptr || !there ? Eight{} : summands[pack];
         }
 #pragma unroll
-        for (int i = 0; i < PACKS; i++) {
-            if (first + i * 32 >= k / 8) break;
-#pragma unroll
-            for (int pair = 0; pair < 4; pair++) {
-                uint32_t& both = values[i].values[pair];
-                const float2 v = unpacked<T>(both), by = unpacked<T>(factors[i].values[pair]);
-                const float2 with = unpacked<T>(summands[i].values[pair]);
-                offset = fmaf(v.x, with.x, fmaf(v.y, with.y, offset));
-                both = packed<T>(v.x * by.x, v.y * by.y);
-                const float2 product = unpacked<T>(both);
-                total += product.x + product.y;
-            }
-            to[first + i * 32] = values[i];
+        for (int i = 0; i < PACKS * 4; i++) {
+            using T = __nv_bfloat16;
+            const float2 v = unpacked<T>(values[i / 4].values[i % 4]);
+            const float2 f = unpacked<T>(by[i / 4].values[i % 4]), o = unpacked<T>(with[i / 4].values[i % 4]);
+            factor = fmaf(v.x, f.x, fmaf(v.y, f.y, factor));
+            offset = fmaf(v.x, o.x, fmaf(v.y, o.y, offset));
         }
     }
     for (int step = 16; step > 0; step /= 2) {
-        total += __shfl_xor_sync(0xffffffff, total, step);
+        factor += __shfl_xor_sync(0xffffffff, factor, step);
         offset += __shfl_xor_sync(0xffffffff, offset, step);
     }
-    if (lane == 0) {
-        sums += row / 2 * 4 + row % 2;  // as a float4 has those of two rows
-        sums[0] = total;
-        sums[2] = offset + (bias == nullptr ? 0.0f : float(bias[row]));
-    }
+    if (lane == 0) columns[row] = {split(factor), split(offset + (bias == nullptr ? 0.0f : float(bias[row])))};
 }
 
 }  // namespace optexp::hopper
@@ -547,7 +706,7 @@ int describe(CUtensorMap& map, bool half, const void* matrix, int64_t height, in
 
 int pieces(int64_t size, int piece) { return int((size + piece - 1) / piece); }
 
-// Its blocks may make ready while the kernel before ends.
+// Its blocks may begin while the kernel before ends.
 template <typename... A, typename... P>
 int launch_early(void (*kernel)(A...), int blocks, int threads, int shared, cudaStream_t stream, const P&... given) {
     cudaLaunchAttribute early;
@@ -564,12 +723,12 @@ int launch_early(void (*kernel)(A...), int blocks, int threads, int shared, cuda
 }
 
 template <typename T, Form FORM>
-int launch(Operands<T> given, int64_t w_stride, void* y, cudaStream_t stream) {
+int launch(Operands<T> given, void* y, cudaStream_t stream) {
     constexpr bool HALF = std::is_same_v<T, __half>;
     given.grid = {pieces(given.m, M * CLUSTER), pieces(given.n, N), pieces(given.k, K)};
     CUtensorMap maps[3];
     if (int status = describe(maps[0], HALF, given.x, given.m, given.k, given.x_stride, M)) return status;
-    if (int status = describe(maps[1], HALF, given.w, given.n, given.k, w_stride, N / CLUSTER)) return status;
+    if (int status = describe(maps[1], HALF, given.w, given.n, given.k, given.w_stride, N / CLUSTER)) return status;
     if (int status = describe(maps[2], HALF, y, given.m, given.n, given.n, 16)) return status;
     int device = 0, multiprocessors = 0;
     cudaGetDevice(&device);
@@ -581,23 +740,25 @@ int launch(Operands<T> given, int64_t w_stride, void* y, cudaStream_t stream) {
 
 }  // namespace
 
-// `folded` and `sums` are to work in, for γ⊙w, and for total and offset of its rows. There are as many rows as whole
-// tiles have: of those beyond n nothing is written, and what they are does not matter.
+// `columns` and `rows` are to work in, 8 bytes for each row of w, and of x, that whole tiles have (of x, two of them):
+// beyond n and m it does not matter what they are.
 extern "C" int layernorm_linear(
-    const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* folded, void* sums, void* y,
-    int64_t m, int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, cudaStream_t stream) {
+    const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* columns, void* rows,
+    void* y, int64_t m, int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, cudaStream_t stream) {
     using T = __nv_bfloat16;
+    const bool alone = n <= N;  // no other tile of the same rows
+    const int told = alone ? 0 : pieces(m, M * CLUSTER) * M * CLUSTER;
+    const Operands<T> given = {
+        (const T*)x, (const T*)w, nullptr, (const T*)gamma, (const uint2*)columns, alone ? nullptr : (uint2*)rows,
+        x_stride, w_stride, int(m), int(n), int(k), 1.0f / k, float(eps)};
     // As much shared memory as the product has: else multiprocessors stop to share theirs out anew.
-    cudaFuncSetAttribute(fold, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    cudaFuncSetAttribute(sum_columns, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     if (int status = launch_early(
-            fold, pieces(n, THREADS / 32), THREADS, 0, stream, (const T*)w, (const T*)gamma, (const T*)beta,
-            (const T*)bias, (T*)folded, (float*)sums, int(n), int(k), w_stride)) {
+            sum_columns, pieces(n, THREADS / 32), THREADS, 0, stream, given.w, given.gamma, (const T*)beta,
+            (const T*)bias, (uint2*)columns, given.rows, told, given.n, given.k, w_stride)) {
         return status;
     }
-    const Operands<T> given = {
-        (const T*)x, (const T*)folded, nullptr, (const float4*)sums, x_stride, int(m), int(n), int(k), 1.0f / k,
-        float(eps)};
-    return launch<T, NORM>(given, k, y, stream);
+    return launch<T, NORM>(given, y, stream);
 }
 
 extern "C" int linear_gelu(
@@ -606,8 +767,9 @@ extern "C" int linear_gelu(
     const auto of = [&](auto zero) {
         using T = decltype(zero);
         const Operands<T> given = {
-            (const T*)x, (const T*)w, (const T*)bias, nullptr, x_stride, int(m), int(n), int(k), 0.0f, 0.0f};
-        return tanh ? launch<T, TANH>(given, w_stride, y, stream) : launch<T, ERF>(given, w_stride, y, stream);
+            (const T*)x, (const T*)w, (const T*)bias, nullptr, nullptr, nullptr, x_stride, w_stride,
+            int(m), int(n), int(k), 0.0f, 0.0f};
+        return tanh ? launch<T, TANH>(given, y, stream) : launch<T, ERF>(given, y, stream);
     };
     return type == 2 ? of(__nv_bfloat16()) : type == 1 ? of(__half()) : int(cudaErrorInvalidValue);
 }

@@ -8,6 +8,7 @@ The sum over γ⊙w is taken of the rounded values that the product sees, so tha
 accumulators lose to a mean that is large beside the deviation, does not: such tiles are done again from centred rows.
 
 Folding reads and writes all of w, which a call of few rows does not earn back: their norm is done again in each tile.
+Nor on Hopper, where γ goes to x on its way into the product (`hopper_product.cu`): w is only summed over, before.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ def _computed(
     ways: list[Tiling | Few | str] = ["library"]
     if rows.numel() and len(rows) <= MOST_ROWS and rows.shape[1] <= MOST_COLUMNS and not keep and halves(weight):
         ways += FEW
-    # Of float16, γ⊙w could overflow, or lose bits below its smallest normal number.
+    # Of float16, γ⊙w or γ⊙x could overflow, or lose bits below its smallest normal number.
     if takes(rows, weight) and rows.shape[1] % 8 == 0 and not keep and weight.dtype == torch.bfloat16:
         ways += TILINGS
         if hopper.takes(rows, gamma, beta, bias):
@@ -241,14 +242,14 @@ def by_tiles(
 def by_hopper(
     x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """The same in CUDA C++, of matrices that `hopper.takes`: mean and deviation from what the product reads anyway."""
+    """In CUDA C++, of matrices that `hopper.takes`: x goes through registers there, where γ is multiplied to it, and
+    mean and deviation come from what the product reads anyway."""
     (m, k), n = x.shape, weight.shape[0]
-    whole = ceil_div(n, 256) * 256  # rows of w that tiles have
-    folded, sums = weight.new_empty(whole, k), weight.new_empty(2, whole, dtype=torch.float32)
+    columns, known = (weight.new_empty(ceil_div(size, 256) * 256, 4) for size in (n, m))  # of all rows that tiles have
     y = x.new_empty(m, n)
     parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
     sizes = (m, n, k, x.stride(0), weight.stride(0), eps)
-    extension.run("hopper_product", "layernorm_linear", x, *parameters, folded, sums, y, *sizes)
+    extension.run("hopper_product", "layernorm_linear", x, *parameters, columns, known, y, *sizes)
     return y
 
 

@@ -21,8 +21,11 @@ SHAPES = [
     (257, 264, 520),
     (1000, 1032, 192),
     (300, 512, 2048),
+    (128 * 140, 264, 64),  # more tiles than multiprocessors, of one step
     (128 * 140, 256, 128),  # more tiles than multiprocessors, of steps that all fit into the ring, and fewer than parts
     (4100, 2056, 1032),  # and of more steps than parts
+    (128 * 140, 1000, 192),  # more tiles of the first columns than multiprocessors, and others of the same rows
+    (300, 4096, 64),  # many tiles of the same rows at once
 ]
 RUNS = 20  # a race shows now and then
 
@@ -71,10 +74,11 @@ def test_the_norm_before_it(m: int, n: int, k: int, normal) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("mean", [1.0, 10.0, 15.0, 17.0, 100.0, -1000.0])
-def test_a_large_mean(mean: float, normal) -> None:
+@pytest.mark.parametrize("k", [1024, 1032])  # only what ends with a step is shifted by an estimate of its mean
+@pytest.mark.parametrize("mean", [0.0, 1.0, 5.0, 10.0, 40.0, 100.0, -1000.0])
+def test_a_large_mean(mean: float, k: int, normal) -> None:
     """Of some rows in one of several tiles, or of all; gamma is one-sided: what does not cancel would show."""
-    m, n, k = 400, 520, 1032
+    m, n = 400, 520
     x, weight = normal(m, k), normal(n, k).abs() / 12
     x[130:141] += mean
     gamma, beta = normal(k).abs() + 1, normal(k)
@@ -83,10 +87,46 @@ def test_a_large_mean(mean: float, normal) -> None:
 
 
 @pytest.mark.gpu
-def test_rows_without_any_spread(normal) -> None:
-    x = normal(200, 136)
-    x[7], x[8] = 3.0, 0.0
-    check_norm(x, None, None, normal(264, 136) / 12, None)
+@pytest.mark.parametrize("k", [1024, 1032])
+@pytest.mark.parametrize("first", [1, 16, 64])
+@pytest.mark.parametrize(("here", "there"), [(100.0, 0.0), (0.0, 100.0), (-50.0, 50.0)])
+def test_first_columns_unlike_the_rest(here: float, there: float, first: int, k: int, normal) -> None:
+    """Their mean is not that of the row, for which it is taken first."""
+    x, weight, gamma = normal(300, k), normal(520, k).abs() / 12, normal(k).abs() + 1
+    x[:, :first] += here
+    x[:, first:] += there
+    check_norm(x, gamma, normal(k), weight, normal(520))
+    x[20:] = normal(280, k)
+    check_norm(x, None, None, weight, None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [128, 136])
+def test_rows_without_any_spread(k: int, normal) -> None:
+    x, weight, beta, bias = normal(200, k), normal(264, k) / 12, normal(k), normal(264)
+    x[7], x[8], x[9] = 3.0, 0.0, -1000.0
+    check_norm(x, None, None, weight, None)
+    check_norm(x, normal(k), beta, weight, bias)
+    y = layernorm_linear.by_hopper(x, None, beta, weight, bias, 1e-5)
+    constant = F.linear(beta.double(), weight.double(), bias.double()).expand(3, -1)
+    torch.testing.assert_close(y[7:10].double(), constant, rtol=2**-8, atol=2**-8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [1024, 1032])
+def test_what_is_not_a_number_stays_in_its_row(k: int, normal) -> None:
+    """And squares that overflow are those of a row without an end, whose normalised elements are zero."""
+    x, weight, beta, bias = normal(300, k), normal(264, k) / 32, normal(k), normal(264)
+    usual = layernorm_linear.by_hopper(x, None, beta, weight, bias, 1e-5)
+    broken, huge = [3, 20, 130, 131], [40, 41]
+    x[3, 5], x[20, k - 1], x[130, 700], x[131, 0] = torch.nan, torch.inf, -torch.inf, torch.inf
+    x[huge] *= 1e30
+    y = layernorm_linear.by_hopper(x, None, beta, weight, bias, 1e-5)
+    assert y[broken].isnan().all()
+    constant = F.linear(beta.double(), weight.double(), bias.double()).expand(2, -1)
+    torch.testing.assert_close(y[huge].double(), constant, rtol=2**-7, atol=2**-7)
+    others = [row for row in range(len(x)) if row not in broken + huge]
+    assert torch.equal(y[others], usual[others])
 
 
 @pytest.mark.gpu
@@ -107,8 +147,9 @@ def test_gelu_after_it(m: int, n: int, k: int, approximate: str, dtype: torch.dt
 def test_rows_apart(normal) -> None:
     """What lies between rows is not a number, and must not be read."""
     x, weight = normal(300, 136), normal(264, 144)
-    x[:, 128:], weight[:, 128:] = torch.nan, torch.nan
-    x, weight = x[:, :128], weight[:, :128] / 12
+    x[7] += 50  # whose tile is done again
+    x[:, 120:], weight[:, 120:] = torch.nan, torch.nan
+    x, weight = x[:, :120], (weight / 12)[:, :120]
     check_norm(x, None, None, weight, None)
     golden = F.gelu(F.linear(x.double(), weight.double()), approximate="tanh")
     y = linear_gelu.by_hopper(x, weight, None, "tanh")
@@ -117,7 +158,7 @@ def test_rows_apart(normal) -> None:
 
 @pytest.mark.gpu
 def test_in_a_graph(normal) -> None:
-    """The fold and the product overlap there, too, and the second call works in the memory of the first."""
+    """Sums over rows of w and the product overlap there, too, and the second call works in the memory of the first."""
     x, weight = normal(2048, 1024), normal(1024, 1024) / 32
     expected = layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5)
     graph = torch.cuda.CUDAGraph()
@@ -126,6 +167,39 @@ def test_in_a_graph(normal) -> None:
     for _ in range(RUNS):
         graph.replay()
     assert all(torch.equal(result, expected) for result in results)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n", "k"), [(4096, 2048, 1024), (20000, 520, 128), (1000, 4096, 64)])
+def test_nothing_is_left_of_the_call_before(m: int, n: int, k: int, normal) -> None:
+    """In a graph each call finds what its tiles told each other when it was replayed last, of rows that were others."""
+    x, weight = normal(m, k), normal(n, k) / k**0.5
+    layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = [layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5) for _ in range(3)]
+    for scale in (1.0, 3.0, 0.1, 20.0):
+        x.copy_(normal(m, k) * scale + scale)
+        graph.replay()
+        expected = layernorm_linear.by_hopper(x.clone(), None, None, weight, None, 1e-5)
+        assert all(torch.equal(result, expected) for result in results)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n", "k"), [(4096, 2048, 1024), (20000, 520, 128)])
+def test_on_two_streams_at_once(m: int, n: int, k: int, normal) -> None:
+    weight, inputs = normal(n, k) / k**0.5, [normal(m, k), normal(m, k) * 3 + 1]
+    expected = [layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5) for x in inputs]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    torch.cuda.synchronize()
+    found: list[list[Tensor]] = [[], []]
+    for _ in range(RUNS):
+        for x, stream, results in zip(inputs, streams, found, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5))
+    torch.cuda.synchronize()
+    for results, y in zip(found, expected, strict=True):
+        assert all(torch.equal(result, y) for result in results)
 
 
 @pytest.mark.gpu
