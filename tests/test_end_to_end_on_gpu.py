@@ -57,7 +57,7 @@ def test_the_code_of_our_kernels_is_kept_with_a_profile(tmp_path: Path) -> None:
     ours = "baseline=[{fusion:{backend:kernels}}]"
     result = optexp(tmp_path, "workload=softmax", "mode=profile", ours)
     assert result.verdict is Verdict.PROFILED, result.headline
-    kept = tmp_path / "code" / "baseline"
+    kept = tmp_path / "job" / "code" / "baseline"
     assert "| softmax_forward-0 |" in (kept / "registers.md").read_text()
     assert "LDG" in (kept / "softmax_forward-0.sass").read_text()
     assert ".entry softmax_forward" in (kept / "softmax_forward-0.ptx").read_text()
