@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from optexp.equivalence import families
 from optexp.equivalence.dropout import NoDropout, silence
@@ -102,9 +103,9 @@ class Golden:
     # --- what fp64 gets -----------------------------------------------------------------------------------------
 
     def step(self, index: int, state: Mapping[str, Tensor]) -> Observation:
-        """out/, input/, grad/ and buffer/ of a step from `state`, and of gradients of biases on a CPU in_a_row/: what
-        somebody gets who adds up one row after the other in float32, from the first and from the last. Kept for the
-        initial state, which all arms share."""
+        """out/, input/, grad/ and buffer/ of a step from `state`; of gradients of biases, and of a batch norm's running
+        statistics, on a CPU in_a_row/: what somebody gets who adds up one row after the other in float32, from the
+        first and from the last. Kept for the initial state, which all arms share."""
         shared = state is self.initial
         if shared and index in self.known:
             return self.known[index]
@@ -186,16 +187,28 @@ class Golden:
                     output.register_hook(partial(add, name, at))
 
         def add(name: str, at: int, gradient: Tensor) -> None:
-            rows = gradient.movedim(at, -1).flatten(0, -2).to(torch.float32).contiguous().numpy()
-            totals = np.stack([np.add.reduce(order, axis=0) for order in (rows, rows[::-1])])  # along rows: no tree
-            found[name] = found.get(name, 0.0) + torch.from_numpy(totals).to(torch.float64)
+            totals = torch.stack([torch.from_numpy(_in_a_row(order)) for order in _rows(gradient, at)])
+            found[name] = found.get(name, 0.0) + totals.to(torch.float64)
+
+        def statistics(path: str, module: Any, args: tuple[Tensor, ...], output: object) -> None:
+            if module.training and module.running_var is not None and args[0].dtype is torch.float64:
+                share = 1 / int(module.num_batches_tracked) if module.momentum is None else module.momentum
+                orders = [_moments(order) for order in _rows(args[0].detach(), 1)]
+                exact = [_moments(_rows(args[0].detach(), 1, np.float64)[0])] * 2
+                off = torch.from_numpy(share * np.subtract(orders, exact))  # of each order: mean and variance
+                found[f"{path}running_mean"] = module.running_mean + off[:, 0]
+                found[f"{path}running_var"] = module.running_var + off[:, 1]
 
         on_cpu = self.trains and self.device.type == "cpu" == self.drawn_on.type
         for path, module in self.program.model.named_modules() if on_cpu else ():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            inside = f"in_a_row/{path}." if path else "in_a_row/"
             bias = getattr(module, "bias", None)
-            if isinstance(bias, nn.Parameter) and bias.ndim == 1 and not isinstance(module, torch.jit.ScriptModule):
-                name = f"in_a_row/{path}.bias" if path else "in_a_row/bias"
-                handles.append(module.register_forward_hook(partial(hook, name, bias.numel())))
+            if isinstance(bias, nn.Parameter) and bias.ndim == 1:
+                handles.append(module.register_forward_hook(partial(hook, f"{inside}bias", bias.numel())))
+            if isinstance(module, _BatchNorm):
+                handles.append(module.register_forward_hook(partial(statistics, inside)))
         try:
             yield found
         finally:
@@ -253,6 +266,23 @@ class Golden:
             for name, tensor in mutated.items()
             if tensor.is_floating_point() and name in golden
         }
+
+
+def _rows(tensor: Tensor, at: int, dtype: Any = np.float32) -> tuple[Any, Any]:
+    """What belongs to one index of a dimension, from the first to the last and back."""
+    rows = tensor.movedim(at, -1).flatten(0, -2).contiguous().numpy().astype(dtype)
+    return rows, rows[::-1]
+
+
+def _in_a_row(rows: Any) -> Any:
+    """Their sum: along rows numpy adds up one after the other, in no tree."""
+    return np.add.reduce(rows, axis=0)
+
+
+def _moments(rows: Any) -> Any:
+    """Mean, and variance as a batch norm keeps it."""
+    deviations = rows - (mean := _in_a_row(rows) / rows.dtype.type(len(rows)))
+    return np.stack([mean, _in_a_row(deviations * deviations) / rows.dtype.type(max(len(rows) - 1, 1))])
 
 
 def before(observation: Mapping[str, Tensor]) -> Observation:

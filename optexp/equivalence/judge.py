@@ -441,7 +441,7 @@ class Judge:
                 value, real = seen[name], forward and reference.is_floating_point()
                 if real and largest(reference) > (most := torch.finfo(value.dtype).max):
                     reference = reference.clamp(-most, most)  # the least float64 where the arms have their own
-                in_a_row = golden.get(name.replace("grad/", "in_a_row/", 1)) if gradient else None
+                in_a_row = None if forward else golden.get(f"in_a_row/{name.partition('/')[2]}")
                 quantity = Quantity(name, value, reference, limits, spread, value if small else None, in_a_row)
                 yield from (quantity, *_parts(quantity))
         if any(name.startswith("after/") for name in seen):

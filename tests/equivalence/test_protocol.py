@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from optexp.equivalence.autocast import autocast
@@ -158,6 +160,41 @@ def test_a_bias_may_be_summed_up_in_a_row(check, net, factor):
 
     found = check(Level(mode="forward_backward", batch_size=4096, make=model), change, seeds=2)
     assert found.tensors["grad/1.bias"]["error_ratio"] > 5, "as far from fp64 as the baseline"
+    assert found.ok is (factor == 1.0), found.headline
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.0003])
+def test_running_statistics_may_be_summed_up_in_a_row(check, net, factor):
+    """As torch does itself on a CPU, where channels are stored last. Deviations that are all of one size show it."""
+
+    class Signs(nn.Module):
+        def forward(self, x):
+            return 1.1 * x.sign()
+
+    def model():
+        return nn.Sequential(Signs(), nn.BatchNorm2d(3, momentum=1.0), nn.Flatten())
+
+    def change(program: Program) -> Program:
+        norm = program.model[1]
+
+        @torch.no_grad()
+        def keep(x):
+            rows = x.movedim(1, -1).flatten(0, -2).contiguous()
+            mean = torch.from_numpy(np.add.reduce(rows.numpy(), axis=0)) / len(rows)
+            squares = torch.from_numpy(np.add.reduce((rows - mean).square().numpy(), axis=0))
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_(squares / (len(rows) - 1) * factor)
+            norm.num_batches_tracked += 1
+
+        def forward(x):
+            keep(x.detach())
+            return F.batch_norm(x, None, None, norm.weight, norm.bias, True, eps=norm.eps)
+
+        norm.forward = forward
+        return program
+
+    found = check(net(mode="forward_backward", batch_size=64, make=model), change, seeds=2)
+    assert found.tensors["buffer/1.running_var"]["error_ratio"] > 4, "as far from fp64 as the baseline"
     assert found.ok is (factor == 1.0), found.headline
 
 
