@@ -162,7 +162,7 @@ def _figures(record: Record) -> Iterator[str]:
             yield from _differs(f"{arm}.energy_j", record[arm].get("energy_j"), power * _typical(pairs, place) / 1e6)
     samples = [(record[arm]["throughput"] or 0.0) * _typical(pairs, place) for place, arm in enumerate(ARMS)]
     yield from _differs("samples of a step of the candidate", samples[1], samples[0], "those of the baseline are")
-    processes, ratios = measurement.get("processes", []), _ratios(measurement)
+    processes, ratios = measurement.get("processes", []), _ratios(pairs)
     if len(processes) != len(ratios):
         yield f"{len(processes)} processes are listed, and pairs of {len(ratios)}"
     for process, found in zip(processes, ratios, strict=False):
@@ -255,7 +255,7 @@ def _contract(record: Record) -> Iterator[str]:
 def _chance(measurement: Record) -> Iterator[str]:
     if "p_value" not in measurement:
         return
-    p, found = measurement["p_value"], statistics.p_value(_ratios(measurement), measurement["min_effect"])
+    p, found = measurement["p_value"], statistics.p_value(_ratios(measurement["pairs"]), measurement["min_effect"])
     if not isclose(p, found, rel_tol=1e-3, abs_tol=1e-9):
         yield f"p_value is {p:.3g}, and the pairs give {found:.3g}"
     if measurement.get("p_holm", p) < p:
@@ -302,16 +302,11 @@ def _interval(record: Record) -> statistics.Interval | None:
     pairs: Sequence[Sequence[Sequence[float]]] = measurement.get("pairs") or []
     if not pairs:
         return None
-    return statistics.interval(_ratios(measurement), _confidence(record))
+    return statistics.interval(_ratios(pairs), _confidence(record))
 
 
-def _ratios(measurement: Record) -> list[list[float]]:
-    """By process. Records of before orders were told hold them as they were measured."""
-    processes = [[log(before / after) for before, after in process] for process in measurement["pairs"]]
-    orders = measurement.get("baseline_first") or []
-    if list(map(len, orders)) != list(map(len, processes)):
-        return processes
-    return [statistics.without_order(*process) for process in zip(processes, orders, strict=True)]
+def _ratios(pairs: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
+    return [[log(before / after) for before, after in process] for process in pairs]
 
 
 def _confidence(record: Record) -> float:
@@ -330,10 +325,9 @@ def _beside(record: Record, folder: Path) -> Iterator[str]:
     from optexp.measurement import table  # slow to import
 
     cold = record["measurement"].get("l2", {}).get("headline") == "cold"
-    found, orders = table.pairs(blocks, cold)
-    if found != pairs or orders != record["measurement"].get("baseline_first", orders):
+    if table.pairs(blocks, cold) != pairs:
         yield f"{BLOCKS} beside it holds other pairs than the record"
-    device, _ = table.pairs(blocks, cold=True)
+    device = table.pairs(blocks, cold=True)
     for place, arm in enumerate(ARMS):
         if (said := record[arm].get("device_us")) is not None:
             yield from _differs(f"{arm}.device_us", said, _typical(device, place), f"{BLOCKS} beside it gives")

@@ -10,7 +10,7 @@ from typing import Any
 from optexp.equivalence.protocol import Verification
 from optexp.measurement import statistics
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.sampling import COLD, MAIN, Sample, log_ratios
+from optexp.measurement.sampling import COLD, MAIN, Sample
 from optexp.measurement.watchdogs import FOREIGN, WATCHDOGS
 from optexp.reporting.wording import headline, ratio
 from optexp.result import ArmSummary, Result, Speedup, Verdict, against_itself
@@ -21,7 +21,7 @@ from optexp.strategy import label
 def conclude(session: Session, samples: Sequence[Sample], verification: Verification) -> None:
     """The interval, the verdict it gives, and what it costs to get there."""
     result, protocol = session.result, session.protocol
-    ratios = [s.log_ratios for s in samples]
+    ratios = [[p.log_ratio for p in s.kept] for s in samples]
     result.verdict, interval = statistics.verdict(ratios, protocol.confidence, protocol.min_effect)
     result.speedup = Speedup(*interval.ratios(), confidence=protocol.confidence, processes=len(samples))
     first = {}
@@ -42,7 +42,6 @@ def conclude(session: Session, samples: Sequence[Sample], verification: Verifica
         "l2": l2(samples, protocol),
         "processes": [{"log_ratio": s.log_ratio, "pairs": len(s.kept)} for s in samples],
         "pairs": [[[p.baseline.step_s * 1e6, p.candidate.step_s * 1e6] for p in s.kept] for s in samples],
-        "baseline_first": [[p.baseline_first for p in s.kept] for s in samples],
         "dropped": [[[p.baseline.step_s * 1e6, p.candidate.step_s * 1e6] for p in s.dropped] for s in samples],
         "series": series(samples),
         "cost": cost(session, result, first) | {"first_setup_s": first},
@@ -75,7 +74,7 @@ def series(samples: Sequence[Sample]) -> list[dict[str, list[float | None]]]:
 def l2(samples: Sequence[Sample], protocol: Protocol) -> dict[str, Any]:
     """What steps of the headline found in the GPU's cache, and the ratio with emptied caches if measured."""
     facts: dict[str, Any] = {"headline": "cold" if protocol.l2 == COLD else "warm"}
-    if cold := [ratios for s in samples if (ratios := log_ratios([p for p in s.of(COLD) if p.counts]))]:
+    if cold := [ratios for s in samples if (ratios := [p.log_ratio for p in s.of(COLD) if p.counts])]:
         estimate, low, high = statistics.interval(cold, protocol.confidence).ratios()
         text = f"device time {ratio(estimate)}, {protocol.confidence:.0%} interval {low:.3g} to {high:.3g}"
         facts["cold"] = {"estimate": estimate, "low": low, "high": high, "text": text}

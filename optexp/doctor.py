@@ -204,7 +204,7 @@ def held(low: float, high: float) -> str:
 def equal(samples: Sequence[Sample], session: Session) -> Finding:
     """The verdict on two arms that are the same."""
     protocol = session.protocol
-    ratios = [s.log_ratios for s in samples]
+    ratios = [[p.log_ratio for p in s.kept] for s in samples]
     verdict, interval = statistics.verdict(ratios, protocol.confidence, protocol.min_effect)
     estimate, low, high = interval.ratios()
     basis = f"{protocol.confidence:.0%} interval {low:.4f} to {high:.4f}"

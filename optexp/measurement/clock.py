@@ -62,12 +62,10 @@ class Timing:
         """What arms are compared by."""
         return self.device_s if self.cold and self.device_s is not None else self.wall_s
 
-    def told_as(self, steps: float) -> Timing:
+    def told_as(self, steps: int) -> Timing:
         """The same block as if it had been fewer steps: each seems delayed."""
         more = self.steps / steps
-        return replace(
-            self, steps=round(steps), wall_s=self.wall_s * more, device_s=self.device_s and self.device_s * more
-        )
+        return replace(self, steps=steps, wall_s=self.wall_s * more, device_s=self.device_s and self.device_s * more)
 
 
 def synchronize(device: torch.device) -> None:

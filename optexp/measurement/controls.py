@@ -13,7 +13,7 @@ from typing import Any
 
 from optexp.measurement import statistics
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.sampling import DELAYED, SAME, Sample, log_ratios
+from optexp.measurement.sampling import DELAYED, SAME, Sample
 
 DELAY = 1.05
 NAMES = {SAME: "A/A", DELAYED: "known delay"}
@@ -46,8 +46,7 @@ def judge(samples: Sequence[Sample], protocol: Protocol) -> dict[str, Control]:
 def _judge(kind: str, samples: Sequence[Sample], protocol: Protocol) -> Control:
     if not any(s.of(kind) for s in samples):
         return Control(kind, True, True, "skipped: a block has fewer than 20 steps, which an exact delay needs")
-    counted = [log_ratios([pair for pair in s.of(kind) if pair.counts]) for s in samples]
-    processes = [[-ratio for ratio in ratios] for ratios in counted if ratios]
+    processes = [ratios for s in samples if (ratios := [-pair.log_ratio for pair in s.of(kind) if pair.counts])]
     if not processes:
         return Control(kind, True, False, "the GPU was slowed in every pair: nothing to tell from")
     interval = statistics.interval(processes, protocol.confidence)

@@ -280,7 +280,7 @@ def next_pairs(samples: Sequence[Sample], protocol: Protocol) -> int:
     """
     if len(samples) < 3:
         return protocol.pairs
-    blocks = fmean(pi / 2 * variance(s.log_ratios) for s in samples)
+    blocks = fmean(pi / 2 * variance([p.log_ratio for p in s.kept]) for s in samples)
     processes = variance([s.log_ratio for s in samples]) - blocks / fmean(len(s.kept) for s in samples)
     if processes <= 0:
         return protocol.pairs

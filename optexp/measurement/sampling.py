@@ -1,9 +1,9 @@
-"""One process of each arm: warm-up, then blocks in alternating pairs whose order is drawn at random, two by two."""
+"""One process of each arm: warm-up, then blocks in alternating pairs whose order is drawn at random."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import ceil, log
@@ -16,7 +16,6 @@ from optexp.measurement.clock import Timing, account, now, share_taken, until_at
 from optexp.measurement.gpu import Read, Reading, between, slowing
 from optexp.measurement.load import Load
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.statistics import without_order
 
 MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # what the second arm of a pair is
 RETRIED, UNBOUND, TEXTBOOK = "retried", "unbound", "textbook"  # why a process was measured beside those that count
@@ -102,19 +101,9 @@ class Sample:
         return [pair for pair in main if not pair.counts] if any(pair.counts for pair in main) else []
 
     @property
-    def log_ratios(self) -> list[float]:
-        """Of the pairs that count."""
-        return log_ratios(self.kept)
-
-    @property
     def log_ratio(self) -> float:
         """The statistic of a process."""
-        return median(self.log_ratios)
-
-
-def log_ratios(pairs: Sequence[Pair]) -> list[float]:
-    """Of pairs of a kind and process, freed of what it gives an arm to go first."""
-    return without_order([pair.log_ratio for pair in pairs], [pair.baseline_first for pair in pairs])
+        return median(pair.log_ratio for pair in self.kept)
 
 
 @dataclass(frozen=True)
@@ -169,12 +158,11 @@ def sample(
         ready[name] = _warmed(name, arm, protocol, order, cycle, result)
     compiled = {name: _compilations(arm) for name, arm in arms.items()}
     long = any(ready[name].steps == 1 for name in ("baseline", "candidate"))
-    at_least, begin, before, baseline_first = min(pairs, 8 if long else 10), now(), read(), False
+    at_least, begin, before = min(pairs, 8 if long else 10), now(), read()
     for index in range(pairs):
         if index >= at_least and now() - begin > protocol.process_s:
             break
-        baseline_first = not baseline_first if index % 2 else order.random() < 0.5  # each order equally often
-        timings = _in_turn(ready, baseline_first, order, protocol.l2 == COLD, result)
+        timings, baseline_first = _in_turn(ready, order, protocol.l2 == COLD, result)
         if index % LOOK_EVERY == 0:
             ready["candidate"].look(order, protocol.l2 == COLD)
         after = read()  # last: a card rests meanwhile, so that every pair finds it rested
@@ -188,8 +176,7 @@ def sample(
     if protocol.l2 == "both":
         for index in range(at_least):
             before = read()
-            baseline_first = not baseline_first if index % 2 else order.random() < 0.5
-            timings = _in_turn(ready, baseline_first, order, True, result)
+            timings, baseline_first = _in_turn(ready, order, True, result)
             result.pairs.append(Pair(*timings, baseline_first, COLD, _known(before, read())))
             if index % LOOK_EVERY == 0:
                 ready["candidate"].look(order, cold=True)
@@ -198,16 +185,17 @@ def sample(
 
 
 def _in_turn(
-    ready: Mapping[str, Ready], baseline_first: bool, order: Random, cold: bool, result: Sample
-) -> tuple[Timing, Timing]:
-    """A block of each arm; what the others do meanwhile goes into `result`."""
+    ready: Mapping[str, Ready], order: Random, cold: bool, result: Sample
+) -> tuple[tuple[Timing, Timing], bool]:
+    """A block of each arm, in an order drawn at random; what the others do meanwhile goes into `result`."""
+    baseline_first = order.random() < 0.5
     timings: dict[str, Timing] = {}
     for name in ("baseline", "candidate") if baseline_first else ("candidate", "baseline"):
         others = {other: ready[other].arm for other in ready if other != name}
         with _watched(others, result):  # what they do until they rest is work of theirs, too
             _rest(*others.values())
             timings[name] = ready[name].block(ready[name].jittered(order), cold)
-    return timings["baseline"], timings["candidate"]
+    return (timings["baseline"], timings["candidate"]), baseline_first
 
 
 def _known(*readings: Reading | None) -> tuple[Reading, ...]:

@@ -29,21 +29,6 @@ class Interval:
         return exp(self.estimate), exp(self.low), exp(self.high)
 
 
-def without_order(log_ratios: Sequence[float], baseline_first: Sequence[bool]) -> list[float]:
-    """Log-ratios of a process's pairs, freed of what it gives an arm to go first.
-
-    That is 1 % of a matrix product that draws all the power a card has: its clocks move with what ran before. Those of
-    either order are moved to the middle between the two orders' medians; all stay as they are where one order has
-    fewer than three.
-    """
-    if min(map(list(baseline_first).count, (True, False))) < 3:
-        return list(log_ratios)
-    each = list(zip(log_ratios, baseline_first, strict=True))
-    medians = {order: median(ratio for ratio, first in each if first is order) for order in (True, False)}
-    middle = fmean(medians.values())
-    return [ratio - medians[first] + middle for ratio, first in each]
-
-
 def over_processes(log_ratios: Sequence[float], confidence: float) -> Interval:
     """Student's t-interval of the mean over processes: luck of a process is part of the spread."""
     mean = fmean(log_ratios)

@@ -59,23 +59,21 @@ def rows(samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
                 yield place | _block(timing, timing.start_s - begin) | _gpu(pair)
 
 
-def pairs(path: Path, cold: bool) -> tuple[list[list[list[float]]], list[list[bool]]]:
-    """By process, of every pair that counts (where none does, of all of them): what a step of each arm took, in µs, and
-    whether the baseline went first."""
+def pairs(path: Path, cold: bool) -> list[list[list[float]]]:
+    """By process: what a step of each arm took, in µs, in every pair that counts (where none does, in all of them)."""
     from pyarrow import parquet
 
-    processes: dict[int, list[tuple[list[float], bool]]] = {}
-    every: dict[int, list[tuple[list[float], bool]]] = {}
+    processes: dict[int, list[list[float]]] = {}
+    every: dict[int, list[list[float]]] = {}
     blocks = [row for row in parquet.read_table(path).to_pylist() if row["kind"] == MAIN]
     for before, after in zip(blocks[::2], blocks[1::2], strict=True):
         pair = [
             row["device_us"] if cold and row["device_us"] is not None else row["wall_us"] for row in (before, after)
         ]
-        every.setdefault(before["process"], []).append((pair, before["first"]))
+        every.setdefault(before["process"], []).append(pair)
         if before["kept"]:
-            processes.setdefault(before["process"], []).append((pair, before["first"]))
-    found = [processes.get(process, found) for process, found in every.items()]
-    return [[times for times, _ in pairs] for pairs in found], [[first for _, first in pairs] for pairs in found]
+            processes.setdefault(before["process"], []).append(pair)
+    return [processes.get(process, found) for process, found in every.items()]
 
 
 def _block(timing: Timing, start_s: float) -> dict[str, Any]:

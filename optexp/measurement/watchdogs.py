@@ -174,7 +174,7 @@ def order_effect(samples: Sequence[Sample]) -> Watch:
 
 def drift(samples: Sequence[Sample]) -> Watch:
     """Does the ratio move with time inside a process?"""
-    long = [ratios for s in samples if len(ratios := s.log_ratios) >= 10 and len(set(ratios)) > 1]
+    long = [ratios for s in samples if len(ratios := [p.log_ratio for p in s.kept]) >= 10 and len(set(ratios)) > 1]
     if not long:
         return Watch("drift", True, "too few pairs to see a drift")
     steady = median(correlation(range(len(ratios)), _ranks(ratios)) for ratios in long)

@@ -3,9 +3,8 @@
     python tests/benchmarks/false_alarms.py STORE.json [--seconds 200] [--device cpu] [--clocks]
 
 Measures alone: nothing is verified or profiled. What it finds is added to STORE.json, so that a hundred comparisons may
-be made in several runs, and everything that is in there is printed as Markdown. A delay is told, not made: blocks of
-equal arms, of which each of the candidate's seems so much longer. `--clocks` compares our kernel times with CUPTI's and
-with triton.testing.do_bench instead.
+be made in several runs, and everything that is in there is printed as Markdown. `--clocks` compares our kernel times
+with CUPTI's and with triton.testing.do_bench instead.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from math import log
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import median, stdev
@@ -41,7 +40,7 @@ WORKLOADS = {
         "mlp, captured": ["workload=mlp", "baseline=[cuda_graph]"],
         "gelu": ["workload=gelu", "workload.size=4096"],
         "matmul": ["workload=matmul", "dtype=bfloat16"],
-        "lenet5, captured": ["workload=lenet5", "baseline=[cuda_graph]"],
+        "lenet5": ["workload=lenet5"],
     },
     "cpu": {
         "mlp": ["workload=mlp", "workload.dim=64", "workload.layers=2"],
@@ -52,54 +51,90 @@ WORKLOADS = {
     },
 }
 FIXED = ["measurement.warmup_s=0.25", "environment.allow_foreign=true"]  # the card is never cold here
-DELAYS = (0.02, 0.05)
+DELAYS = {0.02: 50, 0.05: 20}  # and of how many steps each is a whole number
 SIDE_BY_SIDE = 7  # comparisons whose arms are started together; they are measured one after the other
 
 
-def comparisons(session: Session, seed: int, pairs: int, limit: int) -> Iterator[dict[str, Any]]:
-    """Several comparisons of the baseline with itself, until each is precise enough."""
-    protocol, order = session.protocol, Random(seed)
-    found: list[list[Sample]] = [[] for _ in range(SIDE_BY_SIDE)]
+@dataclass
+class Warm:
+    """An arm that is warmed up once, however often it is measured, and that may seem slower than it is.
+
+    delay:   of its own steps: it runs so many more than it tells
+    whole:   blocks of both arms have this many steps, or a multiple: they last as long as each other
+    steady:  what warming up told; empty before
+    """
+
+    arm: Any
+    delay: float
+    whole: int
+    steady: dict[str, Any]
+
+    @property
+    def pid(self) -> int:
+        """Of its process: another arm's block begins when that is at rest."""
+        return int(self.arm.pid)
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        if method == "warm_up":
+            if not self.steady:
+                self.steady.update(self.arm.call(method, **arguments))
+            return self.steady
+        if method != "block":
+            return self.arm.call(method, **arguments)
+        told = -(-arguments["steps"] // self.whole) * self.whole
+        return self.arm.call(method, **arguments | {"steps": round(told * (1 + self.delay))}).told_as(told)
+
+
+def comparisons(session: Session, seed: int, pairs: int, limit: int, delayed: int) -> Iterator[dict[str, Any]]:
+    """Several comparisons of the baseline with itself and, so many of them, with a delayed self, until each is precise
+    enough."""
+    protocol, order, delays = session.protocol, Random(seed), list(DELAYS)
+    found: dict[tuple[int, float], list[Sample]] = {(i, 0.0): [] for i in range(SIDE_BY_SIDE)}
+    found |= {(i, delays[i % len(delays)]): [] for i in range(min(delayed, SIDE_BY_SIDE))}
     read = session.gpu.read if session.gpu else lambda: None
     for process in range(min(limit, protocol.processes_max)):
-        open_ = [index for index, samples in enumerate(found) if undecided(samples, protocol)]
-        names = [(index, arm) for index in open_ for arm in ("baseline", "candidate")]
-        spec = session.spec(session.baseline, seed_offset=seed + process)
-        arms = session.start({f"{index} {arm}": spec for index, arm in names})
-        for started in arms.values():
-            started.wait()
-        for index in open_:
-            both = {arm: arms[f"{index} {arm}"] for arm in ("baseline", "candidate")}
-            found[index].append(sample(both, protocol, order, pairs, read))
-        for started in arms.values():
-            started.close()
-    for samples in found:
-        yield from conclusions(samples, protocol)
+        open_ = [key for key, samples in found.items() if undecided(samples, protocol)]
+        if not open_:
+            break
+        names = [f"{i} {arm}" for i in sorted({i for i, _ in open_}) for arm in ("baseline", "candidate")]
+        arms = session.start({name: session.spec(session.baseline, seed_offset=seed + process) for name in names})
+        for arm in arms.values():
+            arm.wait()
+        steady: dict[str, dict[str, Any]] = {name: {} for name in names}
+        for i, delay in open_:
+            both = {
+                arm: Warm(arms[f"{i} {arm}"], slower, DELAYS.get(delay, 1), steady[f"{i} {arm}"])
+                for arm, slower in (("baseline", 0.0), ("candidate", delay))
+            }
+            found[i, delay].append(sample(both, protocol, order, pairs, read))
+        for arm in arms.values():
+            arm.close()
+    for (_, delay), samples in found.items():
+        yield {"delay": delay, **conclusion(samples, protocol)}
 
 
 def undecided(samples: list[Sample], protocol: Protocol) -> bool:
-    """The protocol's own rule of when to stop."""
+    """The protocol's rule of when to stop, but for its budget."""
     if len(samples) < protocol.processes_min:
         return True
     interval = statistics.over_processes([s.log_ratio for s in samples], protocol.confidence)
     return protocol.processes_max > 1 and not statistics.precise_enough(interval, protocol.half_width)
 
 
-def conclusions(samples: list[Sample], protocol: Protocol) -> Iterator[dict[str, Any]]:
-    """Of arms that are equal, and of a candidate each of whose steps took so much longer."""
-    firsts = {
-        order: [p.log_ratio for s in samples for p in s.kept if p.baseline_first is order] for order in (True, False)
+def conclusion(samples: list[Sample], protocol: Protocol) -> dict[str, Any]:
+    ratios = [[p.log_ratio for p in s.kept] for s in samples]
+    verdict, interval = statistics.verdict(ratios, protocol.confidence, protocol.min_effect)
+    estimate, low, high = interval.ratios()
+    pairs = [pair for s in samples for pair in s.kept]
+    first, second = ([p.log_ratio for p in pairs if p.baseline_first is order] for order in (True, False))
+    return {
+        "verdict": str(verdict),
+        "interval": [estimate, low, high],
+        "log_ratios": [s.log_ratio for s in samples],
+        "scatter": [stdev(process) for process in ratios],
+        "step_us": median(pair.baseline.wall_s for pair in pairs) * 1e6,
+        "going_first": (median(first) - median(second)) / 2,
     }
-    facts = {
-        "scatter": [stdev(s.log_ratios) for s in samples],
-        "step_us": median(p.baseline.wall_s for s in samples for p in s.kept) * 1e6,
-        "going_first": (median(firsts[True]) - median(firsts[False])) / 2,
-    }
-    for delay in (0.0, *DELAYS):
-        ratios = [[ratio - log(1 + delay) for ratio in s.log_ratios] for s in samples]
-        verdict, interval = statistics.verdict(ratios, protocol.confidence, protocol.min_effect)
-        found = {"delay": delay, "verdict": str(verdict), "interval": interval.ratios()}
-        yield found | {"log_ratios": [median(process) for process in ratios]} | facts
 
 
 def measure(asked: argparse.Namespace) -> None:
@@ -116,8 +151,8 @@ def measure(asked: argparse.Namespace) -> None:
             config = compose([s for s in settings if s not in names], {}, stack)
             session = Session(resolve(config), device, Path(folder), Stopwatch(), progress)
             with closing(session), placement.keep_off(session.cores):
-                seed = 1000 * len(kept)
-                found = list(comparisons(session, seed, asked.pairs, asked.processes))
+                seed = 10**6 * asked.seed + 1000 * len(kept)
+                found = list(comparisons(session, seed, asked.pairs, asked.processes, asked.delays))
             where = {"workload": name, "device": session.result.environment.get("gpu") or kind}
         kept += [where | facts for facts in found]
         asked.store.write_text(json.dumps(kept, indent=1) + "\n")
@@ -133,7 +168,7 @@ def of(kept: list[dict[str, Any]], workload: str | None, delay: float) -> list[d
 
 
 def tables(kept: list[dict[str, Any]]) -> Iterator[str]:
-    """Verdicts of equal arms, delays found, and what going first gives an arm."""
+    """Verdicts of equal arms, delays found, and by how much a step takes longer for going first."""
     workloads: list[str | None] = [*dict.fromkeys(facts["workload"] for facts in kept), None]
     yield row("A/A", "step", "n", "FASTER or SLOWER", "SAME", "INCONCLUSIVE", "processes", "half-width", "going first")
     yield row("---", *["--:"] * 8)
@@ -141,7 +176,7 @@ def tables(kept: list[dict[str, Any]]) -> Iterator[str]:
         found = of(kept, workload, 0.0)
         verdicts = [facts["verdict"] for facts in found]
         wrong = sum(verdict in ("FASTER", "SLOWER") for verdict in verdicts)
-        step_us, order = (median(facts[name] for facts in found) for name in ("step_us", "going_first"))
+        step_us, longer = (median(facts[name] for facts in found) for name in ("step_us", "going_first"))
         half = median((facts["interval"][2] - facts["interval"][1]) / 2 for facts in found)
         yield row(
             workload or "all",
@@ -152,7 +187,7 @@ def tables(kept: list[dict[str, Any]]) -> Iterator[str]:
             verdicts.count("INCONCLUSIVE"),
             f"{median(len(facts['log_ratios']) for facts in found):.0f}",
             f"{half:.2%}",
-            f"{order:+.2%}",
+            f"{longer:+.2%}",
         )
     yield ""
     yield row("known delay", "n", "found (interval excludes 1)", "called SLOWER", "median estimate")
@@ -246,7 +281,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=12, help="in each process")
     parser.add_argument("--processes", type=int, default=9, help="at most, where the interval is not narrow enough")
     parser.add_argument("--preset", default="default", help="of measurement=")
+    parser.add_argument(
+        "--delays", type=int, default=SIDE_BY_SIDE, help=f"of {SIDE_BY_SIDE} comparisons, with a delay too"
+    )
     parser.add_argument("--workloads", nargs="*", help="some of them only")
+    parser.add_argument("--seed", type=int, default=0, help="another one for each store")
     parser.add_argument("--clocks", action="store_true", help="our clock beside CUPTI's and Triton's")
     asked = parser.parse_args()
     if asked.clocks:

@@ -144,4 +144,6 @@ def test_rounding_of_a_gradient_that_cancels_is_no_difference():
     assert dice.compare(throws(3e-12), throws(1e-12), UNIT)[0] == []
     assert dice.compare(throws(3e-3), throws(1e-3), UNIT)[0] != []
     assert dice.compare(throws(1e-12, zeros=0.3), throws(1e-12), UNIT)[0] == []
-    assert dice.compare(throws(1e-3, zeros=0.3), throws(1e-3), UNIT)[0] != []
+    assert dice.compare(throws(1e-8, zeros=0.3), throws(1e-8), UNIT)[0] != [], "small, but larger than rounding may be"
+    assert dice.compare(throws(1.0, zeros=0.3), throws(1e-12), UNIT)[0] != []
+    assert dice.compare(throws(1e-12, zeros=0.3), throws(1.0), UNIT)[0] != []

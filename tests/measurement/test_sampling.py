@@ -56,31 +56,11 @@ def test_blocks_alternate_in_random_order_and_jittered_length() -> None:
     found = measured(**arms)
     assert len(found.pairs) == 30
     assert found.log_ratio == pytest.approx(log(2))
-    orders = [pair.baseline_first for pair in found.pairs]
-    assert all(first is not second for first, second in zip(orders[::2], orders[1::2], strict=True))
-    assert 2 < sum(orders[::2]) < 13
+    assert 5 < sum(pair.baseline_first for pair in found.pairs) < 25
     steps = [call["steps"] for call in arms["candidate"].calls if not call["anywhere"]]
     assert min(steps) >= 36  # 20 ms, less 10 %
     assert max(steps) <= 44
     assert len(set(steps)) > 4
-
-
-def test_a_card_that_rested_is_faster_for_whoever_goes_first() -> None:
-    """As one at its power limit may be after the pause in which it was read."""
-    rested: list[None] = []
-
-    class Powerful(Scripted):
-        def call(self, method: str, **arguments: Any) -> Any:
-            found = super().call(method, **arguments)
-            if method == "block" and rested:
-                rested.clear()
-                return replace(found, wall_s=0.95 * found.wall_s)
-            return found
-
-    arms = {name: Powerful(1e-3) for name in ("baseline", "candidate")}
-    found = sample(arms, Protocol(), Random(0), 11, lambda: rested.append(None))
-    assert len([pair for pair in found.pairs if abs(pair.log_ratio) > 0.05]) > 5
-    assert found.log_ratio == pytest.approx(0, abs=1e-9)
 
 
 class Waited(Scripted):

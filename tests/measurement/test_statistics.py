@@ -14,7 +14,6 @@ from optexp.measurement.statistics import (
     over_processes,
     precise_enough,
     too_noisy,
-    without_order,
 )
 from optexp.result import Verdict
 
@@ -29,15 +28,12 @@ def test_one_process_alone_decides_nothing() -> None:
     assert decide(over_processes([1.0], 0.99), 0.01) is Verdict.INCONCLUSIVE
 
 
-@pytest.mark.parametrize("going_first", [0.0, 5.0])
 @pytest.mark.parametrize("n", [10, 20, 30])
-def test_interval_over_blocks_covers_the_true_median(n: int, going_first: float) -> None:
+def test_interval_over_blocks_covers_the_true_median(n: int) -> None:
     random = Random(n)
     trials, missed = 2000, 0
     for _ in range(trials):
-        orders = [first for _ in range(n // 2) for first in random.sample([True, False], 2)]
-        ratios = [random.gauss(0.0, 1.0) + (going_first if first else -going_first) for first in orders]
-        interval = over_blocks(without_order(ratios, orders), 0.99)
+        interval = over_blocks([random.gauss(0.0, 1.0) for _ in range(n)], 0.99)
         missed += not interval.low <= 0.0 <= interval.high
     assert missed / trials <= 0.016  # 1 % and sampling error
 
@@ -103,15 +99,3 @@ def test_break_even_is_the_first_step_at_which_the_candidate_is_ahead() -> None:
 
 def test_hours_saved_are_net_of_setup() -> None:
     assert hours_saved(7_200_000, 3600.0, 1e-3, 2.0) == pytest.approx(0.0)
-
-
-def test_going_first_decides_nothing() -> None:
-    """Seven pairs of one order and three of the other: their median would be that of the seven."""
-    orders = [True] * 7 + [False] * 3
-    ratios = [0.2 + (0.05 if first else -0.05) + 0.001 * index for index, first in enumerate(orders)]
-    freed = without_order(ratios, orders)
-    assert freed == pytest.approx([0.2 + 0.001 * index for index in (2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 4.5, 5.5, 6.5)])
-
-
-def test_too_few_pairs_of_an_order_stay_as_they_are() -> None:
-    assert without_order([1.0, 2.0, 3.0, 4.0, 5.0], [True, True, True, False, False]) == [1.0, 2.0, 3.0, 4.0, 5.0]
