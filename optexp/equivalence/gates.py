@@ -364,7 +364,7 @@ def measure(
         allowed["CAP"] = (found.rms, limits.cap * row.unit * scale)
     block, block_ratio = 0, None
     if found.blocks is not None:
-        block, error_there, expected = _worst_block(found.blocks, yardstick, floor, limits.gradient)
+        block, error_there, expected = _worst_block(found.blocks, yardstick, floor)
         allowed["G3"] = (error_there, BLOCK_FACTOR * expected + floor)
         block_ratio = share(error_there, max(expected, row.unit * scale))
     used = {gate: share(value, limit) for gate, (value, limit) in allowed.items()}
@@ -406,15 +406,10 @@ def factors(row: Tolerance, gradient: bool) -> tuple[float, float]:
     return (GRADIENT_FACTOR, GRADIENT_FACTOR) if gradient else (row.warn, row.fail)
 
 
-def _worst_block(errors: Tensor, yardstick: Yardstick, floor: float, gradient: bool) -> tuple[int, float, float]:
-    """The block nearest to its limit, its error, and its E: what the baseline does there, or to the whole tensor.
-
-    Of a gradient also half of what noise does to any block: where a ReLU flips is chance, and the few noisy runs do not
-    meet every place. (Of 256 blocks the one that a flip is in differs by 16 times what it makes of the tensor's RMS.)
-    """
+def _worst_block(errors: Tensor, yardstick: Yardstick, floor: float) -> tuple[int, float, float]:
+    """The block nearest to its limit, its error, and its E: what the baseline does there, or to the whole tensor."""
     own = errors.new_zeros(()) if yardstick.blocks is None else yardstick.blocks
-    anywhere = own.max() / GRADIENT_FACTOR if gradient else own.new_zeros(())
-    expected = own.clamp(min=anywhere.clamp(min=yardstick.rms)).expand_as(errors)
+    expected = own.clamp(min=yardstick.rms).expand_as(errors)
     at = (errors / (BLOCK_FACTOR * expected + floor)).nan_to_num(0.0, inf).argmax()
     where, value, there = torch.stack([at.to(errors), errors[at], expected[at]]).tolist()
     return int(where), value, there

@@ -165,6 +165,24 @@ def test_an_input_that_does_not_matter_is_named(check):
     assert any("input 1" in note for note in found.notes)
 
 
+class OnlyNormed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.norm = nn.Parameter(torch.ones(8)), nn.BatchNorm1d(8)
+
+    def forward(self, x, z):
+        self.norm(z)
+        return x * self.weight
+
+
+def test_an_input_that_only_statistics_depend_on_does_not_matter(check):
+    class Workload(Softmax):
+        def model(self):
+            return OnlyNormed()
+
+    assert check(Workload(rows=16, columns=8, add=True, mode="forward_backward")).dead == ["1"]
+
+
 class ManyInputs(nn.Module):
     def forward(self, *inputs):
         return sum(inputs[i] for i in range(len(inputs)) if i not in (3, 17))

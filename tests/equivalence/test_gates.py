@@ -146,9 +146,7 @@ def test_a_block_in_which_the_baseline_errs_more_may_err_more(reference):
     noise = torch.randn(reference.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 1e-4
     noise[32:40] *= 20
     assert judged(reference + noise.flip(1), reference + noise, reference).ok
-    elsewhere = reference + noise.flip(0), reference + noise, reference
-    assert judged(*elsewhere).failed == ("G3",)
-    assert judged(*elsewhere, gradient=True).ok  # where a ReLU flips is chance
+    assert "G3" in judged(reference + noise.flip(0), reference + noise, reference).failed
 
 
 def test_doubled_output_has_a_perfect_cosine_and_fails(reference):

@@ -198,6 +198,31 @@ def test_running_statistics_may_be_summed_up_in_a_row(check, net, factor):
     assert found.ok is (factor == 1.0), found.headline
 
 
+class Named(nn.Module):
+    """Calls its norm by keyword; a subclass of the norm has another order of dimensions."""
+
+    class Last(nn.BatchNorm1d):
+        def forward(self, x):
+            return super().forward(x.transpose(1, 2).contiguous()).transpose(1, 2).contiguous()
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.BatchNorm2d(3), self.Last(8)
+
+    def forward(self, x):
+        return self.second(self.first(input=x).flatten(1, 2)).flatten(1)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_norms_of_any_kind_can_be_verified(check, net, compiled):
+    def model():
+        found = nn.Sequential(nn.BatchNorm2d(3), Named())
+        return torch.compile(found, backend="aot_eager") if compiled else found
+
+    found = check(net(mode="forward_backward", batch_size=16, make=model), lambda program: program, seeds=1)
+    assert found.ok, found.headline
+
+
 def test_an_optimizer_with_its_state_in_tensors_passes(check):
     verification = check(mlp("train"), on_device)
     assert verification.ok, verification.headline
