@@ -14,7 +14,7 @@ from optexp.result import Result
 
 SMALL, LARGE = "gelu,elementwise,layernorm_linear,softmax,mlp,lenet5,branches", "bert,training"
 ALONE = "amp,tf32,channels_last,inplace,streams,pinned_memory,memory_pool,fused_optimizer,compiled_optimizer,"
-ALONE += "inference_mode"
+ALONE += "inference_mode,prefetch,cpu_affinity"
 SWEEPS = {
     "graphs": f"workload={SMALL},{LARGE} strategy=fusion,cuda_graph",
     "small": f"workload={SMALL} strategy={ALONE}",

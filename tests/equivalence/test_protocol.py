@@ -163,8 +163,13 @@ def test_a_bias_may_be_summed_up_in_a_row(check, net, factor):
     assert found.ok is (factor == 1.0), found.headline
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.0003])
-def test_running_statistics_may_be_summed_up_in_a_row(check, net, factor):
+WIDE = torch.float64
+
+
+@pytest.mark.parametrize(
+    ("factor", "dtype"), [(1.0, torch.float32), (1.0003, torch.float32), (1.0, WIDE), (1 + 1e-9, WIDE)]
+)
+def test_running_statistics_may_be_summed_up_in_a_row(check, net, factor, dtype):
     """As torch does itself on a CPU, where channels are stored last. Deviations that are all of one size show it."""
 
     class Signs(nn.Module):
@@ -193,8 +198,9 @@ def test_running_statistics_may_be_summed_up_in_a_row(check, net, factor):
         norm.forward = forward
         return program
 
-    found = check(net(mode="forward_backward", batch_size=64, make=model), change, seeds=2)
-    assert found.tensors["buffer/1.running_var"]["error_ratio"] > 4, "as far from fp64 as the baseline"
+    found = check(net(mode="forward_backward", batch_size=64, make=model), change, seeds=2, dtype=dtype)
+    off = found.tensors["buffer/1.running_var"]["error_ratio"]
+    assert off > 4 or (dtype is WIDE and factor == 1.0), "as far from fp64 as the baseline"
     assert found.ok is (factor == 1.0), found.headline
 
 
