@@ -1,41 +1,50 @@
 """Strategies × workloads: what the quick preset says of each strategy alone.
 
-python tests/benchmarks/every_verdict.py run FOLDER [OVERRIDE ...]   nothing else may use the GPU; again: goes on
-python tests/benchmarks/every_verdict.py write FOLDER                the table, as Markdown
+python tests/benchmarks/every_verdict.py run FOLDER [SWEEP ...]   nothing else may use the GPU; again: goes on
+python tests/benchmarks/every_verdict.py write FOLDER             the table, as Markdown
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from optexp.result import Result
 
-SMALL, LARGE = "gelu,elementwise,layernorm_linear,softmax,mlp,lenet5,branches", "bert,training"
-ALONE = "amp,tf32,channels_last,inplace,streams,pinned_memory,memory_pool,fused_optimizer,compiled_optimizer,"
-ALONE += "inference_mode,prefetch,cpu_affinity"
-SWEEPS = {
-    "graphs": f"workload={SMALL},{LARGE} strategy=fusion,cuda_graph",
-    "small": f"workload={SMALL} strategy={ALONE}",
-    "large": f"workload={LARGE} strategy={ALONE}",
-    "kernels": f"workload={SMALL},{LARGE} strategy=fusion ++strategy.fusion.backend=kernels",
-}
+WORKLOADS = ["gelu", "elementwise", "layernorm_linear", "softmax", "mlp", "lenet5", "branches", "bert", "training"]
+ALONE = ["fusion", "cuda_graph", "amp", "tf32", "channels_last", "inplace", "streams", "pinned_memory", "prefetch"]
+ALONE += ["memory_pool", "fused_optimizer", "compiled_optimizer", "inference_mode"]
+SECONDS = Path(__file__).with_name("seconds.py").resolve()
+QUICK = ["measurement=quick", "measurement.process_s=2", "measurement.warmup_s=1", "tracking.enabled=false"]
 
 
-def run(folder: Path, overrides: list[str]) -> None:
-    command = [sys.executable, "-m", "optexp", "-m", "measurement=quick"]
-    command += ["measurement.process_s=2", "measurement.warmup_s=1", "tracking.enabled=false", *overrides]
-    for name, choices in SWEEPS.items():
+def sweeps() -> Iterator[tuple[str, list[str]]]:
+    """Their names, and what is asked."""
+    everywhere = f"workload={','.join(WORKLOADS)}"
+    yield "kernels", [everywhere, "strategy=fusion", "++strategy.fusion.backend=kernels"]
+    yield "affinity", [everywhere, "strategy=cpu_affinity", "measurement.cpus=all"]
+    for workload in WORKLOADS:
+        yield workload, [f"workload={workload}", f"strategy={','.join(ALONE)}"]
+        second = f"strategy.replace.target={SECONDS}:{workload}"
+        yield f"{workload}_replaced", [f"workload={workload}", "strategy=replace", second]
+
+
+def run(folder: Path, names: list[str]) -> None:
+    """All of them, or those that are named."""
+    for name, asked in sweeps():
         place = folder.resolve() / name
-        if not (place / "sweep.json").exists():  # a sweep that was cut off is made again
-            subprocess.run([*command, *choices.split(), f"hydra.sweep.dir={place}"], check=False)
+        if name in (names or [name]) and not (place / "sweep.json").exists():  # what was cut off is made again
+            command = [sys.executable, "-m", "optexp", "-m", *QUICK, *asked, f"hydra.sweep.dir={place}"]
+            subprocess.run(command, check=False)
 
 
 def table(folder: Path) -> str:
     results = [Result.read(path) for path in sorted(folder.rglob("result.json"))]
     cells = {(result.workload, strategy(result)): result for result in results}
-    rows, columns = (list(dict.fromkeys(key[axis] for key in cells)) for axis in (1, 0))
+    rows = sorted({row for _, row in cells}, key=lambda row: ALONE.index(row) if row in ALONE else len(ALONE))
+    columns = [workload for workload in WORKLOADS if any(c == workload for c, _ in cells)]
     reasons: list[str] = []
     lines = ["| | " + " | ".join(f"`{c}`" for c in columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for row in rows:
@@ -44,8 +53,8 @@ def table(folder: Path) -> str:
 
 
 def strategy(result: Result) -> str:
-    """Its name, with the backend of a fusion that is not inductor's."""
-    (name,) = result.strategy
+    """Its name without options, but for the backend of a fusion that is not inductor's."""
+    name = result.strategy[0].partition("[")[0]
     backend = result.config.get(f"strategy.{name}.backend", "inductor")
     return name if backend == "inductor" else f"{name}: {backend}"
 
