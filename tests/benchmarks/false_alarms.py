@@ -52,7 +52,6 @@ WORKLOADS = {
 }
 FIXED = ["measurement.warmup_s=0.25", "environment.allow_foreign=true"]  # the card is never cold here
 DELAYS = {0.02: 50, 0.05: 20}  # and of how many steps each is a whole number
-SIDE_BY_SIDE = 7  # comparisons whose arms are started together; they are measured one after the other
 
 
 @dataclass
@@ -85,12 +84,14 @@ class Warm:
         return self.arm.call(method, **arguments | {"steps": round(told * (1 + self.delay))}).told_as(told)
 
 
-def comparisons(session: Session, seed: int, pairs: int, limit: int, delayed: int) -> Iterator[dict[str, Any]]:
-    """Several comparisons of the baseline with itself and, so many of them, with a delayed self, until each is precise
-    enough."""
+def comparisons(
+    session: Session, seed: int, pairs: int, limit: int, equal: int, delayed: int
+) -> Iterator[dict[str, Any]]:
+    """So many comparisons of the baseline with itself, and with a delayed self, until each is precise enough: arms of
+    all of them are started together, and measured one after the other."""
     protocol, order, delays = session.protocol, Random(seed), list(DELAYS)
-    found: dict[tuple[int, float], list[Sample]] = {(i, 0.0): [] for i in range(SIDE_BY_SIDE)}
-    found |= {(i, delays[i % len(delays)]): [] for i in range(min(delayed, SIDE_BY_SIDE))}
+    found: dict[tuple[int, float], list[Sample]] = {(i, 0.0): [] for i in range(equal)}
+    found |= {(i, delays[i % len(delays)]): [] for i in range(delayed)}
     read = session.gpu.read if session.gpu else lambda: None
     for process in range(min(limit, protocol.processes_max)):
         open_ = [key for key, samples in found.items() if undecided(samples, protocol)]
@@ -152,7 +153,7 @@ def measure(asked: argparse.Namespace) -> None:
             session = Session(resolve(config), device, Path(folder), Stopwatch(), progress)
             with closing(session), placement.keep_off(session.cores):
                 seed = 10**6 * asked.seed + 1000 * len(kept)
-                found = list(comparisons(session, seed, asked.pairs, asked.processes, asked.delays))
+                found = list(comparisons(session, seed, asked.pairs, asked.processes, asked.equal, asked.delays))
             where = {"workload": name, "device": session.result.environment.get("gpu") or kind}
         kept += [where | facts for facts in found]
         asked.store.write_text(json.dumps(kept, indent=1) + "\n")
@@ -281,9 +282,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=12, help="in each process")
     parser.add_argument("--processes", type=int, default=9, help="at most, where the interval is not narrow enough")
     parser.add_argument("--preset", default="default", help="of measurement=")
-    parser.add_argument(
-        "--delays", type=int, default=SIDE_BY_SIDE, help=f"of {SIDE_BY_SIDE} comparisons, with a delay too"
-    )
+    parser.add_argument("--equal", type=int, default=7, help="comparisons with itself of a workload, side by side")
+    parser.add_argument("--delays", type=int, default=7, help="beside them, comparisons with a delayed self")
     parser.add_argument("--workloads", nargs="*", help="some of them only")
     parser.add_argument("--seed", type=int, default=0, help="another one for each store")
     parser.add_argument("--clocks", action="store_true", help="our clock beside CUPTI's and Triton's")
