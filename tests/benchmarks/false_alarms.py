@@ -85,17 +85,18 @@ class Warm:
 
 
 def comparisons(
-    session: Session, seed: int, pairs: int, limit: int, equal: int, delayed: int
+    session: Session, seed: int, pairs: int, limit: int, equal: int, delayed: int, end: float
 ) -> Iterator[dict[str, Any]]:
     """So many comparisons of the baseline with itself, and with a delayed self, until each is precise enough: arms of
-    all of them are started together, and measured one after the other."""
+    all of them are started together, and measured one after the other. After `end` all have their fewest processes.
+    """
     protocol, order, delays = session.protocol, Random(seed), list(DELAYS)
     found: dict[tuple[int, float], list[Sample]] = {(i, 0.0): [] for i in range(equal)}
     found |= {(i, delays[i % len(delays)]): [] for i in range(delayed)}
     read = session.gpu.read if session.gpu else lambda: None
     for process in range(min(limit, protocol.processes_max)):
         open_ = [key for key, samples in found.items() if undecided(samples, protocol)]
-        if not open_:
+        if not open_ or (process >= protocol.processes_min and time.monotonic() > end):
             break
         names = [f"{i} {arm}" for i in sorted({i for i, _ in open_}) for arm in ("baseline", "candidate")]
         arms = session.start({name: session.spec(session.baseline, seed_offset=seed + process) for name in names})
@@ -140,10 +141,10 @@ def conclusion(samples: list[Sample], protocol: Protocol) -> dict[str, Any]:
 
 def measure(asked: argparse.Namespace) -> None:
     """Rounds of comparisons over all workloads in turn, kept after each."""
-    begin, kept, device = time.monotonic(), read(asked.store), choose_device(asked.device)
+    kept, device, end = read(asked.store), choose_device(asked.device), time.monotonic() + asked.seconds
     kind, fixed = torch.device(device).type, [f"measurement={asked.preset}", *FIXED]
     for name in sorted(asked.workloads or WORKLOADS[kind], key=lambda name: len(of(kept, name, 0.0))) * 1000:
-        if time.monotonic() - begin > asked.seconds:
+        if time.monotonic() > end:
             break
         settings = [*WORKLOADS[kind][name], f"device={kind}", *fixed]
         names = [s for s in settings if s.startswith("baseline=")]
@@ -153,11 +154,12 @@ def measure(asked: argparse.Namespace) -> None:
             session = Session(resolve(config), device, Path(folder), Stopwatch(), progress)
             with closing(session), placement.keep_off(session.cores):
                 seed = 10**6 * asked.seed + 1000 * len(kept)
-                found = list(comparisons(session, seed, asked.pairs, asked.processes, asked.equal, asked.delays))
+                asking = asked.pairs, asked.processes, asked.equal, asked.delays, end
+                found = list(comparisons(session, seed, *asking))
             where = {"workload": name, "device": session.result.environment.get("gpu") or kind}
         kept += [where | facts for facts in found]
         asked.store.write_text(json.dumps(kept, indent=1) + "\n")
-        print(f"{name}: {time.monotonic() - begin:.0f} s", file=sys.stderr)
+        print(f"{name}: {end - time.monotonic():.0f} s left", file=sys.stderr)
 
 
 def read(store: Path) -> list[dict[str, Any]]:
@@ -275,9 +277,7 @@ def kernel_us(work: Callable[[], object], calls: int = 200) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path, help="what was found so far; it is made where it is not there")
-    parser.add_argument(
-        "--seconds", type=float, default=200, help="start no more comparisons after these (0: only print)"
-    )
+    parser.add_argument("--seconds", type=float, default=200, help="begin nothing more after these (0: only print)")
     parser.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"))
     parser.add_argument("--pairs", type=int, default=12, help="in each process")
     parser.add_argument("--processes", type=int, default=9, help="at most, where the interval is not narrow enough")
