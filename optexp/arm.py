@@ -29,17 +29,19 @@ from optexp.equivalence.judge import Judge
 from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, observed, overwritten, repeats
 from optexp.equivalence.trajectory import RATES, Rates
+from optexp.feeds import HostFeed
 from optexp.insight.calibration import calibrate
 from optexp.insight.trace import record
 from optexp.kernelkit.toolchain import counted
 from optexp.measurement import clock, placement
-from optexp.program import Batch, Outputs, Program, Snapshot, map_batch, tensors_of
+from optexp.program import Batch, Outputs, Program, ResidentFeed, Snapshot, map_batch, tensors_of
 from optexp.strategy import REASSOCIATES, Contract, Notes, Strategy, Unsupported, compose
 from optexp.takehome.repro import Script
 from optexp.workers.parcel import Inbox, Outbox, Parcel
 from optexp.workload import Workload
 
 DISTINCT_BATCHES = 4
+SIZES_MET = 16  # batches of a loader whose sizes are looked at
 MOST_OVERFLOWS = 40  # steps in which a loss scale may fall
 NOVEL = 5  # sets of batches that an arm has not met; two where they take longer than
 NOVEL_S = 4.0
@@ -339,12 +341,24 @@ class Arm:
 
     def warm_up(self, limit_s: float) -> dict[str, Any]:
         """Run until steady. Returns seconds of single steps, the cost of an empty timing, batches made in the
-        background, and inputs that are one value over and over."""
+        background, after how many steps they repeat, and inputs that are one value over and over."""
         self.restore()
         alone = clock.warm_up(self.program.run, self.device, limit_s)
         self.program.feed.pause()
         timer_s, queue = clock.empty_timer_s(self.device), self.program.feed.queue
-        return {"alone_s": alone, "timer_s": timer_s, "queue": queue, "constant": constant(self.batches)}
+        told = {"queue": queue, "repeats": self._repeats(), "constant": constant(self.batches)}
+        return {"alone_s": alone, "timer_s": timer_s, **told}
+
+    def _repeats(self) -> int:
+        """After how many steps batches come again; 1 where a loader's are of one size, else 0: nobody knows."""
+        feed = self.program.feed
+        if isinstance(feed, (ResidentFeed, HostFeed)):
+            return len(self.batches)
+        self.restore()
+        met = (tensors_of(feed.next()) for _ in range(SIZES_MET))
+        sizes = {tuple((name, tensor.shape) for name, tensor in batch.items()) for batch in met}
+        feed.pause()
+        return int(len(sizes) == 1)
 
     def block(self, steps: int, lead_in: int, cold: bool = False, anywhere: bool = False) -> clock.Timing:
         """Time `steps` steps from the restored state, after `lead_in` unmeasured ones.

@@ -219,13 +219,19 @@ def test_blocks_outlast_the_queue():
             if method == "block":
                 blocks.append(arguments)
                 return Timing(arguments["steps"], 1.0, None)
-            return {"warm_up": {"alone_s": [self.step_s], "timer_s": 1e-6, "queue": 8, "constant": []}, "counters": {}}[
-                method
-            ]
+            return {
+                "warm_up": {"alone_s": [self.step_s], "timer_s": 1e-6, "queue": 8, "repeats": 1, "constant": []},
+                "counters": {},
+            }[method]
 
     for step_s in (1e-2, 1.0):
         Arm.step_s = step_s
-        order = SimpleNamespace(random=lambda: 0.0, uniform=lambda low, high: low, randint=lambda low, high: high)
+        order = SimpleNamespace(
+            random=lambda: 0.0,
+            uniform=lambda low, high: low,
+            randint=lambda low, high: high,
+            sample=lambda names, count: names,
+        )
         sampling.sample({"baseline": Arm(), "candidate": Arm()}, Protocol(), order, pairs=2)
     assert min(block["steps"] for block in blocks) >= 80
     assert min(block["lead_in"] for block in blocks) >= 8

@@ -23,6 +23,7 @@ QUEUES = 12  # lengths of the queue in a block at least: ten after jitter
 TRIALS = 2  # blocks by which blocks are planned: the first may be short, and another program may disturb one
 REST_S = 0.25  # at most, for threads of an arm that may look out for work: some libraries' do so for 0.2 s
 LOOK_EVERY = 2  # pairs: a block of the candidate that is not counted, and may end anywhere
+COMPILED = ("stats/unique_graphs", "frames/total")  # what torch.compile counts
 CONTROL_EVERY = 3  # pairs: enough of them to judge, and a third of the cost
 
 
@@ -80,6 +81,7 @@ class Sample:
     constant: tuple[str, ...] = ()  # inputs that hold one value over and over
     foreign: tuple[str, ...] = ()  # processes of others on the card
     queue: int = 0  # batches that an arm makes in the background, where work aside is honest
+    repeats: dict[str, int] = field(default_factory=dict)  # by arm: steps after which batches come again (see Arm)
     floor_s: float = 0.0  # what no program can beat, where that is known
     idle: dict[str, list[float]] = field(default_factory=dict)  # by arm: share of its cores it kept busy, not its turn
     load: dict[str, Load] = field(default_factory=dict)  # by arm, where it was looked at
@@ -110,18 +112,17 @@ class Sample:
 class Ready:
     """An arm after warm-up: how long its blocks are, and how many unmeasured steps come before each.
 
-    cycle:  kinds of batch that take turns: a block meets each of them equally often, or its mean step would depend on
-            where it ends, and differ between arms of different speed
+    turn:   blocks are so many steps, or a multiple: each kind of batch is met equally often, or the mean step would
+            depend on where a block ends, and differ between arms of different speed
     """
 
     arm: Caller
     steps: int
     lead_in: int
-    cycle: int = 1
+    turn: int = 1
 
-    def jittered(self, order: Random) -> int:
-        turns = max(1, round(self.steps / self.cycle * order.uniform(0.9, 1.1)))  # no call number is special
-        return turns * self.cycle
+    def jittered(self, swing: float) -> int:
+        return max(1, round(self.steps / self.turn * swing)) * self.turn
 
     def block(self, steps: int, cold: bool = False, anywhere: bool = False) -> Timing:
         pid = getattr(self.arm, "pid", None)
@@ -133,9 +134,9 @@ class Ready:
             queued = share_taken(before, after, seconds, len(os.sched_getaffinity(pid)))
         return replace(timing, aside_s=seconds - timing.wall_s * (timing.steps + self.lead_in), queued=queued)
 
-    def look(self, order: Random, cold: bool = False) -> None:
-        """A block that may be cut short at any step: which of them are looked at is anybody's guess."""
-        self.block(order.randint(1, self.jittered(order)), cold, anywhere=True)
+    def look(self, order: Random, cold: bool, anywhere: bool) -> None:
+        """A block that is cut short at any step: which of them are looked at is anybody's guess."""
+        self.block(order.randint(1, self.jittered(_swing(order))), cold, anywhere)
 
 
 def sample(
@@ -156,22 +157,23 @@ def sample(
     result, ready = Sample(), dict[str, Ready]()
     for name, arm in arms.items():
         ready[name] = _warmed(name, arm, protocol, order, cycle, result)
+    ready = _on_the_same_batches(ready, cycle, result.repeats["baseline"])
     compiled = {name: _compilations(arm) for name, arm in arms.items()}
-    long = any(ready[name].steps == 1 for name in ("baseline", "candidate"))
+    long = max(result.planned_s[name] for name in ("baseline", "candidate")) >= protocol.block_ms / 1e3
     at_least, begin, before = min(pairs, 8 if long else 10), now(), read()
     for index in range(pairs):
         if index >= at_least and now() - begin > protocol.process_s:
             break
         timings, baseline_first = _in_turn(ready, order, protocol.l2 == COLD, result)
         if index % LOOK_EVERY == 0:
-            ready["candidate"].look(order, protocol.l2 == COLD)
+            _look(ready, order, protocol.l2 == COLD)
         after = read()  # last: a card rests meanwhile, so that every pair finds it rested
         result.pairs.append(Pair(*timings, baseline_first, MAIN, _known(before, after)))
         before = after
         tell(index + 1)
         if "again" in ready and index % CONTROL_EVERY == 0:
             _rest(arms["candidate"])
-            result.pairs += _controls(ready["baseline"], ready["again"], order, read)
+            result.pairs += _controls(ready["baseline"], ready["again"], order, read, cycle, protocol.l2 == COLD)
             before = read()
     if protocol.l2 == "both":
         for index in range(at_least):
@@ -179,7 +181,7 @@ def sample(
             timings, baseline_first = _in_turn(ready, order, True, result)
             result.pairs.append(Pair(*timings, baseline_first, COLD, _known(before, read())))
             if index % LOOK_EVERY == 0:
-                ready["candidate"].look(order, cold=True)
+                _look(ready, order, cold=True)
     result.recompiled = compiled != {name: _compilations(arm) for name, arm in arms.items()}
     return result
 
@@ -188,14 +190,45 @@ def _in_turn(
     ready: Mapping[str, Ready], order: Random, cold: bool, result: Sample
 ) -> tuple[tuple[Timing, Timing], bool]:
     """A block of each arm, in an order drawn at random; what the others do meanwhile goes into `result`."""
-    baseline_first = order.random() < 0.5
+    baseline_first, swing = order.random() < 0.5, _swing(order)
     timings: dict[str, Timing] = {}
     for name in ("baseline", "candidate") if baseline_first else ("candidate", "baseline"):
         others = {other: ready[other].arm for other in ready if other != name}
         with _watched(others, result):  # what they do until they rest is work of theirs, too
             _rest(*others.values())
-            timings[name] = ready[name].block(ready[name].jittered(order), cold)
+            timings[name] = ready[name].block(ready[name].jittered(swing), cold)
     return (timings["baseline"], timings["candidate"]), baseline_first
+
+
+def _swing(order: Random) -> float:
+    """By how much a block is longer: no call number is special."""
+    return order.uniform(0.9, 1.1)
+
+
+def _look(ready: Mapping[str, Ready], order: Random, cold: bool) -> None:
+    """At the candidate; the baseline does as much, before or after it: else whenever the candidate comes first in the
+    next pair it follows itself, and the baseline never does."""
+    for name in order.sample(("baseline", "candidate"), 2):
+        _rest(*(ready[other].arm for other in ready if other != name))
+        ready[name].look(order, cold, anywhere=name == "candidate")
+
+
+def _on_the_same_batches(ready: Mapping[str, Ready], cycle: int, repeats: int) -> dict[str, Ready]:
+    """Blocks that meet all batches equally often or, where there are more than a block has steps or nobody knows how
+    many, the very same ones in all arms: else the arm whose blocks are the shorter may have met the cheaper ones.
+
+    repeats:  after how many steps they come again; 1: they are all alike; 0: nobody knows
+    """
+    longest = max(arm.steps for arm in ready.values())
+    if 0 < repeats <= longest:
+        return {name: replace(arm, steps=_multiple(arm.steps, repeats), turn=repeats) for name, arm in ready.items()}
+    steps, lead_in = _multiple(longest, cycle), max(arm.lead_in for arm in ready.values())
+    return {name: replace(arm, steps=steps, lead_in=lead_in, turn=cycle) for name, arm in ready.items()}
+
+
+def _multiple(steps: int, of: int) -> int:
+    """The next that is not less."""
+    return -(-steps // of) * of
 
 
 def _known(*readings: Reading | None) -> tuple[Reading, ...]:
@@ -222,21 +255,21 @@ def _watched(idle: Mapping[str, Caller], result: Sample) -> Iterator[None]:
             result.idle.setdefault(name, []).append(share)
 
 
-def _controls(baseline: Ready, again: Ready, order: Random, read: Read) -> list[Pair]:
+def _controls(baseline: Ready, again: Ready, order: Random, read: Read, cycle: int, cold: bool) -> list[Pair]:
     """The baseline beside its own double and, where a block has 20 steps, beside itself with a delay of 5 %.
 
     The delay is exact: 21 steps for every 20 (21 turns for every 20, where kinds of batch take turns), told as the
-    time of 20.
+    time of 20. Of cold steps it is not: theirs is the median.
     """
-    steps, unit = baseline.jittered(order), 20 * baseline.cycle
-    counted = max(unit, steps // unit * unit) if baseline.steps >= unit else 0
+    steps, unit = baseline.jittered(_swing(order)), 20 * cycle
+    counted = max(unit, steps // unit * unit) if baseline.steps >= unit and not cold else 0
     kinds = [MAIN, SAME, *([DELAYED] if counted else [])]
     at, timings, before = {}, {}, read()
     for place, kind in enumerate(order.sample(kinds, len(kinds))):
         run = steps if kind != DELAYED else counted * 21 // 20
         chosen, other = (again, baseline) if kind == SAME else (baseline, again)
         _rest(other.arm)
-        timing = chosen.block(run)
+        timing = chosen.block(run, cold)
         at[kind] = place
         timings[kind] = timing.told_as(counted) if kind == DELAYED else timing
     readings = _known(before, read())
@@ -254,7 +287,7 @@ def _warmed(name: str, arm: Caller, protocol: Protocol, order: Random, cycle: in
     result.timer_s[name] = steady["timer_s"]
     result.alone[name], result.constant = steady["alone_s"], tuple(steady["constant"])
     queue, step_s = int(steady["queue"]), median(steady["alone_s"])
-    result.queue = max(result.queue, queue)
+    result.queue, result.repeats[name] = max(result.queue, queue), int(steady["repeats"])
     at_least = QUEUES * queue
     ready = Ready(arm, max(1, at_least), max(1, queue), cycle)
     if step_s < 0.1:
@@ -262,12 +295,13 @@ def _warmed(name: str, arm: Caller, protocol: Protocol, order: Random, cycle: in
         ready = replace(ready, lead_in=max(2, queue))
         for _ in range(TRIALS):
             ready = replace(ready, steps=max(ceil(duration / step_s), at_least))
-            step_s = min(step_s, ready.block(ready.jittered(order)).wall_s)
+            step_s = min(step_s, ready.block(ready.jittered(_swing(order))).wall_s)
         ready = replace(ready, steps=max(ceil(duration / step_s), at_least))
     result.planned_s[name] = step_s
     return ready
 
 
 def _compilations(arm: Caller) -> float:
+    """How often torch.compile has worked so far, and tried out ways of one kernel."""
     counters: dict[str, float] = arm.call("counters")
-    return counters.get("stats/unique_graphs", 0.0) + counters.get("frames/total", 0.0)
+    return sum(n for name, n in counters.items() if name in COMPILED or "autotune" in name)

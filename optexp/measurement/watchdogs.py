@@ -71,7 +71,8 @@ def skipped_steps(samples: Sequence[Sample]) -> Watch:
     pairs = [pair for sample in samples for pair in sample.of(MAIN)]
     skipped = sum(pair.skipped for pair in pairs)
     text = f"{skipped} of {len(pairs)} pairs dropped, because gradients overflowed in a step"
-    return Watch("skipped steps", not skipped, text if skipped else "none", fatal=skipped > DROPPED * len(pairs))
+    fatal = skipped > DROPPED * len(pairs) or nothing_left(samples)
+    return Watch("skipped steps", not skipped, text if skipped else "none", fatal)
 
 
 def throttling(samples: Sequence[Sample]) -> Watch:
@@ -86,7 +87,12 @@ def throttling(samples: Sequence[Sample]) -> Watch:
     if dropped:
         named = ", ".join(name for name, _ in reasons.most_common())
         text = f"the GPU was slowed ({named}): {dropped} of {len(pairs)} pairs dropped; {text}"
-    return Watch("throttling", dropped == 0, text, fatal=dropped > DROPPED * len(pairs))
+    return Watch("throttling", dropped == 0, text, fatal=dropped > DROPPED * len(pairs) or nothing_left(samples))
+
+
+def nothing_left(samples: Sequence[Sample]) -> bool:
+    """Whether a process has no pair that counts: then its statistic is of pairs that do not."""
+    return any(main and not any(pair.counts for pair in main) for main in (s.of(MAIN) for s in samples))
 
 
 def power_cap(samples: Sequence[Sample]) -> Watch:

@@ -42,14 +42,13 @@ def corrected(results: Sequence[Result]) -> list[Result]:
 
 
 def winners(results: Mapping[Path, Result]) -> list[Path]:
-    """The best job of every workload for which several stacks were tried, where its preset asks for a second look."""
+    """The fastest job of every workload for which several were measured, where its preset asks for a second look."""
     by_workload = defaultdict(list)
     for (job, result), title in zip(results.items(), summary.titles(list(results.values())), strict=True):
         if result.strategy and result.speedup:
-            by_workload[title].append((result.speedup.low, job))
-    best = [max(tried)[1] for tried in by_workload.values() if len(tried) > 1]
-    asked = [job for job in best if results[job].config.get("measurement.confirm")]
-    return [job for job in asked if results[job].verdict is Verdict.FASTER]
+            by_workload[title].append((result.verdict is Verdict.FASTER, result.speedup.low, job))
+    best = [max(tried) for tried in by_workload.values() if len(tried) > 1]
+    return [job for faster, _, job in best if faster and results[job].config.get("measurement.confirm")]
 
 
 def confirm(results: Mapping[Path, Result], folder: Path, run: Run) -> dict[Path, Result]:

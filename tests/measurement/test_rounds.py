@@ -142,6 +142,15 @@ def test_compile_caches_begin_empty_where_asked(tmp_path: Path) -> None:
         shutil.rmtree(folder)
 
 
+def test_arms_made_anew_in_one_process_are_one_process(tmp_path: Path) -> None:
+    """Each had the luck of the only process there was, and said "15 processes"."""
+    sizes = ["workload.dim=16", "workload.layers=2", "workload.batch_size=8"]
+    result = job(tmp_path, "workload=mlp", "strategy=baseline", "measurement.process_s=0.2", *sizes)
+    assert result.speedup is not None
+    assert result.speedup.processes == 1
+    assert "one process" in result.headline
+
+
 @pytest.mark.parametrize(
     "named", ["workload.path=mine.py", "workload.target=mine:Model", "workload.target=mine.py:Model"]
 )

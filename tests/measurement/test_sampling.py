@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from math import log
 from random import Random
-from statistics import median
+from statistics import fmean, median
 from subprocess import PIPE, Popen
 from typing import Any
 
@@ -36,7 +37,7 @@ class Scripted:
 
     def call(self, method: str, **arguments: Any) -> Any:
         if method == "warm_up":
-            return {"alone_s": [self.step_s] * 20, "timer_s": 1e-6, "queue": 0, "constant": ["0"]}
+            return {"alone_s": [self.step_s] * 20, "timer_s": 1e-6, "queue": 0, "repeats": 4, "constant": ["0"]}
         if method == "counters":
             late = self.compiles_after is not None and len(self.calls) > self.compiles_after
             return {"stats/unique_graphs": 3.0 if late else 2.0}
@@ -116,7 +117,7 @@ class Shapes(Scripted):
     def call(self, method: str, **arguments: Any) -> Any:
         if method == "warm_up":
             alone = [self.step_s * cost for cost in self.COSTS] * 7
-            return {"alone_s": alone, "timer_s": 1e-6, "queue": 0, "constant": []}
+            return {"alone_s": alone, "timer_s": 1e-6, "queue": 0, "repeats": 6, "constant": []}
         if method == "block":
             steps, start = arguments["steps"], arguments["lead_in"]
             total = sum(self.COSTS[index % 3] for index in range(start, start + steps))
@@ -133,6 +134,73 @@ def test_every_shape_is_timed_equally_often(unit: float) -> None:
     assert found.pairs[0].candidate.wall_s == pytest.approx(unit * sum(Shapes.COSTS) / 3)
     assert {round(pair.log_ratio, 9) for pair in found.of(SAME)} == {0.0}
     assert {round(pair.log_ratio, 9) for pair in found.of(DELAYED)} <= {-round(log(1.05), 9)}
+
+
+class Uneven(Scripted):
+    """An arm whose batches cost more or less, whoever steps; a block's first is the same in every block."""
+
+    def __init__(self, step_s: float, costs: Sequence[float], repeats: int) -> None:
+        super().__init__(step_s)
+        self.costs, self.repeats = costs, repeats
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        found = super().call(method, **arguments)
+        if method == "warm_up":
+            return found | {"repeats": self.repeats}
+        if method != "block":
+            return found
+        met = range(arguments["lead_in"], arguments["lead_in"] + arguments["steps"])
+        return replace(found, wall_s=self.step_s * fmean(self.costs[i % len(self.costs)] for i in met))
+
+
+@pytest.mark.parametrize(("baseline", "candidate"), [(0.030, 0.006), (0.105, 0.095), (0.2, 0.01), (0.015, 0.014)])
+@pytest.mark.parametrize("repeats", [4, 0])
+def test_both_arms_are_timed_on_the_same_batches(baseline: float, candidate: float, repeats: int) -> None:
+    """Blocks of one step each, of other batches, made 1.1 times 2."""
+    costs = [1.0, 1.3, 0.7, 1.0]
+    found = measured(pairs=10, baseline=Uneven(baseline, costs, repeats), candidate=Uneven(candidate, costs, repeats))
+    assert {round(pair.log_ratio, 9) for pair in found.pairs} == {round(log(baseline / candidate), 9)}
+
+
+def test_a_loader_whose_batches_are_alike_keeps_each_arm_its_own_blocks() -> None:
+    arms = {"baseline": Uneven(0.005, [1.0], 1), "candidate": Uneven(0.001, [1.0], 1)}
+    measured(pairs=10, **arms)
+    assert {name: max(c["steps"] for c in arm.calls) for name, arm in arms.items()} == {"baseline": 4, "candidate": 22}
+
+
+class Shared:
+    """Where two arms run: a block takes longer after one of the other arm."""
+
+    def __init__(self) -> None:
+        self.last: object = None
+
+    def arm(self, dice: Random) -> Scripted:
+        shared = self
+
+        class After(Scripted):
+            def call(self, method: str, **arguments: Any) -> Any:
+                found = super().call(method, **arguments)
+                if method != "block":
+                    return found
+                more, shared.last = (1.05 if shared.last not in (None, self) else 1.0), self
+                return replace(found, wall_s=found.wall_s * more * dice.gauss(1.0, 0.02))
+
+        return After(1e-3)
+
+
+def test_looking_at_the_candidate_makes_it_no_faster() -> None:
+    shared, dice = Shared(), Random(3)
+    arms = {"baseline": shared.arm(dice), "candidate": shared.arm(dice)}
+    ratios = [sample(arms, Protocol(), Random(seed), 50).log_ratio for seed in range(60)]
+    assert abs(fmean(ratios)) < 0.004  # it was 0.012
+
+
+def test_controls_of_cold_steps_are_cold_and_without_a_delay() -> None:
+    arms = {name: Scripted(1e-3) for name in ("baseline", "candidate", "again")}
+    found = sample(arms, Protocol(l2="cold"), Random(0), 10)
+    assert all(pair.candidate.cold for pair in found.of(SAME))
+    assert found.of(SAME)
+    assert not found.of(DELAYED)
 
 
 def test_a_compiler_that_works_in_the_middle_is_noticed() -> None:

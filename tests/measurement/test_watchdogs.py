@@ -50,6 +50,16 @@ def test_a_thermal_flag_drops_pairs_and_too_many_are_no_measurement(gpu: Gpu, nv
     assert everything[0].log_ratio == pytest.approx(0, abs=0.01)  # of what there is: the refusal says the rest
 
 
+def test_a_process_without_a_pair_that_counts_is_no_measurement(gpu: Gpu, nvml: Nvml) -> None:
+    """Few pairs of all, but all of a process: the statistic of that one is of throttled pairs."""
+    steady = made(constant(1e-3), constant(1e-3), readings=[gpu.read(), gpu.read()], pairs=50, processes=14)
+    (slowed,) = hot(gpu, nvml, 1.0, 0x20)[:1]
+    watch = barking([*steady, replace(slowed, pairs=slowed.pairs[:10])])["throttling"]
+    assert "10 of 710 pairs" in watch.text
+    assert watch.fatal
+    assert not barking([*steady, replace(slowed, pairs=[*slowed.pairs[:10], steady[0].pairs[0]])])["throttling"].fatal
+
+
 def test_a_slow_down_inside_a_block_is_found_although_the_card_idles_when_it_is_read(gpu: Gpu, nvml: Nvml) -> None:
     before = replace(gpu.read(), at_s=0.0)
     nvml.held_ns = {0: 0, 1: 10**7}  # a quarter of the 40 ms

@@ -115,6 +115,11 @@ def test_whoever_wins_after_that_is_measured_again_too(jobs: dict[Path, Result],
     assert [found[tmp_path / name].speedup.low for name in ("fusion", "amp", "inplace")] == [1.0, 1.15, 1.0]  # type: ignore[union-attr]
 
 
+def test_one_that_is_undecided_does_not_stand_before_the_winner(jobs: dict[Path, Result], tmp_path: Path) -> None:
+    jobs[tmp_path / "fusion"].verdict = Verdict.INCONCLUSIVE
+    assert search.winners(jobs) == [tmp_path / "amp"]
+
+
 def test_a_device_that_is_not_here_leaves_the_first_result(jobs: dict[Path, Result], tmp_path: Path) -> None:
     lost = result("fusion", 1.3, verdict=Verdict.ERROR, headline="ERROR: torch sees no CUDA device here")
     winner = search.confirm(jobs, tmp_path, lambda config, output: lost)[tmp_path / "fusion"]
