@@ -52,6 +52,8 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
             barking = [watch for watch in result.measurement["watchdogs"] if not watch["ok"]]
             crowded = any(watch["name"] == "cores" for watch in barking)
             closer = "measurement=default looks closer" if speedup.processes == 1 else "more processes may decide it"
+            if result.config.get("isolation") == "none":
+                closer = "isolation=process looks closer, in several processes"
             if speedup.processes == 1 and not low <= 1 <= speedup.high:
                 closer = f"blocks of one process that scatter so decide nothing, {closer}"
             why = "".join(f"{watch['name']}, {watch['text']}; " for watch in barking if watch.get("undecides"))
