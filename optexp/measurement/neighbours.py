@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from optexp.measurement.gpu import Gpu
+from optexp.measurement.gpu import Gpu, Read, Reading
 
 
 def neighbours(gpu: Gpu, ours: Collection[int] = (), since_s: float | None = None) -> tuple[list[str], int]:
@@ -26,6 +26,20 @@ def neighbours(gpu: Gpu, ours: Collection[int] = (), since_s: float | None = Non
             size = f", {memory / 2**20:.0f} MiB" if memory else ""
             found.append(f"process {pid} ({_name(pid)}{size})")
     return found, hidden
+
+
+def looking_out(gpu: Gpu, ours: Collection[int], since_s: float, met: dict[str, None]) -> Read:
+    """Reads the card, and whenever others are on it than the last time, who: one may be gone again before the end."""
+    last = set[int]()
+
+    def read() -> Reading | None:
+        nonlocal last
+        if (there := set(gpu.processes())) != last:
+            last = there
+            met.update(dict.fromkeys(neighbours(gpu, ours, since_s)[0]))
+        return gpu.read()
+
+    return read
 
 
 def lineage(pid: int) -> list[int]:

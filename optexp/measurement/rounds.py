@@ -16,7 +16,7 @@ from statistics import fmean, median, variance
 from optexp.measurement import controls, placement, statistics, table
 from optexp.measurement.floor import floor_s
 from optexp.measurement.load import under_load
-from optexp.measurement.neighbours import neighbours
+from optexp.measurement.neighbours import looking_out, neighbours
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.sampling import COLD, CONTROL_EVERY, QUEUES, RETRIED, UNBOUND, Sample, sample
 from optexp.measurement.watchdogs import impossible
@@ -233,12 +233,13 @@ def one_round(
     ahead = f" blocks of some {QUEUES * queue} steps, for loaders make {queue} batches ahead" if queue > 1 else ""
     doing = f"process {index + 1}: measuring pairs{ahead}"
     with session.working("measurement", doing):
-        read, cycle = gpu.read if gpu else lambda: None, session.workload.variety
+        met = dict[str, None]()
+        read = looking_out(gpu, session.processes(), since_s, met) if gpu else lambda: None
         tell = partial(session.progress.update, doing, total=pairs)
-        found = sample(arms, session.protocol, order, pairs, read, cycle, tell)
+        found = sample(arms, session.protocol, order, pairs, read, session.workload.variety, tell)
         if gpu:
             foreign, hidden = neighbours(gpu, session.processes(), since_s)
-            found.foreign = tuple(foreign)
+            found.foreign = tuple(dict.fromkeys([*met, *foreign]))
             # Arms that are not among those on the card are there under ids of another container, too.
             unseen = {getattr(arm, "pid", os.getpid()) for arm in arms.values()} - gpu.processes().keys()
             note_hidden(session.result, hidden - len(unseen))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from optexp.measurement.gpu import Gpu
-from optexp.measurement.neighbours import lineage, neighbours
+from optexp.measurement.neighbours import lineage, looking_out, neighbours
 from tests.measurement.nvml import Nvml
 
 HIDDEN = 2**22 + 1  # beyond what Linux gives to any process
@@ -45,6 +45,17 @@ def test_the_caller_may_hold_a_context_but_not_compute(nvml: Nvml, gpu: Gpu) -> 
     nvml.utilisation = {os.getppid(): 35, os.getpid(): 0}
     (text,), _ = neighbours(gpu, since_s=0.0)
     assert f"process {os.getppid()} (" in text
+
+
+def test_who_comes_and_goes_between_two_readings_of_a_round_was_there(nvml: Nvml, gpu: Gpu, child: int) -> None:
+    met = dict[str, None]()
+    read = looking_out(gpu, (), 0.0, met)
+    assert read() is not None
+    nvml.running = {child: 2**30}
+    read()
+    nvml.running = {}
+    read()
+    assert [f"process {child} (" in text for text in met] == [True]
 
 
 def test_ids_of_another_container_are_counted_only(nvml: Nvml, gpu: Gpu) -> None:
