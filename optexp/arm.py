@@ -332,6 +332,10 @@ class Arm:
         """Global settings of this process, before it was set up, after that, and now."""
         return state.History(*self.settings_then, state.settings())
 
+    def configuration(self) -> dict[str, Any]:
+        """Global settings as they are now, and the mode of the model."""
+        return {**state.settings(), "model.training": self.program.model.training}
+
     def tampered(self) -> list[str]:
         """What this process measures time with or reads results by, and a strategy has replaced."""
         replaced = set(state.tampered(self.program)) - self.excused

@@ -106,7 +106,7 @@ def _measure(
                     ceilings = arms["baseline"].call("calibrate", anew=True, keep=not found.foreign)
                     session.result.profile["calibration"] = ceilings
                     found.floor_s = floor(session, arms["baseline"])
-                session.result.measurement["differences"] = differences(arms)
+                session.result.measurement["differences"] = differences(arms, session.result)
                 finally_(arms, samples)
             for arm in arms.values():
                 arm.close()
@@ -257,10 +257,14 @@ def floor(session: Session, baseline: Arm) -> float:
     return floor_s(moved, cached, session.workload.flops, calibration, computed, min(1.0, narrower))
 
 
-def differences(arms: Mapping[str, Arm]) -> dict[str, str]:
-    """Settings of torch and Python that the two processes ended up with and that are not the same."""
-    theirs, ours = (arms[name].call("settings").now for name in ("baseline", "candidate"))
-    return {name: f"{theirs[name]} → {value}" for name, value in ours.items() if theirs.get(name) != value}
+def differences(arms: Mapping[str, Arm], result: Result) -> dict[str, str]:
+    """Settings of torch, Python and the model that the two processes ended up with and that are not the same; and how
+    often a profiled step waits for the GPU."""
+    theirs, ours = (arms[name].call("configuration") for name in ("baseline", "candidate"))
+    found = {name: f"{theirs[name]} → {value}" for name, value in ours.items() if theirs.get(name) != value}
+    profiles = [result.profile.get(arm, {}).get("metrics", {}) for arm in ("baseline", "candidate")]
+    before, after = (round(metrics.get("synchronisations") or 0) for metrics in profiles)
+    return found if before == after else found | {"waits for the GPU in a step": f"{before} → {after}"}
 
 
 def look_at_load(session: Session, arms: Mapping[str, Arm], found: Sample) -> None:

@@ -212,7 +212,7 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
         return made(constant(2e-3), constant(1e-3), pairs=pairs, processes=1)[0], {"baseline": Mock()}
 
     monkeypatch.setattr(rounds, "one_round", one_round)
-    monkeypatch.setattr(rounds, "differences", lambda arms: {})
+    monkeypatch.setattr(rounds, "differences", lambda arms, result: {})
     monkeypatch.setattr(rounds, "floor", lambda session, arm: 0.0)
     result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
     result.baseline.gpu_busy, result.candidate.gpu_busy = 0.21, 0.95
@@ -346,3 +346,13 @@ def test_company_on_the_card_is_refused_where_something_is_timed(
             rounds.refuse_company(session)
     else:
         rounds.refuse_company(session)
+
+
+def test_what_the_arms_do_not_have_in_common_is_listed() -> None:
+    arms = {name: Mock() for name in ("baseline", "candidate")}
+    for name, arm in arms.items():
+        arm.call.return_value = {"gc.isenabled": True, "model.training": name == "baseline"}
+    result = Result(Verdict.SAME, "", "mlp", [], "cuda", 0)
+    assert rounds.differences(arms, result) == {"model.training": "True → False"}
+    result.profile = {arm: {"metrics": {"synchronisations": n}} for arm, n in (("baseline", 0.0), ("candidate", 2.0))}
+    assert rounds.differences(arms, result)["waits for the GPU in a step"] == "0 → 2"
