@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from math import ceil, exp, pi, sqrt
@@ -89,8 +89,7 @@ def _measure(
         while True:
             index = len(samples)
             control = due and index < protocol.processes_min
-            found, arms = one_round(session, index, next_pairs(samples, protocol), order, control)
-            samples.append(found)
+            found, arms = one_round(session, index, next_pairs(samples, protocol), order, samples, control)
             spent = sum(phases.values()) - already
             interval = statistics.over_processes([s.log_ratio for s in samples], protocol.confidence)
             precise = statistics.precise_enough(interval, protocol.half_width)
@@ -115,13 +114,13 @@ def _measure(
         if due:
             judged = controls.judge(samples, protocol)
             if controls.failed(judged):
-                beside += retried(session, order)
+                measure_controls_again(session, order, beside)
                 judged = controls.judge(beside, protocol)
     refuse_work_aside(session.result, samples)
     if waiting := host_bound(session.result):
         session.result.measurement["notes"].append(waiting)
         if protocol.processes_max > 1 and session.isolated and set(session.cores) < session.own_cores:
-            beside.append(unbound(session, len(samples), order))
+            measure_unbound(session, len(samples), order, beside)
             session.result.measurement["placement"]["unbound"] = how_unbound(session, beside[-1])
     if protocol.lock_clocks:
         session.result.measurement["notes"].append(how_to_lock(session, samples))
@@ -158,12 +157,11 @@ def host_bound(result: Result) -> str:
     return f"host-bound: the GPU is busy {' and '.join(said)}" if said else ""
 
 
-def unbound(session: Session, index: int, order: Random) -> Sample:
+def measure_unbound(session: Session, index: int, order: Random, beside: list[Sample]) -> None:
     """One more process where the system chooses the cores: a result of the host depends on that."""
-    found, arms = one_round(session, index, FEWEST_PAIRS, order, control=False, bound=False)
+    _, arms = one_round(session, index, FEWEST_PAIRS, order, beside, aim=UNBOUND, bound=False)
     for arm in arms.values():
         arm.close()
-    return replace(found, aim=UNBOUND)
 
 
 def how_unbound(session: Session, found: Sample) -> str:
@@ -182,13 +180,12 @@ def how_to_lock(session: Session, samples: Sequence[Sample]) -> str:
     return f"lock_clocks: {seen}; an administrator holds them with {session.gpu.lock_command(min(clocks))}"
 
 
-def retried(session: Session, order: Random) -> Iterator[Sample]:
+def measure_controls_again(session: Session, order: Random, beside: list[Sample]) -> None:
     """New processes for controls that failed: once in a hundred times chance is enough."""
     for index in range(session.protocol.processes_min):
-        found, arms = one_round(session, index, FEWEST_PAIRS * CONTROL_EVERY, order, control=True)
+        _, arms = one_round(session, index, FEWEST_PAIRS * CONTROL_EVERY, order, beside, control=True, aim=RETRIED)
         for arm in arms.values():
             arm.close()
-        yield replace(found, aim=RETRIED)
 
 
 def fingerprint(session: Session) -> str:
@@ -215,9 +212,16 @@ def room_for_a_third(session: Session) -> bool:
 
 
 def one_round(
-    session: Session, index: int, pairs: int, order: Random, control: bool, bound: bool = True
+    session: Session,
+    index: int,
+    pairs: int,
+    order: Random,
+    into: list[Sample],
+    control: bool = False,
+    aim: str = "",
+    bound: bool = True,
 ) -> tuple[Sample, Mapping[str, Arm]]:
-    """One process of each arm, started side by side and measured in turn."""
+    """One process of each arm, started side by side and measured in turn; a sample more in `into`, from its begin."""
     gpu, since_s = session.gpu, time.time()
     stacks = {"baseline": session.baseline, "candidate": session.stack}
     if control:
@@ -236,7 +240,8 @@ def one_round(
         met = dict[str, None]()
         read = looking_out(gpu, session.processes(), since_s, met) if gpu else lambda: None
         tell = partial(session.progress.update, doing, total=pairs)
-        found = sample(arms, session.protocol, order, pairs, read, session.workload.variety, tell)
+        into.append(found := Sample(aim=aim))
+        sample(arms, session.protocol, order, pairs, read, session.workload.variety, tell, found)
         if gpu:
             foreign, hidden = neighbours(gpu, session.processes(), since_s)
             found.foreign = tuple(dict.fromkeys([*met, *foreign]))

@@ -147,14 +147,16 @@ def sample(
     read: Read = lambda: None,
     cycle: int = 1,
     tell: Callable[[int], None] = lambda done: None,
+    into: Sample | None = None,
 ) -> Sample:
     """Measure arms that have been set up: "baseline", "candidate" and, for the controls, a second baseline "again".
 
     Only one of them works at any time; `read` and `tell` are called while none does.
     cycle:  how many kinds of batch take turns
     tell:   is given the number of pairs that are done
+    into:   is filled, and returned: what there is of it is there whatever ends this
     """
-    result, ready = Sample(), dict[str, Ready]()
+    result, ready = Sample() if into is None else into, dict[str, Ready]()
     for name, arm in arms.items():
         ready[name] = _warmed(name, arm, protocol, order, cycle, result)
     ready = _on_the_same_batches(ready, cycle, result.repeats["baseline"])

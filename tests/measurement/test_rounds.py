@@ -177,11 +177,12 @@ def test_controls_that_found_the_delay_are_remembered_and_say_from_when(
 ) -> None:
     rounds_run = []
 
-    def one_round(session: Any, index: int, pairs: int, order: Random, control: bool, bound: bool = True) -> Any:
+    def one_round(session: Any, index: int, pairs: int, order: Random, into: list[Sample], control: bool) -> Any:
         rounds_run.append(control)
         found = with_controls(1.0, 1.05, luck=0.001 if seen else 0.1)[index]
         main = made(constant(2e-3), constant(1e-3), pairs=pairs, processes=1)[0].pairs
-        return replace(found, pairs=[*main, *found.pairs]), {"baseline": Mock()}
+        into.append(replace(found, pairs=[*main, *found.pairs]))
+        return into[-1], {"baseline": Mock()}
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(rounds, "one_round", one_round)
@@ -207,9 +208,13 @@ def test_controls_that_found_the_delay_are_remembered_and_say_from_when(
 def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def one_round(session: Session, index: int, pairs: int, order: Random, control: bool, bound: bool = True) -> Any:
-        asked.append(bound)
-        return made(constant(2e-3), constant(1e-3), pairs=pairs, processes=1)[0], {"baseline": Mock()}
+    def one_round(
+        session: Session, index: int, pairs: int, order: Random, into: list[Sample], control: bool = False, **more: Any
+    ) -> Any:
+        asked.append(more.get("bound", True))
+        (found,) = made(constant(2e-3), constant(1e-3), pairs=pairs, processes=1)
+        into.append(replace(found, aim=more.get("aim", "")))
+        return into[-1], {"baseline": Mock()}
 
     monkeypatch.setattr(rounds, "one_round", one_round)
     monkeypatch.setattr(rounds, "differences", lambda arms, result: {})
@@ -269,7 +274,7 @@ def test_processes_of_another_container_that_come_later_are_noted(
     session: Any = Mock(gpu=gpu, result=result, protocol=Protocol(), working=lambda *_: nullcontext())
     session.start.return_value, session.workload.variety = arms, 1
     for _ in range(2):
-        rounds.one_round(session, 0, 10, Random(0), control=False)
+        rounds.one_round(session, 0, 10, Random(0), [])
     assert len(result.measurement["notes"]) == noted
 
 
@@ -280,7 +285,14 @@ def test_what_was_measured_is_written_down_however_it_ends(
     def fail(*_: Any) -> None:
         raise ends
 
-    monkeypatch.setattr(rounds, "one_round", lambda *_: (made(constant(1e-3), constant(1e-3))[0], {"baseline": Mock()}))
+    def one_round(session: Any, index: int, pairs: int, order: Random, into: list[Sample], control: bool) -> Any:
+        into.append(made(constant(1e-3), constant(1e-3))[0])
+        if index == 1 and isinstance(ends, KeyboardInterrupt):  # in the middle of a process
+            del into[-1].pairs[7:]
+            raise ends
+        return into[-1], {"baseline": Mock()}
+
+    monkeypatch.setattr(rounds, "one_round", one_round)
     for name in ("differences", "floor", "look_at_load"):
         monkeypatch.setattr(rounds, name, lambda *_: 0.0)
     session = SimpleNamespace(
@@ -290,15 +302,19 @@ def test_what_was_measured_is_written_down_however_it_ends(
     )  # fmt: skip
     with pytest.raises(type(ends)):
         rounds.measure(session, fail)  # type: ignore[arg-type]
-    assert parquet.read_table(tmp_path / "samples.parquet").num_rows == 2 * 40 * 2
+    pairs = 40 + (7 if isinstance(ends, KeyboardInterrupt) else 40)
+    assert parquet.read_table(tmp_path / "samples.parquet").num_rows == 2 * pairs
 
 
 def test_controls_that_were_run_again_are_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     biased = with_controls(1.04, 1.05)
 
-    def one_round(session: Any, index: int, pairs: int, order: Random, control: bool) -> Any:
+    def one_round(
+        session: Any, index: int, pairs: int, order: Random, into: list[Sample], control: bool, aim: str = ""
+    ) -> Any:
         main = made(constant(1e-3), constant(1e-3), pairs=pairs, processes=1)[0].pairs
-        return Sample([*main, *biased[index].pairs]), {"baseline": Mock()}
+        into.append(Sample([*main, *biased[index].pairs], aim=aim))
+        return into[-1], {"baseline": Mock()}
 
     monkeypatch.setattr(rounds, "one_round", one_round)
     monkeypatch.setattr(rounds, "fingerprint", lambda session: "0")

@@ -162,6 +162,19 @@ def test_both_arms_are_timed_on_the_same_batches(baseline: float, candidate: flo
     assert {round(pair.log_ratio, 9) for pair in found.pairs} == {round(log(baseline / candidate), 9)}
 
 
+def test_an_interrupt_leaves_what_was_measured() -> None:
+    class Interrupted(Scripted):
+        def call(self, method: str, **arguments: Any) -> Any:
+            if len(self.calls) > 20:
+                raise KeyboardInterrupt
+            return super().call(method, **arguments)
+
+    found = Sample()
+    with pytest.raises(KeyboardInterrupt):
+        sample({"baseline": Scripted(1e-3), "candidate": Interrupted(1e-3)}, Protocol(), Random(0), 50, into=found)
+    assert len(found.pairs) > 8
+
+
 def test_a_loader_whose_batches_are_alike_keeps_each_arm_its_own_blocks() -> None:
     arms = {"baseline": Uneven(0.005, [1.0], 1), "candidate": Uneven(0.001, [1.0], 1)}
     measured(pairs=10, **arms)
