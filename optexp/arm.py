@@ -29,12 +29,11 @@ from optexp.equivalence.judge import Judge
 from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, observed, overwritten, repeats
 from optexp.equivalence.trajectory import RATES, Rates
-from optexp.feeds import HostFeed
 from optexp.insight.calibration import calibrate
 from optexp.insight.trace import record
 from optexp.kernelkit.toolchain import counted
 from optexp.measurement import clock, placement
-from optexp.program import Batch, Outputs, Program, ResidentFeed, Snapshot, map_batch, tensors_of
+from optexp.program import Batch, Outputs, Program, Snapshot, map_batch, tensors_of
 from optexp.strategy import REASSOCIATES, Contract, Notes, Strategy, Unsupported, compose
 from optexp.takehome.repro import Script
 from optexp.workers.parcel import Inbox, Outbox, Parcel
@@ -345,22 +344,26 @@ class Arm:
 
     def warm_up(self, limit_s: float) -> dict[str, Any]:
         """Run until steady. Returns seconds of single steps, the cost of an empty timing, batches made in the
-        background, after how many steps they repeat, and inputs that are one value over and over."""
+        background, and inputs that are one value over and over."""
         self.restore()
         alone = clock.warm_up(self.program.run, self.device, limit_s)
         self.program.feed.pause()
         timer_s, queue = clock.empty_timer_s(self.device), self.program.feed.queue
-        told = {"queue": queue, "repeats": self._repeats(), "constant": constant(self.batches)}
-        return {"alone_s": alone, "timer_s": timer_s, **told}
+        return {"alone_s": alone, "timer_s": timer_s, "queue": queue, "constant": constant(self.batches)}
 
-    def _repeats(self) -> int:
-        """After how many steps batches come again; 1 where a loader's are of one size, else 0: nobody knows."""
+    def period(self, limit_s: float) -> int:
+        """After how many steps batches come again; 1 where a loader's are of one size, else 0: nobody knows, nor where
+        it takes longer than `limit_s` to tell."""
         feed = self.program.feed
-        if isinstance(feed, (ResidentFeed, HostFeed)):
-            return len(self.batches)
         self.restore()
-        met = (tensors_of(feed.next()) for _ in range(SIZES_MET))
-        sizes = {tuple((name, tensor.shape) for name, tensor in batch.items()) for batch in met}
+        if feed.period is not None:
+            return feed.period
+        end, sizes = clock.now() + limit_s, set[object]()
+        for _ in range(SIZES_MET):
+            sizes.add(tuple((name, tensor.shape) for name, tensor in tensors_of(feed.next()).items()))
+            if len(sizes) > 1 or clock.now() > end:
+                sizes.add(None)
+                break
         feed.pause()
         return int(len(sizes) == 1)
 

@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from optexp.generators import state_of
 from optexp.program import Batch, Feed, Source, map_batch
 
+SHORT_EPOCH = 100  # batches: a smaller one among more moves a mean by less than a percent
+
 
 @dataclass
 class HostFeed(Feed):
@@ -43,6 +45,10 @@ class HostFeed(Feed):
         batch = self.batches[self.position]
         self.position = (self.position + 1) % len(self.batches)
         return self._deliver(batch)
+
+    @property
+    def period(self) -> int | None:
+        return len(self.batches)
 
     def reset(self, source: Source) -> None:
         if source is not self._source:  # pinning takes long, and the arm resets before every block
@@ -113,6 +119,15 @@ class LoaderFeed(Feed):
     @property
     def queue(self) -> int:
         return (self.workers or 0) * (self.prefetch or 0)
+
+    @property
+    def period(self) -> int | None:
+        """An epoch, where its last batch is smaller and it is so short that this counts."""
+        loader = self.loader
+        if loader.drop_last or not loader.batch_size or isinstance(loader.dataset, IterableDataset):
+            return None
+        epoch = len(loader)
+        return epoch if epoch <= SHORT_EPOCH and len(loader.sampler) % loader.batch_size else None  # type: ignore[arg-type]
 
     def next(self) -> Batch:
         if self._batches is None:

@@ -43,6 +43,11 @@ class Feed(Protocol):
         """How many batches may lie ready, made in the background. Timing must outlast them by far."""
         return 0
 
+    @property
+    def period(self) -> int | None:
+        """After how many batches they come again, or their sizes do, where that is known."""
+        return None
+
     def pause(self) -> None:
         """Leave nothing to do in the background, where it would disturb what is timed elsewhere."""
         return
@@ -60,6 +65,10 @@ class ResidentFeed(Feed):
         batch = self.batches[self.position]
         self.position = (self.position + 1) % len(self.batches)
         return batch
+
+    @property
+    def period(self) -> int | None:
+        return len(self.batches)
 
     def reset(self, source: Source) -> None:
         self.batches = [to_device(batch, self.device) for batch in source]

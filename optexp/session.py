@@ -84,8 +84,12 @@ class Session:
         if self.protocol.l2 != "warm" and not (self.device.startswith("cuda") and self.workload.operation):
             e.notes.append(f"measurement.l2={self.protocol.l2}: only a single operation on a GPU is measured that way")
             self.protocol = replace(self.protocol, l2="warm")
-        if not (self.isolated or self.protocol.trials):  # arms made anew have this process's luck in common
-            self.protocol = replace(self.protocol, processes_min=1, processes_max=1)
+        timed = e.verify != "only" and e.mode == "compare" and not self.protocol.trials
+        if timed and not self.isolated:  # arms made anew have this process's luck in common
+            try:
+                self.protocol = replace(self.protocol, processes_min=1, processes_max=1)
+            except ValueError as reason:
+                raise ConfigError(f"isolation=none measures one process: {reason}") from None
         self.cores = placement.choose(self.protocol.cpus, torch.device(self.device).type)
         self.own_cores, self.own_threads = os.sched_getaffinity(0), torch.get_num_threads()
         # Shared memory, and an ordinary folder for what does not fit into it; both go with the session.

@@ -82,6 +82,10 @@ class Prefetched(Feed):
         return getattr(self.feed, "batches", [])
 
     @property
+    def period(self) -> int | None:
+        return self.feed.period
+
+    @property
     def queue(self) -> int:
         return self.feed.queue + 1
 

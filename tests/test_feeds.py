@@ -208,6 +208,15 @@ def test_what_cannot_be_fed_is_said(data, error: type[Exception], words: str):
         LoaderFeed(loader(data), CPU).next()
 
 
+@pytest.mark.parametrize(
+    ("examples", "drop_last", "epoch"),
+    [(513, False, 17), (512, False, None), (513, True, None), (32 * 200 + 1, False, None)],
+)
+def test_an_epoch_is_its_period_where_its_last_batch_is_smaller_and_counts(examples, drop_last, epoch):
+    data = TensorDataset(torch.zeros(examples, 1))
+    assert LoaderFeed(DataLoader(data, batch_size=32, drop_last=drop_last), CPU).period == epoch
+
+
 # --- how it is measured
 
 
@@ -220,8 +229,9 @@ def test_blocks_outlast_the_queue():
                 blocks.append(arguments)
                 return Timing(arguments["steps"], 1.0, None)
             return {
-                "warm_up": {"alone_s": [self.step_s], "timer_s": 1e-6, "queue": 8, "repeats": 1, "constant": []},
+                "warm_up": {"alone_s": [self.step_s], "timer_s": 1e-6, "queue": 8, "constant": []},
                 "counters": {},
+                "period": 1,
             }[method]
 
     for step_s in (1e-2, 1.0):

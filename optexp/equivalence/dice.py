@@ -74,9 +74,9 @@ def throw(program: Program, batch: Batch, start: Snapshot, unit: float, seeds: i
     moments: Moments = {}
     for seed in range(seeds):
         found = {name: tensor for name, tensor in once(seed).items() if tensor.is_floating_point() and tensor.numel()}
-        cancelled = _cancelled(found, unit)
-        for name, tensor in found.items():
-            moments.setdefault(name, []).append(_moments(tensor, cancelled if name.startswith("grad/") else None))
+        told = {name: _moments(tensor) for name, tensor in found.items()}
+        for name, share in _may_be_zero(found, told, unit).items():
+            moments.setdefault(name, []).append([*told[name], share])
     first = {name: tensor.clone() for name, tensor in once(0).items()}
     noise, rounding = _apart(first, once(0)), _rounding(first, unit)
     repeat = not _differ(noise, rounding)
@@ -127,28 +127,27 @@ _FACTS: Mapping[str, str] = {
 }
 
 
-def _cancelled(found: Mapping[str, Tensor], unit: float) -> Tensor | None:
-    """Gradients of this size are nothing but rounding beside the largest; None where there are none."""
-    sizes = [
-        torch.linalg.vector_norm(tensor, dtype=torch.float64) / sqrt(tensor.numel())
-        for name, tensor in found.items()
-        if name.startswith("grad/")
-    ]
-    return unit * torch.stack(sizes).nan_to_num(0.0, posinf=0.0).amax() if sizes else None
-
-
-def _moments(tensor: Tensor, cancelled: Tensor | None = None) -> list[float]:
+def _moments(tensor: Tensor) -> list[float]:
     wide = torch.float64
-    zero = tensor == 0
-    may_be = zero if cancelled is None else zero | (tensor.abs() <= WIDEST * cancelled)
     values = [
         tensor.mean(dtype=wide),
         torch.linalg.vector_norm(tensor, dtype=wide) / sqrt(tensor.numel()),
-        zero.sum() / tensor.numel(),
+        (tensor == 0).sum() / tensor.numel(),
         *_signed(tensor.reshape(-1)[:PLACES].to(wide)),
-        may_be.sum() / tensor.numel(),
     ]
     return torch.stack([value.to(wide) for value in values]).tolist()
+
+
+def _may_be_zero(found: Mapping[str, Tensor], told: Mapping[str, Sequence[float]], unit: float) -> dict[str, float]:
+    """By tensor, the share of elements that are zero or, in a gradient, may be nothing but rounding: of the largest
+    gradient where its own is no larger, else of its own."""
+    sizes = {name: moments[1] for name, moments in told.items() if name.startswith("grad/")}
+    cancelled = unit * max((size for size in sizes.values() if isfinite(size)), default=0.0)
+    shares = {name: moments[ZEROS] for name, moments in told.items()}
+    for name, size in sizes.items():
+        rounding = cancelled if size <= WIDEST * cancelled else min(cancelled, unit * size)
+        shares[name] = float((found[name].abs() <= WIDEST * rounding).sum() / found[name].numel())
+    return shares
 
 
 def _signed(values: Tensor) -> Tensor:

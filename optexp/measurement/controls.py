@@ -45,7 +45,7 @@ def judge(samples: Sequence[Sample], protocol: Protocol) -> dict[str, Control]:
 
 def _judge(kind: str, samples: Sequence[Sample], protocol: Protocol) -> Control:
     if not any(s.of(kind) for s in samples):
-        return Control(kind, True, True, "skipped: a block has fewer than 20 steps, which an exact delay needs")
+        return Control(kind, True, True, "skipped: an exact delay needs blocks of 20 steps, and warm caches")
     processes = [ratios for s in samples if (ratios := [-pair.log_ratio for pair in s.of(kind) if pair.counts])]
     if not processes:
         return Control(kind, True, False, "the GPU was slowed in every pair: nothing to tell from")

@@ -28,7 +28,7 @@ def neighbours(gpu: Gpu, ours: Collection[int] = (), since_s: float | None = Non
     return found, hidden
 
 
-def looking_out(gpu: Gpu, ours: Collection[int], since_s: float, met: dict[str, None]) -> Read:
+def looking_out(gpu: Gpu, ours: Collection[int], since_s: float, met: dict[str, str]) -> Read:
     """Reads the card, and whenever others are on it than the last time, who: one may be gone again before the end."""
     last = set[int]()
 
@@ -36,7 +36,7 @@ def looking_out(gpu: Gpu, ours: Collection[int], since_s: float, met: dict[str, 
         nonlocal last
         if (there := set(gpu.processes())) != last:
             last = there
-            met.update(dict.fromkeys(neighbours(gpu, ours, since_s)[0]))
+            met.update({text.partition(",")[0]: text for text in neighbours(gpu, ours, since_s)[0]})
         return gpu.read()
 
     return read

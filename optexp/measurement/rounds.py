@@ -237,14 +237,14 @@ def one_round(
     ahead = f" blocks of some {QUEUES * queue} steps, for loaders make {queue} batches ahead" if queue > 1 else ""
     doing = f"process {index + 1}: measuring pairs{ahead}"
     with session.working("measurement", doing):
-        met = dict[str, None]()
+        met = dict[str, str]()
         read = looking_out(gpu, session.processes(), since_s, met) if gpu else lambda: None
         tell = partial(session.progress.update, doing, total=pairs)
         into.append(found := Sample(aim=aim))
         sample(arms, session.protocol, order, pairs, read, session.workload.variety, tell, found)
         if gpu:
             foreign, hidden = neighbours(gpu, session.processes(), since_s)
-            found.foreign = tuple(dict.fromkeys([*met, *foreign]))
+            found.foreign = tuple((met | {text.partition(",")[0]: text for text in foreign}).values())
             # Arms that are not among those on the card are there under ids of another container, too.
             unseen = {getattr(arm, "pid", os.getpid()) for arm in arms.values()} - gpu.processes().keys()
             note_hidden(session.result, hidden - len(unseen))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from math import ceil, log
+from math import ceil, lcm, log
 from random import Random
 from statistics import median
 from typing import Any
@@ -21,6 +21,7 @@ MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # what the second
 RETRIED, UNBOUND, TEXTBOOK = "retried", "unbound", "textbook"  # why a process was measured beside those that count
 QUEUES = 12  # lengths of the queue in a block at least: ten after jitter
 TRIALS = 2  # blocks by which blocks are planned: the first may be short, and another program may disturb one
+LONGEST_S = 5.0  # that a block may last to be of the same batches as the other arm's
 REST_S = 0.25  # at most, for threads of an arm that may look out for work: some libraries' do so for 0.2 s
 LOOK_EVERY = 2  # pairs: a block of the candidate that is not counted, and may end anywhere
 COMPILED = ("stats/unique_graphs", "frames/total")  # what torch.compile counts
@@ -81,7 +82,7 @@ class Sample:
     constant: tuple[str, ...] = ()  # inputs that hold one value over and over
     foreign: tuple[str, ...] = ()  # processes of others on the card
     queue: int = 0  # batches that an arm makes in the background, where work aside is honest
-    repeats: dict[str, int] = field(default_factory=dict)  # by arm: steps after which batches come again (see Arm)
+    uneven: bool = False  # blocks of both arms are not of the same batches, and these are not of one size
     floor_s: float = 0.0  # what no program can beat, where that is known
     idle: dict[str, list[float]] = field(default_factory=dict)  # by arm: share of its cores it kept busy, not its turn
     load: dict[str, Load] = field(default_factory=dict)  # by arm, where it was looked at
@@ -159,7 +160,9 @@ def sample(
     result, ready = Sample() if into is None else into, dict[str, Ready]()
     for name, arm in arms.items():
         ready[name] = _warmed(name, arm, protocol, order, cycle, result)
-    ready = _on_the_same_batches(ready, cycle, result.repeats["baseline"])
+    ready, result.uneven = _on_the_same_batches(
+        ready, cycle, arms["baseline"].call("period", limit_s=protocol.warmup_s), result.planned_s
+    )
     compiled = {name: _compilations(arm) for name, arm in arms.items()}
     long = max(result.planned_s[name] for name in ("baseline", "candidate")) >= protocol.block_ms / 1e3
     at_least, begin, before = min(pairs, 8 if long else 10), now(), read()
@@ -215,17 +218,23 @@ def _look(ready: Mapping[str, Ready], order: Random, cold: bool) -> None:
         ready[name].look(order, cold, anywhere=name == "candidate")
 
 
-def _on_the_same_batches(ready: Mapping[str, Ready], cycle: int, repeats: int) -> dict[str, Ready]:
+def _on_the_same_batches(
+    ready: Mapping[str, Ready], cycle: int, period: int, planned_s: Mapping[str, float]
+) -> tuple[dict[str, Ready], bool]:
     """Blocks that meet all batches equally often or, where there are more than a block has steps or nobody knows how
-    many, the very same ones in all arms: else the arm whose blocks are the shorter may have met the cheaper ones.
+    many, the very same ones in all arms: else the arm whose blocks are the shorter may have met the cheaper ones. And
+    whether they do not, as it would take too long.
 
-    repeats:  after how many steps they come again; 1: they are all alike; 0: nobody knows
+    period:  after how many steps they come again; 1: they are all alike; 0: nobody knows
     """
     longest = max(arm.steps for arm in ready.values())
-    if 0 < repeats <= longest:
-        return {name: replace(arm, steps=_multiple(arm.steps, repeats), turn=repeats) for name, arm in ready.items()}
+    if 0 < period <= longest:
+        turn = lcm(period, cycle)
+        return {name: replace(arm, steps=_multiple(arm.steps, turn), turn=turn) for name, arm in ready.items()}, False
     steps, lead_in = _multiple(longest, cycle), max(arm.lead_in for arm in ready.values())
-    return {name: replace(arm, steps=steps, lead_in=lead_in, turn=cycle) for name, arm in ready.items()}
+    if any(steps > arm.steps and (steps + lead_in) * planned_s[name] > LONGEST_S for name, arm in ready.items()):
+        return dict(ready), True
+    return {name: replace(arm, steps=steps, lead_in=lead_in, turn=cycle) for name, arm in ready.items()}, False
 
 
 def _multiple(steps: int, of: int) -> int:
@@ -289,7 +298,7 @@ def _warmed(name: str, arm: Caller, protocol: Protocol, order: Random, cycle: in
     result.timer_s[name] = steady["timer_s"]
     result.alone[name], result.constant = steady["alone_s"], tuple(steady["constant"])
     queue, step_s = int(steady["queue"]), median(steady["alone_s"])
-    result.queue, result.repeats[name] = max(result.queue, queue), int(steady["repeats"])
+    result.queue = max(result.queue, queue)
     at_least = QUEUES * queue
     ready = Ready(arm, max(1, at_least), max(1, queue), cycle)
     if step_s < 0.1:

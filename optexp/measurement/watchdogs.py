@@ -167,6 +167,13 @@ def constant_inputs(samples: Sequence[Sample]) -> Watch:
     return Watch("inputs", False, text)
 
 
+def same_batches(samples: Sequence[Sample]) -> Watch:
+    """Of batches that differ in size both arms must be timed on the same ones."""
+    ok = not any(sample.uneven for sample in samples)
+    text = "the arms were timed on different batches of a loader whose sizes differ: pad them, or use fewer workers"
+    return Watch("batches", ok, "blocks of both arms meet the same" if ok else text, undecides=True)
+
+
 def order_effect(samples: Sequence[Sample]) -> Watch:
     """Does it matter which arm of a pair runs first?"""
     pairs = [pair for sample in samples for pair in sample.kept]
@@ -279,6 +286,7 @@ WATCHDOGS = (
     constant_inputs,
     impossible,
     cores,
+    same_batches,
     two_modes,
     drift,
     order_effect,

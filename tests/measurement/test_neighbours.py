@@ -48,14 +48,16 @@ def test_the_caller_may_hold_a_context_but_not_compute(nvml: Nvml, gpu: Gpu) -> 
 
 
 def test_who_comes_and_goes_between_two_readings_of_a_round_was_there(nvml: Nvml, gpu: Gpu, child: int) -> None:
-    met = dict[str, None]()
+    met = dict[str, str]()
     read = looking_out(gpu, (), 0.0, met)
     assert read() is not None
     nvml.running = {child: 2**30}
     read()
+    nvml.running = {child: 2**31, HIDDEN: 1}
+    read()
     nvml.running = {}
     read()
-    assert [f"process {child} (" in text for text in met] == [True]
+    assert [f"process {child} (" in text for text in met.values()] == [True]
 
 
 def test_ids_of_another_container_are_counted_only(nvml: Nvml, gpu: Gpu) -> None:

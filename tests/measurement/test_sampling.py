@@ -37,7 +37,9 @@ class Scripted:
 
     def call(self, method: str, **arguments: Any) -> Any:
         if method == "warm_up":
-            return {"alone_s": [self.step_s] * 20, "timer_s": 1e-6, "queue": 0, "repeats": 4, "constant": ["0"]}
+            return {"alone_s": [self.step_s] * 20, "timer_s": 1e-6, "queue": 0, "constant": ["0"]}
+        if method == "period":
+            return 4
         if method == "counters":
             late = self.compiles_after is not None and len(self.calls) > self.compiles_after
             return {"stats/unique_graphs": 3.0 if late else 2.0}
@@ -117,7 +119,9 @@ class Shapes(Scripted):
     def call(self, method: str, **arguments: Any) -> Any:
         if method == "warm_up":
             alone = [self.step_s * cost for cost in self.COSTS] * 7
-            return {"alone_s": alone, "timer_s": 1e-6, "queue": 0, "repeats": 6, "constant": []}
+            return {"alone_s": alone, "timer_s": 1e-6, "queue": 0, "constant": []}
+        if method == "period":
+            return 6
         if method == "block":
             steps, start = arguments["steps"], arguments["lead_in"]
             total = sum(self.COSTS[index % 3] for index in range(start, start + steps))
@@ -139,14 +143,16 @@ def test_every_shape_is_timed_equally_often(unit: float) -> None:
 class Uneven(Scripted):
     """An arm whose batches cost more or less, whoever steps; a block's first is the same in every block."""
 
-    def __init__(self, step_s: float, costs: Sequence[float], repeats: int) -> None:
+    def __init__(self, step_s: float, costs: Sequence[float], period: int, queue: int = 0) -> None:
         super().__init__(step_s)
-        self.costs, self.repeats = costs, repeats
+        self.costs, self.period, self.queue = costs, period, queue
 
     def call(self, method: str, **arguments: Any) -> Any:
         found = super().call(method, **arguments)
+        if method == "period":
+            return self.period
         if method == "warm_up":
-            return found | {"repeats": self.repeats}
+            return found | {"queue": self.queue}
         if method != "block":
             return found
         met = range(arguments["lead_in"], arguments["lead_in"] + arguments["steps"])
@@ -154,12 +160,27 @@ class Uneven(Scripted):
 
 
 @pytest.mark.parametrize(("baseline", "candidate"), [(0.030, 0.006), (0.105, 0.095), (0.2, 0.01), (0.015, 0.014)])
-@pytest.mark.parametrize("repeats", [4, 0])
-def test_both_arms_are_timed_on_the_same_batches(baseline: float, candidate: float, repeats: int) -> None:
+@pytest.mark.parametrize("period", [4, 0])
+def test_both_arms_are_timed_on_the_same_batches(baseline: float, candidate: float, period: int) -> None:
     """Blocks of one step each, of other batches, made 1.1 times 2."""
     costs = [1.0, 1.3, 0.7, 1.0]
-    found = measured(pairs=10, baseline=Uneven(baseline, costs, repeats), candidate=Uneven(candidate, costs, repeats))
+    found = measured(pairs=10, baseline=Uneven(baseline, costs, period), candidate=Uneven(candidate, costs, period))
     assert {round(pair.log_ratio, 9) for pair in found.pairs} == {round(log(baseline / candidate), 9)}
+
+
+def test_an_epoch_that_ends_with_a_smaller_batch_is_met_whole() -> None:
+    """Every 17th batch costs a 32nd: an arm whose blocks outlast a queue was called 1.06 times as fast as the other."""
+    costs = [1.0] * 16 + [1 / 32]
+    found = measured(pairs=10, baseline=Uneven(1e-3, costs, 17), candidate=Uneven(1e-3, costs, 17, queue=4))
+    assert {round(pair.log_ratio, 9) for pair in found.pairs} == {0.0}
+
+
+def test_batches_that_would_take_too_long_to_be_the_same_decide_nothing() -> None:
+    arms = {"baseline": Uneven(0.2, [1.0], 0), "candidate": Uneven(0.025, [1.0], 0, queue=16)}
+    found = measured(pairs=8, **arms)
+    assert max(call["steps"] for call in arms["baseline"].calls) == 1
+    assert found.uneven
+    assert not measured(pairs=8, baseline=Uneven(0.2, [1.0], 0), candidate=Uneven(0.02, [1.0], 0)).uneven
 
 
 def test_an_interrupt_leaves_what_was_measured() -> None:
