@@ -178,6 +178,7 @@ def test_compiles_without_a_graph_break(kernel: Kernel, device: str) -> None:
     args = arguments(kernel.cases[0], device)
     backend = "inductor" if device == "cuda" else "aot_eager"  # Inductor's C++ takes long to compile
     compiled = torch.compile(kernel.function, fullgraph=True, backend=backend)
+    torch.manual_seed(0)  # of gradients in another order one in a hundred and fifty is beyond assert_close's limits
     dy = torch.randn_like(kernel.reference(*args))
     ours, theirs = (differentiated(f, args, dy) for f in (compiled, kernel.function))
     for name, value in theirs.items():
