@@ -126,8 +126,12 @@ class LoaderFeed(Feed):
         loader = self.loader
         if loader.drop_last or not loader.batch_size or isinstance(loader.dataset, IterableDataset):
             return None
-        epoch = len(loader)
-        return epoch if epoch <= SHORT_EPOCH and len(loader.sampler) % loader.batch_size else None  # type: ignore[arg-type]
+        try:
+            examples = len(loader.sampler)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError):  # samplers need not know
+            return None
+        epoch = -(-examples // loader.batch_size)
+        return epoch if epoch <= SHORT_EPOCH and examples % loader.batch_size else None
 
     def next(self) -> Batch:
         if self._batches is None:

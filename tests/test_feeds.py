@@ -217,6 +217,14 @@ def test_an_epoch_is_its_period_where_its_last_batch_is_smaller_and_counts(examp
     assert LoaderFeed(DataLoader(data, batch_size=32, drop_last=drop_last), CPU).period == epoch
 
 
+def test_a_sampler_that_does_not_know_its_length_has_no_period():
+    class Endless(Sampler):
+        def __iter__(self):
+            yield from range(33)
+
+    assert LoaderFeed(DataLoader(TEN, batch_size=32, sampler=Endless()), CPU).period is None
+
+
 # --- how it is measured
 
 
