@@ -85,14 +85,14 @@ class Warm:
 
 
 def comparisons(
-    session: Session, seed: int, pairs: int, limit: int, equal: int, delayed: int, end: float
+    session: Session, seed: int, pairs: int, limit: int, equal: int, delays: list[float], end: float
 ) -> Iterator[dict[str, Any]]:
     """So many comparisons of the baseline with itself, and with a delayed self, until each is precise enough: arms of
     all of them are started together, and measured one after the other. After `end` all have their fewest processes.
     """
-    protocol, order, delays = session.protocol, Random(seed), list(DELAYS)
+    protocol, order = session.protocol, Random(seed)
     found: dict[tuple[int, float], list[Sample]] = {(i, 0.0): [] for i in range(equal)}
-    found |= {(i, delays[i % len(delays)]): [] for i in range(delayed)}
+    found |= {(i, delay): [] for i, delay in enumerate(delays)}
     read = session.gpu.read if session.gpu else lambda: None
     for process in range(min(limit, protocol.processes_max)):
         open_ = [key for key, samples in found.items() if undecided(samples, protocol)]
@@ -154,7 +154,8 @@ def measure(asked: argparse.Namespace) -> None:
             session = Session(resolve(config), device, Path(folder), Stopwatch(), progress)
             with closing(session), placement.keep_off(session.cores):
                 seed = 10**6 * asked.seed + 1000 * len(kept)
-                asking = asked.pairs, asked.processes, asked.equal, asked.delays, end
+                delays = (asked.delay * asked.delays)[: asked.delays]
+                asking = asked.pairs, asked.processes, asked.equal, delays, end
                 found = list(comparisons(session, seed, *asking))
             where = {"workload": name, "device": session.result.environment.get("gpu") or kind}
         kept += [where | facts for facts in found]
@@ -284,6 +285,7 @@ def main() -> None:
     parser.add_argument("--preset", default="default", help="of measurement=")
     parser.add_argument("--equal", type=int, default=7, help="comparisons with itself of a workload, side by side")
     parser.add_argument("--delays", type=int, default=7, help="beside them, comparisons with a delayed self")
+    parser.add_argument("--delay", nargs="*", type=float, choices=DELAYS, default=list(DELAYS), help="in turn")
     parser.add_argument("--workloads", nargs="*", help="some of them only")
     parser.add_argument("--seed", type=int, default=0, help="another one for each store")
     parser.add_argument("--clocks", action="store_true", help="our clock beside CUPTI's and Triton's")
