@@ -16,7 +16,7 @@ from optexp.measurement import clock
 from optexp.measurement.gpu import Gpu, between
 from optexp.measurement.neighbours import neighbours
 from optexp.result import Result, Verdict
-from tests.benchmarks.false_alarms import kernel_us
+from tests.benchmarks.false_alarms import same_calls
 from tests.reached import measured
 
 pytestmark = pytest.mark.gpu
@@ -112,14 +112,13 @@ def test_another_program_is_refused_or_where_its_id_is_hidden_told(busy_neighbou
 
 @pytest.mark.parametrize("name", ["gelu", "matmul"])
 def test_our_device_time_agrees_with_cupti(name: str) -> None:
-    """By turns, for the card's clocks move; at sizes beside which the 2 to 3 µs between two launches are nothing."""
+    """On the same calls, for the card's clocks move; at sizes beside which the 2 to 3 µs between two are nothing."""
     generator = torch.Generator(CUDA).manual_seed(0)
     x = torch.randn(16384, 16384, device=CUDA, generator=generator)
     a = x[:8192, :8192].contiguous().bfloat16()
     work = {"gelu": lambda: torch.nn.functional.gelu(x, approximate="tanh"), "matmul": lambda: a @ a}[name]
     clock.warm_up(work, CUDA, 3.0)
-    blocks = [((clock.time_block(work, 50, CUDA).device_s or 0.0) * 1e6, kernel_us(work, 50)) for _ in range(9)]
-    ours, cupti = (median(times) for times in zip(*blocks, strict=True))
+    ours, cupti = (median(times) for times in zip(*(same_calls(work, 50, CUDA) for _ in range(9)), strict=True))
     assert ours == pytest.approx(cupti, rel=0.02)
 
 
