@@ -273,9 +273,9 @@ def histogram(candidate: Tensor, reference: Tensor, scale: float) -> list[float]
     for _, (c, g) in chunks(candidate, reference):
         off = (c.to(torch.float64) - g.to(torch.float64)).abs_().div_(scale or 1.0)
         off = off[off.isfinite()]
-        decades = off[off > 0].log10_().clamp_(low, high)
+        places = (off[off > 0].log10_() - low).mul_(parts / (high - low)).long().clamp_(0, parts - 1)
         counts[0] += float((off == 0).sum())
-        counts[1:] += torch.histc(decades, parts, low, high).cpu()
+        counts[1:] += torch.bincount(places, minlength=parts).cpu()  # histc is not deterministic
         total += len(off)
     return (counts / max(total, 1)).tolist()
 

@@ -21,7 +21,7 @@ class Masked(Linear):
     """Logits, with a number in place of some that means none."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x).masked_fill(torch.arange(32) % 4 == 0, -1e9)
+        return self.linear(x).masked_fill(torch.arange(32, device=x.device) % 4 == 0, -1e9)
 
 
 class Scored(Linear):

@@ -46,6 +46,7 @@ SHAPES += ["workload.shapes=[{B: 24}, {B: 32}, {B: 40}, {B: 48}]"]
 LOADER = ["workload=module", f"workload.path={Path(__file__).with_name('loader.py')}"]
 WARMED_UP = ["workload=module", f"workload.path={Path(__file__).with_name('warmed_up.py')}", "workload.mode=train"]
 SCHEDULED = ["workload=module", f"workload.path={Path(__file__).with_name('scheduled.py')}", "workload.mode=train"]
+DETERMINISTIC = ["workload=module", f"workload.path={Path(__file__).with_name('deterministic.py')}"]
 FAMILIES = ["measurement.thorough=true"]
 
 
@@ -221,6 +222,7 @@ HONEST: list[tuple[list[str], str]] = [
     ([*TEXT, "workload.mode=train"], "fused_optimizer"),
     ([*VISION, "workload.mode=train"], "amp"),
     (["workload=training", "workload.batch_size=4", "workload.workers=1"], "fused_optimizer"),
+    (DETERMINISTIC, "inference_mode"),
 ]
 
 

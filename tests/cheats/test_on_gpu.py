@@ -86,7 +86,7 @@ HONEST: list[tuple[list[str], str]] = [
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
+def _the_card_as_it_was() -> Iterator[None]:
     kept = torch._C._cuda_synchronize, torch.cuda.Event.elapsed_time
     matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -254,3 +255,14 @@ def test_numbers_that_fill_a_mask_are_told_from_others(values, limit):
 )
 def test_other_results_have_none(values):
     assert gates.filled(values, torch.float32) is None
+
+
+def test_the_distribution_of_errors_counts_each_once() -> None:
+    off = torch.tensor([0.0, 0.0, 1e-30, 0.05, 0.05, 7.0, 1e9, float("nan")])
+    exact, *parts = gates.histogram(off, torch.zeros(8), 1.0)
+    low, high, count = gates.SPREAD
+    at = [int((math.log10(size) - low) * count / (high - low)) for size in (0.05, 7.0)]
+    assert exact == pytest.approx(2 / 7)
+    assert {place: share * 7 for place, share in enumerate(parts) if share} == pytest.approx(
+        {0: 1, at[0]: 2, at[1]: 1, count - 1: 1}
+    )

@@ -112,9 +112,9 @@ def test_another_program_is_refused_or_where_its_id_is_hidden_told(busy_neighbou
 
 @pytest.mark.parametrize("name", ["gelu", "matmul"])
 def test_our_device_time_agrees_with_cupti(name: str) -> None:
-    """On the same calls, for the card's clocks move; at sizes beside which the 2 to 3 µs between two are nothing."""
+    """On the same calls, for the card's clocks move; at sizes beside which what is between two is nothing."""
     generator = torch.Generator(CUDA).manual_seed(0)
-    x = torch.randn(16384, 16384, device=CUDA, generator=generator)
+    x = torch.randn(32768, 32768, device=CUDA, generator=generator)
     a = x[:8192, :8192].contiguous().bfloat16()
     work = {"gelu": lambda: torch.nn.functional.gelu(x, approximate="tanh"), "matmul": lambda: a @ a}[name]
     clock.warm_up(work, CUDA, 3.0)
