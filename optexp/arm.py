@@ -22,6 +22,7 @@ from optexp.config import ConfigError
 from optexp.equivalence import dice, families, state, trajectory
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.dropout import NoDropout, silence
+from optexp.equivalence.gates import finite
 from optexp.equivalence.generic import vary
 from optexp.equivalence.golden import NoReference
 from optexp.equivalence.imprint import Imprint, imprint, left_behind
@@ -33,7 +34,7 @@ from optexp.insight.calibration import calibrate
 from optexp.insight.trace import record
 from optexp.kernelkit.toolchain import counted
 from optexp.measurement import clock, placement
-from optexp.program import Batch, Outputs, Program, Snapshot, map_batch, tensors_of
+from optexp.program import Batch, Outputs, Program, Snapshot, gradients, map_batch, tensors_of
 from optexp.strategy import REASSOCIATES, Contract, Notes, Strategy, Unsupported, compose
 from optexp.takehome.repro import Script
 from optexp.workers.parcel import Inbox, Outbox, Parcel
@@ -42,6 +43,7 @@ from optexp.workload import Workload
 DISTINCT_BATCHES = 4
 SIZES_MET = 16  # batches of a loader whose sizes are looked at
 MOST_OVERFLOWS = 40  # steps in which a loss scale may fall
+HEADROOM = 4.0  # by how much, where no optimizer ever lets it fall again: other batches have larger gradients
 NOVEL = 5  # sets of batches that an arm has not met; two where they take longer than
 NOVEL_S = 4.0
 LOOKS = 5  # blocks whose ends are looked at
@@ -172,19 +174,33 @@ class Arm:
         return told | facts(spec.workload, self.initial.values)
 
     def _settle_scale(self) -> None:
-        """Let the loss scale fall until no step overflows; it starts from there. A check would find skipped steps."""
-        if self.program.scaler is None or self.program.optimizer is None:
+        """Let the loss scale fall until no step overflows; it starts from there. A check would find skipped steps, or
+        gradients that are not finite where no optimizer lets it fall."""
+        scaler = self.program.scaler
+        if scaler is None:
             return
-        clean = 0
+        clean, learns = 0, self.program.optimizer is not None
         for _ in range(MOST_OVERFLOWS):
-            before = self.program.scaler.get_scale()
+            before = scaler.get_scale()
             self.program.run()
-            clean = clean + 1 if self.program.scaler.get_scale() >= before else 0
+            if not learns and len(finite(found := gradients(self.program))) < len(found):
+                scaler.update(before / HEADROOM)
+            clean = clean + 1 if scaler.get_scale() >= before else 0
             if clean == len(self.batches):
                 break
         self.initial.values["scaler/scale"] = self.program.state()["scaler/scale"].clone()
         self.restore()
         self.program.feed.pause()
+
+    def loss_scale(self) -> float | None:
+        """That steps begin with."""
+        return None if self.program.scaler is None else float(self.initial.values["scaler/scale"])
+
+    def scale_loss(self, by: float) -> None:
+        """Steps begin with this scale from now on, where there is one."""
+        if self.program.scaler is not None:
+            self.initial.values["scaler/scale"].fill_(by)
+            self.restore()
 
     def _settle(self, spec: Spec) -> None:
         placement.grant(spec.cores)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 from torch import nn
 
-from optexp.arm import Arm, Spec, steps_of_scale
+from optexp.arm import Arm, Reference, Spec, steps_of_scale
 from optexp.equivalence.autocast import autocast
+from optexp.equivalence.protocol import Plan, verify
+from optexp.insight.trace import Trace
 from optexp.measurement.clock import Timing
 from optexp.measurement.sampling import Pair, Sample
 from optexp.measurement.watchdogs import skipped_steps
+from optexp.program import Program
+from optexp.strategies.amp import Amp
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, contract
+from optexp.workers.processes import InProcess
 from optexp.workloads.mlp import Mlp
 
 CPU = torch.device("cpu")
@@ -22,9 +31,27 @@ class Steep(Mlp):
         return nn.functional.mse_loss(output, batch[-1]) * 4e3
 
 
-def arm() -> Arm:
-    made = Arm()
-    workload = Steep(mode="train", dim=16, layers=2, batch_size=8, optim="sgd", lr=1e-9)
+class LowScale(Strategy):
+    """Steps begin with a scale of its own."""
+
+    stage = Stage.OPTIMIZER
+    name = "low_scale"
+
+    def apply(self, program: Program) -> tuple[Program, Notes]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(torch.zeros(()))
+        return replace(program, scaler=scaler), {}
+
+    def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
+        return Evidence(True, "")
+
+
+def steep(mode: str, lr: float = 1e-9) -> Steep:
+    return Steep(mode=mode, dim=16, layers=2, batch_size=8, optim="sgd", lr=lr)
+
+
+def arm(mode: str = "train") -> Arm:
+    made, workload = Arm(), steep(mode)
     made.setup(Spec(workload, (), "cpu", "float32", seed=0, autocast="float16").pack())
     return made
 
@@ -37,6 +64,30 @@ def test_the_scale_has_settled_when_an_arm_is_ready() -> None:
     for _ in range(4):
         program.run()
     assert program.scaler.get_scale() == settled
+
+
+def test_without_an_optimizer_it_leaves_room_for_other_batches() -> None:
+    program = arm("forward_backward").program
+    assert program.scaler is not None
+    program.run()
+    largest = max(float(p.grad.abs().max()) for p in program.model.parameters())
+    assert largest < torch.finfo(torch.float16).max / 2
+    assert program.scaler.get_scale() < 2**14
+
+
+@pytest.mark.parametrize("mode", ["forward_backward", "train"])
+def test_a_candidate_that_settled_at_another_scale_is_judged_at_that_of_plain_autocast(mode: str) -> None:
+    stack = [Amp("float16"), LowScale()]
+    promise = contract(stack)
+    bare = Spec(steep(mode, lr=1e-5), (), "cpu", "float32", seed=0, contract=promise)
+    reference, yardstick, candidate = InProcess(Reference(), "r"), InProcess(Arm(), "b"), InProcess(Arm(), "c")
+    reference.call("setup", packed=bare.pack())
+    yardstick.call("setup", packed=replace(bare, autocast="float16").pack())
+    candidate.call("setup", packed=replace(bare, strategies=tuple(stack)).pack())
+    assert candidate.call("loss_scale") == 8.0 < yardstick.call("loss_scale")
+    found = verify(reference, yardstick, candidate, Plan([1]), promise)
+    assert found.ok, found.headline
+    assert candidate.call("loss_scale") == yardstick.call("loss_scale")
 
 
 def test_every_block_starts_from_the_settled_scale() -> None:

@@ -71,6 +71,7 @@ class Error:
           and where fp64 gives (almost) zero, as for a bias before a BatchNorm
     index, candidate, reference: that element (None when the tensor is empty)
     blocks: RMS(c−g) of every `BLOCK` elements, where there are more; on the CPU, for fp64 may move there
+    lost:   how many elements are not finite in one of both, and count in none of these
     """
 
     rms: float = 0.0
@@ -78,6 +79,7 @@ class Error:
     index: tuple[int, ...] | None = None
     candidate: float = 0.0
     reference: float = 0.0
+    lost: int = 0
     blocks: Tensor | None = field(default=None, compare=False, repr=False)
 
 
@@ -262,7 +264,7 @@ def errors(compared: Sequence[tuple[Tensor, Tensor, float]]) -> list[Error]:
         _, _, peak, at, c, g = table[worst].tolist()
         index = _index(worst * BLOCK + int(at), candidate)
         blocks = (table[:, 0] / BLOCK).sqrt_() if count > BLOCK else None
-        found.append(Error(sqrt(total / max(count - lost, 1.0)), peak, index, c, g, blocks))
+        found.append(Error(sqrt(total / max(count - lost, 1.0)), peak, index, c, g, int(lost), blocks))
     return found
 
 

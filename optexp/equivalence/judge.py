@@ -114,7 +114,8 @@ class Judge:
     ) -> None:
         self.fp64 = Golden(workload, device, dtype, seed, generic)
         self.precise = contract.name != "PRECISION"
-        self.row = TOLERANCES[contract.dtype or name_of(dtype)]
+        self.arithmetic = contract.dtype or name_of(dtype)
+        self.row = TOLERANCES[self.arithmetic]
         self.rough = dtype is torch.float64  # the reference is no more exact than the arms
         self.step = -1  # the one whose yardstick is known
         self.skipped: set[int] = set()
@@ -126,7 +127,7 @@ class Judge:
         self.swayed: dict[tuple[int, str], list[Tensor]] = {}  # the same of noisy runs
         self.noisy_runs = 0
         self.writes = False  # the baseline, to its own inputs
-        self.infinite: set[str] = set()  # outputs that the baseline gives no finite numbers for on normal inputs
+        self.infinite: set[str] = set()  # results that the baseline gives no finite numbers for on normal inputs
         self.baseline: Observation = {}
         self.candidate: Observation = {}
         self.earlier: Observation = {}  # outputs and gradients of the baseline's step before
@@ -281,8 +282,9 @@ class Judge:
 
     def _require_finite(self, seen: Observation) -> None:
         """Where only a family of inputs makes the baseline overflow, how it does so is no implementation's duty."""
-        outputs = {name: t for name, t in seen.items() if name.startswith("out/")}
-        found = outputs.keys() - finite(outputs)
+        scaled = () if self.precise or _skipped(seen) else ("grad/",)
+        results = {name: t for name, t in seen.items() if name.startswith(("out/", *scaled))}
+        found = results.keys() - finite(results)
         if self.fp64.family not in FAMILIES:
             self.infinite |= found
         elif self.fp64.family != nonfinite.__name__ and (lost := found - self.infinite):
@@ -344,6 +346,10 @@ class Judge:
         self.fp64.memory = unpacked("memory", self.baseline)
         skips, expected = _skipped(seen), _skipped(self.baseline)
         if skips != expected:
+            if expected and self.fp64.family in FAMILIES:
+                raise NoReference(
+                    "the gradients of plain autocast overflow, so that there is no update to compare with"
+                )
             who, other = ("candidate", "plain autocast") if skips else ("plain autocast", "candidate")
             return [broken("scaler", f"{who} skips this step because its gradients overflow, {other} does not")]
         initial = self.fp64.initial if step == 0 else None
@@ -390,6 +396,9 @@ class Judge:
             swayed = [run for run in runs if run.shape == shape]  # how many integers there are may hang on rounding
             return exact(name, quantity.value, self.baseline[_source(quantity.name)], quantity.reference, swayed)
         found = quantity.found
+        if found.lost and not self.precise and (count := self._overflows(quantity)):
+            everything = f"{count} of {quantity.value.numel()} elements"
+            return broken(name, f"{everything} are NaN or Inf, and finite in float64: {self.arithmetic} overflows here")
         if quantity.columns is not None and found.index:
             found = replace(found, index=(*found.index[:-1], int(quantity.columns[found.index[-1]])))
         yardstick, plain = self._of(quantity), self._plain(quantity)
@@ -405,6 +414,14 @@ class Judge:
             note = f"dtype {name_of(quantity.value.dtype)} where plain autocast has {name_of(kept.dtype)}"
             finding = replace(finding, message="; ".join(filter(None, (finding.message, note))))
         return finding
+
+    def _overflows(self, quantity: Quantity) -> int:
+        """Elements that float32 can hold and lower precision cannot, whatever plain autocast makes of them. What only
+        a family of inputs does to gradients a loss scale that falls would mend."""
+        if self.fp64.family in FAMILIES:
+            return 0
+        held = quantity.reference.abs() < torch.finfo(torch.float32).max
+        return int((held & ~quantity.value.isfinite()).sum())
 
     def _histogram(self, seen: Observation, name: str) -> list[float]:
         quantity = next(q for q in self._quantities(self.step, self._here(seen)) if q.name == name)

@@ -734,7 +734,7 @@ class NeverTheSameTwice(LearnsNothingWhenTimed):
         outputs = super().step(honest, program, batch)
         with torch.no_grad():
             for parameter in program.model.parameters():
-                signs = torch.randint(3, parameter.shape, generator=self.noise) - 1
+                signs = torch.randint(3, parameter.shape, generator=self.noise).to(parameter.device) - 1
                 parameter.add_(parameter * signs, alpha=2.0**-23)
         return outputs
 
@@ -758,7 +758,7 @@ class WildWhereItIsDisturbed(ForgetsGradientsWhenTimed):
         parameters = list(program.model.parameters())
         wild = not all(map(torch.equal, parameters, self.start))
         for gradient in () if timed() else [p.grad for p in parameters if p.grad is not None]:
-            signs = torch.randint(3, gradient.shape, generator=self.noise) - 1
+            signs = torch.randint(3, gradient.shape, generator=self.noise).to(gradient.device) - 1
             gradient.add_(gradient * signs, alpha=2.0**-23).mul_(100.0 if wild else 1.0)
         return outputs
 

@@ -74,3 +74,17 @@ class Halved(Linear):
     def forward(self, x: Tensor) -> Any:
         halves = {name: parameter * 0.5 for name, parameter in self.linear.named_parameters()}
         return torch.func.functional_call(self.linear, halves, (x,))
+
+
+class Large(Linear):
+    """Float32 holds this, float16 does not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x * 1e6)
+
+
+class Steep(Linear):
+    """A loss whose gradients overflow at the scale that loss scaling begins with."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).square().mean() * 3e4

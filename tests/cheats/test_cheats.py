@@ -48,6 +48,7 @@ WARMED_UP = ["workload=module", f"workload.path={Path(__file__).with_name('warme
 SCHEDULED = ["workload=module", f"workload.path={Path(__file__).with_name('scheduled.py')}", "workload.mode=train"]
 DETERMINISTIC = ["workload=module", f"workload.path={Path(__file__).with_name('deterministic.py')}"]
 FAMILIES = ["measurement.thorough=true"]
+HALF = "strategy.amp.dtype=float16"
 
 
 def own(model: str) -> list[str]:
@@ -223,6 +224,7 @@ HONEST: list[tuple[list[str], str]] = [
     ([*VISION, "workload.mode=train"], "amp"),
     (["workload=training", "workload.batch_size=4", "workload.workers=1"], "fused_optimizer"),
     (DETERMINISTIC, "inference_mode"),
+    *(([*own("Steep"), f"workload.mode={mode}", HALF], "amp") for mode in ("forward_backward", "train")),
 ]
 
 
@@ -256,6 +258,12 @@ def test_honest_controls_pass(
     count.append(("honest", result))
     assert measured(result), result.headline
     assert result.equivalence["ok"]
+
+
+def test_what_overflows_at_lower_precision_is_wrong_though_plain_autocast_does_so_too(tmp_path: Path) -> None:
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *own("Large"), HALF], stack="amp")
+    assert result.verdict is WRONG
+    assert "512 of 512 elements are NaN or Inf, and finite in float64: float16 overflows here" in result.headline
 
 
 def test_there_are_as_many_honest_controls_as_cheats() -> None:
