@@ -21,6 +21,7 @@ from optexp.measurement.gpu import Reading
 from optexp.measurement.load import Load
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.sampling import COLD, Pair, Sample
+from optexp.measurement.watchdogs import slow_start
 from optexp.reporting import report, summary
 from optexp.reporting.terminal import Progress
 from optexp.result import ArmSummary, Result, Speedup, Verdict, finite
@@ -129,12 +130,12 @@ def test_cold_pairs_of_a_slowed_card_do_not_count() -> None:
     assert l2(samples, Protocol(l2="both"))["cold"]["estimate"] == pytest.approx(2)
 
 
-def crowded(share: float) -> list[Sample]:
+def crowded(share: float, baseline_s: float = 2e-3) -> list[Sample]:
     """Arms that seemed slow while blocks were planned, and for so much of their time had no core."""
     samples = made(constant(2e-3), constant(1e-3), noise=0.0001)
     for sample in samples:
         sample.alone = {arm: [1.1e-3] for arm in ("baseline", "candidate")}
-        sample.planned_s = {"baseline": 2e-3, "candidate": 0.3}
+        sample.planned_s = {"baseline": baseline_s, "candidate": 0.3}
         sample.pairs = [replace(p, candidate=replace(p.candidate, queued=share)) for p in sample.pairs]
         sample.pairs = [replace(p, baseline=replace(p.baseline, queued=0.0)) for p in sample.pairs]
     return samples
@@ -159,6 +160,14 @@ def test_a_slow_start_among_other_programs_decides_nothing(experiment: Of, tmp_p
     record["verdict"] = "FASTER"
     assert "the verdict is FASTER, and the record gives INCONCLUSIVE" in problems(record)
     assert any("slow start refuses it" in problem for problem in problems(record))
+
+
+def test_a_baseline_that_starts_as_slowly_shows_that_it_is_the_machine() -> None:
+    watch = slow_start(crowded(0.05, baseline_s=0.2))
+    assert (watch.ok, watch.fatal, watch.undecides) == (False, False, True)
+    assert "the candidate took 300 times as long" in watch.text
+    watch = slow_start(crowded(0.05))
+    assert (watch.ok, watch.fatal, watch.undecides) == (False, True, False)
 
 
 # --- from samples to the verdict ---------------------------------------------------------------------------------
