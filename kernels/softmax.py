@@ -66,16 +66,24 @@ def softmax_forward(x_ptr, y_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.c
 def softmax_backward(
     dy_ptr, y_ptr, dx_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
 ):
-    """dx = y·(dy − Σ y·dy)."""
+    """dx = y·(dy − Σ y·dy). Without stages dy is read twice, the second time from L2, and only y is held."""
+    ahead: tl.constexpr = STAGES if STAGES > 0 else 1
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
+    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=ahead):
         first = tl.cast(tile, tl.int64) * ROWS
         start = first * columns
         exists = row < left(first, rows, ROWS)
         mask = (column < columns) & exists
         y = wide(tl.load(y_ptr + start + row * columns + column, mask=mask, other=0.0))
-        dy = wide(tl.load(dy_ptr + start + row * columns + column, mask=mask, other=0.0))
-        dx = y * (dy - tl.sum(y * dy, axis=1, keep_dims=True))
+        there = dy_ptr + start + row * columns + column
+        if STAGES == 0:  # loads of the same kind would be made one
+            dy = wide(tl.load(there, mask=mask, other=0.0, eviction_policy="evict_last"))
+        else:
+            dy = wide(tl.load(there, mask=mask, other=0.0))
+        total = tl.sum(y * dy, axis=1, keep_dims=True)
+        if STAGES == 0:
+            dy = wide(tl.load(there, mask=mask, other=0.0, eviction_policy="evict_first"))
+        dx = y * (dy - total)
         tl.store(dx_ptr + start + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
@@ -130,9 +138,15 @@ def softmax_plain(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
 
 
 @cache
-def _more_ways(block: int) -> list[Launch]:
+def _read_again(block: int) -> list[Launch]:
     """Forward in half precision: two programs a multiprocessor where a row in registers leaves room for one."""
     return [Launch(1, 16, 0, 0, 64), Launch(1, 32, 0, 0, 32)] if block > 8192 else []
+
+
+@cache
+def _half_held(block: int) -> list[Launch]:
+    """Backward: two rows in registers would leave room for nothing."""
+    return [Launch(1, 32, 0, 0, 64), Launch(1, 16, 0, 0, 128)] if block > 8192 else []
 
 
 def _in_rows(kernel: Any, long: Any, library: Callable[[], Tensor], dtype: torch.dtype, *operands: Tensor) -> Tensor:
@@ -140,8 +154,9 @@ def _in_rows(kernel: Any, long: Any, library: Callable[[], Tensor], dtype: torch
     rows, columns = matrix(operands[0])
     if columns <= LONGEST:
         result = torch.empty_like(operands[0], dtype=dtype)
-        again = kernel is softmax_forward and operands[0].element_size() == 2
-        in_rows(kernel, rows, columns, *operands, result, more=_more_ways if again else None)
+        half = operands[0].element_size() == 2
+        more = _half_held if kernel is softmax_backward else _read_again if half else None
+        in_rows(kernel, rows, columns, *operands, result, more=more)
         return result
 
     def run(way: str) -> Tensor:

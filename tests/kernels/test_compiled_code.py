@@ -41,5 +41,4 @@ def test_compiles_well(name: str) -> None:
         else:
             assert made.get("LDG.128") or made.get("LDGSTS"), code
             assert made.get("STG.128"), code
-    # Of each kernel there is a way that spills nothing, or next to nothing where a row of 32768 must be held twice.
-    assert all(spills <= (16 if name == "softmax" else 0) for spills in best.values()), best
+    assert not any(best.values()), best  # of each kernel there is a way that spills nothing

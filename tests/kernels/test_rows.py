@@ -15,8 +15,11 @@ from optexp.kernelkit.rows import Launch, tiles
 from optexp.kernels import layernorm, softmax
 
 COLUMNS = (700, 5000, 16_000)  # a tile holds several rows; one; one that only many threads hold
+AGAIN = [*softmax._read_again(16_384), *softmax._half_held(16_384)]  # rows of which a part is read more than once
 ON_A_GPU = [
-    pytest.param(c, how, "cuda", marks=pytest.mark.gpu) for c in COLUMNS for how in tiles(1 << (c - 1).bit_length())
+    pytest.param(c, how, "cuda", marks=pytest.mark.gpu)
+    for c in COLUMNS
+    for how in (*tiles(1 << (c - 1).bit_length()), *(AGAIN if c > 8192 else ()))
 ]
 INTERPRETED = [
     pytest.param(70, how, "cpu") for how in (Launch(4, 4), Launch(1, 4), Launch(2, 4, 3, 3), Launch(2, 4, 0, 0))
