@@ -85,7 +85,7 @@ def summarize(summary: ArmSummary, arm: str, samples: Sequence[Sample], samples_
     """Figures for people: medians over processes of each process's median block, percentiles of all single steps."""
 
     def typical(kind: str, figure: str) -> float | None:
-        processes = [s.kept if kind == MAIN else s.of(kind) for s in samples]
+        processes = [s.kept if kind == MAIN else [pair for pair in s.of(kind) if pair.counts] for s in samples]
         blocks = [[getattr(getattr(pair, arm), figure) for pair in pairs] for pairs in processes]
         return median(map(median, blocks)) if all(blocks) and None not in blocks[0] else None
 
@@ -99,11 +99,13 @@ def summarize(summary: ArmSummary, arm: str, samples: Sequence[Sample], samples_
         setattr(summary, name, statistics.percentile(alone, share))
     for load in (s.load[arm] for s in samples if arm in s.load):
         summary.power_w, summary.utilisation = load.power_w, load.utilisation
-        summary.energy_j = None if load.power_w is None else load.power_w * step_s
+        summary.energy_j = None if load.power_w is None else load.power_w * load.step_s
 
 
 def agreeing(verdict: Verdict, explanation: list[str]) -> list[str]:
     """The explanation without what the measurement did not confirm: a profile is a few steps of one process."""
+    if not explanation:
+        return []
     step, *changes = explanation
     if (verdict is Verdict.FASTER and "got slower" in step) or (verdict is Verdict.SLOWER and "got faster" in step):
         return ["The traced steps do not show this difference; what else they show:", *changes]

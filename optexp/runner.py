@@ -20,7 +20,7 @@ from optexp.examination import Profile, examine, profile
 from optexp.insight.diagnosis import Bottleneck, suggestion
 from optexp.insight.explanation import explain
 from optexp.measurement import textbook
-from optexp.measurement.rounds import measure, refuse_company
+from optexp.measurement.rounds import measure, refuse_company, say_how_to_lock
 from optexp.reporting import record, terminal
 from optexp.reporting.terminal import Progress
 from optexp.reporting.wording import at_precision
@@ -114,11 +114,13 @@ def compare(session: Session, meanwhile: Callable[[], None]) -> None:
     if session.experiment.verify == "only":
         result.verdict = Verdict.VERIFIED
         result.headline = f"VERIFIED: the results are the same{at_precision(session.precision)}; nothing was timed"
+        say_how_to_lock(session)
         return
     if baseline:
         baseline.referee.leave()
     if session.protocol.trials:
         textbook.measure(session)
+        say_how_to_lock(session)
         result.explanation = []
         return
     samples = measure(session, candidate.referee.again)
@@ -141,6 +143,8 @@ def profile_only(session: Session, meanwhile: Callable[[], None]) -> None:
     with session.working("measurement", "timing it as it is"):
         step_s = median(arm.call("warm_up", limit_s=session.protocol.warmup_s)["alone_s"])
     result.baseline = ArmSummary(step_us=step_s * 1e6, throughput=session.samples / step_s, setup_s=setup["setup_s"])
+    result.measurement["notes"].append("time/step is of single steps, each waited for: one of many takes less")
+    say_how_to_lock(session)
     with session.working("profile", "tracing a few steady steps"):
         found = profile(session, arm, "baseline")
         causes = advise(arm, found.trace, found.breakdown, session.baseline)

@@ -60,12 +60,12 @@ def test_energy_cold_caches_and_the_device() -> None:
             Pair(timing(1e-3, device_s=8e-4), timing(1e-3, device_s=7e-4), True),
             Pair(timing(9e-3, device_s=8e-4), timing(9e-3, device_s=9e-4), True, COLD),
         ]
-    samples[-1].load = {"candidate": Load(500.0, 0.9, [])}
+    samples[-1].load = {"candidate": Load(500.0, 1.2e-3, 0.9, [])}
     figures = ArmSummary()
     summarize(figures, "candidate", samples, 1)
     assert figures.device_us == pytest.approx(700)
     assert figures.cold_us == pytest.approx(900)
-    assert figures.energy_j == pytest.approx(0.5)
+    assert figures.energy_j == pytest.approx(0.6)  # of a step as long as steps were while it was metered
     assert (figures.power_w, figures.utilisation) == (500.0, 0.9)
 
 
@@ -128,6 +128,11 @@ def test_cold_pairs_of_a_slowed_card_do_not_count() -> None:
         sample.pairs += [replace(pair, kind=COLD, baseline=timing(2e-3)) for pair in sample.pairs]
         sample.pairs += [replace(pair, kind=COLD, candidate=timing(9e-3), readings=hot) for pair in sample.pairs]
     assert l2(samples, Protocol(l2="both"))["cold"]["estimate"] == pytest.approx(2)
+    for sample in samples:
+        sample.pairs = [replace(p, candidate=replace(p.candidate, device_s=p.candidate.wall_s)) for p in sample.pairs]
+    figures = ArmSummary()
+    summarize(figures, "candidate", samples, 1)
+    assert figures.cold_us == pytest.approx(1000)
 
 
 def crowded(share: float, baseline_s: float = 2e-3) -> list[Sample]:

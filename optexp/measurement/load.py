@@ -25,9 +25,15 @@ class Starter(Protocol):
 
 @dataclass(frozen=True)
 class Load:
-    """Watts from the card's energy meter, its busy share by NVML (time with any kernel), and what it said meanwhile."""
+    """What one said of itself, and what the card said.
+
+    power_w:     from its energy meter
+    step_s:      what a step took meanwhile: at its power limit a card is slower than in blocks between which it rests
+    utilisation: its busy share by NVML (time with any kernel)
+    """
 
     power_w: float | None
+    step_s: float
     utilisation: float | None
     readings: Sequence[Reading]
 
@@ -43,8 +49,8 @@ def under_load(
         sleep(POLL_S)
         readings.append(gpu.read())
         utilisation += gpu.utilisation()
-    arm.wait()
-    return Load(power(readings), median(utilisation) if utilisation else None, readings)
+    worked_s = arm.wait()
+    return Load(power(readings), worked_s, median(utilisation) if utilisation else None, readings)
 
 
 def power(readings: Sequence[Reading]) -> float | None:

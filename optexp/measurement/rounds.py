@@ -21,7 +21,7 @@ from optexp.measurement.protocol import Protocol
 from optexp.measurement.sampling import COLD, CONTROL_EVERY, QUEUES, RETRIED, UNBOUND, Sample, sample
 from optexp.measurement.watchdogs import impossible
 from optexp.reporting.wording import duration, ratio
-from optexp.result import Result, Verdict
+from optexp.result import ArmSummary, Result, Verdict
 from optexp.session import Arm, Session, Stop
 
 FEWEST_PAIRS = 10
@@ -117,13 +117,13 @@ def _measure(
                 measure_controls_again(session, order, beside)
                 judged = controls.judge(beside, protocol)
     refuse_work_aside(session.result, samples)
+    how_busy(session.result, samples)
     if waiting := host_bound(session.result):
         session.result.measurement["notes"].append(waiting)
         if protocol.processes_max > 1 and session.isolated and set(session.cores) < session.own_cores:
             measure_unbound(session, len(samples), order, beside)
             session.result.measurement["placement"]["unbound"] = how_unbound(session, beside[-1])
-    if protocol.lock_clocks:
-        session.result.measurement["notes"].append(how_to_lock(session, samples))
+    say_how_to_lock(session, samples)
     session.result.measurement["controls"] = {name: asdict(control) for name, control in judged.items()}
     if due and known:
         controls.remember(known, judged)
@@ -141,13 +141,24 @@ def refuse_work_aside(result: Result, samples: Sequence[Sample]) -> None:
     """Steps with emptied caches are timed on their own stream: what that does not wait for would cost nothing."""
     for name in ("baseline", "candidate"):
         busy_us = getattr(result, name).busy_us or 0.0
-        cold = [t for s in samples for p in (*s.kept, *s.of(COLD)) if (t := getattr(p, name)).cold]
+        counted = [p for s in samples for p in (*s.kept, *s.of(COLD)) if p.counts]
+        cold = [timing for pair in counted if (timing := getattr(pair, name)).cold]
         if cold and (cold_us := median(timing.step_s for timing in cold) * 1e6) < ON_STREAM * busy_us:
             raise Stop(
                 Verdict.INVALID,
                 f"a step of the {name} keeps the GPU busy for {duration(busy_us / 1e6)} and its own stream for"
                 f" {duration(cold_us / 1e6)}: that stream does not wait for all of the work",
             )
+
+
+def how_busy(result: Result, samples: Sequence[Sample]) -> None:
+    """The share of a timed step in which the card works: traced steps are longer, as tracing takes time of the host."""
+    for name in ("baseline", "candidate"):
+        summary: ArmSummary = getattr(result, name)
+        timings = [getattr(pair, name) for sample in samples for pair in sample.kept]
+        if summary.busy_us and not timings[0].cold:
+            samples[-1].busy_s[name] = summary.busy_us / 1e6
+            summary.gpu_busy = min(1.0, summary.busy_us / 1e6 / median(timing.wall_s for timing in timings))
 
 
 def host_bound(result: Result) -> str:
@@ -171,13 +182,17 @@ def how_unbound(session: Session, found: Sample) -> str:
     return f"free on all {len(session.own_cores)} cores it is {ratio(exp(found.log_ratio))} ({took}, one process)"
 
 
-def how_to_lock(session: Session, samples: Sequence[Sample]) -> str:
-    """For an administrator: clocks are read here, and never touched."""
-    clocks = [r.sm_mhz for s in samples for pair in s.kept for r in pair.readings if r.sm_mhz]
-    if session.gpu is None or not clocks:
-        return "lock_clocks: there are no GPU clocks to hold here"
-    seen = f"they were {min(clocks):.0f} to {max(clocks):.0f} MHz"
-    return f"lock_clocks: {seen}; an administrator holds them with {session.gpu.lock_command(min(clocks))}"
+def say_how_to_lock(session: Session, samples: Sequence[Sample] = ()) -> None:
+    """To an administrator, where that is asked for: clocks are read here, and never touched."""
+    if not session.protocol.lock_clocks:
+        return
+    readings = [reading for sample in samples for pair in sample.kept for reading in pair.readings]
+    readings += [session.gpu.read()] if session.gpu and not readings else []
+    clocks, text = [r.sm_mhz for r in readings if r.sm_mhz], "there are no GPU clocks to hold here"
+    if session.gpu and clocks:
+        seen = f"they were {min(clocks):.0f} to {max(clocks):.0f} MHz"
+        text = f"{seen}; an administrator holds them with {session.gpu.lock_command(min(clocks))}"
+    session.result.measurement["notes"].append(f"lock_clocks: {text}")
 
 
 def measure_controls_again(session: Session, order: Random, beside: list[Sample]) -> None:
@@ -288,7 +303,7 @@ def next_pairs(samples: Sequence[Sample], protocol: Protocol) -> int:
     The split that gives the narrowest interval for the time spent: √(cost of a restart in pairs · variance of a pair /
     variance of a process), where a median of n pairs has π/2 the variance of their mean.
     """
-    if len(samples) < 3:
+    if len(samples) < 3 or any(len(sample.kept) < 2 for sample in samples):
         return protocol.pairs
     blocks = fmean(pi / 2 * variance([p.log_ratio for p in s.kept]) for s in samples)
     processes = variance([s.log_ratio for s in samples]) - blocks / fmean(len(s.kept) for s in samples)

@@ -84,6 +84,7 @@ class Sample:
     queue: int = 0  # batches that an arm makes in the background, where work aside is honest
     uneven: bool = False  # blocks of both arms are not of the same batches, and these are not of one size
     floor_s: float = 0.0  # what no program can beat, where that is known
+    busy_s: dict[str, float] = field(default_factory=dict)  # by arm: seconds of a step in which the card works (traced)
     idle: dict[str, list[float]] = field(default_factory=dict)  # by arm: share of its cores it kept busy, not its turn
     load: dict[str, Load] = field(default_factory=dict)  # by arm, where it was looked at
     aim: str = ""

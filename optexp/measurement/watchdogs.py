@@ -10,7 +10,7 @@ from math import sqrt
 from statistics import correlation, fmean, median
 
 from optexp.measurement.gpu import POWER_CAP, between
-from optexp.measurement.sampling import MAIN, Sample
+from optexp.measurement.sampling import COLD, MAIN, Sample
 from optexp.reporting.wording import duration
 
 FOREIGN = "foreign processes"
@@ -78,7 +78,7 @@ def skipped_steps(samples: Sequence[Sample]) -> Watch:
 
 def throttling(samples: Sequence[Sample]) -> Watch:
     """Too hot, or too little power delivered: those pairs are dropped, and too many of them are no measurement."""
-    pairs = [pair for sample in samples for pair in sample.of(MAIN)]
+    pairs = [pair for sample in samples for kind in (MAIN, COLD) for pair in sample.of(kind)]
     clocks = [r.sm_mhz for pair in pairs for r in pair.readings if r.sm_mhz]
     if not any(pair.readings for pair in pairs):
         return Watch("throttling", True, "no clocks to read on this device")
@@ -264,12 +264,14 @@ def impossible(samples: Sequence[Sample]) -> Watch:
 
 
 def device_beats_wall(samples: Sequence[Sample]) -> Watch:
-    """A gain on the device that does not reach the user."""
-    pairs = [p for s in samples for p in s.kept if p.baseline.device_s and not p.baseline.cold]
-    if not pairs:
+    """A gain on the device that does not reach the user. Between two events a card that waits for the host would count
+    as well: how long it works is known from traced steps."""
+    pairs = [p for s in samples for p in s.kept if not p.baseline.cold]
+    busy = next((s.busy_s for s in reversed(samples) if s.busy_s), {})
+    if not pairs or not all(busy.get(arm) for arm in ("baseline", "candidate")):
         return Watch("device and wall", True, "no device time on this device")
     wall = median(p.baseline.wall_s / p.candidate.wall_s for p in pairs)
-    device = median((p.baseline.device_s or 0) / (p.candidate.device_s or 1) for p in pairs)
+    device = busy["baseline"] / busy["candidate"]
     lost = device > 1.05 * wall
     text = f"device time improves {device:.2f}×, wall time {wall:.2f}×"
     return Watch("device and wall", not lost, text + (": the gain does not reach the user" if lost else ""))

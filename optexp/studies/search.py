@@ -9,6 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from optexp.conclusion import agreeing
 from optexp.reporting import summary
 from optexp.result import Result, Verdict
 
@@ -37,6 +38,7 @@ def corrected(results: Sequence[Result]) -> list[Result]:
             alone = result.headline
             result.by_itself = {"verdict": result.verdict, "headline": alone} | result.by_itself
             result.verdict = Verdict.INCONCLUSIVE
+            result.explanation = agreeing(result.verdict, result.explanation)
             result.headline = f"INCONCLUSIVE: one of {len(family)} comparisons (Holm: p = {p:.2g}), by itself {alone}"
     return list(results)
 
@@ -69,7 +71,7 @@ def measured_again(job: Path, first: Result, output: Path, run: Run) -> Result:
     config = OmegaConf.load(job / ".hydra" / "config.yaml")
     assert isinstance(config, DictConfig)
     config.seed += NEW_SEED
-    config.device = first.device.partition(":")[0]
+    config.device = first.device  # the same card
     again = run(config, output)
     assert first.speedup is not None
     if again.verdict is Verdict.ERROR:  # a sweep that ran elsewhere may not find its device here

@@ -22,8 +22,9 @@ class Worker:
     def start(self, method: str, **arguments: Any) -> None:
         self.asked = arguments
 
-    def wait(self) -> None:
+    def wait(self) -> float:
         self.waited = True
+        return 1.1e-3
 
 
 def test_watts_come_from_the_meter(gpu: Gpu, nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +38,7 @@ def test_watts_come_from_the_meter(gpu: Gpu, nvml: Nvml, monkeypatch: pytest.Mon
     worker = Worker()
     load = under_load(worker, gpu, step_s=1e-3, seconds=1.0, sleep=sleep)
     assert load.power_w == pytest.approx(400, rel=0.01)
-    assert load.utilisation == 0.97
+    assert (load.utilisation, load.step_s) == (0.97, 1.1e-3)
     assert worker.asked == {"steps": 1100}
     assert worker.waited
     assert time[0] < 100 + 0.1 + 1.0  # nothing was read after the work

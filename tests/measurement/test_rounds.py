@@ -23,7 +23,7 @@ from optexp.measurement import rounds
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.rounds import how_to_lock, next_pairs, room_for_a_third
+from optexp.measurement.rounds import next_pairs, room_for_a_third, say_how_to_lock
 from optexp.measurement.sampling import COLD, MAIN, Pair, Sample
 from optexp.reporting import summary
 from optexp.reporting.terminal import Progress
@@ -56,6 +56,9 @@ def processes(luck: float, noise: float, count: int = 4) -> list[Sample]:
 def test_fewer_pairs_where_processes_differ_more_than_blocks(luck: float, noise: float, pairs: int) -> None:
     assert next_pairs(processes(luck, noise), Protocol()) == pairs
     assert next_pairs(processes(luck, noise)[:2], Protocol()) == Protocol().pairs  # too early to tell
+    hot, *others = processes(luck, noise)
+    hot.pairs = hot.pairs[:1]  # all others were slowed: no scatter to tell anything by
+    assert next_pairs([hot, *others], Protocol()) == Protocol().pairs
 
 
 def test_controls_run_in_the_same_rounds_and_are_recorded(tmp_path: Path) -> None:
@@ -107,10 +110,17 @@ def test_presets_are_what_they_are_called(preset: str) -> None:
 
 def test_how_to_hold_the_clocks_is_said_and_not_done(gpu: Gpu) -> None:
     samples = made(constant(1e-3), constant(1e-3), readings=[Reading(0.0, sm_mhz=1755), Reading(1.0, sm_mhz=1980)])
-    said = how_to_lock(SimpleNamespace(gpu=gpu), samples)  # type: ignore[arg-type]
-    assert "1755 to 1980 MHz" in said
-    assert "sudo nvidia-smi --id=GPU-1234 --lock-gpu-clocks=1755,1755" in said
-    assert "no GPU clocks" in how_to_lock(SimpleNamespace(gpu=None), samples)  # type: ignore[arg-type]
+
+    def said(card: Gpu | None, *given: Any, asked: bool = True) -> str:
+        result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0, measurement={"notes": []})
+        say_how_to_lock(SimpleNamespace(gpu=card, protocol=Protocol(lock_clocks=asked), result=result), *given)  # type: ignore[arg-type]
+        return "".join(result.measurement["notes"])
+
+    assert "1755 to 1980 MHz" in said(gpu, samples)
+    assert "sudo nvidia-smi --id=GPU-1234 --lock-gpu-clocks=1755,1755" in said(gpu, samples)
+    assert "an administrator holds them with" in said(gpu)  # where nothing was timed
+    assert "no GPU clocks" in said(None, samples)
+    assert not said(gpu, samples, asked=False)
 
 
 @pytest.mark.parametrize(("free_mib", "fits"), [(4000, False), (30_000, True)])
@@ -220,7 +230,8 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
     monkeypatch.setattr(rounds, "differences", lambda arms, result: {})
     monkeypatch.setattr(rounds, "floor", lambda session, arm: 0.0)
     result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
-    result.baseline.gpu_busy, result.candidate.gpu_busy = 0.21, 0.95
+    result.baseline.busy_us, result.candidate.busy_us = 420.0, 950.0
+    result.baseline.gpu_busy, result.candidate.gpu_busy = 0.15, 0.7  # of steps that tracing made longer
     result.measurement = {"notes": [], "placement": {"text": "both arms bound to the same 1 core"}}
     session = SimpleNamespace(
         protocol=Protocol(controls=False),
@@ -345,6 +356,9 @@ def test_work_that_its_own_stream_does_not_wait_for_is_refused(cold_us: float, r
         return
     with pytest.raises(Stop, match="its own stream for 60"):
         rounds.refuse_work_aside(result, samples)
+    hot = (Reading(0.0, reasons=("thermal slow-down",)),)
+    slowed = [replace(pair, readings=hot) for sample in samples for pair in sample.pairs]
+    rounds.refuse_work_aside(result, [Sample([*made(constant(1e-6), constant(1e-6))[0].pairs, *slowed])])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from optexp.measurement import watchdogs
 from optexp.measurement.floor import floor_s
 from optexp.measurement.gpu import Gpu, Reading
-from optexp.measurement.sampling import Pair, Sample
+from optexp.measurement.sampling import COLD, Pair, Sample
 from optexp.measurement.watchdogs import WATCHDOGS, split
 from tests.measurement.nvml import Nvml
 from tests.measurement.samples import constant, made, timing
@@ -197,6 +197,16 @@ def test_a_drifting_arm_is_named() -> None:
     assert "-2." in found["drift"].text  # per cent, between the first and the last third of 40 pairs
 
 
+def test_slowed_pairs_with_emptied_caches_are_counted(gpu: Gpu, nvml: Nvml) -> None:
+    steady = made(constant(1e-3), constant(1e-3), readings=[gpu.read(), gpu.read()])
+    slowed = hot(gpu, nvml, 0.3, 0x20)
+    for sample, other in zip(steady, slowed, strict=True):
+        sample.pairs += [replace(pair, kind=COLD) for pair in other.pairs]
+    watch = barking(steady)["throttling"]
+    assert "60 of 400 pairs dropped" in watch.text
+    assert watch.fatal
+
+
 def test_both_arms_drifting_together_change_no_ratio() -> None:
     slower = lambda index: 1e-3 * (1 + 0.002 * index)  # noqa: E731
     assert barking(made(slower, slower)) == {}
@@ -211,8 +221,13 @@ def test_an_effect_of_the_order_is_named() -> None:
 
 
 def test_a_gain_that_does_not_reach_the_user_is_named() -> None:
-    pairs = [Pair(timing(1e-3, device_s=1e-3), timing(0.9e-3, device_s=0.5e-3), bool(i % 2)) for i in range(12)]
-    assert "does not reach the user" in barking([Sample(pairs)])["device and wall"].text
+    samples = made(constant(1e-3), constant(0.9e-3))  # between events a card that waits seems to work
+    assert "device and wall" not in barking(samples)
+    samples[-1].busy_s = {"baseline": 4e-4, "candidate": 2e-4}
+    text = barking(samples)["device and wall"].text
+    assert text == "device time improves 2.00×, wall time 1.11×: the gain does not reach the user"
+    samples[-1].busy_s = {"baseline": 4e-4, "candidate": 3.6e-4}
+    assert "device and wall" not in barking(samples)
 
 
 def test_readings_of_a_card_without_clocks() -> None:

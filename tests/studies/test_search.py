@@ -31,11 +31,13 @@ def test_holm_as_in_its_paper() -> None:
 
 
 def test_a_claim_among_many_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = [result("a", 1.5, 1e-6), result("b", 1.02, 0.004), *(result(f"n{i}", 0.9, 0.5) for i in range(8))]
+    why = ["The profiled step got faster.", "1 kernel, not 9."]
+    tried = [result("a", 1.5, 1e-6), result("b", 1.02, 0.004, explanation=why), *(result(f"n{i}", 0.9, 0.5) for i in range(8))]
     a, b, *rest = search.corrected(tried)
     assert a.verdict is Verdict.FASTER
     assert b.verdict is Verdict.INCONCLUSIVE
     assert "one of 10 comparisons" in b.headline
+    assert b.explanation == why[1:]
     assert b.by_itself == {"verdict": Verdict.FASTER, "headline": "FASTER (...)"}
     assert a.by_itself == {}
     assert {r.verdict for r in rest} == {Verdict.INCONCLUSIVE}
@@ -70,7 +72,7 @@ def jobs(tmp_path: Path) -> dict[Path, Result]:
     for name, low in (("amp", 1.2), ("fusion", 1.5), ("inplace", 1.0)):
         (tmp_path / name / ".hydra").mkdir(parents=True)
         OmegaConf.save(OmegaConf.create({"seed": 3, "device": "auto"}), tmp_path / name / ".hydra" / "config.yaml")
-        found[tmp_path / name] = result(name, low)
+        found[tmp_path / name] = result(name, low, device="cuda:1")
     return found
 
 
@@ -82,7 +84,7 @@ def test_the_winner_is_measured_again_and_that_is_reported(jobs: dict[Path, Resu
         return result("fusion", 1.3)
 
     found = search.confirm(jobs, tmp_path, run)
-    assert asked == [(1003, "cpu", Path("winners/0"))]
+    assert asked == [(1003, "cuda:1", Path("winners/0"))]  # the card that the first was measured on
     again = found[tmp_path / "fusion"]
     assert again.speedup is not None
     assert again.speedup.low == 1.3
