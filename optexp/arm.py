@@ -192,16 +192,6 @@ class Arm:
         self.restore()
         self.program.feed.pause()
 
-    def loss_scale(self) -> float | None:
-        """That steps begin with."""
-        return None if self.program.scaler is None else float(self.initial.values["scaler/scale"])
-
-    def scale_loss(self, by: float) -> None:
-        """Steps begin with this scale from now on, where there is one."""
-        if self.program.scaler is not None:
-            self.initial.values["scaler/scale"].fill_(by)
-            self.restore()
-
     def _settle(self, spec: Spec) -> None:
         placement.grant(spec.cores)
         self.device, self.seed = spec.torch_device, spec.seed

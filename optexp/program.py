@@ -283,6 +283,9 @@ STEPS: dict[str, Step] = {"forward": forward, "forward_backward": forward_backwa
 # --- state, gradients, batches ---------------------------------------------------------------------------------
 
 
+BEGIN_AS_ONE, BEGIN_AS_RATE = {"mu_product", "mu"}, {"eta", "step_size"}  # of an optimizer's state
+
+
 class Snapshot:
     """A copy of a program's state that can be put back in place, so that captured addresses stay valid."""
 
@@ -294,16 +297,29 @@ class Snapshot:
     def restore(self, program: Program) -> None:
         """Copy back.
 
-        Optimizer state that was created since began as zeros; what a strategy added since (a loss scale, a learning
-        rate on the device) is restored to what it is at the first call.
+        Optimizer state that was created since is restored to what it began as; what a strategy added since (a loss
+        scale, a learning rate on the device) to what it is at the first call.
         """
         for name, tensor in program.state().items():
             if name not in self.values:
                 lazy = name.startswith("optimizer/") and not name.endswith("/lr")
-                self.values[name] = torch.zeros_like(tensor) if lazy else tensor.clone()
+                self.values[name] = _at_first(program, name, tensor) if lazy else tensor.clone()
             tensor.copy_(self.values[name])
         if program.memory is not None:
             program.memory.write(self.elsewhere)
+
+
+def _at_first(program: Program, name: str, tensor: Tensor) -> Tensor:
+    """What torch's optimizers create state as: zeros, but for NAdam's, ASGD's and Rprop's factors and step sizes."""
+    assert program.optimizer is not None
+    _, _, path = name.partition("/")
+    owner, _, key = path.rpartition("/")
+    if key in BEGIN_AS_ONE:
+        return torch.ones_like(tensor)
+    if key not in BEGIN_AS_RATE:
+        return torch.zeros_like(tensor)
+    rates = {p: group["lr"] for group in program.optimizer.param_groups for p in group["params"]}
+    return torch.full_like(tensor, float(next(rates[p] for alias, p in program.parameters() if alias.name == owner)))
 
 
 @contextmanager

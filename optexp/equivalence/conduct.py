@@ -36,7 +36,9 @@ def conduct(
         if not name.startswith("input/"):
             yield broken(title(name), "missing" if name in expected else "the baseline has no such tensor")
     common = {
-        name for name in names & expected if not name.startswith("flag/") and not (skips and name.startswith("grad/"))
+        name
+        for name in names & expected
+        if not name.startswith(("flag/", "before/scaler/")) and not (skips and name.startswith("grad/"))
     }
     plain = finite({name: seen[name] for name in common}) & finite({name: baseline[name] for name in common})
     starts = {f"before/{name}": tensor for name, tensor in initial.items()} if initial is not None else {}
@@ -89,7 +91,7 @@ def _outputs(seen: Observation, baseline: Observation) -> Iterator[Finding]:
     if len(ours) == len(theirs):
         for position, (shared, expected) in enumerate(zip(ours, theirs, strict=True)):
             if shared not in (position, expected):
-                other = "an input" if shared < 0 else f"output {shared}"
+                other = {-1: "an input", -2: "a parameter, a buffer or optimizer state"}.get(shared, f"output {shared}")
                 yield broken("outputs", f"output {position} shares memory with {other}; the baseline's does not")
 
 

@@ -240,6 +240,7 @@ class Judge:
             kept[key] = kept.get(key, Yardstick()) | Yardstick.of(found)
             unjudged.discard(_source(quantity.name))
             if not noisy:
+                self._require_numbers(quantity)
                 self._require_power(quantity, found.rms)
                 self._allow_long_sums(step, quantity)
             if quantity.name.startswith("grad/"):
@@ -316,6 +317,18 @@ class Judge:
         key = (step, moved.name)
         self.allowed[key] = self.allowed.get(key, Yardstick()) | Yardstick.of(moved.found)
 
+    def _require_numbers(self, quantity: Quantity) -> None:
+        """NaN looks like any other NaN, and so does what overflows."""
+        if not (self.precise and quantity.found.lost and self.fp64.family not in FAMILIES):
+            return
+        value = quantity.value
+        lost = int((value.isnan() | (~value.isfinite() & quantity.reference.isfinite())).sum())
+        if 2 * lost > value.numel():
+            raise NoReference(
+                f"{lost} of {value.numel()} elements of the baseline's own {title(quantity.name)} are NaN, or overflow"
+                " where fp64 has numbers, so that a wrong result could not be told from a right one"
+            )
+
     def _require_power(self, quantity: Quantity, spread: float) -> None:
         own_step = self.fp64.program.memory is not None
         judged = quantity.name.startswith(("out/", "change/") if own_step else "out/")
@@ -382,7 +395,9 @@ class Judge:
             element["baseline"] = number
         for name in seen:
             if name.startswith("after/scaler/"):
-                findings.append(exact(name.removeprefix("after/"), seen[name], self.baseline[name], None))
+                findings.append(
+                    exact(name.removeprefix("after/"), _grown(seen, name), _grown(self.baseline, name), None)
+                )
         return findings
 
     def _compare(self, quantity: Quantity) -> Finding:
@@ -489,14 +504,17 @@ class Judge:
             if (after := seen.get(f"after/{name}")) is None or name.startswith("buffer/"):
                 continue
             # In fp64 by value: a capturable `step` may be float32 where the baseline's is an integer.
-            row = TOLERANCES.get(name_of(after.dtype), self.row)
+            kept = self.baseline.get(f"after/{name}", after)  # whoever stores less finely is not judged by that
+            finer = kept.is_floating_point() and torch.finfo(kept.dtype).eps < torch.finfo(after.dtype).eps
+            stored = after.to(kept.dtype) if finer else after
+            row = TOLERANCES.get(name_of(stored.dtype), self.row)
             wide = after.to(torch.float64)
             reference = reference.detach().to(fp64.device, torch.float64)  # plain optimizers keep `step` on the CPU
             if name.startswith("param/"):  # however small the change is beside what is stored
                 start, change = own[name].to(torch.float64), name.replace("param/", "change/", 1)
-                yield Quantity(change, wide - start, reference - start, Limits(row), stored=after)
+                yield Quantity(change, wide - start, reference - start, Limits(row), stored=stored)
             else:
-                yield Quantity(name, wide, reference.clone(), Limits(row), stored=after)
+                yield Quantity(name, wide, reference.clone(), Limits(row), stored=stored)
         for index, group in enumerate(optimizer.param_groups):
             if (rate := seen.get(f"after/optimizer/group{index}/lr")) is not None:
                 left = group["lr"] if program.memory is None else fp64.left[step][index]
@@ -553,6 +571,7 @@ class Judge:
     def _subjects(self) -> Iterator[Quantity]:
         """Of every kind of real tensor the largest ones."""
         every = self._quantities(self.step, self.baseline)
+        every = (quantity for quantity in every if quantity.value.numel())
         real = [q for q in every if q.value.is_floating_point() and not _noise(q, self._plain(q).rms)]
         for kind in mutants.MUTANTS:
             of_kind = [q for q in real if q.name.startswith(f"{kind}/")]
@@ -652,6 +671,12 @@ def _source(quantity: str, when: str = "after") -> str:
     if quantity.startswith("change/"):
         return quantity.replace("change/", f"{when}/param/", 1)
     return f"{when}/{quantity}" if quantity.startswith("optimizer/") else quantity
+
+
+def _grown(observation: Mapping[str, Tensor], name: str) -> Tensor:
+    """By what factor a loss scale is another than before the step: each arm's own is where nothing overflowed."""
+    after, before = observation[name], observation[name.replace("after/", "before/", 1)]
+    return after / before if name.endswith("/scale") else after
 
 
 def _skipped(observation: Mapping[str, Tensor]) -> bool:

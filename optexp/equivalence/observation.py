@@ -38,7 +38,7 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
     flag/inputs_intact     1 where the step left its batch as it was
     flag/plain             1 where outputs are plain tensors
     flag/device            for each output, by name: 1 where it lies on the program's device
-    flag/aliases           for each output, by name: the first one it shares memory with, −1 for an input
+    flag/aliases           for each output, by name: the first one it shares memory with, −1 for an input, −2 for state
     flag/finished          1 where outputs no longer change after the step's own stream has computed them
     flag/random            1 where the step drew random numbers
     flag/noisy             1 with noise, whose value is the seed; a noisy run leaves out after/
@@ -77,7 +77,7 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
         "inputs_intact": torch.tensor(not written, dtype=torch.uint8),
         "plain": torch.tensor(plain, dtype=torch.uint8),
         "device": torch.tensor(here, dtype=torch.uint8),
-        "aliases": torch.tensor(_aliases(outputs, used), dtype=torch.int64),
+        "aliases": torch.tensor(_aliases(outputs, used, program), dtype=torch.int64),
         "finished": torch.tensor(finished, dtype=torch.uint8),
         "random": torch.tensor(dice.drawn(generators, program.device), dtype=torch.uint8),
         "noisy": torch.tensor(noise is not None, dtype=torch.uint8),
@@ -125,13 +125,15 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.layout is torch.strided else tensor.to_dense()
 
 
-def _aliases(outputs: Outputs, inputs: dict[str, Tensor]) -> list[int]:
+def _aliases(outputs: Outputs, inputs: dict[str, Tensor], program: Program) -> list[int]:
     given = {_storage(tensor) for tensor in inputs.values()}
+    own = {_storage(tensor) for tensor in program.state().values()} - given
     first: dict[int, int] = {}
     classes = []
     for position, name in enumerate(sorted(outputs)):
         storage = _storage(outputs[name])
-        classes.append(-1 if storage in given else first.setdefault(storage, position))
+        shared = -1 if storage in given else -2 if storage in own else first.setdefault(storage, position)
+        classes.append(shared)
     return classes
 
 

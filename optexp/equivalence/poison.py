@@ -33,6 +33,10 @@ def scribble(results: Iterable[Tensor], spared: Iterable[Tensor]) -> None:
     """Overwrite what a step returned, except memory that it shares with `spared`: its inputs and its state."""
     kept = {tensor.untyped_storage().data_ptr() for tensor in spared}
     for tensor in results:
-        if tensor.is_floating_point() and tensor.untyped_storage().data_ptr() not in kept:
+        if (
+            tensor.layout is torch.strided
+            and tensor.is_floating_point()
+            and tensor.untyped_storage().data_ptr() not in kept
+        ):
             with torch.no_grad(), torch.inference_mode(tensor.is_inference()):
                 tensor.fill_(torch.nan)

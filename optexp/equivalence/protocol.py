@@ -178,8 +178,6 @@ def verify(
     Where equivalence cannot be decided, the reference raises NoReference.
     """
     trial = Trial(reference, yardstick, candidate, plan, contract, Verification(str(contract)))
-    if (scale := yardstick.call("loss_scale")) is not None:  # each let its own fall until nothing overflowed
-        candidate.call("scale_loss", by=scale)
     sets = plan.sets
     for position, (seed, family) in enumerate(sets):
         on_progress(f"fresh input set {position + 1} of {len(sets)}" + (f": {family}" if family in FAMILIES else ""))

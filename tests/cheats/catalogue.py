@@ -588,6 +588,33 @@ class UpdatesOneStepLate(Cheat):
             parameter.grad = gradient.clone()
 
 
+class KeepsHalfPrecisionState(Cheat):
+    """Stored in bfloat16, which β₂ = 0.999 hardly ever changes."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        assert program.optimizer is not None
+        for values in program.optimizer.state.values():
+            values["exp_avg_sq"] = values["exp_avg_sq"].float()
+        outputs = honest(program, batch)
+        for values in program.optimizer.state.values():
+            values["exp_avg_sq"] = values["exp_avg_sq"].bfloat16()
+        return outputs
+
+
+class NothingButNaN(Cheat):
+    """Where the baseline overflows anyway."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        return {"output": torch.full((16, 32), torch.nan, device=program.device)}
+
+
+class HandsOutAParameter(Cheat):
+    """Where the baseline hands out a copy."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        return {**honest(program, batch), "output.1": program.model.linear.weight.detach()}  # type: ignore[union-attr]
+
+
 class HalfPrecisionState(Cheat):
     """Adam's averages with 8 bits."""
 

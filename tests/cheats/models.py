@@ -83,6 +83,21 @@ class Large(Linear):
         return self.linear(x * 1e6)
 
 
+class Overflowing(Linear):
+    """Float32 overflows, and what is left is NaN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x) * 1e25
+        return y * y - y * y * 0.5
+
+
+class Tells(Linear):
+    """Its weight as it is now."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x), self.linear.weight.detach().clone()
+
+
 class Steep(Linear):
     """A loss whose gradients overflow at the scale that loss scaling begins with."""
 

@@ -144,10 +144,12 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "TellsLess": (MATMUL, UNTRUSTED, "keeps its caller waiting"),
     "SlowsEveryModule": (INFER, UNTRUSTED, "hooks"),
     "RemembersALayer": ([*INFER, "workload.dim=1024", "workload.batch_size=64"], UNTRUSTED, "has not seen"),
+    "KeepsHalfPrecisionState": (LEARN, WRONG, "exp_avg_sq"),
+    "HandsOutAParameter": (own("Tells"), WRONG, "shares memory with a parameter"),
     "RefusesWhatItCannot": ([*NORM, *FAMILIES], WRONG, "the candidate raises NoReference"),
 }
 
-HELP = {"Shifted", "Lazy", "Unmasked", "Zeros", "Deferred", "Passing", "Completing", "NoReference"}
+HELP = {"NothingButNaN", "Shifted", "Lazy", "Unmasked", "Zeros", "Deferred", "Passing", "Completing", "NoReference"}
 
 HONEST: list[tuple[list[str], str]] = [
     *(([*MLP, f"workload.mode={mode}"], "") for mode in ("forward", "forward_backward", "train")),
@@ -264,6 +266,12 @@ def test_what_overflows_at_lower_precision_is_wrong_though_plain_autocast_does_s
     result = compare(tmp_path, [*IN_ONE_PROCESS, *own("Large"), HALF], stack="amp")
     assert result.verdict is WRONG
     assert "512 of 512 elements are NaN or Inf, and finite in float64: float16 overflows here" in result.headline
+
+
+def test_where_the_baseline_has_no_numbers_nothing_is_told_from_anything(tmp_path: Path) -> None:
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *own("Overflowing")], f"{CATALOGUE}.NothingButNaN")
+    assert result.verdict is Verdict.UNVERIFIED
+    assert "512 of 512 elements of the baseline's own output are NaN" in result.headline
 
 
 def test_there_are_as_many_honest_controls_as_cheats() -> None:

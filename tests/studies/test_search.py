@@ -32,7 +32,11 @@ def test_holm_as_in_its_paper() -> None:
 
 def test_a_claim_among_many_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
     why = ["The profiled step got faster.", "1 kernel, not 9."]
-    tried = [result("a", 1.5, 1e-6), result("b", 1.02, 0.004, explanation=why), *(result(f"n{i}", 0.9, 0.5) for i in range(8))]
+    tried = [
+        result("a", 1.5, 1e-6),
+        result("b", 1.02, 0.004, explanation=why),
+        *(result(f"n{i}", 0.9, 0.5) for i in range(8)),
+    ]
     a, b, *rest = search.corrected(tried)
     assert a.verdict is Verdict.FASTER
     assert b.verdict is Verdict.INCONCLUSIVE

@@ -1,0 +1,15 @@
+@pytest.mark.parametrize("name", ["AdamW", "NAdam", "ASGD", "Rprop", "Adagrad"])
+def test_state_that_is_made_early_begins_as_torch_makes_it(name: str) -> None:
+    inputs = [{"shape": [8, 16]}]
+    workload = Module(target="torch.nn:Tanh", inputs=inputs)
+    workload = Module(target="tests.cheats.models:Linear", inputs=[{"shape": [8, 64]}], mode="train", optimizer=name)
+    ours, fresh = (workload.build(torch.device("cpu"), torch.float32, 0) for _ in range(2))
+    batch = workload.batch(torch.Generator().manual_seed(1))
+    assert fresh.optimizer is not None
+    groups = fresh.optimizer.param_groups
+    fresh = replace(fresh, optimizer=type(fresh.optimizer)(fresh.model.parameters(), lr=groups[0]["lr"]))
+    for _ in range(3):
+        ours.step(ours, batch)
+        fresh.step(fresh, batch)
+    for a, b in zip(ours.model.parameters(), fresh.model.parameters(), strict=True):
+        assert torch.equal(a, b)
