@@ -1,3 +1,15 @@
+"""Programs begin as the libraries they are made of would have them begin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from optexp.workloads.module import Module
+
+
 @pytest.mark.parametrize("name", ["AdamW", "NAdam", "ASGD", "Rprop", "Adagrad"])
 def test_state_that_is_made_early_begins_as_torch_makes_it(name: str) -> None:
     inputs = [{"shape": [8, 16]}]
