@@ -332,6 +332,20 @@ def preserved(program: Program) -> Iterator[None]:
         snapshot.restore(program)
 
 
+def placed(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
+    """`model.to(device, dtype)`, which would leave nothing of complex numbers but their real part."""
+    if not any(tensor.is_complex() for tensor in (*model.parameters(), *model.buffers())):
+        return model.to(device=device, dtype=dtype)
+    wide = {None: None, torch.float64: torch.complex128}.get(dtype, torch.complex64)
+
+    def moved(tensor: Tensor) -> Tensor:
+        kind = dtype if tensor.is_floating_point() else wide if tensor.is_complex() else None
+        return tensor.to(device, kind or tensor.dtype)
+
+    made: nn.Module = model._apply(moved)  # as `to` does it
+    return made
+
+
 def prime(program: Program) -> None:
     """Create lazily made optimizer state now, so that it can be captured, snapshotted and restored."""
     if program.optimizer is None:

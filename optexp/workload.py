@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from optexp.config import one_of
-from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, Step, prime
+from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, Step, placed, prime
 from optexp.strategy import Unsupported
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Workload(ABC):
     def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Program:
         """The program of this workload: equal seeds give equal parameters, on every device and in every process."""
         torch.manual_seed(seed)
-        model = self.model().to(device=device, dtype=dtype)
+        model = placed(self.model(), device, dtype)
         trains = self.mode != "forward"
         model.train(trains)
         program = Program(

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from optexp.config import ConfigError, suggest
 from optexp.lookup import find, spelled
-from optexp.program import Alias, Program, preserved, to_device
+from optexp.program import Alias, Program, placed, preserved, to_device
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
 from optexp.takehome.ownlisting import spelled_model
 from optexp.usermodel.usercode import Function, maker
@@ -52,7 +52,7 @@ class Replace(Strategy):
         args, kwargs = (self.args, self.kwargs) if self.args or self.kwargs else program.made_with
         old, new = program.model, maker(find(self.target, KEY), args, kwargs, f"{KEY}={self.target}")()
         dtypes = {p.dtype for p in old.parameters() if p.is_floating_point()}
-        new.to(program.device, dtypes.pop() if len(dtypes) == 1 else None)  # type: ignore[call-overload]
+        placed(new, program.device, dtypes.pop() if len(dtypes) == 1 else None)
         pairs = pair(old, new, self.names)
         take_over(old, new, pairs, program.optimizer)
         aliases = {name: Alias(theirs, turned) for theirs, (name, turned) in pairs.items()}

@@ -23,6 +23,7 @@ from optexp.equivalence.trajectory import Rates
 from optexp.program import Batch, Packed, gradients, map_batch, tensors_of
 from optexp.workload import Workload
 
+WIDEST = {"float64", "complex128"}
 ROUNDED = 1e-4  # how far rates may be apart that only differ in how they were rounded
 
 
@@ -122,7 +123,7 @@ class Golden:
             raise NoReference(f"the step does not run in float64: {text}") from problem
         golden = {f"out/{name}": t.detach().to(self.device, copy=True) for name, t in outputs.items()}
         for name, tensor in golden.items():
-            if tensor.is_floating_point() and tensor.dtype is not torch.float64:
+            if name_of(tensor.dtype) not in WIDEST and (tensor.is_floating_point() or tensor.is_complex()):
                 raise NoReference(f"the model computes {name[4:]} in {name_of(tensor.dtype)} even in float64")
         for name, tensor in tensors_of(given).items():
             if not identical(self._widened(tensor), left := tensors_of(batch)[name]):
@@ -138,7 +139,10 @@ class Golden:
 
     def _widened(self, tensor: Tensor) -> Tensor:
         """A copy, where fp64 runs."""
-        return tensor.to(self.device, torch.float64 if tensor.is_floating_point() else tensor.dtype, copy=True)
+        wide = (
+            torch.float64 if tensor.is_floating_point() else torch.complex128 if tensor.is_complex() else tensor.dtype
+        )
+        return tensor.to(self.device, wide, copy=True)
 
     def start_of(self, index: int, seen: Observation) -> Mapping[str, Tensor]:
         """What an arm started a step from."""

@@ -52,8 +52,14 @@ def noisy(model: nn.Module, seed: int) -> Iterator[None]:
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
         return pytree.tree_map(partial(disturbed, module), output)
 
+    def hook_alone(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if any(isinstance(value, Tensor) and value.is_floating_point() for value in pytree.tree_leaves(output)):
+            return hook(module, args, output)
+        return module.forward(*pytree.tree_map(partial(disturbed, module), args), **kwargs)  # what it rounds itself
+
     leaves = [m for m in model.modules() if not any(m.children()) and not isinstance(m, _CONTAINERS)]
-    handles = [leaf.register_forward_hook(hook) for leaf in leaves or [model]]
+    handles = [leaf.register_forward_hook(hook) for leaf in leaves]
+    handles += [] if leaves else [model.register_forward_hook(hook_alone, with_kwargs=True)]
     try:
         yield
     finally:

@@ -148,10 +148,13 @@ class Script:
         """Sections that define `NAMES`, as far as the step or a recipe uses them."""
         program = self.program
         device = f'torch.device("{program.device.type}")'
+        complex_ = any(tensor.is_complex() for tensor in (*program.model.parameters(), *program.model.buffers()))
+        real = "._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)"  # `to` would cut imaginary parts off
+        placed = f".to(device){real}" if complex_ else ".to(device, dtype)"
         named = {
             "device": device,
             "dtype": f"torch.{self.dtype}",
-            "model": f"{source.model}.to(device, dtype).{'train' if program.model.training else 'eval'}()",
+            "model": f"{source.model}{placed}.{'train' if program.model.training else 'eval'}()",
             "forward": "model",
             "loss_fn": source.loss if program.loss is not None else "None",
             "optimizer": source.optimizer if program.optimizer is not None else "None",

@@ -32,6 +32,7 @@ from optexp.program import (
     clear_gradients,
     flatten,
     map_batch,
+    placed,
     preserved,
     prime,
     tensors_of,
@@ -212,7 +213,7 @@ class Own(Workload):
         self.note_conversion("parameters", model.parameters(), dtype)
         if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
             raise ConfigError("the model lies on the meta device, where it has no values: build it on another")
-        model = model.to(device=device, dtype=dtype)
+        model = placed(model, device, dtype)
         model.train(trains)
         if trains and not any(p.requires_grad for p in model.parameters()):
             raise ConfigError(f"mode={self.mode}: the model has no parameters to train; what is left is mode=forward")

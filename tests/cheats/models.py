@@ -103,3 +103,51 @@ class Steep(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x).square().mean() * 3e4
+
+
+class Turned(nn.Module):
+    """Positions as rotations, which a complex buffer holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        angles = torch.outer(torch.arange(16.0), 10_000 ** (-torch.arange(0, 64, 2) / 64))
+        self.register_buffer("turn", torch.polar(torch.ones_like(angles), angles), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(self.linear(x).unflatten(-1, (32, 2)))
+        return torch.view_as_real(pairs * self.turn).flatten(-2)
+
+
+class TurnedInReals(Turned):
+    def forward(self, x: Tensor) -> Tensor:
+        turn, (a, b) = torch.view_as_real(self.turn), self.linear(x).unflatten(-1, (32, 2)).unbind(-1)
+        cos, sin = turn.unbind(-1)
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+
+class HardlyTurned(TurnedInReals):
+    """The real part alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        cos = self.turn.real
+        return torch.stack([part * cos for part in self.linear(x).unflatten(-1, (32, 2)).unbind(-1)], -1).flatten(-2)
+
+
+class Rounded(nn.Module):
+    """A product in integers, and no module inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 32) / 8)
+
+    def product(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.product(x) * 30).round().clamp(-128, 127).to(torch.int8)
+
+
+class RoundedInHalves(Rounded):
+    def product(self, x: Tensor) -> Tensor:
+        return x[:, :32] @ self.weight[:32] + x[:, 32:] @ self.weight[32:]

@@ -51,10 +51,11 @@ FAMILIES = ["measurement.thorough=true"]
 HALF = "strategy.amp.dtype=float16"
 
 
-def own(model: str) -> list[str]:
-    """A model of tests/cheats/models.py."""
+def own(model: str, shape: str = "[16, 64]", instead: str = "") -> list[str]:
+    """A model of tests/cheats/models.py, and another to be put in its place."""
     target = f"workload.target=tests.cheats.models:{model}"
-    return ["workload=module", target, "workload.inputs=[{shape: [16, 64]}]"]
+    replaced = [f"strategy.replace.target=tests.cheats.models:{instead}"] if instead else []
+    return ["workload=module", target, f"workload.inputs=[{{shape: {shape}}}]", *replaced]
 
 
 ROWS = ["workload=module", "workload.target=tests.cheats.models:Shift", "workload.inputs=[{shape: [262144, 8]}]"]
@@ -226,6 +227,9 @@ HONEST: list[tuple[list[str], str]] = [
     ([*VISION, "workload.mode=train"], "amp"),
     (["workload=training", "workload.batch_size=4", "workload.workers=1"], "fused_optimizer"),
     (DETERMINISTIC, "inference_mode"),
+    (own("Turned", "[8, 16, 64]"), "inference_mode"),
+    (own("Turned", "[8, 16, 64]", "TurnedInReals"), "replace"),
+    (own("Rounded", "[4096, 64]", "RoundedInHalves"), "replace"),
     *(([*own("Steep"), f"workload.mode={mode}", HALF], "amp") for mode in ("forward_backward", "train")),
 ]
 
@@ -266,6 +270,13 @@ def test_what_overflows_at_lower_precision_is_wrong_though_plain_autocast_does_s
     result = compare(tmp_path, [*IN_ONE_PROCESS, *own("Large"), HALF], stack="amp")
     assert result.verdict is WRONG
     assert "512 of 512 elements are NaN or Inf, and finite in float64: float16 overflows here" in result.headline
+
+
+def test_what_only_the_imaginary_part_tells_is_seen(tmp_path: Path) -> None:
+    overrides = [*IN_ONE_PROCESS, *own("Turned", "[8, 16, 64]", "HardlyTurned")]
+    result = compare(tmp_path, overrides, stack="replace")
+    assert result.verdict is WRONG
+    assert "output fails" in result.headline
 
 
 def test_where_the_baseline_has_no_numbers_nothing_is_told_from_anything(tmp_path: Path) -> None:
