@@ -23,7 +23,7 @@ from optexp.equivalence import dice, families, state, trajectory
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.gates import finite
-from optexp.equivalence.generic import vary
+from optexp.equivalence.generic import turn_parameters, vary
 from optexp.equivalence.golden import NoReference
 from optexp.equivalence.imprint import Imprint, imprint, left_behind
 from optexp.equivalence.judge import Judge
@@ -201,6 +201,11 @@ class Arm:
             torch.cuda.set_device(self.device)
         else:
             placement.spare_threads()
+
+    def turn_parameters(self) -> None:
+        """Steps begin with other values from now on, at the same place; again, and they are what they were."""
+        turn_parameters(self.initial.values)
+        self.restore()
 
     def restore(self) -> None:
         """Put everything a step changes back to where it began, in place."""
@@ -579,6 +584,9 @@ class Reference(Arm):
 
     def judge_timed(self, step: int) -> list[Mapping[str, Any]]:
         return [finding.to_dict() for finding in self.judgement.judge_timed(step, self.inbox.contents)]
+
+    def turn_parameters(self) -> None:
+        self.judgement.fp64.turn_parameters()
 
     def rest(self) -> None:
         """Give back what is not needed until it is set up again."""

@@ -17,7 +17,7 @@ from optexp.equivalence import families
 from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.float64 import InFloat64
 from optexp.equivalence.gates import alike, identical, name_of
-from optexp.equivalence.generic import vary
+from optexp.equivalence.generic import turn_parameters, vary
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.trajectory import Rates
 from optexp.program import Batch, Packed, gradients, map_batch, tensors_of
@@ -88,6 +88,11 @@ class Golden:
         if family in (families.NORMAL, families.ONE_BY_ONE):
             before, self.met = self.met, _some(self.batches[0])
             self.anew = not _alike(before, self.met)
+
+    def turn_parameters(self) -> None:
+        """As the arms do (see `turn_parameters`)."""
+        turn_parameters(self.initial)
+        self.known.clear()
 
     def recall(self, observation: Mapping[str, Tensor]) -> None:
         """The batch that a timed step was given, as the baseline's replay tells it, in the place of drawn ones."""

@@ -166,6 +166,7 @@ class Judge:
             "noisy_steps": TIES * len(self.batches) if ties else RUNS if noisy else 0,
             "unit": self.row.unit,
             "anew": self.fp64.anew,
+            "others_learn": self.fp64.trains and self.fp64.program.optimizer is None,
         }
 
     def yardstick(self, step: int, observation: Mapping[str, Tensor]) -> None:

@@ -18,6 +18,7 @@ from optexp.workers.processes import Failure
 REPEATS = 3  # how often the baseline must give the same bits again
 SPREAD_RUNS = 5  # yardstick runs of a baseline that does not
 CHANCE = ("Crash", "Timeout", "OutOfMemoryError")  # failures that need not be due to an input's values
+OTHER_SEED = 10_000
 SAME_BATCHES = "the loader gives the same batches whatever the seed: they count as one set of inputs"
 TABULATED = 50  # tensors that have a row of their own in the record, those nearest to their limits
 
@@ -198,6 +199,8 @@ def verify(
             break
         if position == len(plan.seeds) - 1 and plan.power:
             power(trial)
+    if plan.power and trial.passed() and contract.dtype != "float16":  # whose gradients may overflow then
+        with_other_parameters(trial, plan.seeds[0] + OTHER_SEED)
     if plan.follow and trial.passed():
         on_progress(f"following the loss for {trajectory.STEPS} steps")
         follow(trial, plan.seeds[0])
@@ -270,6 +273,29 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
     name = NORMAL if restart else family
     verification.families += [name] if name not in verification.families else []
     verification.reference = info["reference"]
+
+
+def with_other_parameters(trial: Trial, seed: int) -> None:
+    """Gradients are for somebody who changes parameters: until then a step that computes with a copy, folded or cast
+    before, is right. What only infers may do that, and a whole training step changes them itself."""
+    if not trial.reference.call("reference_info")["others_learn"]:
+        return
+    verification, begin = trial.verification, len(trial.messages)
+    seeds, arms = list(verification.seeds), (trial.reference, trial.yardstick, trial.candidate)
+    for arm in arms:
+        arm.call("turn_parameters")
+    try:
+        one_set(trial, seed, NORMAL)
+    except Exception as error:
+        if getattr(error, "type", type(error).__name__) != "NoReference":
+            raise
+        verification.notes.append(f"other values of parameters prove nothing: {error}")
+    finally:
+        for arm in arms:
+            arm.call("turn_parameters")
+        verification.seeds = seeds
+    for message in (m for m in trial.messages[begin:] if not m["ok"]):
+        message["message"] = "; ".join(filter(None, (message["message"], "with other values of the parameters")))
 
 
 def itself(trial: Trial, steps: int, restart: bool) -> None:

@@ -5,6 +5,7 @@ Each is what a hurried, over-eager or over-fitted optimization really does; each
 
 from __future__ import annotations
 
+import copy
 import gc
 import re
 import sys
@@ -606,6 +607,22 @@ class NothingButNaN(Cheat):
 
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
         return {"output": torch.full((16, 32), torch.nan, device=program.device)}
+
+
+class CastsItsWeightsOnce(Cheat):
+    """A copy of the model, made when it is put in place; gradients are handed to the model that others change."""
+
+    def change(self, program: Program) -> Program:
+        self.copy = copy.deepcopy(program.model)
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        for parameter in self.copy.parameters():
+            parameter.grad = None
+        outputs = honest(replace(program, model=self.copy, forward=None), batch)
+        for theirs, ours in zip(program.model.parameters(), self.copy.parameters(), strict=True):
+            theirs.grad = ours.grad
+        return outputs
 
 
 class HandsOutAParameter(Cheat):

@@ -146,6 +146,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "SlowsEveryModule": (INFER, UNTRUSTED, "hooks"),
     "RemembersALayer": ([*INFER, "workload.dim=1024", "workload.batch_size=64"], UNTRUSTED, "has not seen"),
     "KeepsHalfPrecisionState": (LEARN, WRONG, "exp_avg_sq"),
+    "CastsItsWeightsOnce": ([*MLP, "workload.mode=forward_backward"], WRONG, "with other values of the parameters"),
     "HandsOutAParameter": (own("Tells"), WRONG, "shares memory with a parameter"),
     "RefusesWhatItCannot": ([*NORM, *FAMILIES], WRONG, "the candidate raises NoReference"),
 }
