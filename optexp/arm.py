@@ -586,7 +586,7 @@ class Reference(Arm):
         return [finding.to_dict() for finding in self.judgement.judge_timed(step, self.inbox.contents)]
 
     def turn_parameters(self) -> None:
-        self.judgement.fp64.turn_parameters()
+        self.judgement.turn_parameters()
 
     def rest(self) -> None:
         """Give back what is not needed until it is set up again."""

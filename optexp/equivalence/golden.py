@@ -90,7 +90,7 @@ class Golden:
             self.anew = not _alike(before, self.met)
 
     def turn_parameters(self) -> None:
-        """As the arms do (see `turn_parameters`)."""
+        """Of what all arms begin with."""
         turn_parameters(self.initial)
         self.known.clear()
 

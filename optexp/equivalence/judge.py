@@ -169,6 +169,10 @@ class Judge:
             "others_learn": self.fp64.trains and self.fp64.program.optimizer is None,
         }
 
+    def turn_parameters(self) -> None:
+        """As the arms do (see `optexp.equivalence.generic.turn_parameters`)."""
+        self.fp64.turn_parameters()
+
     def yardstick(self, step: int, observation: Mapping[str, Tensor]) -> None:
         """A run of the baseline (of plain autocast, for a PRECISION contract): what it errs by is the measure."""
         self._guarded(self._yardstick, step, observation)

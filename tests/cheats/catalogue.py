@@ -800,7 +800,9 @@ class WildWhereItIsDisturbed(ForgetsGradientsWhenTimed):
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
         outputs = super().step(honest, program, batch)
         parameters = list(program.model.parameters())
-        wild = not all(map(torch.equal, parameters, self.start))
+        pairs = list(zip(parameters, self.start, strict=True))
+        moved = not all(torch.equal(now, then) for now, then in pairs)
+        wild = moved and all(torch.allclose(now, then, rtol=1e-2) for now, then in pairs)  # noise, not other values
         for gradient in () if timed() else [p.grad for p in parameters if p.grad is not None]:
             signs = torch.randint(3, gradient.shape, generator=self.noise).to(gradient.device) - 1
             gradient.add_(gradient * signs, alpha=2.0**-23).mul_(100.0 if wild else 1.0)

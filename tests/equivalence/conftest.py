@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from optexp.config import one_of
 from optexp.equivalence import families
 from optexp.equivalence.autocast import autocast
+from optexp.equivalence.generic import turn_parameters
 from optexp.equivalence.judge import Judge
 from optexp.equivalence.observation import observed, overwritten, repeats
 from optexp.equivalence.protocol import Plan, Verification, verify
@@ -64,6 +65,10 @@ class LocalArm:
     def restore(self) -> None:
         self.start.restore(self.program)
         self.rates.set(1.0)
+
+    def turn_parameters(self) -> None:
+        turn_parameters(self.start.values)
+        self.restore()
 
     def observe(self, step: int, restore: bool, noise: int | None, forward: bool = False) -> Sent:
         if restore:

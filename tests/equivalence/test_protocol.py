@@ -684,4 +684,5 @@ def test_forward_only_needs_no_noisy_steps_unless_outputs_are_few(net):
             "noisy_steps": steps,
             "unit": 2**-24,
             "anew": True,
+            "others_learn": False,
         }
