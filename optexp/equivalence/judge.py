@@ -510,7 +510,8 @@ class Judge:
                 continue
             # In fp64 by value: a capturable `step` may be float32 where the baseline's is an integer.
             kept = self.baseline.get(f"after/{name}", after)  # whoever stores less finely is not judged by that
-            finer = kept.is_floating_point() and torch.finfo(kept.dtype).eps < torch.finfo(after.dtype).eps
+            real = kept.is_floating_point() and after.is_floating_point()
+            finer = real and torch.finfo(kept.dtype).eps < torch.finfo(after.dtype).eps
             stored = after.to(kept.dtype) if finer else after
             row = TOLERANCES.get(name_of(stored.dtype), self.row)
             wide = after.to(torch.float64)

@@ -74,6 +74,21 @@ def channels_last(program: Program) -> Program:
     return replace(program, forward=lambda x: inner(x.to(memory_format=torch.channels_last)))
 
 
+def counted_in_integers(program: Program) -> Program:
+    """A step count of another kind than torch's."""
+
+    def step(program, batch):
+        for values in program.optimizer.state.values():
+            values["step"] = values["step"].float()
+        outputs = inner(program, batch)
+        for values in program.optimizer.state.values():
+            values["step"] = values["step"].long()
+        return outputs
+
+    inner = program.step
+    return replace(program, step=step)
+
+
 def by_loops(program: Program) -> Program:
     """The optimizer's other implementation."""
     for group in program.optimizer.param_groups:
@@ -227,6 +242,11 @@ def test_norms_of_any_kind_can_be_verified(check, net, compiled):
 
     found = check(net(mode="forward_backward", batch_size=16, make=model), lambda program: program, seeds=1)
     assert found.ok, found.headline
+
+
+def test_a_step_count_may_be_an_integer(check) -> None:
+    verification = check(mlp("train"), counted_in_integers)
+    assert verification.ok, verification.headline
 
 
 def test_an_optimizer_with_its_state_in_tensors_passes(check):
