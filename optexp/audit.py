@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import inf, isclose, log
+from math import inf, isclose, log, nan
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -159,7 +159,8 @@ def _figures(record: Record) -> Iterator[str]:
         if setups := measurement.get("setups_s", {}).get(arm):
             yield from _differs(f"{arm}.setup_s", record[arm]["setup_s"], median(setups))
         if (power := record[arm].get("power_w")) is not None:
-            yield from _differs(f"{arm}.energy_j", record[arm].get("energy_j"), power * _typical(pairs, place) / 1e6)
+            needed = power * (record[arm].get("load_us") or nan) / 1e6
+            yield from _differs(f"{arm}.energy_j", record[arm].get("energy_j"), needed, "power_w and load_us give")
     samples = [(record[arm]["throughput"] or 0.0) * _typical(pairs, place) for place, arm in enumerate(ARMS)]
     yield from _differs("samples of a step of the candidate", samples[1], samples[0], "those of the baseline are")
     processes, ratios = measurement.get("processes", []), _ratios(pairs)

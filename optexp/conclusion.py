@@ -98,7 +98,7 @@ def summarize(summary: ArmSummary, arm: str, samples: Sequence[Sample], samples_
     for name, share in (("p5_us", 0.05), ("alone_us", 0.5), ("p95_us", 0.95), ("p99_us", 0.99)):
         setattr(summary, name, statistics.percentile(alone, share))
     for load in (s.load[arm] for s in samples if arm in s.load):
-        summary.power_w, summary.utilisation = load.power_w, load.utilisation
+        summary.load_us, summary.power_w, summary.utilisation = load.step_s * 1e6, load.power_w, load.utilisation
         summary.energy_j = None if load.power_w is None else load.power_w * load.step_s
 
 

@@ -73,7 +73,8 @@ class ArmSummary:
     device_us:   the same between events on the device
     busy_us:     the same with a kernel or a copy running, from the profile
     alone_us:    one step that is waited for, median; p5_us, p95_us and p99_us of the same
-    energy_j:    a step's, by the card's meter; power_w and utilisation (a share) of the same pass
+    load_us:     a step of steady work, which an arm does for energy alone: at its power limit a card is slower
+    energy_j:    that step's, by the card's meter; power_w and utilisation (a share) of the same work
     cold_us:     device time of a step that finds nothing in the cache
     """
 
@@ -85,6 +86,7 @@ class ArmSummary:
     p95_us: float | None = None
     p99_us: float | None = None
     cold_us: float | None = None
+    load_us: float | None = None
     energy_j: float | None = None
     power_w: float | None = None
     utilisation: float | None = None
@@ -97,7 +99,7 @@ class ArmSummary:
 
 TIMES = (
     "step_us", "device_us", "busy_us", "alone_us", "p5_us", "p95_us", "p99_us", "cold_us",
-    "throughput", "energy_j", "power_w", "utilisation",
+    "throughput", "load_us", "energy_j", "power_w", "utilisation",
 )  # fmt: skip
 TELLING = ("cost", "pairs", "dropped", "processes", "p_value", "p_holm")  # of the measurement: they hold the ratio
 MACHINE = ("throttling", "power cap", "foreign processes", "cores")  # watchdogs that say nothing of an arm's speed

@@ -72,7 +72,8 @@ def record(tmp_path: Path) -> Record:
     times = [median(median(pair[place] for pair in process) for process in PAIRS) for place in (0, 1)]
     arms = [ArmSummary(step_us=t, throughput=32e6 / t, setup_s=2.0, peak_mib=7.0, power_w=3.0) for t in times]
     for arm, t in zip(arms, times, strict=True):
-        arm.energy_j = 3.0 * t / 1e6
+        arm.load_us = 1.1 * t
+        arm.energy_j = 3.0 * arm.load_us / 1e6
     result = Result(
         Verdict.FASTER, f"FASTER, at least {at_least(low)}× ({basis}), at bfloat16 precision; {weaker}",
         "mlp", ["amp"], "cpu", 0, Speedup(estimate, low, high, 0.99, 5), *arms, copy.deepcopy(EQUIVALENCE),
@@ -124,6 +125,7 @@ EDITS: dict[str, tuple[Callable[[Record], Any], str]] = {
     "a quicker step": (set_in("candidate/step_us", 0.1), "candidate.step_us is 0.1, and the pairs give 1.0"),
     "more throughput": (set_in("candidate/throughput", 1e9), "samples of a step"),
     "less energy": (set_in("candidate/energy_j", 1e-9), "candidate.energy_j"),
+    "energy of no time": (set_in("candidate/load_us", None), "candidate.energy_j"),
     "a quicker start": (set_in("candidate/setup_s", 0.1), "candidate.setup_s is 0.1, and the pairs give 2"),
     "another process": (set_in("measurement/processes/1/log_ratio", 9.0), "log_ratio of a process is 9.0"),
     "fewer pairs named": (set_in("measurement/processes/1/pairs", 3), "pairs of a process is 3"),

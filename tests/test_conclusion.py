@@ -66,7 +66,7 @@ def test_energy_cold_caches_and_the_device() -> None:
     assert figures.device_us == pytest.approx(700)
     assert figures.cold_us == pytest.approx(900)
     assert figures.energy_j == pytest.approx(0.6)  # of a step as long as steps were while it was metered
-    assert (figures.power_w, figures.utilisation) == (500.0, 0.9)
+    assert (figures.power_w, figures.utilisation, figures.load_us) == (500.0, 0.9, pytest.approx(1200))
 
 
 @pytest.mark.parametrize(("caches", "paid", "steps"), [({}, "warm", 1000), ({"TRITON_CACHE_DIR": "/x"}, "cold", 61000)])

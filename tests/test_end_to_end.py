@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from optexp import audit
 from optexp.result import Result, Verdict
 
 OUTSIDE = Path(__file__).parent / "outside"
@@ -34,6 +35,7 @@ def optexp(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def results(folder: Path) -> list[Result]:
     """What the jobs wrote, MLflow's copies aside."""
     paths = [path for kind in ("outputs", "multirun") for path in sorted((folder / kind).rglob("result.json"))]
+    assert not paths or audit.main(list(map(str, paths))) == 0
     return [Result.read(path) for path in paths]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from optexp import audit
 from optexp.insight.calibration import cached, calibrate, write
 from optexp.result import Result, Verdict
 
@@ -19,8 +20,10 @@ pytestmark = pytest.mark.gpu
 def optexp(folder: Path, *arguments: str) -> Result:
     command = [sys.executable, "-m", "optexp", *arguments, "measurement=quick", f"hydra.run.dir={folder / 'job'}"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
-    assert (folder / "job" / "result.json").exists(), done.stdout + done.stderr
-    return Result.read(folder / "job" / "result.json")
+    record = folder / "job" / "result.json"
+    assert record.exists(), done.stdout + done.stderr
+    assert audit.main([str(record)]) == 0
+    return Result.read(record)
 
 
 def test_the_main_job(tmp_path: Path) -> None:

@@ -308,8 +308,11 @@ def microseconds(value: float) -> str:
 
 
 def mebibytes(value: float) -> str:
-    """412 MiB, 1.5 GiB."""
-    return f"{value / 1024:.3g} GiB" if value >= 1024 else f"{digits(value)} MiB"
+    """1.5 GiB, 412 MiB, 12 KiB, 9 B."""
+    for unit, size in (("GiB", 1024.0), ("MiB", 1.0), ("KiB", 2**-10)):
+        if value >= size:
+            return f"{digits(value / size)} {unit}"
+    return f"{value * 2**20:.0f} B"
 
 
 def joules(value: float) -> str:

@@ -12,6 +12,7 @@ from statistics import median
 import pytest
 import torch
 
+from optexp import audit
 from optexp.measurement import clock
 from optexp.measurement.gpu import Gpu, between
 from optexp.measurement.neighbours import neighbours
@@ -36,8 +37,10 @@ while True:
 def optexp(folder: Path, *arguments: str) -> Result:
     command = [sys.executable, "-m", "optexp", *arguments, f"hydra.run.dir={folder / 'job'}"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
-    assert (folder / "job" / "result.json").exists(), done.stdout + done.stderr
-    return Result.read(folder / "job" / "result.json")
+    record = folder / "job" / "result.json"
+    assert record.exists(), done.stdout + done.stderr
+    assert audit.main([str(record)]) == 0
+    return Result.read(record)
 
 
 def test_a_reading_is_complete_and_quick() -> None:
@@ -65,7 +68,10 @@ def test_energy_cold_caches_and_controls_in_one_job(tmp_path: Path) -> None:
         assert arm.energy_j is not None
         assert arm.step_us is not None
         assert 20 < arm.power_w < 1.1 * limit
-        assert arm.energy_j == pytest.approx(arm.power_w * arm.step_us / 1e6)
+        assert arm.load_us is not None
+        assert 0.5 < arm.load_us / arm.step_us < 2
+        assert arm.energy_j == pytest.approx(arm.power_w * arm.load_us / 1e6)
+
         assert arm.utilisation is not None
         assert 0 < arm.utilisation <= 1  # of a step that may wait for the host most of the time
         # 8 MiB in and out come from memory instead of from the cache.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from optexp import audit
 from optexp.result import Result, Verdict
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
@@ -59,6 +60,7 @@ def optexp(folder: Path, *arguments: str, jobs: int = 1) -> list[Result]:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
     files = [folder / str(job) / "result.json" for job in range(jobs)]
     assert all(file.exists() for file in files), done.stdout + done.stderr
+    assert audit.main(list(map(str, files))) == 0
     results = [Result.read(file) for file in files]
     for result in results:
         print(result.headline, *(evidence["text"] for evidence in result.evidence), sep="\n  ")
