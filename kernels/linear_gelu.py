@@ -12,12 +12,16 @@ from torch import Tensor, nn
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from optexp.kernel import (
+    REFUSED,
+    SUPPORTED,
     Case,
     Kernel,
     ceil_div,
     check_tensors,
     contiguous,
     derived,
+    is_small,
+    is_transformed,
     launch,
     lowered,
     needs_gradient,
@@ -159,6 +163,14 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None, approxima
 
     A shape on which a library's product is faster is given to that.
     """
+    if _is_small(x, weight, bias):
+        try:
+            if approximate != "tanh" or bias is None or needs_gradient((x, weight, bias)):
+                return reference(x, weight, bias, approximate)
+            if x.is_cuda and x.dim() == 2 and not is_transformed() and not torch.is_autocast_enabled("cuda"):
+                return torch._addmm_activation(bias, x, weight.T, use_gelu=True)  # one launch less
+        except REFUSED:
+            pass  # for a reason that the checks will tell
     check_linear("linear_gelu", x, weight, bias)
     check_form("linear_gelu", approximate)
     if not runs_on(x.device) or not worthwhile(x, weight, bias, approximate):
@@ -171,7 +183,24 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None, approxima
 def worthwhile(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> bool:
     """Whether it can pay. Of few elements launches are all that counts, and only cuBLASLt's epilogue has one less."""
     learns = needs_gradient((x, weight, bias))
-    return pays(x, 2 * len(weight) / max(x.shape[-1], 1)) or (approximate == "tanh" and not learns)
+    return pays(x, _operations(weight)) or (approximate == "tanh" and not learns)
+
+
+def _operations(weight: Tensor) -> float:
+    """Elements that are written and read again, z, for each of x."""
+    outputs, inputs = weight.shape
+    return 2 * outputs / max(inputs, 1)
+
+
+def _is_small(x: Any, weight: Any, bias: Any) -> bool:
+    """As `is_small`; and it looks for what torch would not refuse."""
+    return (
+        isinstance(weight, Tensor)
+        and weight.dim() == 2
+        and is_small(x, _operations(weight))
+        and x.dtype in SUPPORTED
+        and (bias is None or (isinstance(bias, Tensor) and bias.shape == weight.shape[:1]))
+    )
 
 
 def check_linear(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -230,6 +259,7 @@ KERNEL = Kernel(
     mistakes=[
         Case("sizes that do not fit", lambda fill: (fill(4, 3), fill(5, 4))),
         Case("a bias of another size", lambda fill: (fill(4, 3), fill(5, 3), fill(3))),
+        Case("a bias that would be spread", lambda fill: (fill(4, 3), fill(5, 3), fill(1))),
         Case("a number", lambda fill: (fill(3)[0], fill(5, 3))),
         Case("two dtypes", lambda fill: (fill(4, 3), fill(5, 3).half())),
         Case("another form", lambda fill: (fill(4, 3), fill(5, 3), fill(5), "sigmoid")),

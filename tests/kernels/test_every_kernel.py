@@ -268,14 +268,14 @@ def test_a_mistake_in_a_small_call_is_a_value_error(
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", sorted(set(kernels()) - {"linear_gelu", "layernorm_linear"}))
+@pytest.mark.parametrize("name", sorted(set(kernels()) - {"layernorm_linear"}))
 def test_a_small_call_is_torch_s_and_waits_for_no_check(
     name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = kernels()[name]
     module = treat_as_small(kernel, device, monkeypatch)
     monkeypatch.setattr(module, "check_tensors", None)
-    args = arguments(kernel.cases[0], device)
+    args = arguments(kernel.cases[1], device)
     torch.manual_seed(0)
     ours = kernel.function(*args)
     torch.manual_seed(0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from optexp.kernelkit.products import TILINGS, Tiling, takes
-from optexp.kernels.linear_gelu import by_tiles
+from optexp.kernels.linear_gelu import by_tiles, linear_gelu
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run
 EVERY = [
@@ -47,3 +49,24 @@ def test_what_it_does_not_take() -> None:
     assert not takes(x[:1].expand(16, 64), w)
     assert not takes(x, w[:1].expand(32, 64))
     assert not takes(x[:, :60], torch.zeros(32, 60, dtype=torch.bfloat16))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_small_call_without_gradient_launches_what_the_product_does(dtype: torch.dtype) -> None:
+    x, w, bias = (torch.randn(*shape, device="cuda", dtype=dtype) for shape in ((12, 64), (32, 64), (32,)))
+    w /= 8
+    y, launches = _traced(lambda: linear_gelu(x, w, bias, "tanh"))
+    assert launches <= _traced(lambda: F.linear(x, w, bias))[1]
+    golden = F.gelu(F.linear(x.double(), w.double(), bias.double()), approximate="tanh")
+    unit = torch.finfo(dtype).eps
+    torch.testing.assert_close(y.double(), golden, rtol=4 * unit, atol=4 * unit)
+
+
+def _traced(call: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, int]:
+    """What it returns, and how many kernels it runs."""
+    call()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        result = call()
+        torch.cuda.synchronize()
+    return result, sum(event.device_type is torch.autograd.DeviceType.CUDA for event in profile.events())
