@@ -7,9 +7,9 @@ baseline's would reject honest candidates, and would hide a learning rate that i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from math import hypot, inf
 from typing import Any, TypeVar
@@ -21,79 +21,43 @@ from optexp.equivalence import mutants
 from optexp.equivalence.conduct import conduct, optional, title
 from optexp.equivalence.families import FAMILIES, NORMAL, integers, nonfinite
 from optexp.equivalence.gates import (
-    CHUNK,
     PRECISION_CAP,
     SMALL,
     TOLERANCES,
-    Error,
     Finding,
     Limits,
     Tolerance,
     Yardstick,
     alike,
     broken,
-    errors,
     exact,
-    filled,
     finite,
     histogram,
     identical,
     largest,
     measure,
     name_of,
-    peaks,
     rms,
-    sizes,
     structure,
 )
 from optexp.equivalence.golden import Golden, NoReference, before
 from optexp.equivalence.hyperparameters import bias_correction_error, in_float32
 from optexp.equivalence.noise import RUNS
 from optexp.equivalence.observation import Observation, unpacked
+from optexp.equivalence.quantities import POWERLESS, Quantity, is_exact, is_noise, measured, parts, source
 from optexp.equivalence.trajectory import RATES
 from optexp.program import Batch, clear_gradients
 from optexp.strategy import Contract
 from optexp.workload import Workload
 
 SUBJECTS = 4  # tensors of a kind that mutants are made of, the largest ones
-POWERLESS = 0.1  # a baseline this far from fp64 (in units of s) leaves the gates nothing to see
 TIES = 32  # noisy runs of a step with integers: of near ties in 12 bfloat16 argmaxes six runs missed 20, these none
 LONG = 1e-3  # of a sum's size: more than its own rounding
 ROUNDINGS = 1000.0  # of a result, that gradients may be off by where they cancel
-SMALLER = 2.0**-6  # of the largest column: smaller ones are judged by their own size too,
-CANCELLED = 8.0  # but for what may be rounding of the largest, in u
-COLUMNS = " (small columns)"
 GENERATORS = "generators"
 RESEEDED = "a step draws random numbers or sets their seed, which the baseline's leaves alone"
-UNMASKED = " (unmasked)"  # a result without the numbers that fill its mask (see `filled`)
-
-_NONE = torch.empty(0)
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """One tensor to judge: what an arm got, what fp64 gets, and how much they may differ.
-
-    spread: variance of what the reference is a mean of: a mean that cancels is known no better than its terms
-    stored: what holds the value, where how finely it can do that matters
-    in_a_row: the reference as sums in float32, where it may be added up so (see `Golden.step`)
-    columns: which ones it has of a result
-    scale: s;  resolution: how finely `stored` can say what it says (RMS, largest);  found: its error (see `measured`)
-    """
-
-    name: str
-    value: Tensor
-    reference: Tensor
-    limits: Limits
-    spread: Tensor | None = None
-    stored: Tensor | None = None
-    in_a_row: Tensor | None = None
-    columns: Tensor | None = None
-    scale: float = 0.0
-    resolution: tuple[float, float] = (0.0, 0.0)
-    found: Error = field(default_factory=Error)
 
 
 class Judge:
@@ -243,7 +207,7 @@ class Judge:
             if first and not quantity.name.startswith(("out/", "input/", "grad/", "buffer/")):
                 updates[quantity.name] = quantity
             kept[key] = kept.get(key, Yardstick()) | Yardstick.of(found)
-            unjudged.discard(_source(quantity.name))
+            unjudged.discard(source(quantity.name))
             if not noisy:
                 self._require_numbers(quantity)
                 self._require_power(quantity, found.rms)
@@ -340,7 +304,7 @@ class Judge:
         enough = quantity.reference.numel() >= SMALL and judged
         # A small change beside what is stored is lost in its last bits, and that is no fault of the baseline's.
         most = max(POWERLESS * quantity.scale, 2 * quantity.resolution[0])
-        if enough and self.precise and spread > most and not _noise(quantity, spread):
+        if enough and self.precise and spread > most and not is_noise(quantity, spread):
             raise NoReference(
                 f"the baseline's own {title(quantity.name)} is off by {spread:.2g} where fp64 has a size of"
                 f" {quantity.scale:.2g}, so that a wrong result could not be told from a right one"
@@ -387,9 +351,9 @@ class Judge:
             findings.append(Finding(GENERATORS, bitwise=True, message=RESEEDED))
         equal, beside = alike(seen, self.baseline), list[tuple[dict[str, Any], Tensor]]()
         for quantity in self._quantities(step, seen):
-            if _noise(quantity, self._plain(quantity).rms):
+            if is_noise(quantity, self._plain(quantity).rms):
                 continue
-            finding = replace(self._compare(quantity), bitwise=_source(quantity.name) in equal)
+            finding = replace(self._compare(quantity), bitwise=source(quantity.name) in equal)
             if finding.element is not None and finding.element["index"]:
                 finding.element["baseline"] = None
                 if (value := self._baseline_at(quantity.name, tuple(finding.element["index"]))) is not None:
@@ -414,7 +378,7 @@ class Judge:
         if is_exact(quantity.value):
             runs, shape = self.swayed.get((self.step, quantity.name), []), quantity.value.shape
             swayed = [run for run in runs if run.shape == shape]  # how many integers there are may hang on rounding
-            return exact(name, quantity.value, self.baseline[_source(quantity.name)], quantity.reference, swayed)
+            return exact(name, quantity.value, self.baseline[source(quantity.name)], quantity.reference, swayed)
         found = quantity.found
         if found.lost and not self.precise and (count := self._overflows(quantity)):
             everything = f"{count} of {quantity.value.numel()} elements"
@@ -428,7 +392,7 @@ class Judge:
         if exactly and not plain.peak and found.peak:
             text = f"sums of small integers are exact in the baseline, and off by up to {found.peak:.3g} here"
             finding = replace(finding, gate="EXACT", ok=False, failed=("EXACT",), used=inf, message=text)
-        kept = self.baseline.get(_source(quantity.name))
+        kept = self.baseline.get(source(quantity.name))
         as_returned = quantity.name.startswith(("out/", "grad/"))
         if kept is not None and as_returned and not self.precise and kept.dtype != quantity.value.dtype:
             note = f"dtype {name_of(quantity.value.dtype)} where plain autocast has {name_of(kept.dtype)}"
@@ -449,7 +413,7 @@ class Judge:
 
     def _baseline_at(self, quantity: str, index: tuple[int, ...]) -> Tensor | None:
         """What the baseline has where a candidate errs most; still where fp64 runs."""
-        after, start = self.baseline.get(_source(quantity)), self.baseline.get(_source(quantity, "before"))
+        after, start = self.baseline.get(source(quantity)), self.baseline.get(source(quantity, "before"))
         if after is None or after.is_complex():
             return None
         value = after[index].to(torch.float64)
@@ -480,7 +444,7 @@ class Judge:
                     reference = reference.clamp(-most, most)  # the least float64 where the arms have their own
                 in_a_row = None if forward else golden.get(f"in_a_row/{name.partition('/')[2]}")
                 quantity = Quantity(name, value, reference, limits, spread, value if small else None, in_a_row)
-                yield from (quantity, *_parts(quantity))
+                yield from (quantity, *parts(quantity))
         if any(name.startswith("after/") for name in seen):
             yield from self._updates(step, seen)
 
@@ -558,8 +522,8 @@ class Judge:
         (mutated,) = measured([replace(quantity, value=value)])
         finding = self._compare(mutated)
         visible = finding.visible
-        for part in measured(_parts(mutated)) if finding.ok else ():
-            if not _noise(part, self._plain(part).rms) and not (there := self._compare(part)).ok:
+        for part in measured(parts(mutated)) if finding.ok else ():
+            if not is_noise(part, self._plain(part).rms) and not (there := self._compare(part)).ok:
                 finding = there
         shows = structure(value, subject.value)
         off = rms(value - subject.value)
@@ -578,7 +542,7 @@ class Judge:
         """Of every kind of real tensor the largest ones."""
         every = self._quantities(self.step, self.baseline)
         every = (quantity for quantity in every if quantity.value.numel())
-        real = [q for q in every if q.value.is_floating_point() and not _noise(q, self._plain(q).rms)]
+        real = [q for q in every if q.value.is_floating_point() and not is_noise(q, self._plain(q).rms)]
         for kind in mutants.MUTANTS:
             of_kind = [q for q in real if q.name.startswith(f"{kind}/")]
             yield from sorted(of_kind, key=lambda q: -q.value.numel())[:SUBJECTS]
@@ -607,76 +571,6 @@ class Judge:
         for memory in (*arms, self.skipped, self.rounded, *known):
             memory.clear()
         self.remembered.clear()
-
-
-def is_exact(tensor: Tensor) -> bool:
-    """Integers and bools, of which each element is right or wrong."""
-    return not tensor.is_floating_point() and not tensor.is_complex()
-
-
-def measured(quantities: Iterable[Quantity]) -> Iterator[Quantity]:
-    """Each with its error, and with what that is measured by; many small ones at a time, as `by_rows` takes them."""
-    group, size = list[Quantity](), 0
-    for quantity in quantities:
-        group.append(quantity)
-        size += quantity.value.numel()
-        if size >= CHUNK:
-            yield from _measured(group)
-            group, size = [], 0
-    yield from _measured(group)
-
-
-def _measured(group: Sequence[Quantity]) -> Iterator[Quantity]:
-    spreads = sizes([_NONE if q.spread is None else q.spread.sqrt() for q in group])
-    scales = list(map(hypot, sizes([q.reference for q in group]), spreads))
-    stored = [_NONE if q.stored is None else q.stored for q in group]
-    found = errors([(q.value, q.reference, scale) for q, scale in zip(group, scales, strict=True)])
-    every = zip(group, stored, scales, sizes(stored), peaks(stored), found, strict=True)
-    for quantity, kept, scale, size, peak, error in every:
-        row = TOLERANCES.get(name_of(kept.dtype))
-        unit = 0.0 if row is None else 2 * row.unit  # two roundings, as of decay and update
-        yield replace(quantity, scale=scale, resolution=(unit * size, unit * peak), found=error)
-
-
-def _parts(quantity: Quantity) -> Iterator[Quantity]:
-    """What is small within a result, and would be lost beside what is large: s is that of the whole."""
-    name, value, reference = quantity.name, quantity.value, quantity.reference
-    if not name.startswith(("out/", "input/")) or not reference.is_floating_point() or reference.numel() < SMALL:
-        return
-    if quantity.name.endswith((UNMASKED, COLUMNS)):
-        return
-    if fill := filled(reference, value.dtype):
-        masked = ~(reference.abs() < fill)
-        parts = value.masked_fill(masked, 0), reference.masked_fill(masked, 0)
-        yield Quantity(name + UNMASKED, *parts, quantity.limits)
-    elif (columns := _small(reference, quantity.limits.row.unit)) is not None:
-        limits = replace(quantity.limits, cap=None)  # which knows no sums that cancel
-        yield Quantity(name + COLUMNS, value[..., columns], reference[..., columns], limits, columns=columns)
-
-
-def _small(reference: Tensor, unit: float) -> Tensor | None:
-    """Columns (along the last dimension) far below the largest, where each has enough elements to tell."""
-    if reference.dim() < 2 or reference.numel() < SMALL * reference.shape[-1]:
-        return None
-    sizes = torch.linalg.vector_norm(reference, dim=tuple(range(reference.dim() - 1))).nan_to_num(0, 0, 0)
-    small = (sizes < SMALLER * sizes.max()) & (sizes > CANCELLED * unit * sizes.max())
-    return small.nonzero()[:, 0] if bool(small.any()) else None
-
-
-def _noise(quantity: Quantity, error: float) -> bool:
-    """Whether what lies below a mask's numbers is rounding: the baseline errs by all of it. Of small columns, by so
-    much of it that nothing could be told."""
-    if quantity.name.endswith(COLUMNS):
-        return error > POWERLESS * quantity.scale
-    return quantity.name.endswith(UNMASKED) and error >= quantity.scale
-
-
-def _source(quantity: str, when: str = "after") -> str:
-    """The observation's name of a quantity."""
-    quantity = quantity.removesuffix(UNMASKED).removesuffix(COLUMNS)
-    if quantity.startswith("change/"):
-        return quantity.replace("change/", f"{when}/param/", 1)
-    return f"{when}/{quantity}" if quantity.startswith("optimizer/") else quantity
 
 
 def _grown(observation: Mapping[str, Tensor], name: str) -> Tensor:

@@ -1,0 +1,114 @@
+"""One tensor to judge, and its error: a result, a small part of it, a gradient, a parameter's change, a state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import hypot
+
+import torch
+from torch import Tensor
+
+from optexp.equivalence.gates import CHUNK, SMALL, TOLERANCES, Error, Limits, errors, filled, name_of, peaks, sizes
+
+POWERLESS = 0.1  # a baseline this far from fp64 (in units of s) leaves the gates nothing to see
+SMALLER = 2.0**-6  # of the largest column: smaller ones are judged by their own size too,
+CANCELLED = 8.0  # but for what may be rounding of the largest, in u
+COLUMNS = " (small columns)"
+UNMASKED = " (unmasked)"  # a result without the numbers that fill its mask (see `filled`)
+
+_NONE = torch.empty(0)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One tensor to judge: what an arm got, what fp64 gets, and how much they may differ.
+
+    spread: variance of what the reference is a mean of: a mean that cancels is known no better than its terms
+    stored: what holds the value, where how finely it can do that matters
+    in_a_row: the reference as sums in float32, where it may be added up so (see `Golden.step`)
+    columns: which ones it has of a result
+    scale: s;  resolution: how finely `stored` can say what it says (RMS, largest);  found: its error (see `measured`)
+    """
+
+    name: str
+    value: Tensor
+    reference: Tensor
+    limits: Limits
+    spread: Tensor | None = None
+    stored: Tensor | None = None
+    in_a_row: Tensor | None = None
+    columns: Tensor | None = None
+    scale: float = 0.0
+    resolution: tuple[float, float] = (0.0, 0.0)
+    found: Error = field(default_factory=Error)
+
+
+def is_exact(tensor: Tensor) -> bool:
+    """Integers and bools, of which each element is right or wrong."""
+    return not tensor.is_floating_point() and not tensor.is_complex()
+
+
+def measured(quantities: Iterable[Quantity]) -> Iterator[Quantity]:
+    """Each with its error, and with what that is measured by; many small ones at a time, as `by_rows` takes them."""
+    group, size = list[Quantity](), 0
+    for quantity in quantities:
+        group.append(quantity)
+        size += quantity.value.numel()
+        if size >= CHUNK:
+            yield from _measured(group)
+            group, size = [], 0
+    yield from _measured(group)
+
+
+def _measured(group: Sequence[Quantity]) -> Iterator[Quantity]:
+    spreads = sizes([_NONE if q.spread is None else q.spread.sqrt() for q in group])
+    scales = list(map(hypot, sizes([q.reference for q in group]), spreads))
+    stored = [_NONE if q.stored is None else q.stored for q in group]
+    found = errors([(q.value, q.reference, scale) for q, scale in zip(group, scales, strict=True)])
+    every = zip(group, stored, scales, sizes(stored), peaks(stored), found, strict=True)
+    for quantity, kept, scale, size, peak, error in every:
+        row = TOLERANCES.get(name_of(kept.dtype))
+        unit = 0.0 if row is None else 2 * row.unit  # two roundings, as of decay and update
+        yield replace(quantity, scale=scale, resolution=(unit * size, unit * peak), found=error)
+
+
+def parts(quantity: Quantity) -> Iterator[Quantity]:
+    """What is small within a result, and would be lost beside what is large: s is that of the whole."""
+    name, value, reference = quantity.name, quantity.value, quantity.reference
+    if not name.startswith(("out/", "input/")) or not reference.is_floating_point() or reference.numel() < SMALL:
+        return
+    if quantity.name.endswith((UNMASKED, COLUMNS)):
+        return
+    if fill := filled(reference, value.dtype):
+        masked = ~(reference.abs() < fill)
+        parts = value.masked_fill(masked, 0), reference.masked_fill(masked, 0)
+        yield Quantity(name + UNMASKED, *parts, quantity.limits)
+    elif (columns := _small(reference, quantity.limits.row.unit)) is not None:
+        limits = replace(quantity.limits, cap=None)  # which knows no sums that cancel
+        yield Quantity(name + COLUMNS, value[..., columns], reference[..., columns], limits, columns=columns)
+
+
+def _small(reference: Tensor, unit: float) -> Tensor | None:
+    """Columns (along the last dimension) far below the largest, where each has enough elements to tell."""
+    if reference.dim() < 2 or reference.numel() < SMALL * reference.shape[-1]:
+        return None
+    sizes = torch.linalg.vector_norm(reference, dim=tuple(range(reference.dim() - 1))).nan_to_num(0, 0, 0)
+    small = (sizes < SMALLER * sizes.max()) & (sizes > CANCELLED * unit * sizes.max())
+    return small.nonzero()[:, 0] if bool(small.any()) else None
+
+
+def is_noise(quantity: Quantity, error: float) -> bool:
+    """Whether what lies below a mask's numbers is rounding: the baseline errs by all of it. Of small columns, by so
+    much of it that nothing could be told."""
+    if quantity.name.endswith(COLUMNS):
+        return error > POWERLESS * quantity.scale
+    return quantity.name.endswith(UNMASKED) and error >= quantity.scale
+
+
+def source(quantity: str, when: str = "after") -> str:
+    """The observation's name of a quantity."""
+    quantity = quantity.removesuffix(UNMASKED).removesuffix(COLUMNS)
+    if quantity.startswith("change/"):
+        return quantity.replace("change/", f"{when}/param/", 1)
+    return f"{when}/{quantity}" if quantity.startswith("optimizer/") else quantity
