@@ -26,7 +26,6 @@ from optexp.equivalence.gates import finite
 from optexp.equivalence.generic import turn_parameters, vary
 from optexp.equivalence.golden import NoReference
 from optexp.equivalence.imprint import Imprint, imprint, left_behind
-from optexp.equivalence.judge import Judge
 from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, observed, overwritten, repeats
 from optexp.equivalence.trajectory import RATES, Rates
@@ -559,66 +558,6 @@ class Arm:
         return calibrate(self.device, anew, keep).to_dict()
 
 
-class Reference(Arm):
-    """The fp64 arm: draws every batch and judges what the others return. Its goldens never leave it."""
-
-    def setup(self, packed: bytes) -> dict[str, Any]:
-        start = clock.now()
-        spec: Spec = cloudpickle.loads(packed)
-        self._settle(spec)
-        self.judgement = Judge(
-            spec.workload, spec.torch_device, spec.torch_dtype, spec.seed, spec.contract, spec.generic
-        )
-        return {"setup_s": clock.now() - start, **facts(spec.workload, self.judgement.fp64.initial)}
-
-    def expect(self, parcel: Parcel) -> None:
-        """Where fp64 runs or, where that is full, on the CPU: judging then moves there too."""
-        try:
-            self.inbox.expect(parcel, self.judgement.fp64.device)
-        except torch.OutOfMemoryError:
-            self.inbox.expect(parcel, torch.device("cpu"))
-
-    def recall(self) -> None:
-        """The batch of a replayed step takes the place of drawn ones."""
-        self.judgement.recall(self.inbox.contents)
-
-    def judge_timed(self, step: int) -> list[Mapping[str, Any]]:
-        return [finding.to_dict() for finding in self.judgement.judge_timed(step, self.inbox.contents)]
-
-    def turn_parameters(self) -> None:
-        self.judgement.turn_parameters()
-
-    def rest(self) -> None:
-        """Give back what is not needed until it is set up again."""
-        self.inbox.clear()
-        self.judgement.rest()
-
-    def draw(self, seed: int, count: int, family: str) -> None:
-        self.judgement.draw(seed, count, family)
-
-    def batch(self, index: int) -> Parcel:
-        """One of those drawn."""
-        return self.send(self.judgement.batches[index])
-
-    def yardstick(self, step: int) -> None:
-        self.judgement.yardstick(step, self.inbox.contents)
-
-    def judge(self, step: int) -> list[Mapping[str, Any]]:
-        return [finding.to_dict() for finding in self.judgement.judge(step, self.inbox.contents)]
-
-    def reference_info(self) -> dict[str, Any]:
-        return self.judgement.info()
-
-    def dead(self) -> list[str]:
-        return self.judgement.dead()
-
-    def power(self) -> list[dict[str, Any]]:
-        return self.judgement.power()
-
-    def distribution(self, tensor: str) -> dict[str, Any]:
-        return self.judgement.distribution(tensor)
-
-
 def draw(workload: Workload, device: torch.device, dtype: torch.dtype, seed: int, count: int) -> list[Batch]:
     """The same batches in every arm that asks with the same seed."""
     generator = torch.Generator(device).manual_seed(seed)
@@ -699,6 +638,7 @@ def facts(workload: Workload, state: Mapping[str, Tensor]) -> dict[str, Any]:
 if __name__ == "__main__":
     import torch._dynamo  # optimizers and the profiler import it: four seconds, here once instead of in every arm
 
+    import optexp.reference  # noqa: F401  the other kind of arm
     from optexp.workers.processes import serve_launcher
 
     sys.path[:] = [entry or os.getcwd() for entry in sys.path]

@@ -37,7 +37,7 @@ SHARED = {"torch", "triton", "torchvision", "transformers", "sklearn"}
 # They change what is run with, not what is run.
 NOT_COMPARED = {"device", "isolation", "verify", "horizon_steps", "timeout_s"}
 
-ARM, REFERENCE = "optexp.arm:Arm", "optexp.arm:Reference"
+ARM, REFERENCE = "optexp.arm:Arm", "optexp.reference:Reference"
 Arm = Worker | InProcess
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.arm import Arm, Reference, Spec, steps_of_scale
+from optexp.arm import Arm, Spec, steps_of_scale
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.protocol import Plan, verify
 from optexp.insight.trace import Trace
@@ -16,6 +16,7 @@ from optexp.measurement.clock import Timing
 from optexp.measurement.sampling import Pair, Sample
 from optexp.measurement.watchdogs import skipped_steps
 from optexp.program import Program
+from optexp.reference import Reference
 from optexp.strategies.amp import Amp
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, contract
 from optexp.workers.processes import InProcess

@@ -26,11 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from optexp import discovery
-from optexp.arm import Arm, Reference, Spec
+from optexp.arm import Arm, Spec
 from optexp.config import build
 from optexp.equivalence.protocol import Plan, Verification, verify
 from optexp.insight.trace import Trace
 from optexp.program import Program
+from optexp.reference import Reference
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported, contract, label
 from optexp.workers.processes import Failure, InProcess
 from optexp.workload import Workload

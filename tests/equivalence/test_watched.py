@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from optexp.arm import Reference
 from optexp.equivalence.watched import PARTS, Watched
+from optexp.reference import Reference
 from optexp.stopwatch import Stopwatch
 
 
