@@ -34,8 +34,10 @@ from optexp.kernelkit.products import TILINGS, Tiling, in_rows, place, product, 
 from optexp.kernelkit.tiles import over_columns
 from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.bias_gelu import bias_gelu_backward
-from optexp.kernels.gelu import cdf, check_form, gelu
+from optexp.kernels.gelu import cdf, check_form, gelu, gelu_forward
 from optexp.kernels.relu_bias_scale import fake_backward
+
+CHUNKS = (2**24, 2**25)  # bytes, of L2's 50 MB
 
 
 @triton.jit
@@ -81,9 +83,11 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, k
     """The result, and z = x·wᵀ + bias where it is to be kept, else nothing."""
     rows = in_rows(x)
 
-    def run(how: Tiling | str) -> tuple[Tensor, Tensor]:
+    def run(how: Tiling | int | str) -> tuple[Tensor, Tensor]:
         if isinstance(how, Tiling):
             return by_tiles(how, rows, weight, bias, approximate, keep)
+        if isinstance(how, int):
+            return by_chunks(how, rows, weight, bias, approximate), x.new_empty(0)
         if how == "hopper":
             return by_hopper(rows, weight, bias, approximate), x.new_empty(0)
         if how == "addmm" and bias is not None:
@@ -91,13 +95,15 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, k
         z = F.linear(rows, weight, bias)
         return gelu(z, approximate), z if keep else x.new_empty(0)
 
-    ways: list[Tiling | str] = ["library"]
+    ways: list[Tiling | int | str] = ["library"]
     if approximate == "tanh" and not keep and bias is not None and x.is_cuda:
         ways.append("addmm")  # cuBLASLt's epilogue; it keeps no z
     if takes(rows, weight):
         ways += TILINGS
         if not keep and hopper.takes(rows, bias):
             ways.append("hopper")
+    elif not keep:
+        ways += chunks(len(rows), weight.shape[0] * x.element_size())
     key = (x.dtype, approximate, keep, bias is None, bucket(len(rows)), *weight.shape)
     y, z = run(fastest("linear_gelu", key, ways, run, x.device))
     shape = (*x.shape[:-1], weight.shape[0])
@@ -114,6 +120,25 @@ def by_tiles(
     form = {"TANH": approximate == "tanh", "FLATTEN": tiling.resident > 0}
     product(linear_gelu_forward, tiling, x, weight, y, contiguous(bias), kept, **form)
     return y, z
+
+
+def chunks(rows: int, row_bytes: int) -> list[int]:
+    """So many rows at a time: what they become stays in L2, and fills the card as often as all rows do together."""
+    at_once = [size // max(row_bytes, 1) // 256 * 256 for size in CHUNKS]
+    return [count for count in at_once if 0 < count < rows]
+
+
+def by_chunks(rows: int, x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    """The library's product of so many rows, and then GELU in its place, which it is read from and written to in L2."""
+    y = x.new_empty(x.shape[0], weight.shape[0])
+    for some, z in zip(x.split(rows), y.split(rows), strict=True):
+        if bias is None:
+            torch.mm(some, weight.T, out=z)
+        else:
+            torch.addmm(bias, some, weight.T, out=z)
+        block = 4096 // z.element_size()
+        launch(gelu_forward, ceil_div(z.numel(), block), z, z, z.numel(), TANH=approximate == "tanh", BLOCK=block)
+    return y
 
 
 def by_hopper(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from optexp.kernelkit.products import TILINGS, Tiling, takes
-from optexp.kernels.linear_gelu import by_tiles, linear_gelu
+from optexp.kernels.linear_gelu import by_chunks, by_tiles, chunks, linear_gelu
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run
 EVERY = [
@@ -36,6 +36,23 @@ def test_every_tiling(tiling: Tiling, dtype: torch.dtype, device: str) -> None:
         alone, nothing = by_tiles(tiling, x, w, bias, "tanh", keep=False)
         assert torch.equal(alone, y)
         assert nothing.numel() == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("form", ["none", "tanh"])
+@pytest.mark.parametrize("biased", [True, False])
+def test_some_rows_after_the_other(device: str, form: str, biased: bool) -> None:
+    x, w, bias = (torch.randn(*shape, device=device) for shape in ((37, 24), (40, 24), (40,)))
+    y = by_chunks(16, x, w, bias if biased else None, form)
+    expected = F.gelu(F.linear(x.double(), w.double(), bias.double() if biased else None), approximate=form)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_chunks_stay_in_the_cache() -> None:
+    assert chunks(4096, 4096 * 4) == [1024, 2048]
+    assert chunks(1024, 4096 * 4) == []
+    assert chunks(2**20, 2**24) == []  # rows that are too long
+    assert chunks(5, 0) == []
 
 
 def test_what_it_does_not_take() -> None:
