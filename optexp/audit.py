@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import inf, isclose, log, nan
+from math import isclose, log, nan
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,14 +35,15 @@ CONTROLS = ("A/A", "known delay")
 GATES = {"BITWISE": "BITWISE", "PRECISION": "CAP"}  # that a contract has to itself
 RAW = {
     "peak memory": "peak_mib", "set-up time": "setup_s", "single steps": "alone_us", "energy": "energy_j",
-    "kernels": "kernels", "cold caches": "cold_us",
+    "kernels": "kernels", "cold caches": "cold_us", "busy share": "gpu_busy",
 }  # fmt: skip
+DROPPED, DELAY = 0.1, 1.05  # share of pairs that may not count; how much longer the known delay makes a step
 CLAIMS = {Verdict.FASTER, Verdict.SLOWER, Verdict.SAME, Verdict.VERIFIED}  # the others promise nothing
 
 
 def problems(record: Record) -> list[str]:
     """What is wrong with a record, in sentences; none where everything follows."""
-    parts = (_edited, _verdict, _asked, _speedup, _figures, _trust, _headline, _verification, _contract)
+    parts = (_edited, _verdict, _asked, _speedup, _figures, _kept, _trust, _headline, _verification, _contract)
     return [problem for part in parts for problem in part(record)]
 
 
@@ -140,8 +141,12 @@ def _speedup(record: Record) -> Iterator[str]:
         asked = record["config"].get(f"measurement.{name}", facts[name])
         if facts[name] != asked:
             yield f"{name} is {facts[name]}, and {asked} was asked for"
-    if claimed["processes"] != len(record["measurement"]["pairs"]):
-        yield f"{claimed['processes']} processes are named, and pairs of {len(record['measurement']['pairs'])} listed"
+    count = len(record["measurement"]["pairs"])
+    if claimed["processes"] != count:
+        yield f"{claimed['processes']} processes are named, and pairs of {count} listed"
+    least = 1 if record["config"].get("isolation") == "none" else record["config"].get("measurement.processes_min", 1)
+    if count < least:
+        yield f"pairs of {count} processes are listed, and at least {least} were asked for"
     for name, value in zip(("estimate", "low", "high"), interval.ratios(), strict=True):
         if claimed[name] is not None and not isclose(claimed[name], value, rel_tol=1e-9):
             yield f"speedup.{name} is {claimed[name]:.6g}, and the pairs give {value:.6g}"
@@ -171,6 +176,19 @@ def _figures(record: Record) -> Iterator[str]:
         yield from _differs("pairs of a process", process["pairs"], len(found))
 
 
+def _kept(record: Record) -> Iterator[str]:
+    """Pairs that do not count are few, and a watchdog says why."""
+    measurement = record["measurement"]
+    dropped = sum(map(len, measurement.get("dropped", ())))
+    if not record["speedup"] or not dropped:
+        return
+    every = dropped + sum(map(len, measurement["pairs"]))
+    if dropped > DROPPED * every:
+        yield f"{dropped} of {every} pairs were dropped"
+    if not any("pairs dropped" in watch["text"] for watch in measurement.get("watchdogs", ())):
+        yield f"{dropped} pairs were dropped, and no watchdog says why"
+
+
 def _typical(pairs: Sequence[Sequence[Sequence[float]]], place: int) -> float:
     return median(median(pair[place] for pair in process) for process in pairs)
 
@@ -192,7 +210,7 @@ def _trust(record: Record) -> Iterator[str]:
     for watch in watches:
         accepted = watch["name"] == "foreign processes" and config.get("environment.allow_foreign")
         dropped = re.search(r"(\d+) of (\d+) pairs dropped", watch["text"])
-        few = dropped is not None and 10 * int(dropped[1]) <= int(dropped[2])
+        few = dropped is not None and int(dropped[1]) <= DROPPED * int(dropped[2])
         undecided = watch.get("undecides") and Verdict(record["verdict"]) is Verdict.INCONCLUSIVE
         if not (watch["ok"] or accepted or few or undecided or watch["name"] in REMARKS):
             yield f"watchdog {watch['name']} refuses it: {watch['text']}"
@@ -200,8 +218,19 @@ def _trust(record: Record) -> Iterator[str]:
     if config.get("measurement.controls") and not unmeasured and tuple(controls) != CONTROLS:
         yield f"controls were asked for, and there are {', '.join(controls) or 'none'}"
     for name, control in controls.items():
-        if not control["ok"]:
+        truth = DELAY if name == "known delay" else 1.0
+        known = control.get("low") is not None and control.get("high") is not None
+        far = known and not _within(truth, control["low"], control["high"], measurement["min_effect"])
+        if not control["ok"] or far:
             yield f"control {name} failed"
+    asked, cold = config.get("measurement.l2"), measurement.get("l2", {}).get("headline") == "cold"
+    excused = any(note.startswith("measurement.l2=") for note in measurement.get("notes", []))
+    if cold != (asked == "cold") and not excused:
+        yield f"measurement.l2={asked} was asked for, and caches were {'emptied' if cold else 'warm'}"
+
+
+def _within(truth: float, low: float, high: float, tolerance: float) -> bool:
+    return low <= truth * (1 + tolerance) * (1 + 1e-9) and high * (1 + tolerance) * (1 + 1e-9) >= truth
 
 
 def _headline(record: Record) -> Iterator[str]:
@@ -210,19 +239,19 @@ def _headline(record: Record) -> Iterator[str]:
     if not record["speedup"] or interval is None:
         return
     found = Result.of(record)
-    assert found.speedup is not None
     measurement = {"l2": {"headline": "warm"}} | found.measurement
     # By itself, as it was before a correction for many comparisons.
     own = _own(record["measurement"], interval)
-    speedup = replace(found.speedup, high=inf if found.speedup.high is None else found.speedup.high)
     precision = _dtype(record["equivalence"].get("contract", "")) or record["config"].get("dtype", "float32")
     against, weakest = record["config"].get("baseline", "baseline"), record["equivalence"].get("weakest")
-    text = headline(
-        replace(found, verdict=own, speedup=speedup, measurement=measurement), precision, against, _weakness(weakest)
-    )
-    alone = said if found.verdict is own else said.partition("by itself ")[2]
-    if alone and alone != text:
+    text = headline(replace(found, verdict=own, measurement=measurement), precision, against, _weakness(weakest))
+    before, corrected, alone = said.partition("by itself ")
+    if found.verdict is own:
+        before, alone = "", said
+    if (alone or corrected) and alone != text:
         yield f"the headline says {alone!r}, and the record gives {text!r}"
+    if "×" in before:
+        yield f"the headline says {before!r}, which the record does not give"
 
 
 def _weakness(weakest: Record | None) -> str | None:
@@ -254,7 +283,8 @@ def _contract(record: Record) -> Iterator[str]:
 
 
 def _chance(measurement: Record) -> Iterator[str]:
-    if "p_value" not in measurement:
+    if measurement.get("p_value") is None:
+        yield "there is no p_value"
         return
     p, found = measurement["p_value"], statistics.p_value(_ratios(measurement["pairs"]), measurement["min_effect"])
     if not isclose(p, found, rel_tol=1e-3, abs_tol=1e-9):
@@ -341,7 +371,8 @@ def _copied(record: Record, folder: Path) -> Iterator[str]:
     for part, path in files.items():
         if not path.is_file():
             continue
-        held = finite(json.loads(path.read_text()) if path.suffix == ".json" else _yaml(path))
+        held = json.loads(path.read_text()) if path.suffix == ".json" else _yaml(path)
+        held = finite(json.loads(json.dumps(held, default=str)))  # as a record holds it: JSON's keys are strings
         keys = sorted(key for key in {*held, *record[part]} if held.get(key) != record[part].get(key))
         if keys:
             yield f"{path.name} beside it says otherwise about {', '.join(keys)}"

@@ -12,7 +12,7 @@ from optexp.measurement import statistics
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.sampling import COLD, MAIN, Sample
 from optexp.measurement.watchdogs import FOREIGN, WATCHDOGS
-from optexp.reporting.wording import headline, ratio
+from optexp.reporting.wording import headline, percent, ratio
 from optexp.result import ArmSummary, Result, Speedup, Verdict, against_itself
 from optexp.session import Session, Stop
 from optexp.strategy import label
@@ -76,7 +76,7 @@ def l2(samples: Sequence[Sample], protocol: Protocol) -> dict[str, Any]:
     facts: dict[str, Any] = {"headline": "cold" if protocol.l2 == COLD else "warm"}
     if cold := [ratios for s in samples if (ratios := [p.log_ratio for p in s.of(COLD) if p.counts])]:
         estimate, low, high = statistics.interval(cold, protocol.confidence).ratios()
-        text = f"device time {ratio(estimate)}, {protocol.confidence:.0%} interval {low:.3g} to {high:.3g}"
+        text = f"device time {ratio(estimate)}, {percent(protocol.confidence)} interval {low:.3g} to {high:.3g}"
         facts["cold"] = {"estimate": estimate, "low": low, "high": high, "text": text}
     return facts
 

@@ -32,6 +32,7 @@ from optexp.measurement.neighbours import neighbours
 from optexp.measurement.sampling import Sample
 from optexp.measurement.watchdogs import WATCHDOGS
 from optexp.reporting.terminal import Progress
+from optexp.reporting.wording import percent
 from optexp.result import Verdict
 from optexp.session import Session, choose_device
 from optexp.stopwatch import Stopwatch
@@ -207,7 +208,7 @@ def equal(samples: Sequence[Sample], session: Session) -> Finding:
     ratios = [[p.log_ratio for p in s.kept] for s in samples]
     verdict, interval = statistics.verdict(ratios, protocol.confidence, protocol.min_effect)
     estimate, low, high = interval.ratios()
-    basis = f"{protocol.confidence:.0%} interval {low:.4f} to {high:.4f}"
+    basis = f"{percent(protocol.confidence)} interval {low:.4f} to {high:.4f}"
     count = "one process" if len(samples) == 1 else f"{len(samples)} processes"
     text = f"{verdict}: {estimate:.4f}× ({basis}, {count})"
     ok = {Verdict.SAME: True, Verdict.INCONCLUSIVE: None}.get(verdict, False)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,11 @@ class Result:
                     w for w in watches if w["name"] in MACHINE or (w["fatal"] and not w["ok"])
                 ]
             for arm, summary in (("baseline", self.baseline), ("candidate", self.candidate)):
-                self.profile.get(arm, {}).get("metrics", {}).pop("step_us", None)
+                profile = self.profile.get(arm, {})
+                for name in ("step_us", "median_kernel_us"):
+                    profile.get("metrics", {}).pop(name, None)
+                for entry in (*profile.get("top_kernels", ()), *profile.get("top_ops", ())):
+                    entry.pop("us", None)  # what each takes of its step is left
                 for name in TIMES:
                     setattr(summary, name, None)
 
@@ -178,7 +182,8 @@ class Result:
         """From what `write` wrote."""
         data = {key: value for key, value in record.items() if key != "digest"}
         data["verdict"] = Verdict(data["verdict"])
-        data["speedup"] = Speedup(**data["speedup"]) if data["speedup"] else None
+        if speedup := data["speedup"]:  # an interval without an end was written as null
+            data["speedup"] = Speedup(**speedup | {"high": inf if speedup["high"] is None else speedup["high"]})
         data["baseline"] = ArmSummary(**data["baseline"])
         data["candidate"] = ArmSummary(**data["candidate"])
         return cls(**data)

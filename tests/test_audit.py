@@ -52,7 +52,7 @@ EQUIVALENCE = {
 }  # fmt: skip
 RANDOM = {"seeds": 64, "tests": 100, "smallest_p": 1e-3}
 CONFIG = {"workload": "mlp", "device": "cpu", "dtype": "float32", "strategy": "amp", "strategy.amp.dtype": "bfloat16"}
-CONFIG |= {"baseline": "baseline", "measurement.controls": True, "seed": 0}
+CONFIG |= {"baseline": "baseline", "measurement.l2": "warm", "measurement.controls": True, "seed": 0}
 CONFIG |= {"measurement.verification_seeds": 2, "measurement.thorough": True, "workload.mode": "forward"}
 CONTROLS = {name: {"ok": True} for name in ("A/A", "known delay")}
 
@@ -80,6 +80,7 @@ def record(tmp_path: Path) -> Record:
         measurement={
             "pairs": PAIRS, "min_effect": 0.01, "watchdogs": watches(), "controls": CONTROLS,
             "processes": [{"log_ratio": median(process), "pairs": 12} for process in ratios],
+            "p_value": statistics.p_value(ratios, 0.01), "dropped": [[] for _ in PAIRS],
             "setups_s": {"baseline": [1.0, 2.0, 4.0], "candidate": [2.0]}, "l2": {"headline": "warm"},
         },
         evidence=[{"strategy": "amp", "engaged": True, "text": ""}], config=CONFIG, environment={"device": "cpu"},
@@ -126,6 +127,15 @@ EDITS: dict[str, tuple[Callable[[Record], Any], str]] = {
     "more throughput": (set_in("candidate/throughput", 1e9), "samples of a step"),
     "less energy": (set_in("candidate/energy_j", 1e-9), "candidate.energy_j"),
     "energy of no time": (set_in("candidate/load_us", None), "candidate.energy_j"),
+    "most pairs dropped": (set_in("measurement/dropped", [PAIRS[0]] * 5), "pairs were dropped"),
+    "a pair dropped for nothing": (set_in("measurement/dropped", [PAIRS[0][:1]]), "no watchdog says why"),
+    "fewer processes": (set_in("config", {**CONFIG, "measurement.processes_min": 9}), "at least 9 were asked for"),
+    "warm for cold": (set_in("config", {**CONFIG, "measurement.l2": "cold"}), "caches were warm"),
+    "no chance": (set_in("measurement/p_value", None), "p_value"),
+    "a control that failed": (
+        set_in("measurement/controls", CONTROLS | {"A/A": {"ok": True, "low": 1.4, "high": 1.6}}),
+        "control A/A failed",
+    ),
     "a quicker start": (set_in("candidate/setup_s", 0.1), "candidate.setup_s is 0.1, and the pairs give 2"),
     "another process": (set_in("measurement/processes/1/log_ratio", 9.0), "log_ratio of a process is 9.0"),
     "fewer pairs named": (set_in("measurement/processes/1/pairs", 3), "pairs of a process is 3"),

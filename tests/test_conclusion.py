@@ -105,6 +105,8 @@ def test_no_ratio_leaves_with_an_invalid_measurement_in_words_or_figures() -> No
     beside = {"name": "device and wall", "ok": True, "text": "device time improves 1.80×", "fatal": False}
     result = Result(Verdict.INVALID, "INVALID: the GPU was slowed", "mlp", ["amp"], "cuda:0", 0)
     result.explanation = ["625 µs a step are saved, 619 µs of them in gaps."]
+    longest = {"name": "aten::mul", "calls": 1.0, "us": 95.6, "share": 0.65}
+    result.profile["baseline"] = {"metrics": {"step_us": 146.0, "median_kernel_us": 2.9}, "top_ops": [dict(longest)]}
     result.measurement = {
         "preset": "default", "min_effect": 0.01, "p_value": 1e-9, "pairs": [[[1.8, 1.0]]],
         "processes": [{"log_ratio": 0.59, "pairs": 1}], "cost": {"break_even_steps": 7},
@@ -118,7 +120,11 @@ def test_no_ratio_leaves_with_an_invalid_measurement_in_words_or_figures() -> No
         "placement": {"text": "both arms bound to the same 1 core"},
     }  # fmt: skip
     assert result.explanation == []
-    assert "×" not in report.render(result)
+    del longest["us"]
+    assert result.profile["baseline"] == {"metrics": {}, "top_ops": [longest]}
+    page = report.render(result)
+    assert "×" not in page
+    assert "aten::mul" in page
 
 
 def test_cold_pairs_of_a_slowed_card_do_not_count() -> None:

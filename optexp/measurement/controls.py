@@ -14,6 +14,7 @@ from typing import Any
 from optexp.measurement import statistics
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.sampling import DELAYED, SAME, Sample
+from optexp.reporting.wording import percent
 
 DELAY = 1.05
 NAMES = {SAME: "A/A", DELAYED: "known delay"}
@@ -56,7 +57,7 @@ def _judge(kind: str, samples: Sequence[Sample], protocol: Protocol) -> Control:
     ok = interval.low <= truth + tolerance and interval.high >= truth - tolerance
     found = interval.half_width <= log(DELAY) if kind == SAME else interval.low > 0 or interval.high < 0
     estimate, low, high = (exp(end) - 1 for end in (interval.estimate, interval.low, interval.high))
-    basis = f"{estimate:+.1%}, {protocol.confidence:.0%} interval {low:+.1%} to {high:+.1%}"
+    basis = f"{estimate:+.1%}, {percent(protocol.confidence)} interval {low:+.1%} to {high:+.1%}"
     if kind == SAME:
         text = f"a second process of the baseline takes {basis}"
         text += "" if found else f": too noisy to tell, a difference of {DELAY - 1:.0%} would not be seen here"

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from optexp.config import one_of
 
+FEWEST = 8  # pairs of a process whose steps are longer than a block
+
 
 @dataclass
 class Protocol:
@@ -60,7 +62,7 @@ class Protocol:
             raise ValueError(f"processes_min={self.processes_min} must be at least 1 and at most processes_max")
         if not 0.5 < self.confidence < 1:
             raise ValueError(f"confidence={self.confidence} must lie between 0.5 and 1, as in 0.99")
-        if 2 * 0.5 ** min(self.pairs, 10) > 1 - self.confidence and self.processes_max == 1:
+        if 2 * 0.5 ** min(self.pairs, FEWEST) > 1 - self.confidence and self.processes_max == 1:
             raise ValueError(f"pairs={self.pairs} are too few for a {self.confidence:.3%} interval from one process")
         if self.pairs < 2:
             raise ValueError(f"pairs={self.pairs} must be at least 2")

@@ -15,7 +15,7 @@ from typing import Protocol as Interface
 from optexp.measurement.clock import Timing, account, now, share_taken, until_at_rest, worked_s
 from optexp.measurement.gpu import Read, Reading, between, slowing
 from optexp.measurement.load import Load
-from optexp.measurement.protocol import Protocol
+from optexp.measurement.protocol import FEWEST, Protocol
 
 MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # what the second arm of a pair is
 RETRIED, UNBOUND, TEXTBOOK = "retried", "unbound", "textbook"  # why a process was measured beside those that count
@@ -166,7 +166,7 @@ def sample(
     )
     compiled = {name: _compilations(arm) for name, arm in arms.items()}
     long = max(result.planned_s[name] for name in ("baseline", "candidate")) >= protocol.block_ms / 1e3
-    at_least, begin, before = min(pairs, 8 if long else 10), now(), read()
+    at_least, begin, before = min(pairs, FEWEST if long else 10), now(), read()
     for index in range(pairs):
         if index >= at_least and now() - begin > protocol.process_s:
             break

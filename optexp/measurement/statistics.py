@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, exp, log, sqrt
+from math import ceil, exp, inf, log, sqrt
 from statistics import fmean, median, stdev
 
 from scipy.special import bdtr, stdtr, stdtrit  # scipy.stats has the same under better names, and takes 2 s to import
 
 from optexp.result import Verdict
+
+FARTHEST = 700.0  # of a log-ratio: a float holds no larger ratio
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Interval:
 
     def ratios(self) -> tuple[float, float, float]:
         """Estimate, low and high as ratios of times."""
-        return exp(self.estimate), exp(self.low), exp(self.high)
+        return exp(self.estimate), exp(self.low), exp(self.high) if self.high < FARTHEST else inf
 
 
 def over_processes(log_ratios: Sequence[float], confidence: float) -> Interval:

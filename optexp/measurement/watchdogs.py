@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import sqrt
-from statistics import correlation, fmean, median
+from math import hypot, pi, sqrt
+from statistics import correlation, fmean, median, stdev
 
 from optexp.measurement.gpu import POWER_CAP, between
 from optexp.measurement.sampling import COLD, MAIN, Sample
@@ -183,7 +183,9 @@ def order_effect(samples: Sequence[Sample]) -> Watch:
     if min(len(first), len(second)) < 5:
         return Watch("order", True, "too few pairs of each order to compare")
     gap = abs(median(first) - median(second))
-    return Watch("order", gap < 0.05, f"ratio differs by {gap:.1%} between baseline-first and candidate-first pairs")
+    chance = 3 * sqrt(pi / 2) * hypot(*(stdev(ratios) / sqrt(len(ratios)) for ratios in (first, second)))
+    text = f"ratio differs by {gap:.1%} between baseline-first and candidate-first pairs"
+    return Watch("order", gap < max(0.05, chance), text)
 
 
 def drift(samples: Sequence[Sample]) -> Watch:
@@ -211,9 +213,11 @@ def _ranks(values: Sequence[float]) -> list[int]:
 def two_modes(samples: Sequence[Sample]) -> Watch:
     """An arm with two speeds has no typical one: both are reported."""
     found = []
-    for arm in ("baseline", "candidate"):
-        modes = split([getattr(pair, arm).step_s for sample in samples for pair in sample.kept])
-        if modes:
+    times = {arm: [[getattr(p, arm).step_s for p in s.kept] for s in samples] for arm in ("baseline", "candidate")}
+    for arm, other in (("baseline", "candidate"), ("candidate", "baseline")):
+        modes = split([step for steps in times[arm] for step in steps])
+        luck = [median(steps) for steps in times[other]]  # of a process, which is no mode where both arms have it
+        if modes and split([step / by for steps, by in zip(times[arm], luck, strict=True) for step in steps]):
             (fast, share), (slow, rest) = modes
             found.append(
                 f"the {arm} takes {duration(fast)} in {share:.0%} of its blocks, {duration(slow)} in {rest:.0%}"
@@ -272,7 +276,7 @@ def device_beats_wall(samples: Sequence[Sample]) -> Watch:
         return Watch("device and wall", True, "no device time on this device")
     wall = median(p.baseline.wall_s / p.candidate.wall_s for p in pairs)
     device = busy["baseline"] / busy["candidate"]
-    lost = device > 1.05 * wall
+    lost = device > max(1.0, 1.05 * wall)
     text = f"device time improves {device:.2f}×, wall time {wall:.2f}×"
     return Watch("device and wall", not lost, text + (": the gain does not reach the user" if lost else ""))
 

@@ -165,8 +165,8 @@ def strip(result: Result) -> dict[str, Any] | None:
         return None
     ratios = [[before / after for before, after in process] for process in pairs]
     lost = [[before / after for before, after in process] for process in result.measurement.get("dropped") or []]
-    every = [*(ratio for process in (*ratios, *lost) for ratio in process), *means, speedup.low, speedup.high]
-    ends = _without_outliers(every, keep=[*means, speedup.low, speedup.high])
+    keep = [*means, *filter(math.isfinite, (speedup.low, speedup.high))]
+    ends = _without_outliers([*(ratio for process in (*ratios, *lost) for ratio in process), *keep], keep)
     low, high = ends[0] - 0.04 * (ends[1] - ends[0]), ends[1] + 0.04 * (ends[1] - ends[0])
 
     def x(ratio: float) -> float:

@@ -19,7 +19,8 @@ WHAT_NOW = {
 QUIET = " Run it again when the machine is quiet."
 MACHINE = {"slow start", "throttling", "foreign processes", "waiting arm", "cores"}  # watchdogs that bark at one
 PART = "share_"  # how the names of a breakdown's terms begin
-SPEED = ("time/step", "device time/step", "one step alone", "throughput", "energy")  # rows that a verdict is about
+# Rows that a verdict is about.
+SPEED = ("time/step", "device time/step", "device busy/step", "one step alone", "throughput", "energy")
 SHORT = ("time/step", "throughput", "peak memory", "kernels/step")
 PERCENTILES = {
     "5th percentile": "p5_us", "median": "alone_us", "95th percentile": "p95_us", "99th percentile": "p99_us",

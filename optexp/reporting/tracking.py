@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from optexp.reporting import summary
-from optexp.result import Result
+from optexp.result import Result, Verdict
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -259,7 +259,8 @@ def metrics(result: Result) -> dict[str, float]:
     found: dict[str, Any] = {}
     if result.speedup is not None:
         found |= {f"speedup/{end}": getattr(result.speedup, end) for end in ("estimate", "low", "high")}
-        found["cost/break_even_steps"] = (result.measurement.get("cost") or {}).get("break_even_steps")
+        if result.verdict is not Verdict.INCONCLUSIVE:
+            found["cost/break_even_steps"] = (result.measurement.get("cost") or {}).get("break_even_steps")
     found["cost/setup_s"] = result.candidate.setup_s
     for arm, figures in (("baseline", result.baseline), ("candidate", result.candidate)):
         found |= {

@@ -8,7 +8,9 @@ from optexp.result import Result, Verdict
 
 
 def ratio(value: float) -> str:
-    """1.31×, 12.4×, 104×: three digits are all that a measurement carries."""
+    """1.31×, 12.4×, 104×: three digits are all that a measurement carries. 0.0037× where two say nothing."""
+    if 0 < value < 0.1:
+        return f"{value:.2g}×"
     return f"{value:.2f}×" if value < 10 else f"{value:.1f}×" if value < 100 else f"{value:.0f}×"
 
 
@@ -16,6 +18,11 @@ def at_least(value: float) -> str:
     """The same three digits, never rounded up: what is promised must hold."""
     digits = max(0, 2 - floor(log10(value))) if value > 0 else 0
     return f"{floor(value * 10**digits) / 10**digits:.{digits}f}"
+
+
+def percent(confidence: float) -> str:
+    """99%, 99.5%: never rounded to certainty."""
+    return f"{100 * confidence:.6g}%"
 
 
 def at_precision(dtype: str) -> str:
@@ -35,7 +42,7 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
     if verdict is Verdict.SLOWER:  # how many times slower, in every figure of the line
         estimate, low, high = 1 / estimate, 1 / high, 1 / low
     processes = "one process" if speedup.processes == 1 else f"{speedup.processes} processes"
-    interval = f"{speedup.confidence:.0%} interval {at_least(low)} to {high:.3g}"
+    interval = f"{percent(speedup.confidence)} interval {at_least(low)} to {high:.3g}"
     basis = f"best estimate {ratio(estimate)}, {interval}, {processes}"
     if result.measurement["l2"]["headline"] == "cold":
         basis += ", device time with emptied caches"

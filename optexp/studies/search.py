@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.conclusion import agreeing
 from optexp.reporting import summary
-from optexp.result import Result, Verdict
+from optexp.result import Result, Verdict, against_itself
 
 NEW_SEED = 1000  # other inputs and other orders than any process of the search had
 FOLDER = "winners"
@@ -30,7 +31,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def corrected(results: Sequence[Result]) -> list[Result]:
     """The results, in place; a claim that does not survive the correction becomes INCONCLUSIVE, and says so."""
-    family = [r for r in results if r.strategy and r.speedup and "p_value" in r.measurement]
+    family = [r for r in results if r.speedup and "p_value" in r.measurement and not against_itself(r.config)]
     for result, p in zip(family, holm([r.measurement["p_value"] for r in family]), strict=True):
         assert result.speedup is not None
         result.measurement["p_holm"] = p
@@ -47,7 +48,7 @@ def winners(results: Mapping[Path, Result]) -> list[Path]:
     """The fastest job of every workload for which several were measured, where its preset asks for a second look."""
     by_workload = defaultdict(list)
     for (job, result), title in zip(results.items(), summary.titles(list(results.values())), strict=True):
-        if result.strategy and result.speedup:
+        if result.speedup and not against_itself(result.config):
             by_workload[title].append((result.verdict is Verdict.FASTER, result.speedup.low, job))
     best = [max(tried) for tried in by_workload.values() if len(tried) > 1]
     return [job for faster, _, job in best if faster and results[job].config.get("measurement.confirm")]
@@ -74,9 +75,9 @@ def measured_again(job: Path, first: Result, output: Path, run: Run) -> Result:
     config.device = first.device  # the same card
     again = run(config, output)
     assert first.speedup is not None
-    if again.verdict is Verdict.ERROR:  # a sweep that ran elsewhere may not find its device here
-        first.measurement["notes"].append(f"the winner could not be measured again: {again.headline}")
-        return first
+    if again.verdict is Verdict.ERROR and not (again.error or {}).get("worker"):  # its device may not be here
+        note = f"the winner could not be measured again: {again.headline}"
+        return replace(first, measurement=first.measurement | {"notes": [*first.measurement["notes"], note]})
     again.config["seed"] = first.config.get("seed")  # its row stands for the job's
     again.by_itself = {"verdict": first.verdict, "again": os.path.relpath(output, job)}
     note = f"the winner, measured again with seed {again.seed}"

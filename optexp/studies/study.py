@@ -240,7 +240,8 @@ def _kernel(point: Point) -> str | None:
 
 
 def _paid_back(point: Point) -> Any:
-    return (point.result.measurement.get("cost") or {}).get("break_even_steps") if _speedup(point) else None
+    decided = _speedup(point) and point.result.verdict is not Verdict.INCONCLUSIVE
+    return (point.result.measurement.get("cost") or {}).get("break_even_steps") if decided else None
 
 
 def _why(point: Point) -> str:

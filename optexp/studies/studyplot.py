@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite, nan
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -20,7 +21,7 @@ TURNED = 30  # characters of all categories together, above which their names ar
 
 def draw(study: Study, found: Sequence[Point], path: Path) -> bool:
     """Write the picture; False where nothing was measured that it could show."""
-    figures = [name for name in study.y if any(point.value(name) is not None for point in found)]
+    figures = [name for name in study.y if any(_drawable(point.value(name)) for point in found)]
     if not figures:
         return False
     rows, columns = len(figures), len(study.x)
@@ -44,7 +45,7 @@ def _varying(study: Study, found: Sequence[Point], x: str) -> list[Point]:
 
 
 def _panel(axes: Any, study: Study, found: Sequence[Point], x: str, y: str) -> None:
-    shown = [point for point in found if point.value(y) is not None and point.value(x) is not None]
+    shown = [point for point in found if _drawable(point.value(y)) and point.value(x) is not None]
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel(heading(x))
     if not shown:
@@ -69,6 +70,11 @@ def _panel(axes: Any, study: Study, found: Sequence[Point], x: str, y: str) -> N
         axes.axhline(1, color="black", linewidth=1)
     if study.by and len(lines) > 1:
         axes.legend(title=heading(study.by), frameon=False)
+
+
+def _drawable(value: Any) -> bool:
+    """A number, or shares: "never" has no height."""
+    return isinstance(value, (int, float, dict)) and not isinstance(value, bool)
 
 
 def _lines(axes: Any, lines: dict[str, list[Point]], x: str, y: str, log: bool) -> None:
@@ -120,5 +126,5 @@ def _intervals(line: Sequence[Point], y: str) -> list[list[float]] | None:
     speedups = [point.result.speedup for point in line]
     return [
         [s.estimate - s.low for s in speedups if s is not None],
-        [s.high - s.estimate for s in speedups if s is not None],
+        [s.high - s.estimate if isfinite(s.high) else nan for s in speedups if s is not None],
     ]

@@ -11,13 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from optexp.result import Result, Verdict
+from optexp.result import Result, Verdict, finite
 from optexp.studies.study import STEP, Study
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class SweepCallback(Callback):
                 found = search.confirm(jobs_done, folder, _again)
                 results = summary.ranked(search.corrected(list(found.values())))
                 for job, result in found.items():
-                    if result.by_itself:
+                    if result.by_itself or result is not jobs_done[job]:
                         correct(config, job, jobs_done[job], result)
                 record(results, folder)
                 verdicts = Counter(result.verdict for result in results)
@@ -145,7 +146,7 @@ def record(results: Sequence[Result], folder: Path) -> None:
         }
         for result, title in zip(results, summary.titles(results), strict=True)
     ]
-    (folder / "sweep.json").write_text(json.dumps(table, indent=2) + "\n")
+    (folder / "sweep.json").write_text(json.dumps(finite(table), indent=2) + "\n")
     _plot([row for row in table if row["speedup"]], folder / "plots" / "speedup.png")
 
 
@@ -184,7 +185,7 @@ def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
             place,
             estimate,
             color="#2e7d32" if row["verdict"] == Verdict.FASTER else "#9e9e9e",
-            xerr=[[estimate - speedup["low"]], [speedup["high"] - estimate]],
+            xerr=[[estimate - speedup["low"]], [speedup["high"] - estimate if isfinite(speedup["high"]) else nan]],
             capsize=3,
         )
     axes.axvline(1, color="black", linewidth=1)

@@ -220,6 +220,24 @@ def test_an_effect_of_the_order_is_named() -> None:
     assert set(barking([Sample(pairs)])) >= {"order"}
 
 
+def test_blocks_that_scatter_have_no_order() -> None:
+    random, barked = Random(3), 0
+    for _ in range(50):
+        blocks = [[timing(random.gauss(1e-3, 1e-4)) for _ in range(2)] for _ in range(40)]
+        barked += "order" in barking([Sample([Pair(*pair, index % 2 == 0) for index, pair in enumerate(blocks)])])
+    assert barked <= 1
+
+
+def test_the_luck_of_a_process_is_no_mode() -> None:
+    """Of processes whose luck both arms share."""
+    samples = [
+        sample
+        for luck in (1.0, 1.01, 1.05, 1.06, 1.055)
+        for sample in made(constant(2e-3 * luck), constant(1e-3 * luck), processes=1)
+    ]
+    assert "modes" not in barking(samples)
+
+
 def test_a_gain_that_does_not_reach_the_user_is_named() -> None:
     samples = made(constant(1e-3), constant(0.9e-3))  # between events a card that waits seems to work
     assert "device and wall" not in barking(samples)
@@ -227,6 +245,9 @@ def test_a_gain_that_does_not_reach_the_user_is_named() -> None:
     text = barking(samples)["device and wall"].text
     assert text == "device time improves 2.00×, wall time 1.11×: the gain does not reach the user"
     samples[-1].busy_s = {"baseline": 4e-4, "candidate": 3.6e-4}
+    assert "device and wall" not in barking(samples)
+    samples = made(constant(1e-3), constant(2e-3))
+    samples[-1].busy_s = {"baseline": 4e-4, "candidate": 6.7e-4}  # slower by either
     assert "device and wall" not in barking(samples)
 
 

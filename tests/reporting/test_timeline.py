@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from optexp.measurement.gpu import Reading
 from optexp.measurement.sampling import Sample
 from optexp.reporting import report, timeline
 from optexp.result import Result, Speedup, Verdict
+from optexp.studies import sweep
 from tests.measurement.samples import constant, made
 
 FASTER = Result.read(Path(__file__).parents[1] / "results" / "faster.json")
@@ -105,6 +108,17 @@ def test_an_invalid_measurement_shows_what_the_card_said_and_no_time() -> None:
     assert "What the card did meanwhile" in page
     assert "block times" not in page
     assert "How long the blocks took" not in page
+
+
+def test_an_interval_without_an_end_is_drawn(tmp_path: Path) -> None:
+    result = replace(measured(), speedup=Speedup(1.2, 0.0, inf, 0.99, 1))
+    result.write(tmp_path / "result.json")
+    again = Result.read(tmp_path / "result.json")
+    assert again.speedup == result.speedup
+    assert "interval of the speedup" in report.render(again)
+    sweep.record([again, FASTER], tmp_path)
+    assert json.loads((tmp_path / "sweep.json").read_text())[0]["speedup"]["high"] is None
+    assert (tmp_path / "plots" / "speedup.png").stat().st_size > 0
 
 
 def test_axes_have_round_numbers() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optexp.reporting.wording import at_least, duration, headline, ratio
+from optexp.reporting.wording import at_least, duration, headline, percent, ratio
 from optexp.result import Result, Speedup, Verdict
 
 
@@ -17,6 +17,8 @@ def test_at_least_holds(value: float, text: str) -> None:
 
 def test_ratios_carry_three_digits() -> None:
     assert [ratio(value) for value in (0.5612, 1.309, 12.41, 103.6)] == ["0.56×", "1.31×", "12.4×", "104×"]
+    assert ratio(0.00371) == "0.0037×"
+    assert [percent(share) for share in (0.99, 0.995, 0.9973)] == ["99%", "99.5%", "99.73%"]
 
 
 @pytest.mark.parametrize(

@@ -133,9 +133,24 @@ def test_a_device_that_is_not_here_leaves_the_first_result(jobs: dict[Path, Resu
     assert "no CUDA device" in winner.measurement["notes"][0]
 
 
+def test_a_winner_that_fails_when_measured_again_is_none(jobs: dict[Path, Result], tmp_path: Path) -> None:
+    crash = {"type": "Crash", "message": "killed by SIGSEGV", "worker": "candidate"}
+    lost = result("fusion", 1.3, verdict=Verdict.ERROR, headline="ERROR: candidate: killed by SIGSEGV", error=crash)
+    found = search.confirm(jobs, tmp_path, lambda config, output: replace(lost, measurement={"notes": []}))
+    assert found[tmp_path / "fusion"].verdict is Verdict.ERROR
+    assert found[tmp_path / "fusion"].by_itself["verdict"] is Verdict.FASTER
+
+
+def test_baselines_may_be_what_is_compared() -> None:
+    """Of the empty stack against many others, too, some differ by chance."""
+    several = [replace(result("b", 1.02, 0.004), strategy=[], config={"baseline": f"b{i}"}) for i in range(10)]
+    assert {found.verdict for found in search.corrected(several)} == {Verdict.INCONCLUSIVE}
+
+
 def test_what_was_not_a_search_has_no_winner(jobs: dict[Path, Result]) -> None:
     amp, fusion, inplace = jobs
     assert search.winners({amp: jobs[amp]}) == []
     assert search.winners({**jobs, fusion: replace(jobs[fusion], config={"measurement.confirm": False})}) == []
-    assert search.winners({amp: jobs[amp], fusion: replace(jobs[fusion], strategy=[])}) == []
+    equal = {"measurement.confirm": True, "strategy": "baseline", "baseline": "baseline"}
+    assert search.winners({amp: jobs[amp], fusion: replace(jobs[fusion], strategy=[], config=equal)}) == []
     assert search.winners({inplace: jobs[inplace], amp: jobs[inplace]}) == []
