@@ -184,7 +184,10 @@ def pack(model: Any, inputs: Any, loss: Any, optimizer: Any, train_step: Any) ->
 
 
 class Shuffled:
-    """Fresh inputs from examples: a tensor's values in another order keep its range, whatever they mean."""
+    """Fresh inputs from examples: a tensor's values in another order keep its range, whatever they mean.
+
+    Lengths and offsets mean their order, and symmetric matrices themselves: of these only whole ones change places.
+    """
 
     def __init__(self, examples: Any) -> None:
         self.examples = tree_map(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, examples)
@@ -196,8 +199,17 @@ class Shuffled:
 
 
 def shuffled(tensor: Tensor) -> Tensor:
+    if tensor.dim() == 1 and not tensor.is_floating_point() and _ordered(tensor):
+        return tensor.clone()
+    if tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2] > 1 and torch.equal(tensor, tensor.mT):
+        return tensor[torch.randperm(len(tensor), device=tensor.device)] if tensor.dim() > 2 else tensor.clone()
     order = torch.randperm(tensor.numel(), device=tensor.device)
     return tensor.flatten()[order].view(tensor.shape)
+
+
+def _ordered(tensor: Tensor) -> bool:
+    steps = tensor[1:] >= tensor[:-1], tensor[1:] <= tensor[:-1]
+    return len(tensor) > 2 and any(bool(step.all()) for step in steps)
 
 
 def _call(function: Callable[..., Any], sizes: Mapping[str, int], device: torch.device) -> Any:

@@ -144,6 +144,8 @@ class Arm:
                 raise Unsupported(f"{strategy.name}: {reason}")
             feed = program.feed
             program, notes[strategy.name] = strategy.apply(program)
+            if not spec.dropout:
+                silence(program.model)  # which may be another one
             if program.feed is not feed:
                 feed.pause()
                 program.feed.reset(self.batches)

@@ -24,6 +24,8 @@ class Reference(Arm):
         self.judgement = Judge(
             spec.workload, spec.torch_device, spec.torch_dtype, spec.seed, spec.contract, spec.generic
         )
+        if not spec.dropout:
+            self.judgement.silence()
         return {"setup_s": clock.now() - start, **facts(spec.workload, self.judgement.fp64.initial)}
 
     def expect(self, parcel: Parcel) -> None:
@@ -39,6 +41,9 @@ class Reference(Arm):
 
     def judge_timed(self, step: int) -> list[Mapping[str, Any]]:
         return [finding.to_dict() for finding in self.judgement.judge_timed(step, self.inbox.contents)]
+
+    def silence(self) -> None:
+        self.judgement.silence()
 
     def turn_parameters(self) -> None:
         self.judgement.turn_parameters()

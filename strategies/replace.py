@@ -62,9 +62,10 @@ class Replace(Strategy):
         with preserved(optimized), torch.set_grad_enabled(program.trains):
             batch = to_device(program.feed.next(), program.device)
             optimized.predict(batch) if program.memory is None else optimized.step(optimized, batch)
+            stepped = program.memory is not None  # by the user, who may call other methods than forward
         hook.remove()
         made = {"args": args, "kwargs": kwargs, "function": isinstance(new, Function)}
-        return optimized, {"calls": len(calls), "old": type(old).__name__, "pairs": pairs, **made}
+        return optimized, {"calls": len(calls) or int(stepped), "old": type(old).__name__, "pairs": pairs, **made}
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
         loaded = f"{len(notes['pairs'])} parameters and buffers taken over"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import optexp
 from optexp import api
+from optexp.api import shuffled
 from optexp.config import ConfigError
 from optexp.result import Result, Verdict
 from tests.reached import measured
@@ -76,6 +77,17 @@ def test_fresh_inputs_have_the_values_of_the_examples() -> None:
     assert fresh["x"].shape == (3, 4)
     assert not torch.equal(fresh["x"], example["x"])
     assert torch.equal(fresh["x"].flatten().sort().values, example["x"].flatten())
+
+
+def test_what_means_its_order_keeps_it() -> None:
+    lengths, matrices = torch.tensor([6, 5, 3, 2]), torch.randn(4, 8, 8)
+    matrices = matrices @ matrices.mT + torch.eye(8)
+    assert torch.equal(shuffled(lengths), lengths)
+    assert torch.equal(shuffled(matrices[0]), matrices[0])
+    places = {next(i for i, matrix in enumerate(matrices) if torch.equal(matrix, made)) for made in shuffled(matrices)}
+    assert places == {0, 1, 2, 3}
+    labels = torch.tensor([3, 1, 2, 0, 5, 4, 9, 8])
+    assert not all(torch.equal(shuffled(labels), labels) for _ in range(5))
 
 
 def test_trains_with_functions_of_the_caller() -> None:

@@ -41,7 +41,13 @@ class InFloat64(TorchFunctionMode):
             return _LOSS_SCALES[func](*args, **kwargs)
         if func is Tensor.view:  # reinterprets bits: not a request for precision
             return func(*args, **kwargs)
-        return func(*(_wider(a) for a in args), **{name: _wider(a) for name, a in kwargs.items()})
+        args, kwargs = tuple(map(_wider, args)), {name: _wider(a) for name, a in kwargs.items()}
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:  # a constant tensor of the model's, which is no buffer, stayed as narrow as it was made
+            if not any(map(_narrow, (*args, *kwargs.values()))):
+                raise
+            return func(*map(_widened, args), **{name: _widened(a) for name, a in kwargs.items()})
 
 
 def _unscale(gradients: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
@@ -62,6 +68,14 @@ _LOSS_SCALES: dict[Any, Callable[..., Any]] = {
     torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
     torch._amp_update_scale_: _update_scale,
 }
+
+
+def _narrow(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and argument.dtype in _WIDER
+
+
+def _widened(argument: Any) -> Any:
+    return argument.to(_WIDER[argument.dtype]) if _narrow(argument) else argument
 
 
 def _wider(argument: Any) -> Any:

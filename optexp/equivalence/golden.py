@@ -32,7 +32,7 @@ class NoReference(Exception):
 
 
 class Golden:
-    """Dropout drops nothing here, whatever its rate.
+    """Where the arms' dropout drops nothing, it drops nothing here (`silence`).
 
     drawn_on: the arms' device;  device: where fp64 runs: there too, or on the CPU where it does not fit
     initial:  the state that all arms start from, in the arms' dtype
@@ -44,7 +44,7 @@ class Golden:
     def __init__(
         self, workload: Workload, device: torch.device, dtype: torch.dtype, seed: int, generic: bool = False
     ) -> None:
-        self.workload, self.dtype, self.seed, self.drawn_on = workload, dtype, seed, device
+        self.workload, self.dtype, self.seed, self.drawn_on, self.silent = workload, dtype, seed, device, False
         start = workload.build(device, dtype, seed)
         if generic:
             vary(start.model, seed)
@@ -66,10 +66,16 @@ class Golden:
         self.device = device
         self.known.clear()
         self.program = self.workload.build(device, torch.float64, self.seed)
-        silence(self.program.model)
+        if self.silent:
+            silence(self.program.model)
         self.rates = Rates(self.program)
         self.called: dict[int, list[Mapping[str, Any]]] = {}
         self.left: dict[int, list[float]] = {}
+
+    def silence(self) -> None:
+        """As the arms do where steps draw random numbers; a deterministic model keeps its rates, whatever they mean."""
+        self.silent = True
+        silence(self.program.model)
 
     # --- batches ------------------------------------------------------------------------------------------------
 

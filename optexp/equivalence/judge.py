@@ -133,6 +133,10 @@ class Judge:
             "others_learn": self.fp64.trains and self.fp64.program.optimizer is None,
         }
 
+    def silence(self) -> None:
+        """Every dropout has rate 0 from now on."""
+        self.fp64.silence()
+
     def turn_parameters(self) -> None:
         """As the arms do (see `optexp.equivalence.generic.turn_parameters`)."""
         self.fp64.turn_parameters()
@@ -384,7 +388,9 @@ class Judge:
             everything = f"{count} of {quantity.value.numel()} elements"
             return broken(name, f"{everything} are NaN or Inf, and finite in float64: {self.arithmetic} overflows here")
         if quantity.columns is not None and found.index:
-            found = replace(found, index=(*found.index[:-1], int(quantity.columns[found.index[-1]])))
+            index = list(found.index)
+            index[quantity.axis] = int(quantity.columns[index[quantity.axis]])
+            found = replace(found, index=tuple(index))
         yardstick, plain = self._of(quantity), self._plain(quantity)
         limits = replace(quantity.limits, resolution=quantity.resolution)
         finding = measure(name, found, quantity.scale, yardstick, plain, limits)
@@ -516,6 +522,12 @@ class Judge:
             )
             for name, value in mutants.of(subject):
                 trials.append(self._try(quantity, subject, name, value))
+        unmoved = [trial["caught"] for trial in trials if trial["mutant"] == mutants.NO_UPDATE]
+        if unmoved and not any(unmoved):
+            raise NoReference(
+                "the gates have no power: an optimizer that moves no parameter passes them, as what it changes is lost"
+                " in the parameters' own rounding: keep them in float32, or use a larger learning rate"
+            )
         return trials
 
     def _try(self, quantity: Quantity, subject: mutants.Subject, mutant: str, value: Tensor) -> dict[str, Any]:

@@ -106,6 +106,8 @@ def no_update(s: Subject) -> Tensor:
     return torch.zeros_like(s.value)
 
 
+NO_UPDATE = "no update"
+
 Mutate = Callable[[Subject], Tensor | None]
 _EVERYWHERE = (scaled, tile_zeroed, last_row_dropped, stale, lower_precision, without_eps)
 MUTANTS: Mapping[str, tuple[Mutate, ...]] = {  # by kind of tensor

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from optexp.equivalence import dice, trajectory
 from optexp.equivalence.families import FAMILIES, NONCONTIGUOUS, NORMAL, ONE_BY_ONE
 from optexp.equivalence.gates import broken
+from optexp.program import unreadable
 from optexp.strategy import BITWISE, REASSOCIATES, Contract
 from optexp.workers.ipc import Unshared
 from optexp.workers.parcel import Parcel
@@ -83,6 +84,7 @@ class Verification:
     mutants:      by name, how many were tried and caught, and on which tensors they passed
     visible:      by tensor, the smallest RMS error and the smallest of one element that would have failed, over s
     dead:         inputs that the result does not depend on
+    unread:       results, or parts of one, that hold nothing that can be compared
     varied:       which parameters had other values than they begin with (see `equivalence.generic`)
     distribution: shares of the errors of the worst output (see `gates.histogram`), of both arms
     trajectory:   of many training steps: where the loss strays farthest, as a share of what it may
@@ -107,6 +109,7 @@ class Verification:
     mutants: dict[str, Message] = field(default_factory=dict)
     visible: dict[str, Any] = field(default_factory=dict)
     dead: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
     varied: str = ""
     distribution: Message = field(default_factory=dict)
     trajectory: Message = field(default_factory=dict)
@@ -400,6 +403,7 @@ def _conclude(verification: Verification, messages: list[Message], contract: Con
         )
     verification.bitwise = verification.bitwise and not any("G0" in m["failed"] for m in verification.failures)
     verification.notes += sorted({m["message"] for m in messages if m["ok"] and m["message"]})
+    verification.unread = sorted({m["tensor"] for m in messages if unreadable(m["tensor"])})
     verification.worst = max(messages, key=lambda m: m["used"], default={})
     verification.gates = _gates(messages, contract)
     nearest = {m["tensor"]: m for m in sorted(messages, key=lambda m: m["used"])}

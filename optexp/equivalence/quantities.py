@@ -14,7 +14,8 @@ from optexp.equivalence.gates import CHUNK, SMALL, TOLERANCES, Error, Limits, er
 POWERLESS = 0.1  # a baseline this far from fp64 (in units of s) leaves the gates nothing to see
 SMALLER = 2.0**-6  # of the largest column: smaller ones are judged by their own size too,
 CANCELLED = 8.0  # but for what may be rounding of the largest, in u
-COLUMNS = " (small columns)"
+COLUMNS = " (small columns)"  # along the last dimension
+CHANNELS = " (small channels)"  # along the second
 UNMASKED = " (unmasked)"  # a result without the numbers that fill its mask (see `filled`)
 
 _NONE = torch.empty(0)
@@ -27,7 +28,7 @@ class Quantity:
     spread: variance of what the reference is a mean of: a mean that cancels is known no better than its terms
     stored: what holds the value, where how finely it can do that matters
     in_a_row: the reference as sums in float32, where it may be added up so (see `Golden.step`)
-    columns: which ones it has of a result
+    columns: which ones it has of a result, along the dimension `axis`
     scale: s;  resolution: how finely `stored` can say what it says (RMS, largest);  found: its error (see `measured`)
     """
 
@@ -39,6 +40,7 @@ class Quantity:
     stored: Tensor | None = None
     in_a_row: Tensor | None = None
     columns: Tensor | None = None
+    axis: int = -1
     scale: float = 0.0
     resolution: tuple[float, float] = (0.0, 0.0)
     found: Error = field(default_factory=Error)
@@ -78,22 +80,26 @@ def parts(quantity: Quantity) -> Iterator[Quantity]:
     name, value, reference = quantity.name, quantity.value, quantity.reference
     if not name.startswith(("out/", "input/")) or not reference.is_floating_point() or reference.numel() < SMALL:
         return
-    if quantity.name.endswith((UNMASKED, COLUMNS)):
+    if quantity.name.endswith((UNMASKED, COLUMNS, CHANNELS)):
         return
     if fill := filled(reference, value.dtype):
         masked = ~(reference.abs() < fill)
         parts = value.masked_fill(masked, 0), reference.masked_fill(masked, 0)
         yield Quantity(name + UNMASKED, *parts, quantity.limits)
-    elif (columns := _small(reference, quantity.limits.row.unit)) is not None:
-        limits = replace(quantity.limits, cap=None)  # which knows no sums that cancel
-        yield Quantity(name + COLUMNS, value[..., columns], reference[..., columns], limits, columns=columns)
+        return
+    limits = replace(quantity.limits, cap=None)  # which knows no sums that cancel
+    for axis, kind in ((-1, COLUMNS), (1, CHANNELS)):
+        if axis < reference.dim() - 1 and (few := _small(reference, axis, quantity.limits.row.unit)) is not None:
+            some = value.index_select(axis, few), reference.index_select(axis, few)
+            yield Quantity(name + kind, *some, limits, columns=few, axis=axis)
 
 
-def _small(reference: Tensor, unit: float) -> Tensor | None:
-    """Columns (along the last dimension) far below the largest, where each has enough elements to tell."""
-    if reference.dim() < 2 or reference.numel() < SMALL * reference.shape[-1]:
+def _small(reference: Tensor, axis: int, unit: float) -> Tensor | None:
+    """Columns far below the largest, where each has enough elements to tell."""
+    if reference.dim() < 2 or reference.numel() < SMALL * reference.shape[axis]:
         return None
-    sizes = torch.linalg.vector_norm(reference, dim=tuple(range(reference.dim() - 1))).nan_to_num(0, 0, 0)
+    others = [dim for dim in range(reference.dim()) if dim != axis % reference.dim()]
+    sizes = torch.linalg.vector_norm(reference, dim=others).nan_to_num(0, 0, 0)
     small = (sizes < SMALLER * sizes.max()) & (sizes > CANCELLED * unit * sizes.max())
     return small.nonzero()[:, 0] if bool(small.any()) else None
 
@@ -101,14 +107,14 @@ def _small(reference: Tensor, unit: float) -> Tensor | None:
 def is_noise(quantity: Quantity, error: float) -> bool:
     """Whether what lies below a mask's numbers is rounding: the baseline errs by all of it. Of small columns, by so
     much of it that nothing could be told."""
-    if quantity.name.endswith(COLUMNS):
+    if quantity.name.endswith((COLUMNS, CHANNELS)):
         return error > POWERLESS * quantity.scale
     return quantity.name.endswith(UNMASKED) and error >= quantity.scale
 
 
 def source(quantity: str, when: str = "after") -> str:
     """The observation's name of a quantity."""
-    quantity = quantity.removesuffix(UNMASKED).removesuffix(COLUMNS)
+    quantity = quantity.removesuffix(UNMASKED).removesuffix(COLUMNS).removesuffix(CHANNELS)
     if quantity.startswith("change/"):
         return quantity.replace("change/", f"{when}/param/", 1)
     return f"{when}/{quantity}" if quantity.startswith("optimizer/") else quantity

@@ -232,7 +232,15 @@ def remarks(result: Result) -> list[str]:
     seen += [f"{name}: {c['text']}" for name, c in controls(result).items() if not (c["ok"] and c["found"])]
     if cold := (result.measurement.get("l2") or {}).get("cold"):
         seen.append(f"with emptied caches: {cold['text']}")
-    return seen + list(result.measurement.get("notes") or [])
+    return [*seen, *unchecked(result), *(result.measurement.get("notes") or [])]
+
+
+def unchecked(result: Result) -> list[str]:
+    """What a verdict of equality leaves out: inputs that nothing depends on, and results that nobody can read."""
+    found = result.equivalence
+    dead, unread = ", ".join(found.get("dead") or ()), ", ".join(found.get("unread") or ())
+    said = [f"the result does not depend on input {dead}: what is done with it is not checked"] if dead else []
+    return said + ([f"nothing in {unread} can be compared: what it holds is not checked"] if unread else [])
 
 
 def suggestion(result: Result) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from optexp.program import Program
 from optexp.strategy import precision
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.softmax import Softmax
+from tests.equivalence.conftest import Net
 
 CPU = torch.device("cpu")
 
@@ -438,7 +440,120 @@ def test_numbers_of_an_output_are_compared_and_what_cannot_be_is_named(check, ne
     assert found.ok, found.headline
     assert {"output.size", "output.top", "output.kind"} <= found.tensors.keys()
     assert "output.calls is another one in every run of the baseline: not compared" in found.notes
-    assert "output.what (object) has no element to compare" in found.notes
+    assert found.unread == ["output.what (unread object)"]
+
+
+class Cached(torch.nn.Module):
+    """A result beside what its class keeps, as decoders return keys and values."""
+
+    def __init__(self, kept=lambda x: x):
+        super().__init__()
+        self.kept = kept
+
+    def forward(self, x):
+        cache = SimpleNamespace(layers=[SimpleNamespace(keys=self.kept(x.flatten(1)), name="first")], seen=3)
+        return {"y": x.flatten(1) * 2, "cache": cache}
+
+
+def test_tensors_inside_any_object_are_compared(check, net):
+    found = check(net(mode="forward", make=Cached))
+    assert found.ok, found.headline
+    assert "output.cache.layers.0.keys" in found.tensors
+    assert found.unread == []
+    shorter = Cached(lambda x: x * 1.01)
+    found = check(net(mode="forward", make=Cached), lambda program: replace(program, forward=shorter))
+    assert "output.cache.layers.0.keys fails" in found.headline
+
+
+class Boxes(torch.nn.Module):
+    """Two kinds of channels, one a thousand times as large."""
+
+    def forward(self, x):
+        return torch.cat([x * 1e3, self.small(x)], dim=1)
+
+    def small(self, x):
+        return x.cumsum(-1) / 10
+
+
+class Rough(Boxes):
+    def small(self, x):
+        return super().small(x).half().float()
+
+
+def test_small_channels_are_judged_by_their_own_size(check, net):
+    found = check(net(mode="forward", make=Boxes))
+    assert found.ok, found.headline
+    found = check(net(mode="forward", make=Boxes), lambda program: replace(program, forward=Rough()))
+    assert found.worst["tensor"] == "output (small channels)"
+    assert found.worst["element"]["index"][1] >= 3
+
+
+def test_parameters_too_coarse_to_show_that_they_move_leave_equivalence_undecided(check):
+    with pytest.raises(NoReference, match="an optimizer that moves no parameter passes them"):
+        check(Slow(mode="train", make=lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 10))), dtype=torch.bfloat16)
+
+
+class Slow(Net):
+    def optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+class Pruner(torch.nn.Module):
+    """Deterministic, though its ratio is called like a rate of dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop_ratio = 0.25
+
+    def forward(self, x):
+        return x.flatten(1)[:, : int(x[0].numel() * (1 - self.drop_ratio))].cumsum(-1)
+
+
+def test_a_deterministic_model_keeps_its_rates(check, net):
+    found = check(net(mode="forward", make=Pruner))
+    assert found.ok, found.headline
+
+
+class Constant(torch.nn.Module):
+    """A kernel that is no buffer: nobody converts it."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = torch.ones(3, 1, 3, 3) / 9
+
+    def forward(self, x):
+        return torch.nn.functional.conv2d(x, self.kernel, groups=3)
+
+
+def test_constants_of_a_model_are_widened_where_they_must_be(check, net):
+    found = check(net(mode="forward", make=Constant))
+    assert found.ok, found.headline
+
+
+def test_no_gradient_and_one_of_zeros_are_the_same_where_nothing_is_updated(check, net):
+    def dense(inner, program, batch):
+        outputs = inner(program, batch)
+        for parameter in program.model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        return outputs
+
+    found = check(net(mode="forward_backward", make=Routed), with_step(dense))
+    assert found.ok, found.headline
+    found = check(net(mode="train", make=Routed), with_step(dense))
+    assert not found.ok
+
+
+class Routed(torch.nn.Module):
+    """One of two experts is asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = torch.nn.ModuleList(torch.nn.LazyLinear(10) for _ in range(2))
+        for expert in self.experts:
+            expert(torch.zeros(1, 3 * 8 * 8))
+
+    def forward(self, x):
+        return self.experts[0](x.flatten(1))
 
 
 @pytest.mark.parametrize(
