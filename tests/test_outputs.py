@@ -47,7 +47,7 @@ def test_numbers_and_text_become_tensors(given: Any, name: str, expected: Tensor
 @pytest.mark.parametrize("unread", [object(), b"ab", {1}, 2**70, numpy.array(["a"]), torch.float32])
 def test_what_cannot_be_read_is_named(unread: Any) -> None:
     found = others({"y": torch.ones(2), "x": unread})
-    assert list(found) == [f"output.x ({type(unread).__name__})"]
+    assert list(found) == [f"output.x (unread {type(unread).__name__})"]
     assert not next(iter(found.values())).numel()
 
 
