@@ -244,7 +244,11 @@ def _headline(record: Record) -> Iterator[str]:
     own = _own(record["measurement"], interval)
     precision = _dtype(record["equivalence"].get("contract", "")) or record["config"].get("dtype", "float32")
     against, weakest = record["config"].get("baseline", "baseline"), record["equivalence"].get("weakest")
-    text = headline(replace(found, verdict=own, measurement=measurement), precision, against, _weakness(weakest))
+    assert found.speedup is not None
+    estimate, low, high = interval.ratios()
+    speedup = replace(found.speedup, estimate=estimate, low=low, high=high)
+    given = replace(found, verdict=own, measurement=measurement, speedup=speedup)
+    text = headline(given, precision, against, _weakness(weakest))
     before, corrected, alone = said.partition("by itself ")
     if found.verdict is own:
         before, alone = "", said
@@ -389,7 +393,7 @@ def _yaml(path: Path) -> Any:
 
 def main(arguments: Sequence[str]) -> int:
     """0: every record follows from itself; 3: one does not; 1: one cannot be read."""
-    if not arguments:
+    if not arguments or "--help" in arguments:
         print("optexp.audit: name a record, as in python -m optexp.audit outputs/2026-11-21/13-59-15/result.json")
         return 1
     worst = 0

@@ -194,7 +194,8 @@ class Referee:
         found.notes += [note for note in there.notes if note not in found.notes]
         if there.ok:
             found.tails.append(sizes)
-            found.headline += f"; {len(there.families)} families of inputs at {sizes}"
+            many = "family" if len(there.families) == 1 else "families"
+            found.headline += f"; {len(there.families)} {many} of inputs at {sizes}"
         else:
             found.ok, found.failures, found.worst, found.gates = False, there.failures, there.worst, there.gates
             found.headline = f"at {sizes}: {there.headline}"

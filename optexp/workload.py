@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from optexp.config import one_of
+from optexp.config import ConfigError, one_of
 from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, Step, placed, prime
 from optexp.strategy import Unsupported
 
@@ -46,7 +46,11 @@ class Workload(ABC):
     def resolve(self, device: str) -> Self:
         """This workload with sizes that were left open filled in for the kind of device ("cuda" or "cpu")."""
         left_open: dict[str, Any] = {k: v for k, v in self.sizes.get(device, {}).items() if getattr(self, k) is None}
-        return replace(self, **left_open)
+        resolved = replace(self, **left_open)
+        for name in ("batch_size", *self.sizes.get(device, ())):
+            if isinstance(size := getattr(resolved, name, None), int) and size < 1:
+                raise ConfigError(f"workload.{name}={size} must be at least 1")
+        return resolved
 
     def tails(self) -> list[Self]:
         """The same on small, odd sizes, whose last tiles are partial; families of inputs are then tried there."""

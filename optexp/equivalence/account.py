@@ -128,11 +128,11 @@ def _families(record: Record, found: Record) -> Iterator[str]:
     if unknown := set(families) - {NORMAL, NONCONTIGUOUS, *FAMILIES}:
         yield f"there are no families of inputs {', '.join(sorted(unknown))}"
     said = re.search(r" and (\d+) other famil", found["headline"])
-    elsewhere = any(f"families of inputs at {sizes}" in found["headline"] for sizes in tails)
+    elsewhere = any(f"of inputs at {sizes}" in found["headline"] for sizes in tails)
     others = int(said[1]) if said else 0
     if others > len(families) - 1 or (others < len(families) - 1 and not elsewhere):
         yield f"{len(families) - 1} other families of inputs are listed, and the verification says: {found['headline']}"
-    if any(f"families of inputs at {sizes}" not in found["headline"] for sizes in tails):
+    if any(f"of inputs at {sizes}" not in found["headline"] for sizes in tails):
         yield f"odd sizes are listed, and the verification says: {found['headline']}"
     if thorough is False and (tails or len(families) > 1 or found["trajectory"]):
         yield "families of inputs, odd sizes or many steps are listed, and were not asked for"

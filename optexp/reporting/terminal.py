@@ -272,7 +272,7 @@ def sweep_table(results: Sequence[Result]) -> RenderableType:
         number = numbers.setdefault(reason, str(len(numbers) + 1)) if reason else ""
         cells: list[Text | str] = [
             Text(result.verdict, style=colour(result.verdict), no_wrap=True),
-            f"{at_least(speedup.low)}×" if speedup else "",
+            f"{at_least(speedup.low)}×" if speedup and result.verdict is not Verdict.INCONCLUSIVE else "",
             ratio(speedup.estimate) if speedup else "",
             summary.microseconds(arm.step_us) if measured and arm.step_us else "",
             summary.mebibytes(arm.peak_mib) if measured and arm.peak_mib else "",
