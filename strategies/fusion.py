@@ -114,10 +114,10 @@ class Fusion(Strategy):
             if not replays:
                 return Evidence(False, f"{graphs} compiled{broken}, but none was replayed as a CUDA Graph")
         # Inside a captured step, no call of compiled code is visible.
-        count, once, often = fused / len(after.steps), "call", "calls"
+        times, once, often = fused / len(after.steps), "call", "calls"
         if replays:
-            count, once, often = replays, "CUDA Graph launch", "CUDA Graph launches"
-        ran = f"{count:g} {once if count == 1 else often} a step"
+            times, once, often = replays, "CUDA Graph launch", "CUDA Graph launches"
+        ran = f"{times:g} {once if times == 1 else often} a step"
         text = f"{graphs} compiled{broken}, {ran}"
         return replacements(after, notes, counters, text) if self.ours else Evidence(True, text)
 

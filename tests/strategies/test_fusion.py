@@ -66,7 +66,7 @@ def test_formula_compiled_after_rewriting_in_place(build, observe, tmp_path):
         record(arm.run, 2, tmp_path / f"{name}.json.gz", CPU)
         traces.append(Trace.read(tmp_path / f"{name}.json.gz"))
     counters = {"stats/unique_graphs": 1.0}
-    assert Fusion().evidence(*traces, {"captures": False}, counters).text == "1 graph compiled, 1 calls a step"
+    assert Fusion().evidence(*traces, {"captures": False}, counters).text == "1 graph compiled, 1 call a step"
     assert not Fusion().evidence(*reversed(traces), {"captures": False}, counters).engaged
 
 
@@ -193,7 +193,7 @@ def test_on_a_gpu_our_kernels_must_have_been_launched(build):
     counters = {"stats/unique_graphs": 1.0, "replaced/gelu": 2.0}
     launched = profile(regions=1, kernels=("gelu_forward", "gelu_forward", "sgemm"))
     assert strategy.evidence(profile(), launched, notes, counters).text == (
-        "replaced: 2 gelu, 2 of our kernels a step; 1 graph compiled, 1 calls a step"
+        "replaced: 2 gelu, 2 of our kernels a step; 1 graph compiled, 1 call a step"
     )
     assert not strategy.evidence(profile(), profile(regions=1, kernels=("sgemm",)), notes, counters).engaged
 
