@@ -27,7 +27,7 @@ from optexp.equivalence.generic import turn_parameters, vary
 from optexp.equivalence.golden import NoReference
 from optexp.equivalence.imprint import Imprint, imprint, left_behind
 from optexp.equivalence.noise import disturbed
-from optexp.equivalence.observation import Observation, observed, overwritten, repeats
+from optexp.equivalence.observation import Observation, carried, observed, overwritten, repeats
 from optexp.equivalence.trajectory import RATES, Rates
 from optexp.insight.calibration import calibrate
 from optexp.insight.trace import record
@@ -112,8 +112,8 @@ class Arm:
     def setup(self, packed: bytes) -> dict[str, Any]:
         """Build the program, fold the stack over it, run it for the first time.
 
-        Returns seconds to the first result, each strategy's notes, whether a step draws random numbers, and what there
-        is to know about the workload.
+        Returns seconds to the first result, each strategy's notes, whether a step draws random numbers, whether it
+        changes buffers, and what there is to know about the workload.
         """
         start, before = clock.now(), state.settings()
         spec: Spec = cloudpickle.loads(packed)
@@ -159,6 +159,7 @@ class Arm:
             self.unlike |= set(state.unlike(outputs))
         clock.synchronize(self.device)
         setup_s = clock.now() - start
+        carries = bool(carried(self.program.state(), self.initial.values))
         self.program.feed.pause()
         placement.settle()
         self._settle_scale()
@@ -171,7 +172,7 @@ class Arm:
                 )
         sizes = [sum(tensor.nbytes for tensor in tensors_of(batch).values()) for batch in self.batches]
         told = {"setup_s": setup_s, "notes": notes, "random": random, "batch_bytes": sum(sizes) / len(sizes)}
-        told |= {"queue": self.program.feed.queue, "varied": varied}
+        told |= {"queue": self.program.feed.queue, "varied": varied, "carries": carries}
         return told | facts(spec.workload, self.initial.values)
 
     def _settle_scale(self) -> None:
@@ -273,7 +274,8 @@ class Arm:
             self.restore()
         self.rates.set(RATES[step % len(RATES)])
         with self.quiet():
-            return self.send(observed(self.program, self.bring(step), noise, forward))
+            initial = None if restore else self.initial.values
+            return self.send(observed(self.program, self.bring(step), noise, forward, initial))
 
     def timed_steps(self) -> list[int]:
         """How many steps led to the end of each block that was kept, from the restored state on."""
@@ -313,7 +315,7 @@ class Arm:
             for _ in range(steps - 1):
                 self.program.run()
             batch = map_batch(torch.clone, self.program.feed.next())
-            seen = observed(self.program, map_batch(torch.clone, batch))
+            seen = observed(self.program, map_batch(torch.clone, batch), initial=self.initial.values)
         self.program.feed.pause()
         return batch, seen
 

@@ -83,7 +83,7 @@ def examine(
         files = arms[bare].call("repro", packed=specs[name].pack(), notes=setups[name]["notes"])
         for file, content in files.items():
             (session.output / file).write_bytes(content)
-    referee.random = setups[bare]["random"]
+    referee.random, referee.carries = setups[bare]["random"], setups[bare]["carries"]
     verification = referee.verify({"yardstick": arms[bare], **arms} if plain else arms, arms[bare])
     verification.varied = told(setups[name]["varied"])
     if setups[name]["random"] and not referee.random:

@@ -35,13 +35,15 @@ COPIED = 0.9  # of what the bare program copies to the device: whose traced step
 class Referee:
     """One stack, the arms that judge it, and what its steps do.
 
-    random: steps of the bare program draw random numbers
+    random:  steps of the bare program draw random numbers
+    carries: they change buffers, which the next one may begin with
     """
 
     session: Session
     stack: Sequence[Strategy]
     name: str
     random: bool = False
+    carries: bool = False
 
     def __post_init__(self) -> None:
         self.promise = contract(self.stack)
@@ -141,12 +143,17 @@ class Referee:
         here = workload.tails_may_be_refused or not workload.tails()
         return Plan(
             seeds=range(first, first + protocol.verification_seeds),
-            # A frozen step count shows from the second on.
-            steps=max(workload.variety, 3 if workload.mode == "train" else 1),
+            # A frozen step count shows from the second on, and so does a buffer that nobody reads.
+            steps=max(workload.variety, 3 if self.moves else 1),
             families=self.families() if protocol.thorough and here else (),
             overwrites=self.overwrites,
             follow=protocol.thorough and workload.mode == "train",
         )
+
+    @property
+    def moves(self) -> bool:
+        """Whether a step changes what the next one starts from."""
+        return self.carries or self.session.workload.mode == "train"
 
     def families(self) -> list[str]:
         """Those that mean something to the workload, without those that overflow whatever computes them."""
@@ -241,8 +248,7 @@ class Referee:
             else:
                 once = replace(plan, seeds=[seed], families=(), power=False, follow=False)
                 fresh = verify(reference, yardstick, judged, once, self.promise)
-            trains = session.workload.mode == "train"
-            messages, facts = recheck(reference, yardstick, judged, trains, self.random) if fresh.ok else ([], {})
+            messages, facts = recheck(reference, yardstick, judged, self.moves, self.random) if fresh.ok else ([], {})
         found.seconds = self.seconds
         found.recheck = {"process": seed_offset + 1, "fresh inputs": fresh.ok, **facts}
         if failed := [message for message in messages if not message["ok"]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from optexp.arm import LOOKS, Arm, Spec
 from optexp.workloads.gelu import Gelu
@@ -55,6 +56,18 @@ def test_parameters_without_an_alias_take_memory_all_the_same():
         arm.program = replace(arm.program, aliases=aliases)
         sizes.append(arm.peak_memory(1)["resident_mib"])
     assert sizes[0] == sizes[1] > 2 * 32 * 33 * 4 / 2**20
+
+
+@pytest.mark.parametrize(("momentum", "carries"), [(0.1, True), (0.0, False)])
+def test_an_arm_tells_whether_steps_change_buffers(momentum: float, carries: bool) -> None:
+    class Normed(Mlp):
+        def model(self) -> nn.Module:
+            norm = nn.BatchNorm1d(32, momentum=momentum)
+            norm.num_batches_tracked = None
+            return nn.Sequential(super().model(), norm)
+
+    told = Arm().setup(Spec(Normed("forward_backward", dim=32, batch_size=4), (), "cpu", "float32", 0).pack())
+    assert told["carries"] is carries
 
 
 @pytest.mark.parametrize("kinds", [2, 4, 5])

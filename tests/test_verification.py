@@ -10,6 +10,7 @@ import pytest
 from optexp.insight.trace import Copy, Span, Trace
 from optexp.strategy import BITWISE, Contract, precision
 from optexp.verification import Referee
+from optexp.workloads.mlp import Mlp
 from tests.measurement.samples import constant, made
 
 MIB = 2**20
@@ -64,6 +65,15 @@ def test_a_feed_does_not_compute_before_the_clock_starts(ours: float, refused: b
     samples = made(constant(1e-3), constant(1e-5), processes=2)
     arms: Any = {"candidate": Told(restart_s=ours), "baseline": Told(restart_s=1e-6)}
     assert (referee(BITWISE).restarts(arms, samples) is not None) is refused
+
+
+@pytest.mark.parametrize(
+    ("mode", "carries", "steps"), [("forward", False, 1), ("forward", True, 3), ("train", False, 3)]
+)
+def test_steps_that_change_what_the_next_one_starts_from_are_followed(mode: str, carries: bool, steps: int) -> None:
+    protocol = SimpleNamespace(verification_seeds=2, thorough=False)
+    session: Any = SimpleNamespace(workload=Mlp(mode), protocol=protocol, experiment=SimpleNamespace(seed=0))
+    assert Referee(session, (), "candidate", carries=carries).plan().steps == steps
 
 
 def referee(promise: Contract, dtype: str = "float32") -> Referee:

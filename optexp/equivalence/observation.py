@@ -22,16 +22,24 @@ def observe(program: Program, batch: Batch, noise: int | None = None) -> Observa
     return observed(program, program.feed.bring(batch), noise)
 
 
-def observed(program: Program, given: Batch, noise: int | None = None, forward: bool = False) -> Observation:
+def observed(
+    program: Program,
+    given: Batch,
+    noise: int | None = None,
+    forward: bool = False,
+    initial: Mapping[str, Tensor] | None = None,
+) -> Observation:
     """One step on a batch that is the program's to use. What it returns is overwritten afterwards.
 
     forward: leave out grad/ and after/
+    initial: the state that earlier steps began with; None where there were none
 
     out/<name>             what the step returned
     input/<name>           what the step left there, of those that it changed
     grad/<parameter>       unscaled, where the program trains
     buffer/<name>          after the step
     before/, after/<name>  of `Program.state()`, where there is an optimizer (buffers only before)
+    before/buffer/<name>   where there is none: only what is no longer as it was at first
     changed/<name>         of `Program.state()`, where there is none: only what the step changed
     memory/<name>          of `Program.memory`, packed, before: only what is no longer as it was at first
     remembers/<name>       of `Program.memory`, packed, before and after: only what the step changed
@@ -46,7 +54,8 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
     kept, used = tensors_of(map_batch(torch.clone, given)), tensors_of(given)
     states = program.optimizer is not None
     before = {name: _copy(tensor) for name, tensor in program.state().items()}
-    seen = {f"before/{name}": tensor for name, tensor in before.items()} if states else {}
+    earlier = before if states else carried(before, initial or {})
+    seen = {f"before/{name}": tensor for name, tensor in earlier.items()}
     memory = program.memory.read() if program.memory is not None else {}
     seen |= _packed("memory", program.memory.news(memory)) if program.memory is not None else {}
     generators = dice.state(program.device)
@@ -88,6 +97,13 @@ def observed(program: Program, given: Batch, noise: int | None = None, forward: 
     ]  # not numbers, which may be fixed
     scribble([*own, *slopes], spared=[*used.values(), *program.state().values()])
     return seen | written | {f"flag/{name}": value for name, value in flags.items()}
+
+
+def carried(state: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> Observation:
+    """Buffers that earlier steps changed: those that are only read need not travel, however large they are."""
+    buffers = {n: t.to_dense() for n, t in state.items() if n.startswith("buffer/") and n in initial}
+    same = alike(buffers, {name: initial[name].to_dense().to(t) for name, t in buffers.items()})
+    return {name: tensor for name, tensor in buffers.items() if name not in same}
 
 
 def overwritten(program: Program, first: Batch, second: Batch) -> list[str]:

@@ -53,7 +53,7 @@ class Plan:
     """What is checked.
 
     seeds:      of fresh normal inputs; the last of several exchanges one input after the other
-    steps:      consecutive steps per seed; several for training, so that a frozen step count shows
+    steps:      consecutive steps per seed; several where they change state, so that what is frozen shows
     families:   of other inputs, one set of each
     overwrites: the candidate says that a step overwrites what the one before returned
     power:      the gates must show that they see mutants
@@ -305,7 +305,8 @@ def itself(trial: Trial, steps: int, restart: bool) -> None:
     """A baseline that fails as its own candidate is no yardstick for any other. By chance it may pass once."""
     for step in list(range(steps)) * SPREAD_RUNS:
         trial.measure(step, restart or step == 0)
-        seen = trial.yardstick.call("observe", step=step, restore=restart or step == 0, noise=None)
+        for again in range(step if restart else 0, step + 1):  # from the start: a count would be one step ahead
+            seen = trial.yardstick.call("observe", step=again, restore=restart or again == 0, noise=None)
         convey(seen, trial.yardstick, trial.reference)
         if wrong := [m for m in trial.reference.call("judge", step=step) if not m["ok"]]:
             raise Failure(

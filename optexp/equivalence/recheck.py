@@ -21,11 +21,11 @@ RANDOM = "steps draw random numbers: what was timed is held against repetitions,
 
 
 def recheck(
-    reference: Arm, yardstick: Arm, candidate: Arm, trains: bool, random: bool
+    reference: Arm, yardstick: Arm, candidate: Arm, moves: bool, random: bool
 ) -> tuple[list[Message], Mapping[str, Any]]:
     """Messages of the gates, and what was done.
 
-    trains: steps change what later ones start from, so that a candidate that does not repeat itself has no second run
+    moves:  steps change what later ones start from, so that a candidate that does not repeat itself has no second run
             that starts its last step from the same state
     random: steps draw random numbers, which no other arm draws too
     """
@@ -38,7 +38,7 @@ def recheck(
     if random:
         facts["note"] = RANDOM
     else:
-        repeats = not trains or candidate.call("repeats", times=1)
+        repeats = not moves or candidate.call("repeats", times=1)
         if not repeats:
             facts["note"] = (
                 "the candidate does not repeat itself bit for bit: what was timed is held against repetitions, and one"

@@ -250,6 +250,22 @@ class RightForAWhile(Cheat):
         return mapped(self.last, torch.clone)
 
 
+class ForgetsTheChunkBefore(Cheat):
+    """Pads with zeros in place of it: right for the first one."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        program.buffers()["tail"].zero_()
+        return honest(program, batch)
+
+
+class ForgetsTheChunkBeforeInTheEnd(ForgetsTheChunkBefore):
+    """Nobody looks at a whole recording."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        late = next(self.calls) >= RightForAWhile.calls_that_count
+        return super().step(honest, program, batch) if late else honest(program, batch)
+
+
 class FittedToASeed(Cheat):
     """Knows the results of the batches that the default seed gives."""
 

@@ -134,6 +134,29 @@ class HardlyTurned(TurnedInReals):
         return torch.stack([part * cos for part in self.linear(x).unflatten(-1, (32, 2)).unbind(-1)], -1).flatten(-2)
 
 
+class Stream(nn.Module):
+    """A causal filter of chunk after chunk: each begins with the end of the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Conv1d(8, 8, 5)
+        self.register_buffer("tail", torch.zeros(4, 8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.tail, x], -1)
+        self.tail.copy_(x[..., -4:])
+        return self.filtered(x)
+
+    def filtered(self, x: Tensor) -> Tensor:
+        return self.filter(x)
+
+
+class StreamByProducts(Stream):
+    def filtered(self, x: Tensor) -> Tensor:
+        y = torch.einsum("bctk,ock->bot", x.unfold(-1, 5, 1), self.filter.weight)
+        return y + self.filter.bias[:, None]
+
+
 class Rounded(nn.Module):
     """A product in integers, and no module inside."""
 

@@ -60,6 +60,7 @@ def own(model: str, shape: str = "[16, 64]", instead: str = "") -> list[str]:
 
 ROWS = ["workload=module", "workload.target=tests.cheats.models:Shift", "workload.inputs=[{shape: [262144, 8]}]"]
 ROWS += ["workload.mode=forward_backward"]
+STREAM = own("Stream", "[4, 8, 8]")
 WRONG, UNTRUSTED, NOTHING = Verdict.NOT_EQUIVALENT, Verdict.INVALID, Verdict.NOT_ENGAGED
 # What each is tried on, what it must end in, and what the sentence must say.
 CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
@@ -78,6 +79,8 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "RemembersByContent": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
     "AConstant": (GELU, WRONG, "output"),
     "RightForAWhile": (GELU, WRONG, "after timing"),
+    "ForgetsTheChunkBefore": (STREAM, WRONG, "output"),
+    "ForgetsTheChunkBeforeInTheEnd": (STREAM, WRONG, "after timing"),
     "FittedToASeed": (GELU, WRONG, "output"),
     "TheBatchBefore": (INFER, WRONG, "output"),
     "FeedsZeros": (GELU, UNTRUSTED, "does not give the batches"),
@@ -231,6 +234,8 @@ HONEST: list[tuple[list[str], str]] = [
     (own("Turned", "[8, 16, 64]"), "inference_mode"),
     (own("Turned", "[8, 16, 64]", "TurnedInReals"), "replace"),
     (own("Rounded", "[4096, 64]", "RoundedInHalves"), "replace"),
+    (own("Stream", "[4, 8, 8]", "StreamByProducts"), "replace"),
+    (STREAM, "inference_mode"),
     *(([*own("Steep"), f"workload.mode={mode}", HALF], "amp") for mode in ("forward_backward", "train")),
 ]
 

@@ -79,7 +79,7 @@ class LocalArm:
             given = self.brought = families.refilled(self.brought, given)
         elif self.family == families.NONCONTIGUOUS:
             given = map_batch(families.with_gaps, given)
-        return Sent(observed(self.program, given, noise, forward))
+        return Sent(observed(self.program, given, noise, forward, None if restore else self.start.values))
 
     def repeats(self, times: int) -> bool:
         self.restore()
@@ -166,6 +166,7 @@ def verified(
     dtype: torch.dtype = torch.float32,
     baseline: Change = lambda program: program,
     device: torch.device = CPU,
+    steps: int | None = None,
     **options: Any,
 ) -> Verification:
     """Verify the program that `change` makes of the workload's."""
@@ -175,7 +176,7 @@ def verified(
         eager = autocast(eager, contract.dtype)
     reference = LocalReference(Judge(workload, device, dtype, 7, contract))
     candidate = LocalArm(change(workload.build(device, dtype, seed=7)))
-    steps = 3 if workload.mode == "train" else 1
+    steps = steps or (3 if workload.mode == "train" else 1)
     plan = Plan(range(first, first + seeds), steps, **options)
     return verify(reference, LocalArm(eager), candidate, plan, contract)
 

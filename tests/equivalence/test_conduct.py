@@ -40,6 +40,12 @@ def test_a_step_that_was_given_another_batch_is_broken(given: dict[str, Tensor],
     ] * broken
 
 
+def test_a_buffer_may_be_as_it_was_at_first_in_one_arm_alone() -> None:
+    moved = {"before/buffer/count": torch.ones(1)}
+    assert not list(conduct({**FLAGS, **moved}, FLAGS, None, False, False))
+    assert not list(conduct(FLAGS, {**FLAGS, **moved}, None, False, False))
+
+
 def test_a_baseline_that_writes_to_its_batch_is_told_so() -> None:
     writes = FLAGS | {"flag/inputs_intact": torch.tensor(0)}
     with pytest.raises(NoReference, match="writes to its own input"):
