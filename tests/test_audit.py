@@ -215,6 +215,10 @@ EDITS: dict[str, tuple[Callable[[Record], Any], str]] = {
     "followed for less": (set_in("equivalence/trajectory", {"steps": 8, "step": 3, "share": 0.1}), "for 8 steps"),
     "not followed": (set_in("config", {**CONFIG, "workload.mode": "train"}), "training was not followed"),
     "other distributions": (set_in("equivalence/randomness", {**RANDOM, "smallest_p": 1e-30}), "distributions differ"),
+    "another mask in backward": (
+        set_in("equivalence/randomness", {**RANDOM, "slopes_off": 0.3, "slopes_limit": 0.05}),
+        "not those of the loss",
+    ),
     "no dice": (set_in("equivalence/randomness", RANDOM), "gates are missing: DICE"),
     "no distributions": (
         set_in("equivalence/gates/DICE", {"passed": True, "worst_ratio": None}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from math import isclose
+from math import inf, isclose
 from typing import Any
 
 from optexp.equivalence import dice, trajectory
@@ -176,6 +176,8 @@ def _randomness(record: Record, found: Record) -> Iterator[str]:
         yield "steps draw random numbers, and their distributions were not compared"
     elif not dice.ALARM <= p * tests <= tests:
         yield f"distributions differ: p = {p:.1g} in one of {tests} tests"
+    if found["randomness"].get("slopes_off", 0.0) > found["randomness"].get("slopes_limit", inf):
+        yield "gradients are not those of the loss of the same draw"
 
 
 def _recheck(record: Record, found: Record) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 Each arm runs one batch from one state with many seeds; of every output and gradient some moments are kept. A wrong rate
 or scale moves them, a mask that is reused within a tensor changes how much they scatter, and the results of another
-batch sum up to something else under signs that belong to each element's place.
+batch sum up to something else under signs that belong to each element's place. What no distribution tells, a mask that
+backward draws anew, gradients beside their own loss do (see `slopes`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from scipy.special import stdtr
 from torch import Tensor
 
+from optexp.equivalence import slopes
 from optexp.equivalence.gates import Finding, error, identical, rms, structure
 from optexp.program import Batch, Program, Snapshot, gradients
 
@@ -38,12 +40,14 @@ class Throws:
     repeat: equal seeds give equal results, but for what rounds at random
     differ: different seeds give different results
     go_on:  so do steps that follow each other without a new seed
+    slopes: how far gradients are from those of the loss, by draw; empty where that cannot be told
     """
 
     moments: Moments
     repeat: bool
     differ: bool
     go_on: bool
+    slopes: Sequence[float] = ()
 
 
 def state(device: torch.device) -> list[Tensor]:
@@ -83,7 +87,8 @@ def throw(program: Program, batch: Batch, start: Snapshot, unit: float, seeds: i
     # What repeats its bits differs by any bit; what rounds at random, by more than that.
     least = rounding if repeat and any(noise.values()) else {}
     go_on, differ = (_differ(_apart(first, once(seed)), least) for seed in (None, 1))
-    return Throws(moments, repeat, differ, go_on)
+    beside = slopes.slopes(program, batch, start) if repeat and program.trains else []
+    return Throws(moments, repeat, differ, go_on, beside)
 
 
 def compare(candidate: Throws, baseline: Throws, unit: float) -> tuple[list[Finding], dict[str, float]]:
@@ -97,6 +102,13 @@ def compare(candidate: Throws, baseline: Throws, unit: float) -> tuple[list[Find
     for fact, text in _FACTS.items():
         if getattr(baseline, fact) and not getattr(candidate, fact):
             findings.append(Finding("random numbers", "DICE", False, ("DICE",), used=inf, message=text))
+    off, limit = slopes.mismatch(candidate.slopes, baseline.slopes)
+    if off > limit:
+        message = (
+            "gradients are not those of the loss: dropout draws another mask in backward (they are off by"
+            f" {off:.2g} of what another draw's would be, and may be by {limit:.2g})"
+        )
+        findings.append(Finding("random numbers", "DICE", False, ("DICE",), used=off / limit, message=message))
     tests: list[tuple[float, str, str]] = []
     sizes = [fmean(seed[1] for seed in seeds) for name, seeds in baseline.moments.items() if name.startswith("grad/")]
     cancelled = unit * max((size for size in sizes if isfinite(size)), default=0.0)
@@ -117,7 +129,8 @@ def compare(candidate: Throws, baseline: Throws, unit: float) -> tuple[list[Find
             message = f"its {what} (p = {p:.1g} in each of {len(tests)} tests)"
             findings.append(Finding(name.removeprefix("out/"), "DICE", False, ("DICE",), used=inf, message=message))
     smallest = min((p for p, _, _ in tests), default=1.0)
-    return findings, {"seeds": SEEDS, "tests": len(tests), "smallest_p": smallest}
+    facts = {"seeds": SEEDS, "tests": len(tests), "smallest_p": smallest}
+    return findings, facts | ({"slopes_off": off, "slopes_limit": limit} if isfinite(limit) else {})
 
 
 _FACTS: Mapping[str, str] = {

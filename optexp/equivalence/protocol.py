@@ -11,6 +11,7 @@ from optexp.equivalence import dice, trajectory
 from optexp.equivalence.families import FAMILIES, NONCONTIGUOUS, NORMAL, ONE_BY_ONE
 from optexp.equivalence.gates import broken
 from optexp.program import unreadable
+from optexp.equivalence.slopes import PROVES
 from optexp.strategy import BITWISE, REASSOCIATES, Contract
 from optexp.workers.ipc import Unshared
 from optexp.workers.parcel import Parcel
@@ -377,13 +378,18 @@ def verify_randomness(
         verification.headline = failure(failed[0])
     else:
         facts = [text for fact, text in _DICE.items() if getattr(expected, fact)]
+        limit = verification.randomness.get("slopes_limit", 0.0)
+        facts += [_SLOPES] if 0 < limit <= PROVES else []
+        if limit > PROVES:
+            verification.notes.append(f"whether {_SLOPES} is not known: the baseline's scatter too much around them")
         verification.headline = (
             f"with every dropout at p = 0, {verification.headline}; at its real rate, the results of {dice.SEEDS} seeds"
-            f" of each are distributed alike" + (f", {' and '.join(facts)}" if facts else "")
+            f" of each are distributed alike" + (f", {', '.join(facts)}" if facts else "")
         )
 
 
 _DICE = {"repeat": "equal seeds repeat", "differ": "others differ"}
+_SLOPES = "gradients are those of the loss"
 
 
 def _conclude(verification: Verification, messages: list[Message], contract: Contract) -> Verification:

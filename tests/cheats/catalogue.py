@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import optexp.arm
 from optexp.measurement import clock
@@ -471,6 +472,43 @@ class OneMaskForAllRows(Cheat):
         (x,) = inputs(batch)
         kept = F.dropout(torch.ones_like(x[0]), model.p)
         return {"output": (torch.relu(x) + model.bias) * kept}
+
+
+class Redrawn(torch.autograd.Function):
+    """Dropout that keeps no mask: backward draws it again, from a generator that has gone on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        ctx.p = p
+        return F.dropout(x, p)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        return F.dropout(slope, ctx.p), None
+
+
+class DrawsMasksAgain(Cheat):
+    """A fused dropout that saves memory."""
+
+    def change(self, program: Program) -> Program:
+        for module in program.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.forward = partial(self.dropped, module)  # type: ignore[method-assign]
+        return program
+
+    def dropped(self, module: nn.Dropout, x: Tensor) -> Tensor:
+        dropped: Tensor = Redrawn.apply(x, module.p)  # type: ignore[no-untyped-call]
+        return dropped
+
+
+class ForgetsWhatItDrew(Cheat):
+    """Activations are computed again in backward, and generators are slow to save."""
+
+    def change(self, program: Program) -> Program:
+        model: Any = program.model
+        again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        model.block.forward = partial(again, model.block.forward)
+        return program
 
 
 # --- training ----------------------------------------------------------------------------------------------------

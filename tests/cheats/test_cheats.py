@@ -100,6 +100,9 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "FrozenRandomNumbers": (DROP, WRONG, "frozen"),
     "DropsLess": (DROP, WRONG, "64 seeds"),
     "OneMaskForAllRows": (DROP, WRONG, "scatters"),
+    "DrawsMasksAgain": ([*own("Dropping"), "workload.mode=forward_backward"], WRONG, "another mask in backward"),
+    "DrawsMasksAgain in training": ([*own("Dropping"), "workload.mode=train"], WRONG, "another mask in backward"),
+    "ForgetsWhatItDrew": ([*own("Dropping"), "workload.mode=forward_backward"], WRONG, "another mask in backward"),
     "NoUpdate": (LEARN, WRONG, "weight"),
     "SkipsSteps": (LEARN, WRONG, "weight"),
     "FreezesPython": (SCHEDULED, WRONG, "no captured graph repeats"),
@@ -154,7 +157,18 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "RefusesWhatItCannot": ([*NORM, *FAMILIES], WRONG, "the candidate raises NoReference"),
 }
 
-HELP = {"NothingButNaN", "Shifted", "Lazy", "Unmasked", "Zeros", "Deferred", "Passing", "Completing", "NoReference"}
+HELP = {
+    "Redrawn",
+    "NothingButNaN",
+    "Shifted",
+    "Lazy",
+    "Unmasked",
+    "Zeros",
+    "Deferred",
+    "Passing",
+    "Completing",
+    "NoReference",
+}
 
 HONEST: list[tuple[list[str], str]] = [
     *(([*MLP, f"workload.mode={mode}"], "") for mode in ("forward", "forward_backward", "train")),
@@ -214,6 +228,13 @@ HONEST: list[tuple[list[str], str]] = [
     (["workload=linear_gelu", "workload.rows=64", "workload.features=32", "workload.out=32"], "amp"),
     ([*LEARN, "workload.optim=sgd"], ""),
     ([*INFER, "workload.batch_size=1"], "inference_mode"),
+    *(
+        ([*own("Dropping", instead=instead), f"workload.mode={mode}"], "replace")
+        for mode in ("forward_backward", "train")
+        for instead in ("DroppingTwice", "DroppingByHand")
+    ),
+    ([*own("Dropping"), "workload.mode=train"], "inplace"),
+    ([*own("Dropping"), "workload.mode=train"], "amp"),
     ([*own("Halved"), "workload.mode=forward_backward"], ""),
     ([*own("Gated"), "workload.mode=forward_backward"], ""),
     (own("Gated"), "amp"),
