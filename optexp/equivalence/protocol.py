@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from optexp.equivalence import dice, trajectory
 from optexp.equivalence.families import FAMILIES, NONCONTIGUOUS, NORMAL, ONE_BY_ONE
 from optexp.equivalence.gates import broken
-from optexp.program import unreadable
 from optexp.equivalence.slopes import PROVES
+from optexp.program import unreadable
 from optexp.strategy import BITWISE, REASSOCIATES, Contract
 from optexp.workers.ipc import Unshared
 from optexp.workers.parcel import Parcel
