@@ -201,16 +201,17 @@ class Program:
         return Alias(name) if self.aliases is None else self.aliases.get(name)
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that a step may change, by stable name; restored in place (see `Snapshot`)."""
+        """Every tensor that a step may change, by stable name, and copies of numbers that an optimizer keeps in Python,
+        as a count of its steps; `put` restores both in place."""
         tensors = {f"param/{alias.name}": alias(p.data) for alias, p in self.parameters()}
         tensors |= {f"buffer/{name}": buffer for name, buffer in self.buffers().items()}
         if self.optimizer is not None:
-            aliases: dict[Tensor, Alias] = {p: alias for alias, p in self.parameters()}
-            for parameter, values in self.optimizer.state.items():
-                alias = aliases[parameter]
-                for key, value in values.items():
-                    if isinstance(value, Tensor):
-                        tensors[f"optimizer/{alias.name}/{key}"] = alias(value)
+            for alias, key, values in self._kept():
+                if isinstance(value := values[key], Tensor):
+                    tensors[f"optimizer/{alias.name}/{key}"] = alias(value)
+                elif isinstance(value, (int, float)):
+                    kind = torch.float64 if isinstance(value, float) else None
+                    tensors[f"optimizer/{alias.name}/{key}"] = torch.tensor(value, dtype=kind, device="cpu")
             for index, group in enumerate(self.optimizer.param_groups):
                 if isinstance(group["lr"], Tensor):
                     tensors[f"optimizer/group{index}/lr"] = group["lr"]
@@ -220,6 +221,22 @@ class Program:
                 if isinstance(value, Tensor):
                     tensors[f"scaler/{key[1:]}"] = value
         return tensors
+
+    @torch.no_grad()
+    def put(self, values: Mapping[str, Tensor]) -> None:
+        """Make this the state: tensors stay where they are, and numbers of Python become such again."""
+        for name, tensor in self.state().items():
+            tensor.copy_(values[name])
+        for alias, key, kept in self._kept():
+            if isinstance(kept[key], (int, float)):
+                kept[key] = values[f"optimizer/{alias.name}/{key}"].item()
+
+    def _kept(self) -> Iterator[tuple[Alias, str, dict[str, Any]]]:
+        """What an optimizer keeps: of which parameter, under which key of which dict."""
+        aliases: dict[Tensor, Alias] = {p: alias for alias, p in self.parameters()}
+        for parameter, values in self.optimizer.state.items() if self.optimizer is not None else ():
+            for key in values:
+                yield aliases[parameter], key, values
 
 
 Step = Callable[[Program, Batch], Outputs]
@@ -304,7 +321,7 @@ class Snapshot:
             if name not in self.values:
                 lazy = name.startswith("optimizer/") and not name.endswith("/lr")
                 self.values[name] = _at_first(program, name, tensor) if lazy else tensor.clone()
-            tensor.copy_(self.values[name])
+        program.put(self.values)
         if program.memory is not None:
             program.memory.write(self.elsewhere)
 

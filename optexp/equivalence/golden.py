@@ -165,8 +165,7 @@ class Golden:
         memory, optimizer = self.program.memory, self.program.optimizer
         if memory is not None:
             memory.write({**memory.first, **memory.unpack(self.memory)})
-        for name, tensor in self.program.state().items():
-            tensor.copy_(state[name])
+        self.program.put(state)
         for index, group in enumerate(optimizer.param_groups if memory is not None and optimizer is not None else ()):
             rate, own = group["lr"], state.get(f"optimizer/group{index}/lr")
             if own is not None and not isinstance(rate, Tensor) and isclose(float(own), rate, rel_tol=ROUNDED):

@@ -483,6 +483,8 @@ class Judge:
             real = kept.is_floating_point() and after.is_floating_point()
             finer = real and torch.finfo(kept.dtype).eps < torch.finfo(after.dtype).eps
             stored = after.to(kept.dtype) if finer else after
+            if stored.dtype is torch.float64:  # a number of Python's is as exact as what it was computed from
+                stored = stored.to(fp64.dtype)
             row = TOLERANCES.get(name_of(stored.dtype), self.row)
             wide = after.to(torch.float64)
             reference = reference.detach().to(fp64.device, torch.float64)  # plain optimizers keep `step` on the CPU

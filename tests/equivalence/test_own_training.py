@@ -1,0 +1,95 @@
+"""Optimizers and training steps of a user's own: honest candidates pass, and wrong ones are caught."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from optexp.program import Program, Snapshot
+from optexp.strategy import precision
+from optexp.workloads.module import Module
+from strategies.amp import Amp
+
+CPU = torch.device("cpu")
+HEAD = """
+import torch
+from torch import nn
+def Model(): return nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 10))
+def get_inputs(): return [torch.randn(16, 32), torch.randint(10, (16,))]
+"""
+COUNTS = """
+class Own(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 1e-3})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            s = self.state[p]
+            if not s:
+                s.update(step=0, size=0.0, first=True, m=torch.zeros_like(p), v=torch.zeros_like(p))
+            s["step"] += 1
+            s["size"] += float(p.grad.norm())
+            s["first"] = s["step"] < 2
+            s["m"].lerp_(p.grad, 0.1)
+            s["v"].mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+            count = s["step"] if getattr(self, "corrects", True) else 10000
+            update = (s["m"] / (1 - 0.9**count)) / ((s["v"] / (1 - 0.999**count)).sqrt() + 1e-6)
+            p.sub_(self.param_groups[0]["lr"] * update)
+
+def get_optimizer(params): return Own(params)
+"""
+
+
+def written(folder: Path, text: str) -> Module:
+    path = folder / "mine.py"
+    path.write_text(HEAD + text)
+    return Module(path=str(path), mode="train")
+
+
+def amp(program: Program) -> Program:
+    program.feed.reset([(torch.randn(16, 32), torch.randint(10, (16,)))])
+    return Amp("bfloat16").apply(program)[0]
+
+
+def uncorrected(program: Program) -> Program:
+    program.optimizer.corrects = False
+    return program
+
+
+def uncounted(program: Program) -> Program:
+    inner = program.step
+
+    def step(program, batch):
+        outputs = inner(program, batch)
+        for state in program.optimizer.state.values():
+            state["step"] = 1
+        return outputs
+
+    return replace(program, step=step)
+
+
+def test_numbers_that_an_optimizer_counts_in_python_are_put_back(tmp_path):
+    program = written(tmp_path, COUNTS).build(CPU, torch.float32, seed=0)
+    program.feed.reset(written(tmp_path, COUNTS).batches(torch.Generator().manual_seed(1), 1))
+    (first, *_) = program.optimizer.state.values()
+    start, kept = Snapshot(program), {key: first[key] for key in ("step", "size", "first")}
+    assert (kept["step"], type(kept["step"]), type(kept["size"]), type(kept["first"])) == (0, int, float, bool)
+    once = [program.run()["loss"].clone() for _ in range(3)]
+    assert first["step"] == 3
+    start.restore(program)
+    assert {key: first[key] for key in kept} == kept
+    assert [type(first[key]) for key in kept] == [int, float, bool]
+    assert once == [program.run()["loss"] for _ in range(3)]
+
+
+def test_an_optimizer_that_counts_in_python_is_verified(check, tmp_path):
+    workload = written(tmp_path, COUNTS)
+    assert check(workload).ok
+    assert check(workload, amp, precision("bfloat16")).ok
+    wrong = check(workload, uncorrected)
+    assert wrong.worst["tensor"].startswith("change/")
+    wrong = check(workload, uncounted)
+    assert any(failure["tensor"].endswith("/step") for failure in wrong.failures)
