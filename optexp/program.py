@@ -300,6 +300,7 @@ STEPS: dict[str, Step] = {"forward": forward, "forward_backward": forward_backwa
 # --- state, gradients, batches ---------------------------------------------------------------------------------
 
 
+TAKE_SPARSE = (torch.optim.SGD, torch.optim.Adagrad)  # gradients, and dense ones too
 BEGIN_AS_ONE, BEGIN_AS_RATE = {"mu_product", "mu"}, {"eta", "step_size"}  # of an optimizer's state
 
 
@@ -367,12 +368,22 @@ def prime(program: Program) -> None:
     """Create lazily made optimizer state now, so that it can be captured, snapshotted and restored."""
     if program.optimizer is None:
         return
+    sparse = _sparse(program.model, program.optimizer)
     with preserved(program):
         for parameter in program.model.parameters():
             if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
+                zeros = torch.zeros_like(parameter)
+                parameter.grad = zeros.to_sparse(1) if id(parameter) in sparse else zeros
         program.optimizer.step()
     clear_gradients(program.model)
+
+
+def _sparse(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[int]:
+    """Identities of parameters that get sparse gradients, where the optimizer may take no others."""
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        return set(map(id, model.parameters()))
+    modules = (module for module in model.modules() if getattr(module, "sparse", False) is True)
+    return {id(getattr(module, "weight", None)) for module in modules if not isinstance(optimizer, TAKE_SPARSE)}
 
 
 def clear_gradients(model: nn.Module) -> None:

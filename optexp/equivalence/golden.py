@@ -39,6 +39,7 @@ class Golden:
     batches:  what was drawn last, in the arms' dtype where real
     called:   hyperparameters of every group when the optimizer of a user's step was called, by step
     left:     learning rates after a step, by step
+    sparse:   gradients that are, by step and name: an optimizer may change only what they have
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Golden:
         self.rates = Rates(self.program)
         self.called: dict[int, list[Mapping[str, Any]]] = {}
         self.left: dict[int, list[float]] = {}
+        self.sparse: dict[int, dict[str, Tensor]] = {}
 
     def silence(self) -> None:
         """As the arms do where steps draw random numbers; a deterministic model keeps its rates, whatever they mean."""
@@ -140,7 +142,10 @@ class Golden:
             if not identical(self._widened(tensor), left := tensors_of(batch)[name]):
                 golden[f"input/{name}"] = left.detach().clone()
         if self.trains:
-            golden |= {name: tensor.clone() for name, tensor in gradients(self.program).items()} | in_a_row
+            found = gradients(self.program)
+            self.sparse[index] = {name: tensor.coalesce() for name, tensor in found.items() if tensor.is_sparse}
+            dense = {name: tensor.to_dense() for name, tensor in self.sparse[index].items()}
+            golden |= {name: tensor.clone() for name, tensor in (found | dense).items()} | in_a_row
         golden |= {f"buffer/{name}": b.detach().clone() for name, b in self.program.model.named_buffers()}
         if self.program.optimizer is not None:
             self.left[index] = [float(group["lr"]) for group in self.program.optimizer.param_groups]

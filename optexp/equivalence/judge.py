@@ -467,7 +467,8 @@ class Judge:
             clear_gradients(program.model)
             for name, parameter in program.model.named_parameters():
                 if (gradient := seen.get(f"grad/{name}")) is not None:
-                    parameter.grad = gradient.to(parameter)
+                    sparse, wide = fp64.sparse[step].get(f"grad/{name}"), gradient.to(parameter)
+                    parameter.grad = wide if sparse is None else wide.sparse_mask(sparse)
             if program.memory is None:
                 fp64.rates.set(RATES[self.step % len(RATES)])
             else:  # a user's step may change them

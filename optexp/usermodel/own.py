@@ -25,6 +25,7 @@ from optexp.equivalence.golden import NoReference
 from optexp.feeds import LoaderFeed
 from optexp.program import (
     STEPS,
+    TAKE_SPARSE,
     Batch,
     Feed,
     Program,
@@ -71,8 +72,6 @@ if TYPE_CHECKING:
     from optexp.takehome.inlining import Inliner
     from optexp.takehome.ownlisting import Spelled
     from optexp.takehome.repro import Source
-
-TAKE_SPARSE = (torch.optim.SGD, torch.optim.Adagrad)  # gradients
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from optexp.program import Program, Snapshot
@@ -40,6 +41,15 @@ class Own(torch.optim.Optimizer):
             p.sub_(self.param_groups[0]["lr"] * update)
 
 def get_optimizer(params): return Own(params)
+"""
+SPARSE = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(50, 16, padding_idx=0, sparse=True)
+    def forward(self, ids): return self.rows(ids).sum(1)
+def get_inputs(): return [torch.randint(50, (16, 8)), torch.randint(16, (16,))]
+def get_optimizer(params): return torch.optim.%s
 """
 
 
@@ -93,3 +103,15 @@ def test_an_optimizer_that_counts_in_python_is_verified(check, tmp_path):
     assert wrong.worst["tensor"].startswith("change/")
     wrong = check(workload, uncounted)
     assert any(failure["tensor"].endswith("/step") for failure in wrong.failures)
+
+
+@pytest.mark.parametrize("optimizer", ["SparseAdam(params)", "SGD(params, lr=0.1, momentum=0.9)", "Adagrad(params)"])
+def test_sparse_gradients_are_verified(check, optimizer, tmp_path):
+    workload = written(tmp_path, SPARSE % optimizer)
+    assert check(workload).ok
+
+    def faster(program: Program) -> Program:
+        program.optimizer.param_groups[0]["lr"] *= 1.01
+        return program
+
+    assert check(workload, faster).worst["tensor"] == "change/rows.weight"
