@@ -101,8 +101,15 @@ class Memory(Protocol):
 
     def unpack(self, packed: Packed) -> Remembered: ...
 
-    def alike(self, ours: bytes, theirs: bytes, unit: float = 0.0) -> bool:
-        """Whether two arms changed something likewise, however each of them rounds (u of the arithmetic)."""
+    def apart(self, ours: bytes, theirs: bytes) -> list[float]:
+        """How far two runs are from having changed each number likewise; infinitely, where they must be equal."""
+        ...
+
+    def alike(self, ours: bytes, theirs: bytes, unit: float = 0.0, noise: Sequence[float] | None = None) -> bool:
+        """Whether two arms changed something likewise, however each of them rounds (u of the arithmetic).
+
+        noise: what `apart` says of runs with a little noise; None: coarsely
+        """
         ...
 
 

@@ -10,7 +10,7 @@ from optexp.equivalence.gates import Finding, alike, broken, finite, identical, 
 from optexp.equivalence.golden import NoReference
 from optexp.equivalence.observation import Observation, unpacked
 
-Alike = Callable[[bytes, bytes], bool]
+Alike = Callable[[str, bytes, bytes], bool]
 
 
 def conduct(
@@ -19,13 +19,13 @@ def conduct(
     initial: Mapping[str, Tensor] | None,
     by_value: bool,
     skips: bool,
-    same: Alike = bytes.__eq__,
+    same: Alike = lambda name, ours, theirs: ours == theirs,
 ) -> Iterator[Finding]:
     """Everything that differs.
 
     initial:  the state that training has to start from; None for steps that are not the first
     by_value: a dtype may differ;  skips: gradients overflowed in both
-    same:     of two memories, packed
+    same:     of two memories by name, packed
     """
     yield from _effects(seen, baseline)
     yield from _memories(seen, baseline, same)
@@ -77,7 +77,7 @@ def _memories(seen: Observation, baseline: Observation, same: Alike) -> Iterator
             yield broken(name, "the step changes it; the baseline leaves it alone")
         elif name not in changed:
             yield broken(name, "the step leaves it; the baseline changes it in Python, which no captured graph repeats")
-        elif not same(changed[name], expected[name]):
+        elif not same(name, changed[name], expected[name]):
             yield broken(name, "the step remembers something else there than the baseline does")
 
 

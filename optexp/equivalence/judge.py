@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from itertools import zip_longest
 from math import hypot, inf
 from typing import Any, TypeVar
 
@@ -86,7 +86,8 @@ class Judge:
         self.rounded: set[int] = set()  # steps of which it is known what rounded hyperparameters move
         self.unsteady: set[str] = set()
         self.restless: set[str] = set()
-        self.remembered: dict[tuple[int, str], bytes] = {}  # of the baseline's first run of each step
+        self.remembered: dict[tuple[int, str], tuple[bytes, bool]] = {}  # of a first run of each step; with noise?
+        self.blurred: dict[str, list[float]] = {}  # how far its runs are apart in what it remembers
         self.integers: dict[tuple[int, str], Tensor] = {}  # of the baseline's first run of each step
         self.swayed: dict[tuple[int, str], list[Tensor]] = {}  # the same of noisy runs
         self.noisy_runs = 0
@@ -250,9 +251,15 @@ class Judge:
         """What a user's step keeps in Python and is another one in every run, as a time: nothing to compare with."""
         if (memory := self.fp64.program.memory) is None:
             return
+        noisy = bool(seen["flag/noisy"])
         for name, packed in unpacked("remembers", seen).items():
-            if not memory.alike(packed, self.remembered.setdefault((step, name), packed), self.row.unit):
+            first, disturbed = self.remembered.setdefault((step, name), (packed, noisy))
+            apart = memory.apart(packed, first)
+            if inf in apart or not (noisy or disturbed or memory.alike(packed, first, self.row.unit)):
                 self.restless.add(f"remembers/{name}")
+            self.blurred[name] = list(map(max, zip_longest(apart, self.blurred.get(name, ()), fillvalue=0.0)))
+            if disturbed and not noisy:
+                self.remembered[step, name] = packed, noisy
 
     def _require_finite(self, seen: Observation) -> None:
         """Where only a family of inputs makes the baseline overflow, how it does so is no implementation's duty."""
@@ -339,11 +346,9 @@ class Judge:
             who, other = ("candidate", "plain autocast") if skips else ("plain autocast", "candidate")
             return [broken("scaler", f"{who} skips this step because its gradients overflow, {other} does not")]
         initial = self.fp64.initial if step == 0 else None
-        memory = self.fp64.program.memory
-        same = partial(memory.alike, unit=self.row.unit) if memory is not None else bytes.__eq__
         ours, theirs = ({n: t for n, t in arm.items() if n not in self.restless} for arm in (seen, self.baseline))
         theirs["flag/inputs_intact"] = torch.tensor(not self.writes)  # repeated on a batch, it may find it written
-        if failures := list(conduct(ours, theirs, initial, not self.precise, skips, same)):
+        if failures := list(conduct(ours, theirs, initial, not self.precise, skips, self._same)):
             return failures
         findings = []
         if skips:
@@ -372,6 +377,13 @@ class Judge:
                     exact(name.removeprefix("after/"), _grown(seen, name), _grown(self.baseline, name), None)
                 )
         return findings
+
+    def _same(self, name: str, ours: bytes, theirs: bytes) -> bool:
+        """Whether both arms remember alike."""
+        memory = self.fp64.program.memory
+        return ours == theirs or (
+            memory is not None and memory.alike(ours, theirs, self.row.unit, self.blurred.get(name, ()))
+        )
 
     def _compare(self, quantity: Quantity) -> Finding:
         name = quantity.name.removeprefix("out/")
@@ -586,6 +598,7 @@ class Judge:
         for memory in (*arms, self.skipped, self.rounded, *known):
             memory.clear()
         self.remembered.clear()
+        self.blurred.clear()
 
 
 def _grown(observation: Mapping[str, Tensor], name: str) -> Tensor:

@@ -10,9 +10,10 @@ import copy
 import io
 import pickle
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any
 
 import cloudpickle
@@ -22,13 +23,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
+from optexp.equivalence.gates import SMALL, TOLERANCES
 from optexp.program import Packed, Remembered
 from optexp.usermodel import trainstep
 from optexp.usermodel.places import places
 from optexp.usermodel.slots import SIMPLE, Slot, plain, refilled, slots, tensors_in
 
-COARSE = 0.1  # of what a step changes it by: how far real numbers may differ that show in no result
-ROUNDINGS = 16.0  # of the number itself
+# How far real numbers may differ, of what a step changes them by:
+COARSE = 0.1  # two runs of one arm, and single numbers in lower precision, which flips what an accuracy counts
+FINE = 2.0**-10  # others: what a fused optimizer holds in float32 moves updates by less
+NOISE = 3.0  # times as far as noise moves the baseline's
+ROUNDINGS, FEW = 16.0, 4.0  # of the number itself, which may be a long sum; of many numbers' size
 
 
 @dataclass
@@ -102,19 +107,34 @@ class Memory:
         found = {name: self._unpacked(bits) for name, bits in packed.items() if name in self.slots}
         return {name: tree_map(self._at_home, value) for name, value in found.items()}
 
-    def alike(self, ours: bytes, theirs: bytes, unit: float = 0.0) -> bool:
-        """Whether two arms changed something likewise: counts and texts exactly, real numbers coarsely, since what they
-        do to results is judged elsewhere, and finely.
+    def apart(self, ours: bytes, theirs: bytes) -> list[float]:
+        """How far two runs are from having changed each number likewise; infinitely, where they must be equal."""
+        return [_apart(*leaf) for leaf in self._leaves(ours, theirs)]
 
-        unit: u of the arithmetic
+    def alike(self, ours: bytes, theirs: bytes, unit: float = 0.0, noise: Sequence[float] | None = None) -> bool:
+        """Whether two arms changed something likewise: counts and texts exactly, real numbers as closely as the noisy
+        runs of the baseline say, since an average may show in no result.
+
+        unit:  u of the arithmetic
+        noise: how far those are `apart`; None: two runs of one arm, of which a time is told by being another each time
         """
+        leaves = self._leaves(ours, theirs)
+        blurred = [*(noise or ()), *[0.0] * len(leaves)]
+        for (before, one, started, other), by in zip(leaves, blurred, strict=False):
+            allowed = _allowed(unit, noise is not None, started, other)
+            if _apart(before, one, started, other) > allowed + NOISE * by:
+                return False
+        return True
+
+    def _leaves(self, ours: bytes, theirs: bytes) -> list[tuple[Any, Any, Any, Any]]:
+        """Before and after, of both."""
         (before, one), (started, other) = (self._unpacked(packed) for packed in (ours, theirs))
         leaves, shapes = zip(*map(tree_flatten, (before, one, started, other)), strict=True)
         if shapes[1] != shapes[3]:
-            return False
+            return [(0.0, 0.0, 0.0, inf)]
         moved = shapes[0] == shapes[1] and shapes[2] == shapes[3]
         starts = (leaves[0], leaves[2]) if moved else ([0.0] * len(leaves[1]),) * 2
-        return all(map(partial(_alike, unit), starts[0], leaves[1], starts[1], leaves[3]))
+        return list(zip(starts[0], leaves[1], starts[1], leaves[3], strict=True))
 
     # --- copies -------------------------------------------------------------------------------------------------
 
@@ -177,24 +197,39 @@ class Memory:
         self.lost.append(f"{name} ({type(error).__name__})")
 
 
-def _alike(unit: float, before: Any, ours: Any, started: Any, theirs: Any) -> bool:
+def _apart(before: Any, ours: Any, started: Any, theirs: Any) -> float:
     if _real(ours) and _real(theirs):
         if isinstance(ours, Tensor) and isinstance(theirs, Tensor) and ours.shape != theirs.shape:
-            return False
-        a, b = (torch.as_tensor(x, dtype=torch.float64, device="cpu") for x in (ours, theirs))
-        if not torch.equal(a.isfinite(), b.isfinite()):
-            return False
-        change, expected = (_change(x, y) for x, y in ((a, before), (b, started)))
-        allowed = COARSE * expected.norm() + ROUNDINGS * unit * b.nan_to_num(0, 0, 0).norm()
-        return bool((change - expected).norm() <= allowed)
+            return inf
+        a, b = _wide(ours), _wide(theirs)
+        finite = torch.equal(a.isfinite(), b.isfinite())
+        return float((_change(a, before) - _change(b, started)).norm()) if finite else inf
     if isinstance(theirs, Tensor):
-        return isinstance(ours, Tensor) and _equal(ours, theirs)
-    return not isinstance(theirs, (*SIMPLE, set, frozenset)) or ours == theirs
+        same = isinstance(ours, Tensor) and _equal(ours, theirs)
+    else:
+        same = not isinstance(theirs, (*SIMPLE, set, frozenset)) or ours == theirs
+    return 0.0 if same else inf
+
+
+def _allowed(unit: float, closely: bool, started: Any, theirs: Any) -> float:
+    if not _real(theirs):
+        return 0.0
+    number, share, rounding = _wide(theirs), COARSE, ROUNDINGS * unit
+    many = isinstance(theirs, Tensor) and theirs.numel() >= SMALL
+    if closely and (many or unit <= TOLERANCES["float32"].unit):
+        share = FINE
+    if closely and many and theirs.dtype is not torch.float64:
+        rounding = FEW * torch.finfo(theirs.dtype).eps / 2
+    return float(share * _change(number, started).norm() + rounding * number.nan_to_num(0, 0, 0).norm())
+
+
+def _wide(number: Any) -> Tensor:
+    return torch.as_tensor(number, dtype=torch.float64, device="cpu")
 
 
 def _change(now: Tensor, then: Any) -> Tensor:
     """From what was there; all of it, where that was another thing."""
-    start = torch.as_tensor(then, dtype=torch.float64, device="cpu") if _real(then) else torch.zeros(())
+    start = _wide(then) if _real(then) else torch.zeros(())
     fits = start.shape in (now.shape, ()) and bool(start.isfinite().all())
     return (now - start if fits else now).nan_to_num(0, 0, 0)
 

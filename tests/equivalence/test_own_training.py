@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from optexp.program import Program, Snapshot
-from optexp.strategy import precision
+from optexp.strategy import REASSOCIATES, precision
 from optexp.workloads.module import Module
 from strategies.amp import Amp
 
@@ -51,12 +51,33 @@ class Model(nn.Module):
 def get_inputs(): return [torch.randint(50, (16, 8)), torch.randint(16, (16,))]
 def get_optimizer(params): return torch.optim.%s
 """
+AVERAGE = """
+ema = []
+def get_optimizer(params):
+    ema[:] = [p.detach().clone() for p in params]
+    return torch.optim.AdamW(params, lr=1e-3)
+def train_step(model, batch, optimizer):
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        for kept, p in zip(ema, model.parameters()):
+            kept.lerp_(p, 1 - 0.999)
+    return loss
+"""
+
+
+class Apart(Module):
+    """Every arm has globals of its own, as in a process of its own."""
+
+    def build(self, device, dtype, seed):
+        return Module(path=self.path, mode=self.mode).build(device, dtype, seed)
 
 
 def written(folder: Path, text: str) -> Module:
     path = folder / "mine.py"
     path.write_text(HEAD + text)
-    return Module(path=str(path), mode="train")
+    return Apart(path=str(path), mode="train")
 
 
 def amp(program: Program) -> Program:
@@ -79,6 +100,25 @@ def uncounted(program: Program) -> Program:
         return outputs
 
     return replace(program, step=step)
+
+
+def averaging(decay: float):
+    """The step with the average as one call for all parameters."""
+
+    def change(program: Program) -> Program:
+        inner, ema = program.step, program.step.function.__globals__["ema"]
+
+        def step(program, batch):
+            kept = [average.clone() for average in ema]
+            outputs = inner(program, batch)
+            torch._foreach_mul_(kept, decay)
+            torch._foreach_add_(kept, [p.detach() for p in program.model.parameters()], alpha=1 - decay)
+            torch._foreach_copy_(ema, kept)
+            return outputs
+
+        return replace(program, step=step)
+
+    return change
 
 
 def test_numbers_that_an_optimizer_counts_in_python_are_put_back(tmp_path):
@@ -115,3 +155,13 @@ def test_sparse_gradients_are_verified(check, optimizer, tmp_path):
         return program
 
     assert check(workload, faster).worst["tensor"] == "change/rows.weight"
+
+
+@pytest.mark.parametrize("contract", [REASSOCIATES, precision("bfloat16")], ids=str)
+def test_an_average_of_the_parameters_is_compared(check, contract, tmp_path):
+    workload = written(tmp_path, AVERAGE)
+    cast = amp if contract.dtype else lambda program: program
+    assert check(workload, lambda program: averaging(0.999)(cast(program)), contract).ok
+    wrong = check(workload, lambda program: averaging(0.9991)(cast(program)), contract)
+    if contract == REASSOCIATES:
+        assert wrong.worst["tensor"].startswith("ema")
