@@ -135,7 +135,7 @@ def test_a_mask_that_distributions_do_not_tell_fails_by_its_slopes(net, mode):
         return told
 
     baseline = thrown()
-    (finding,), facts = dice.compare(thrown(**WRONG["redrawn"]), baseline, UNIT)
+    (finding, *_), facts = dice.compare(thrown(**WRONG["redrawn"]), baseline, UNIT)
     assert finding.message.startswith("gradients are not those of the loss: dropout draws another mask in backward")
     assert facts["slopes_off"] > facts["slopes_limit"]
     assert dice.compare(thrown(**HONEST["by hand"]), baseline, UNIT)[0] == []
