@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Linear(nn.Module):
@@ -79,6 +80,23 @@ class Dropping(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.last(self.block(self.first(x)))
+
+
+class DroppingTwice(Dropping):
+    """Computes what backward needs again, with the same masks."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(checkpoint(self.block, self.first(x), use_reentrant=False))
+
+
+class DroppingByHand(Dropping):
+    def forward(self, x: Tensor) -> Any:
+        activation, dropout, linear = self.block[0], self.block[1], self.block[2]
+
+        def dropped(x: Tensor) -> Tensor:
+            return x * (torch.rand_like(x) >= dropout.p) / (1 - dropout.p) if dropout.p else x
+
+        return self.last(dropped(activation(linear(dropped(activation(self.first(x)))))))
 
 
 class Halved(Linear):

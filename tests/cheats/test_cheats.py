@@ -228,8 +228,13 @@ HONEST: list[tuple[list[str], str]] = [
     (["workload=linear_gelu", "workload.rows=64", "workload.features=32", "workload.out=32"], "amp"),
     ([*LEARN, "workload.optim=sgd"], ""),
     ([*INFER, "workload.batch_size=1"], "inference_mode"),
+    *(
+        ([*own("Dropping", instead=instead), f"workload.mode={mode}"], "replace")
+        for mode in ("forward_backward", "train")
+        for instead in ("DroppingTwice", "DroppingByHand")
+    ),
     ([*own("Dropping"), "workload.mode=forward_backward"], ""),
-    ([*own("Dropping"), "workload.mode=train"], "inplace"),
+    ([*own("Dropping"), "workload.mode=train"], ""),
     ([*own("Dropping"), "workload.mode=train"], "amp"),
     ([*own("Halved"), "workload.mode=forward_backward"], ""),
     ([*own("Gated"), "workload.mode=forward_backward"], ""),
