@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from optexp.program import Program, Snapshot
+from optexp.strategies.amp import Amp
 from optexp.strategy import REASSOCIATES, precision
 from optexp.workloads.module import Module
-from strategies.amp import Amp
 
 CPU = torch.device("cpu")
 HEAD = """
