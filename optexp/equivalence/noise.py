@@ -49,17 +49,15 @@ def noisy(model: nn.Module, seed: int) -> Iterator[None]:
         noise = torch.randn(value.shape, generator=generators[value.device], device=value.device, dtype=wide)
         return value + (noise * scale).to(value.dtype)
 
-    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+    def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        given, returned = pytree.tree_leaves((args, kwargs)), pytree.tree_leaves(output)
+        if any(map(_real, given)) and not any(map(_real, returned)):
+            args, kwargs = pytree.tree_map(partial(disturbed, module), (args, kwargs))
+            return module.forward(*args, **kwargs)  # what it rounds itself
         return pytree.tree_map(partial(disturbed, module), output)
 
-    def hook_alone(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        if any(isinstance(value, Tensor) and value.is_floating_point() for value in pytree.tree_leaves(output)):
-            return hook(module, args, output)
-        return module.forward(*pytree.tree_map(partial(disturbed, module), args), **kwargs)  # what it rounds itself
-
     leaves = [m for m in model.modules() if not any(m.children()) and not isinstance(m, _CONTAINERS)]
-    handles = [leaf.register_forward_hook(hook) for leaf in leaves]
-    handles += [] if leaves else [model.register_forward_hook(hook_alone, with_kwargs=True)]
+    handles = [leaf.register_forward_hook(hook, with_kwargs=True) for leaf in leaves or [model]]
     try:
         yield
     finally:
@@ -93,6 +91,10 @@ def move(model: nn.Module, seed: int, far: Callable[[str], float]) -> None:
             signs = torch.empty(parameter.shape, dtype=torch.int8, device=parameter.device)
             signs.random_(0, 2, generator=generator).mul_(2).sub_(1)
             parameter.addcmul_(parameter, signs, value=far(name))
+
+
+def _real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _arithmetic(module: nn.Module, output: Tensor) -> str:

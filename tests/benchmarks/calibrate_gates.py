@@ -9,6 +9,8 @@ allowed: constants are too tight where it nears 100 %, too lax where it stays fa
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 import time
 import warnings
@@ -173,7 +175,8 @@ def main() -> None:
         for workload in workloads()
         if "fusion" not in names or isinstance(workload, COMPILED)
     ]
-    with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
+    # Sessions of their own, as Inductor's compilers outlive the process that began them by a minute.
+    with ProcessPoolExecutor(options.processes, get_context("spawn"), initializer=os.setsid) as pool:
         futures = [pool.submit(examined, *job, options.device, options.seeds) for job in jobs]
         try:
             for future in as_completed(futures, timeout=end - time.monotonic()):
@@ -183,7 +186,7 @@ def main() -> None:
         except TimeoutError:
             print(f"out of time after {sum(f.done() for f in futures)} of {len(jobs)} combinations", file=sys.stderr)
             for process in pool._processes.values():
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
     report(results)
 
 

@@ -50,6 +50,20 @@ def test_nested_outputs_and_integers():
     assert torch.equal(seen["indices"][0], x.argsort())
 
 
+class Rounded(nn.Module):
+    def forward(self, x):
+        return (x * 2**20).round().to(torch.int32)
+
+
+@pytest.mark.parametrize("model", [Rounded(), nn.Sequential(Rounded())], ids=["alone", "inside"])
+def test_what_a_module_rounds_itself_is_disturbed_before(model):
+    x = torch.randn(64)
+    with noisy(model, 1):
+        seen = model(x)
+    apart = (seen - model(x)).abs()
+    assert 0 < apart.max() < 64  # 64·u of a root mean square of about 1, times 2²⁰: 4
+
+
 def test_gradients_are_disturbed_on_their_way_back_too():
     x = torch.ones(64, requires_grad=True)
     with noisy(model := nn.Identity(), 1):
