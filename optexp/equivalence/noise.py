@@ -27,15 +27,19 @@ _CONTAINERS = (nn.ParameterList, nn.ParameterDict)  # childless, but never calle
 
 
 @contextmanager
-def noisy(model: nn.Module, seed: int) -> Iterator[None]:
+def noisy(model: nn.Module, seed: int, dtype: torch.dtype | None = None, share: float = 1.0) -> Iterator[None]:
     """Inside, every leaf module's output, and the gradient that comes back to it, gets Gaussian noise in proportion to
-    its RMS and its dtype's rounding. (Where a gradient cancels to zero, only noise on the way back shows its error.)"""
+    its RMS and its dtype's rounding. (Where a gradient cancels to zero, only noise on the way back shows its error.)
+
+    dtype: whose rounding, where that of the model's own dtype is not meant
+    share: of the usual noise
+    """
     generators: dict[torch.device, torch.Generator] = {}
 
     def disturbed(module: nn.Module, value: Any) -> Any:
         if not isinstance(value, Tensor) or name_of(value.dtype) not in _AMPLITUDE:
             return value
-        arithmetic = _arithmetic(module, value)
+        arithmetic = _arithmetic(module, value.is_cuda, dtype or value.dtype)
         changed = added(value, arithmetic)
         if changed.requires_grad:
             changed.register_hook(partial(added, name=arithmetic))
@@ -45,7 +49,7 @@ def noisy(model: nn.Module, seed: int) -> Iterator[None]:
         if value.device not in generators:
             generators[value.device] = torch.Generator(value.device).manual_seed(seed)
         wide = torch.float64 if value.dtype is torch.float64 else torch.float32
-        scale = value.detach().to(wide).square().mean().sqrt() * (_AMPLITUDE[name] * TOLERANCES[name].unit)
+        scale = value.detach().to(wide).square().mean().sqrt() * (share * _AMPLITUDE[name] * TOLERANCES[name].unit)
         noise = torch.randn(value.shape, generator=generators[value.device], device=value.device, dtype=wide)
         return value + (noise * scale).to(value.dtype)
 
@@ -97,11 +101,11 @@ def _real(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _arithmetic(module: nn.Module, output: Tensor) -> str:
+def _arithmetic(module: nn.Module, on_gpu: bool, dtype: torch.dtype) -> str:
     """The dtype whose rounding a module's output shows: float32 products may be TF32's, convolutions by default."""
-    if output.is_cuda and output.dtype is torch.float32:
+    if on_gpu and dtype is torch.float32:
         backends: Any = torch.backends
         settings = backends.cudnn.conv if isinstance(module, _ConvNd) else backends.cuda.matmul
         if settings.fp32_precision == "tf32":
             return "tf32"
-    return name_of(output.dtype)
+    return name_of(dtype)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from optexp.equivalence import judge
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.golden import Golden, NoReference
 from optexp.equivalence.judge import RESEEDED, Judge
@@ -242,6 +243,45 @@ def test_norms_of_any_kind_can_be_verified(check, net, compiled):
 
     found = check(net(mode="forward_backward", batch_size=16, make=model), lambda program: program, seeds=1)
     assert found.ok, found.headline
+
+
+class Gates(nn.Module):
+    """Sums of three, one of which is so small that it can be lost; `order` is that of adding up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        terms = torch.randn(3, 64)
+        terms[:, 0] = torch.tensor([1.0, 2.0**-26, -1.0])
+        self.terms, self.order, self.lost = nn.Parameter(terms), (0, 2, 1), 0
+
+    def forward(self):
+        first, second, third = self.order
+        z = self.terms[first] + self.terms[second] + self.terms[third]
+        return torch.cat([z[: self.lost].detach(), z[self.lost :]])
+
+
+class NearlyTied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates, self.relu, self.linear = Gates(), nn.ReLU(), nn.Linear(192 + 64, 10)
+
+    def forward(self, x):
+        opened = self.relu(self.gates())
+        return self.linear(torch.cat([x.flatten(1), opened.expand(len(x), 64)], 1))
+
+
+@pytest.mark.parametrize(("runs", "lost", "ok"), [(16, 0, True), (0, 0, False), (16, 8, False)])
+def test_near_ties_of_the_candidate_are_looked_for(check, net, monkeypatch, runs, lost, ok):
+    monkeypatch.setattr(judge, "RUNS", 0)  # that the baseline's own noise would meet
+    monkeypatch.setattr(judge, "NEAR", runs)
+
+    def change(program: Program) -> Program:
+        program.model.gates.order, program.model.gates.lost = (0, 1, 2), lost
+        return program
+
+    found = check(net(mode="forward_backward", make=NearlyTied), change)
+    assert found.ok is ok, found.headline
+    assert ok or "grad/gates.terms" in found.headline
 
 
 def test_a_step_count_may_be_an_integer(check) -> None:
