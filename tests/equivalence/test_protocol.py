@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from optexp.equivalence import judge
+import optexp.equivalence.judge
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.golden import Golden, NoReference
 from optexp.equivalence.judge import RESEEDED, Judge
@@ -272,8 +272,8 @@ class NearlyTied(nn.Module):
 
 @pytest.mark.parametrize(("runs", "lost", "ok"), [(16, 0, True), (0, 0, False), (16, 8, False)])
 def test_near_ties_of_the_candidate_are_looked_for(check, net, monkeypatch, runs, lost, ok):
-    monkeypatch.setattr(judge, "RUNS", 0)  # that the baseline's own noise would meet
-    monkeypatch.setattr(judge, "NEAR", runs)
+    monkeypatch.setattr(optexp.equivalence.judge, "RUNS", 0)  # that the baseline's own noise would meet
+    monkeypatch.setattr(optexp.equivalence.judge, "NEAR", runs)
 
     def change(program: Program) -> Program:
         program.model.gates.order, program.model.gates.lost = (0, 1, 2), lost
