@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from optexp.kernel import (
     REFUSED,
@@ -29,7 +30,7 @@ from optexp.kernel import (
     power_of_two,
 )
 from optexp.kernelkit.rows import Launch, in_rows
-from optexp.kernelkit.tiles import add_up, left, matrix, wide
+from optexp.kernelkit.tiles import add_up, launches_early, left, matrix, wide
 from optexp.kernelkit.tuning import bucket, fastest
 
 LONGEST = 16384  # columns whose two gradient sums fit in registers beside the row; longer rows are torch's business
@@ -79,7 +80,7 @@ def layernorm_forward(
 @triton.jit
 def layernorm_backward(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, sums_ptr, rows, columns,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each program the sums over its rows that weight (dy·x̂) and bias (dy) get.
 
@@ -110,6 +111,8 @@ def layernorm_backward(
         tl.store(dx_ptr + start + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         to_weight += dy * normal
         to_bias += dy
+    if EARLY:  # what adds the sums up may be launched, and waits until they are written
+        gdc_launch_dependents()
     column = tl.arange(0, BLOCK)
     sums_ptr += tl.program_id(0) * 2 * columns
     tl.store(sums_ptr + column, tl.sum(to_weight, axis=0), mask=column < columns)
@@ -186,7 +189,7 @@ def backward_of_rows(
     def run(how: Launch) -> None:
         programs = max(1, min(ceil_div(rows, how.rows), how.resident * multiprocessors(x.device)))
         sums = mean.new_empty((programs, 2, columns))
-        tile = {**how.constants(block), "WHOLE": block == columns}
+        tile = {**how.constants(block), "WHOLE": block == columns, "EARLY": launches_early(x.device)}
         launch(layernorm_backward, programs, *operands, mean, scale, dx, sums, rows, columns, **tile)
         add_up(sums, dweight, dbias)
 

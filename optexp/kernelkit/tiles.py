@@ -5,12 +5,14 @@ A mask makes Triton give up 16-byte accesses unless the length divides by 16, so
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
 from optexp.kernel import ceil_div, launch, multiprocessors, power_of_two
 from optexp.kernelkit.tuning import bucket, fastest
@@ -68,8 +70,12 @@ def tile(first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def column_sums(sums_ptr, first_ptr, second_ptr, groups, columns, GROUPS: tl.constexpr, BLOCK: tl.constexpr):
+def column_sums(
+    sums_ptr, first_ptr, second_ptr, groups, columns, GROUPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     """A block of columns of one of the results: groups are added in an order that never changes, and rounded once."""
+    if EARLY:  # launched while the kernel before it still runs
+        gdc_wait()
     across = tl.cdiv(columns, BLOCK)
     column = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)[None, :]
     is_second, width = tl.program_id(0) // across, columns
@@ -134,11 +140,19 @@ def over_columns(
     return result, total
 
 
+@cache
+def launches_early(device: torch.device) -> bool:
+    """Whether a kernel may be launched while the one before it still runs, and wait for it on the device."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:
     """Write the sum over all groups of what each has for `first` and, behind that, for `second`."""
     programs = ceil_div(first.numel(), 16) * (1 if second is None else 2)
     at_once = max(128, min(1024, power_of_two(len(sums))))  # up to sixteen 16-byte reads of a thread: one latency
-    how = {"GROUPS": at_once, "BLOCK": 16, "num_warps": 4 if at_once <= 256 else 8}
+    early = launches_early(sums.device)
+    how = {"GROUPS": at_once, "BLOCK": 16, "EARLY": early, "num_warps": 4 if at_once <= 256 else 8}
+    how |= {"launch_pdl": True} if early else {}
     launch(column_sums, programs, sums, first, second, len(sums), first.numel(), **how)
 
 

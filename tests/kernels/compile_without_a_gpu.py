@@ -21,7 +21,7 @@ from optexp import kernel
 from optexp.kernelkit import assembly, products, rows, tiles
 
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64"}
-OPTIONS = ("num_warps", "num_stages", "maxnreg")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 
 seen = set()
 
@@ -77,7 +77,8 @@ def main(names: list[str]) -> None:
         tiles,
         *(importlib.import_module(f"optexp.kernels.{n}") for n in kernel.kernels()),
     ]
-    replaced = {"launch": launch, "fastest": every_way, "runs_on": lambda device: True, "INTERPRETED": True}
+    replaced = {"launch": launch, "fastest": every_way, "INTERPRETED": True}
+    replaced |= dict.fromkeys(("runs_on", "launches_early"), lambda device: True)
     for module in modules:
         for name, value in {**replaced, "multiprocessors": lambda device: 132}.items():
             if hasattr(module, name):
