@@ -159,6 +159,38 @@ def layernorm_linear_few(
 
 
 @triton.jit
+def layernorm_linear_whole(
+    x_ptr, gamma_ptr, beta_ptr, w_ptr, bias_ptr, y_ptr, m, n, k, w_stride, eps: tl.float64,
+    M: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """The same with all that a tile needs on its way at once, and read once; each warp multiplies a part of k."""
+    row = tl.program_id(0) // tl.cdiv(n, N) * M + tl.arange(0, M)[None, :, None]
+    column = tl.program_id(0) % tl.cdiv(n, N) * N + tl.arange(0, N)[None, :, None]
+    inner = tl.arange(0, PARTS)[:, None, None] * K + tl.arange(0, K)[None, None, :]
+    rows = tl.load(x_ptr + row * k + inner, mask=(row < m) & (inner < k), other=0.0)
+    w = tl.load(w_ptr + column * w_stride + inner, mask=(column < n) & (inner < k), other=0.0)
+    if gamma_ptr is not None:
+        gamma = tl.load(gamma_ptr + inner, mask=inner < k, other=0.0)
+    if beta_ptr is not None:
+        beta = tl.load(beta_ptr + inner, mask=inner < k, other=0.0)
+    x = rows.to(tl.float32)
+    mean = tl.sum(tl.sum(x, axis=2, keep_dims=True), axis=0, keep_dims=True) / k
+    centred = tl.where(inner < k, x - mean, 0.0)
+    variance = tl.sum(tl.sum(centred * centred, axis=2, keep_dims=True), axis=0, keep_dims=True) / k
+    normal = centred / tl.sqrt(variance + tl.cast(eps, tl.float32))
+    if gamma_ptr is not None:
+        normal *= gamma.to(tl.float32)
+    if beta_ptr is not None:
+        normal += beta.to(tl.float32)
+    y = tl.sum(tl.dot(normal.to(w.dtype), tl.permute(w, (0, 2, 1))), axis=0)
+    row = tl.program_id(0) // tl.cdiv(n, N) * M + tl.arange(0, M)[:, None]
+    column = tl.program_id(0) % tl.cdiv(n, N) * N + tl.arange(0, N)[None, :]
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + column, mask=column < n, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row * n + column, y.to(y_ptr.dtype.element_ty), mask=(row < m) & (column < n))
+
+
+@triton.jit
 def layernorm_linear_plain(
     x_ptr, gamma_ptr, beta_ptr, w_ptr, bias_ptr, y_ptr, columns, outputs, eps,
     OUTPUTS: tl.constexpr, BLOCK: tl.constexpr,
@@ -199,7 +231,7 @@ def _computed(
 
     ways: list[Tiling | Few | str] = ["library"]
     if rows.numel() and len(rows) <= MOST_ROWS and rows.shape[1] <= MOST_COLUMNS and not keep and halves(weight):
-        ways += FEW
+        ways += [way for way in FEW if way.fits(rows.shape[1])]
     # Of float16, γ⊙w or γ⊙x could overflow, or lose bits below its smallest normal number.
     if takes(rows, weight) and rows.shape[1] % 8 == 0 and not keep and weight.dtype == torch.bfloat16:
         ways += TILINGS
@@ -254,7 +286,7 @@ def by_hopper(
 
 
 class Few(NamedTuple):
-    """A tile of m × n in steps of k, of which `stages` are on their way at once."""
+    """A tile of m × n in steps of k, of which `stages` are on their way at once; 0: all of k, a part for each warp."""
 
     m: int
     n: int
@@ -262,8 +294,13 @@ class Few(NamedTuple):
     warps: int
     stages: int
 
+    def fits(self, columns: int) -> bool:
+        """Whether registers hold what this keeps there: 160 elements a thread."""
+        return self.stages > 0 or (self.m + self.n) * power_of_two(columns) <= 5120 * self.warps
+
 
 FEW = [Few(16, 64, 128, 8, 3), Few(32, 32, 128, 8, 3), Few(16, 32, 128, 4, 4)]
+FEW += [Few(32, 32, 0, 16, 0), Few(16, 64, 0, 16, 0)]
 MOST_ROWS, MOST_COLUMNS = 256, 2048  # for which doing a norm in each tile can pay, and whose rows registers hold
 
 
@@ -279,11 +316,16 @@ def by_few(
     (m, k), n = x.shape, weight.shape[0]
     y = weight.new_empty(m, n)
     operands = [contiguous(tensor) for tensor in (x, gamma, beta)]
-    tile = {"M": how.m, "N": how.n, "K": how.k, "BLOCK": power_of_two(k), "eps": eps}
-    settings = {"num_warps": how.warps, "num_stages": how.stages}
+    tile = {"M": how.m, "N": how.n, "eps": eps, "num_warps": how.warps}
     programs = ceil_div(m, how.m) * ceil_div(n, how.n)
     rest = (weight, contiguous(bias), y, m, n, k, weight.stride(0))
-    launch(layernorm_linear_few, programs, *operands, *rest, **tile, **settings)
+    if how.stages:
+        tile |= {"K": how.k, "BLOCK": power_of_two(k), "num_stages": how.stages}
+        launch(layernorm_linear_few, programs, *operands, *rest, **tile)
+    else:
+        part = max(16, power_of_two(k) // how.warps)
+        tile |= {"K": part, "PARTS": max(1, power_of_two(k) // part)}
+        launch(layernorm_linear_whole, programs, *operands, *rest, **tile)
     return y
 
 
