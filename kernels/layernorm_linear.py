@@ -7,14 +7,14 @@ With r = 1/deviation and μ the mean of a row, γ and β the norm's parameters:
 The sum over γ⊙w is taken of the rounded values that the product sees, so that the mean cancels exactly; what the
 accumulators lose to a mean that is large beside the deviation, does not: such tiles are done again from centred rows.
 
-Folding reads and writes all of w, which a call of few rows does not earn back: their norm is done again in each tile.
-Nor on Hopper, where γ goes to x on its way into the product (`hopper_product.cu`): w is only summed over, before.
+Folding reads and writes all of w. Not on Hopper, where γ goes to x on its way into the product (`hopper_product.cu`):
+w is only summed over, before. A call of few rows has norm and product apart, by the library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -130,67 +130,6 @@ def layernorm_linear_forward(
 
 
 @triton.jit
-def layernorm_linear_few(
-    x_ptr, gamma_ptr, beta_ptr, w_ptr, bias_ptr, y_ptr, m, n, k, w_stride, eps: tl.float64,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A tile of y, from whole rows for their mean and deviation, and from their steps, normalised, for the product."""
-    row = tl.program_id(0) // tl.cdiv(n, N) * M + tl.arange(0, M)[:, None]
-    column = tl.program_id(0) % tl.cdiv(n, N) * N + tl.arange(0, N)
-    whole = tl.arange(0, BLOCK)[None, :]
-    rows = tl.load(x_ptr + row * k + whole, mask=(row < m) & (whole < k), other=0.0).to(tl.float32)
-    mean = tl.sum(rows, axis=1, keep_dims=True) / k
-    centred = tl.where(whole < k, rows - mean, 0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / k + tl.cast(eps, tl.float32))
-    y = tl.zeros([M, N], tl.float32)
-    for first in range(0, k, K):
-        inner = first + tl.arange(0, K)[None, :]
-        x = tl.load(x_ptr + row * k + inner, mask=(row < m) & (inner < k), other=0.0).to(tl.float32)
-        normal = (x - mean) * scale
-        if gamma_ptr is not None:
-            normal *= tl.load(gamma_ptr + inner, mask=inner < k, other=0.0).to(tl.float32)
-        if beta_ptr is not None:
-            normal += tl.load(beta_ptr + inner, mask=inner < k, other=0.0).to(tl.float32)
-        w = tl.load(w_ptr + column[:, None] * w_stride + inner, mask=(column[:, None] < n) & (inner < k), other=0.0)
-        y = tl.dot(normal.to(w.dtype), w.T, y)
-    if bias_ptr is not None:
-        y += tl.load(bias_ptr + column, mask=column < n, other=0.0).to(tl.float32)[None, :]
-    tl.store(y_ptr + row * n + column[None, :], y.to(y_ptr.dtype.element_ty), mask=(row < m) & (column[None, :] < n))
-
-
-@triton.jit
-def layernorm_linear_whole(
-    x_ptr, gamma_ptr, beta_ptr, w_ptr, bias_ptr, y_ptr, m, n, k, w_stride, eps: tl.float64,
-    M: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, K: tl.constexpr,
-):  # fmt: skip
-    """The same with all that a tile needs on its way at once, and read once; each warp multiplies a part of k."""
-    row = tl.program_id(0) // tl.cdiv(n, N) * M + tl.arange(0, M)[None, :, None]
-    column = tl.program_id(0) % tl.cdiv(n, N) * N + tl.arange(0, N)[None, :, None]
-    inner = tl.arange(0, PARTS)[:, None, None] * K + tl.arange(0, K)[None, None, :]
-    rows = tl.load(x_ptr + row * k + inner, mask=(row < m) & (inner < k), other=0.0)
-    w = tl.load(w_ptr + column * w_stride + inner, mask=(column < n) & (inner < k), other=0.0)
-    if gamma_ptr is not None:
-        gamma = tl.load(gamma_ptr + inner, mask=inner < k, other=0.0)
-    if beta_ptr is not None:
-        beta = tl.load(beta_ptr + inner, mask=inner < k, other=0.0)
-    x = rows.to(tl.float32)
-    mean = tl.sum(tl.sum(x, axis=2, keep_dims=True), axis=0, keep_dims=True) / k
-    centred = tl.where(inner < k, x - mean, 0.0)
-    variance = tl.sum(tl.sum(centred * centred, axis=2, keep_dims=True), axis=0, keep_dims=True) / k
-    normal = centred / tl.sqrt(variance + tl.cast(eps, tl.float32))
-    if gamma_ptr is not None:
-        normal *= gamma.to(tl.float32)
-    if beta_ptr is not None:
-        normal += beta.to(tl.float32)
-    y = tl.sum(tl.dot(normal.to(w.dtype), tl.permute(w, (0, 2, 1))), axis=0)
-    row = tl.program_id(0) // tl.cdiv(n, N) * M + tl.arange(0, M)[:, None]
-    column = tl.program_id(0) % tl.cdiv(n, N) * N + tl.arange(0, N)[None, :]
-    if bias_ptr is not None:
-        y += tl.load(bias_ptr + column, mask=column < n, other=0.0).to(tl.float32)
-    tl.store(y_ptr + row * n + column, y.to(y_ptr.dtype.element_ty), mask=(row < m) & (column < n))
-
-
-@triton.jit
 def layernorm_linear_plain(
     x_ptr, gamma_ptr, beta_ptr, w_ptr, bias_ptr, y_ptr, columns, outputs, eps,
     OUTPUTS: tl.constexpr, BLOCK: tl.constexpr,
@@ -216,12 +155,10 @@ def _computed(
     """The result; and where they are to be kept the normalised rows, their means and 1/deviations."""
     rows = in_rows(x)
 
-    def run(how: Tiling | Few | str) -> tuple[Tensor, ...]:
+    def run(how: Tiling | str) -> tuple[Tensor, ...]:
         operands = (rows, gamma, beta, weight, bias, eps)
         if isinstance(how, Tiling):
             return (by_tiles(how, *operands),)
-        if isinstance(how, Few):
-            return (by_few(how, *operands),)
         if how == "hopper":
             return (by_hopper(*operands),)
         norm = forward_of_rows if keep else normalised_rows
@@ -229,9 +166,7 @@ def _computed(
         y = F.linear(normal, weight, bias)
         return (y, normal, *statistics) if keep else (y,)
 
-    ways: list[Tiling | Few | str] = ["library"]
-    if rows.numel() and len(rows) <= MOST_ROWS and rows.shape[1] <= MOST_COLUMNS and not keep and halves(weight):
-        ways += [way for way in FEW if way.fits(rows.shape[1])]
+    ways: list[Tiling | str] = ["library"]
     # Of float16, γ⊙w or γ⊙x could overflow, or lose bits below its smallest normal number.
     if takes(rows, weight) and rows.shape[1] % 8 == 0 and not keep and weight.dtype == torch.bfloat16:
         ways += TILINGS
@@ -282,50 +217,6 @@ def by_hopper(
     parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
     sizes = (m, n, k, x.stride(0), weight.stride(0), eps)
     extension.run("hopper_product", "layernorm_linear", x, *parameters, columns, known, y, *sizes)
-    return y
-
-
-class Few(NamedTuple):
-    """A tile of m × n in steps of k, of which `stages` are on their way at once; 0: all of k, a part for each warp."""
-
-    m: int
-    n: int
-    k: int
-    warps: int
-    stages: int
-
-    def fits(self, columns: int) -> bool:
-        """Whether registers hold what this keeps there: 160 elements a thread."""
-        return self.stages > 0 or (self.m + self.n) * power_of_two(columns) <= 5120 * self.warps
-
-
-FEW = [Few(16, 64, 128, 8, 3), Few(32, 32, 128, 8, 3), Few(16, 32, 128, 4, 4)]
-FEW += [Few(32, 32, 0, 16, 0), Few(16, 64, 0, 16, 0)]
-MOST_ROWS, MOST_COLUMNS = 256, 2048  # for which doing a norm in each tile can pay, and whose rows registers hold
-
-
-def halves(weight: Tensor) -> bool:
-    """Whether tensor cores multiply such weights."""
-    return weight.dtype in (torch.bfloat16, torch.float16) and weight.stride(1) == 1 and weight.numel() > 0
-
-
-def by_few(
-    how: Few, x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
-) -> Tensor:
-    """For few rows: the norm of a tile's rows, and its product, by one program."""
-    (m, k), n = x.shape, weight.shape[0]
-    y = weight.new_empty(m, n)
-    operands = [contiguous(tensor) for tensor in (x, gamma, beta)]
-    tile = {"M": how.m, "N": how.n, "eps": eps, "num_warps": how.warps}
-    programs = ceil_div(m, how.m) * ceil_div(n, how.n)
-    rest = (weight, contiguous(bias), y, m, n, k, weight.stride(0))
-    if how.stages:
-        tile |= {"K": how.k, "BLOCK": power_of_two(k), "num_stages": how.stages}
-        launch(layernorm_linear_few, programs, *operands, *rest, **tile)
-    else:
-        part = max(16, power_of_two(k) // how.warps)
-        tile |= {"K": part, "PARTS": max(1, power_of_two(k) // part)}
-        launch(layernorm_linear_whole, programs, *operands, *rest, **tile)
     return y
 
 

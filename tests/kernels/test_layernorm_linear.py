@@ -12,7 +12,7 @@ from torch import Tensor
 from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms
 from optexp.kernelkit.products import TILINGS, Tiling
 from optexp.kernels import layernorm_linear
-from optexp.kernels.layernorm_linear import FEW, Few, by_few, by_tiles, layernorm_linear_forward
+from optexp.kernels.layernorm_linear import by_tiles, layernorm_linear_forward
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run
 EVERY = [
@@ -23,7 +23,7 @@ EVERY = [
 MEDIUM = [pytest.param("cpu", SMALL), pytest.param("cuda", TILINGS[1], marks=pytest.mark.gpu)]
 
 
-def compare(way: Tiling | Few, x: Tensor, *parameters: Tensor | None, eps: float = 1e-5) -> None:
+def compare(tiling: Tiling, x: Tensor, *parameters: Tensor | None, eps: float = 1e-5) -> None:
     gamma, beta, weight, bias = parameters
     wide = [None if p is None else p.double() for p in parameters]
 
@@ -34,8 +34,7 @@ def compare(way: Tiling | Few, x: Tensor, *parameters: Tensor | None, eps: float
     scale = rms(golden)
     theirs = error(baseline, golden, scale)
     yardstick = Yardstick(theirs.rms, theirs.peak)
-    by = by_tiles if isinstance(way, Tiling) else by_few
-    ours = error(by(way, x, gamma, beta, weight, bias, eps), golden, scale)
+    ours = error(by_tiles(tiling, x, gamma, beta, weight, bias, eps), golden, scale)
     finding = measure("output", ours, scale, yardstick, yardstick, Limits(TOLERANCES[name_of(x.dtype)]))
     assert finding.ok, finding.message
 
@@ -94,26 +93,6 @@ def test_rows_without_any_spread(tiling: Tiling, device: str, normal) -> None:
     compare(tiling, x, None, None, normal(device, torch.bfloat16, n, k) / 12, None)
 
 
-@pytest.mark.parametrize("mean", [0.0, 17.0, 1000.0])
-@pytest.mark.parametrize(("m", "n", "k"), [(128, 1024, 1024), (37, 88, 200), (1, 8, 2048)])
-@pytest.mark.parametrize(
-    ("device", "way"),
-    [
-        *(pytest.param("cpu", Few(16, 32, *rest)) for rest in ((64, 4, 3), (0, 4, 0))),
-        *(pytest.param("cuda", way, marks=pytest.mark.gpu) for way in FEW),
-    ],
-)
-def test_few_rows(way: Few, m: int, n: int, k: int, mean: float, device: str, normal) -> None:
-    if device == "cpu":
-        m, n, k = min(m, 37), min(n, 40), min(k, 200)
-    if not way.fits(k):
-        pytest.skip("registers do not hold such rows")
-    x, weight = normal(device, torch.bfloat16, m, k) + mean, normal(device, torch.bfloat16, n, k) / k**0.5
-    gamma, beta, bias = (normal(device, torch.bfloat16, size) for size in (k, k, n))
-    compare(way, x, gamma, beta, weight, bias)
-    compare(way, x, None, None, weight, None)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("tiling", TILINGS)
 def test_every_run_gives_the_same_bits(tiling: Tiling, normal) -> None:
@@ -141,9 +120,8 @@ def test_a_buffer_for_each_stage(normal) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name_of)
 def test_only_bfloat16_is_folded(dtype: torch.dtype, normal, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float16 a product of gamma and w could overflow, or vanish, where the norm's result times w does not."""
-    offered: list[Tiling | Few | str] = []
+    offered: list[Tiling | str] = []
     monkeypatch.setattr(layernorm_linear, "fastest", lambda what, key, ways, *_: offered.extend(ways) or ways[0])
     x, weight = normal("cpu", dtype, 40, 64), normal("cpu", dtype, 32, 64)
     layernorm_linear.layernorm_linear(x, (64,), weight[0], weight[1], weight)
-    assert set(FEW) < set(offered)
     assert (set(TILINGS) < set(offered)) == (dtype == torch.bfloat16)

@@ -70,7 +70,8 @@ def test_what_it_does_not_take() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_small_call_without_gradient_launches_what_the_product_does(dtype: torch.dtype) -> None:
+def test_without_a_gradient_the_first_way_launches_what_the_product_does(dtype: torch.dtype) -> None:
+    """It is what a graph captures of calls that were torch's before, as small ones are, so that nothing was raced."""
     x, w, bias = (torch.randn(*shape, device="cuda", dtype=dtype) for shape in ((12, 64), (32, 64), (32,)))
     w /= 8
     y, launches = _traced(lambda: linear_gelu(x, w, bias, "tanh"))
