@@ -302,7 +302,7 @@ class Judge:
         for seed in seeds:
             with noisy(self.fp64.program.model, seed, self.dtype, LITTLE):
                 moved = self.fp64.step(step, dict(self.fp64.start_of(step, seen)))
-            gradients = [name for name in exact if name.startswith("grad/")]
+            gradients = [name for name in exact if name.startswith("grad/") and name in seen]
             swayed = (Quantity(n, moved[n], exact[n], Limits(self._row(seen[n]), gradient=True)) for n in gradients)
             for quantity in measured(swayed):
                 self._allow(step, quantity)

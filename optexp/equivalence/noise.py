@@ -30,6 +30,7 @@ _CONTAINERS = (nn.ParameterList, nn.ParameterDict)  # childless, but never calle
 def noisy(model: nn.Module, seed: int, dtype: torch.dtype | None = None, share: float = 1.0) -> Iterator[None]:
     """Inside, every leaf module's output, and the gradient that comes back to it, gets Gaussian noise in proportion to
     its RMS and its dtype's rounding. (Where a gradient cancels to zero, only noise on the way back shows its error.)
+    A module that returns integers, and so rounds for itself, is called once more with noise in what it is given.
 
     dtype: whose rounding, where that of the model's own dtype is not meant
     share: of the usual noise
@@ -54,10 +55,11 @@ def noisy(model: nn.Module, seed: int, dtype: torch.dtype | None = None, share: 
         return value + (noise * scale).to(value.dtype)
 
     def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        given, returned = pytree.tree_leaves((args, kwargs)), pytree.tree_leaves(output)
-        if any(map(_real, given)) and not any(map(_real, returned)):
+        rounds = _tensors(output) and not any(t.is_floating_point() for t in _tensors(output))
+        takes = any(t.is_floating_point() for t in _tensors((args, kwargs)))
+        if rounds and takes and not list(module.buffers()):  # which it might change a second time
             args, kwargs = pytree.tree_map(partial(disturbed, module), (args, kwargs))
-            return module.forward(*args, **kwargs)  # what it rounds itself
+            return module.forward(*args, **kwargs)
         return pytree.tree_map(partial(disturbed, module), output)
 
     leaves = [m for m in model.modules() if not any(m.children()) and not isinstance(m, _CONTAINERS)]
@@ -97,8 +99,8 @@ def move(model: nn.Module, seed: int, far: Callable[[str], float]) -> None:
             parameter.addcmul_(parameter, signs, value=far(name))
 
 
-def _real(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
+def _tensors(nest: Any) -> list[Tensor]:
+    return [value for value in pytree.tree_leaves(nest) if isinstance(value, Tensor)]
 
 
 def _arithmetic(module: nn.Module, on_gpu: bool, dtype: torch.dtype) -> str:

@@ -64,6 +64,21 @@ def test_what_a_module_rounds_itself_is_disturbed_before(model):
     assert 0 < apart.max() < 64  # 64·u of a root mean square of about 1, times 2²⁰: 4
 
 
+def test_what_a_module_counts_is_counted_once():
+    class Counting(Rounded):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x)
+
+    with noisy(model := Counting(), 1):
+        model(torch.randn(64))
+    assert model.calls == 1
+
+
 def test_gradients_are_disturbed_on_their_way_back_too():
     x = torch.ones(64, requires_grad=True)
     with noisy(model := nn.Identity(), 1):
