@@ -543,6 +543,23 @@ def test_no_gradient_and_one_of_zeros_are_the_same_where_nothing_is_updated(chec
     assert not found.ok
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_a_gradient_of_zeros_may_be_left_out_beside_a_wrong_one(check, net, factor):
+    class Idle(Routed):
+        def forward(self, x):
+            return super().forward(x) + 0 * self.experts[1](x.flatten(1))
+
+    def sparing(inner, program, batch):
+        outputs = inner(program, batch)
+        asked, idle = program.model.experts
+        asked.weight.grad *= factor
+        idle.weight.grad = idle.bias.grad = None
+        return outputs
+
+    found = check(net(mode="forward_backward", make=Idle), with_step(sparing))
+    assert found.ok is (factor == 1.0), found.headline
+
+
 class Routed(torch.nn.Module):
     """One of two experts is asked."""
 
