@@ -125,7 +125,7 @@ def histograms(result: Result) -> list[dict[str, Any]]:
         text = (
             f"{arm}: {duration(low / 1e6)} to {duration(high / 1e6)} a step, median {duration(median(ordered) / 1e6)}"
         )
-        scale = ticks(low, high, most=3) if high > low else [(low, 0)]
+        scale = ticks(low, high, most=4) if high > low else [(low, 0)]
         marks = [(round(MARGIN + (at - low) / width * bar, 1), duration(at / 1e6)) for at, _ in scale]
         found.append({"arm": arm, "text": text, "bars": bars, "width": round(bar, 2), "ticks": marks})
     return found
