@@ -18,6 +18,7 @@ from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.float64 import InFloat64
 from optexp.equivalence.gates import alike, identical, name_of
 from optexp.equivalence.generic import turn_parameters, vary
+from optexp.equivalence.noise import noisy
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.trajectory import Rates
 from optexp.program import Batch, Packed, gradients, map_batch, tensors_of
@@ -152,6 +153,18 @@ class Golden:
         if shared:
             self.known[index] = golden
         return golden
+
+    def nearby(self, index: int, state: Mapping[str, Tensor], seed: int, share: float) -> Observation:
+        """The same with so much of the usual noise; nothing where it does not run so. What else is known of the step
+        stays as it is."""
+        kept = dict(self.called), dict(self.left), dict(self.sparse)
+        try:
+            with noisy(self.program.model, seed, self.dtype, share):
+                return self.step(index, dict(state))
+        except NoReference:
+            return {}
+        finally:
+            self.called, self.left, self.sparse = kept
 
     def _widened(self, tensor: Tensor) -> Tensor:
         """A copy, where fp64 runs."""

@@ -7,7 +7,7 @@ yardstick, honest implementations were rejected by up to 850 times.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -26,20 +26,31 @@ _AMPLITUDE = {"float64": 64.0, "float32": 64.0, "tf32": 8.0, "float16": 8.0, "bf
 _CONTAINERS = (nn.ParameterList, nn.ParameterDict)  # childless, but never called
 
 
+def amplitude(name: str) -> float:
+    """Of the usual noise in an arithmetic, relative to what it is added to."""
+    return _AMPLITUDE[name] * TOLERANCES[name].unit
+
+
 @contextmanager
-def noisy(model: nn.Module, seed: int, dtype: torch.dtype | None = None, share: float = 1.0) -> Iterator[None]:
+def noisy(
+    model: nn.Module, seed: int, dtype: torch.dtype | None = None, share: float = 1.0
+) -> Iterator[set[torch.dtype]]:
     """Inside, every leaf module's output, and the gradient that comes back to it, gets Gaussian noise in proportion to
     its RMS and its dtype's rounding. (Where a gradient cancels to zero, only noise on the way back shows its error.)
-    A module that returns integers, and so rounds for itself, is called once more with noise in what it is given.
+    Runs beyond RUNS are for integers alone: there a model without modules inside, which may round its results itself,
+    has its parameters disturbed.
 
     dtype: whose rounding, where that of the model's own dtype is not meant
     share: of the usual noise
+    Yields the dtypes that got some, as it goes.
     """
     generators: dict[torch.device, torch.Generator] = {}
+    met = set[torch.dtype]()
 
-    def disturbed(module: nn.Module, value: Any) -> Any:
+    def with_noise(module: nn.Module, value: Any) -> Any:
         if not isinstance(value, Tensor) or name_of(value.dtype) not in _AMPLITUDE:
             return value
+        met.add(value.dtype)
         arithmetic = _arithmetic(module, value.is_cuda, dtype or value.dtype)
         changed = added(value, arithmetic)
         if changed.requires_grad:
@@ -50,22 +61,19 @@ def noisy(model: nn.Module, seed: int, dtype: torch.dtype | None = None, share: 
         if value.device not in generators:
             generators[value.device] = torch.Generator(value.device).manual_seed(seed)
         wide = torch.float64 if value.dtype is torch.float64 else torch.float32
-        scale = value.detach().to(wide).square().mean().sqrt() * (share * _AMPLITUDE[name] * TOLERANCES[name].unit)
+        scale = value.detach().to(wide).square().mean().sqrt() * (share * amplitude(name))
         noise = torch.randn(value.shape, generator=generators[value.device], device=value.device, dtype=wide)
         return value + (noise * scale).to(value.dtype)
 
-    def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        rounds = _tensors(output) and not any(t.is_floating_point() for t in _tensors(output))
-        takes = any(t.is_floating_point() for t in _tensors((args, kwargs)))
-        if rounds and takes and not list(module.buffers()):  # which it might change a second time
-            args, kwargs = pytree.tree_map(partial(disturbed, module), (args, kwargs))
-            return module.forward(*args, **kwargs)
-        return pytree.tree_map(partial(disturbed, module), output)
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        return pytree.tree_map(partial(with_noise, module), output)
 
     leaves = [m for m in model.modules() if not any(m.children()) and not isinstance(m, _CONTAINERS)]
-    handles = [leaf.register_forward_hook(hook, with_kwargs=True) for leaf in leaves or [model]]
+    handles = [leaf.register_forward_hook(hook) for leaf in leaves or [model]]
+    inside = any(child for child in model.children() if not isinstance(child, _CONTAINERS))
     try:
-        yield
+        with nullcontext() if inside or seed <= RUNS else disturbed(model, seed):
+            yield met
     finally:
         for handle in handles:
             handle.remove()
@@ -80,7 +88,7 @@ def disturbed(model: nn.Module, seed: int | None) -> Iterator[None]:
     kept = [] if seed is None else [(p, p.detach().clone()) for p in model.parameters()]
     try:
         if seed is not None:
-            move(model, seed, lambda name: _AMPLITUDE[name] * TOLERANCES[name].unit)
+            move(model, seed, amplitude)
         yield
     finally:
         with torch.no_grad():
@@ -97,10 +105,6 @@ def move(model: nn.Module, seed: int, far: Callable[[str], float]) -> None:
             signs = torch.empty(parameter.shape, dtype=torch.int8, device=parameter.device)
             signs.random_(0, 2, generator=generator).mul_(2).sub_(1)
             parameter.addcmul_(parameter, signs, value=far(name))
-
-
-def _tensors(nest: Any) -> list[Tensor]:
-    return [value for value in pytree.tree_leaves(nest) if isinstance(value, Tensor)]
 
 
 def _arithmetic(module: nn.Module, on_gpu: bool, dtype: torch.dtype) -> str:

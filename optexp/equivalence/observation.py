@@ -50,6 +50,7 @@ def observed(
     flag/finished          1 where outputs no longer change after the step's own stream has computed them
     flag/random            1 where the step drew random numbers
     flag/noisy             1 with noise, whose value is the seed; a noisy run leaves out after/
+    flag/finest            the least eps of a dtype that got noise; 1 without
     """
     kept, used = tensors_of(map_batch(torch.clone, given)), tensors_of(given)
     states = program.optimizer is not None
@@ -60,7 +61,7 @@ def observed(
     seen |= _packed("memory", program.memory.news(memory)) if program.memory is not None else {}
     generators = dice.state(program.device)
     poison(program.device)
-    with nullcontext() if noise is None else noisy(program.model, noise):
+    with nullcontext(set[torch.dtype]()) if noise is None else noisy(program.model, noise) as met:
         outputs = program.step(program, given)
     returned = {f"out/{name}": _copy(tensor) for name, tensor in outputs.items()}
     seen |= returned
@@ -90,6 +91,7 @@ def observed(
         "finished": torch.tensor(finished, dtype=torch.uint8),
         "random": torch.tensor(dice.drawn(generators, program.device), dtype=torch.uint8),
         "noisy": torch.tensor(noise is not None, dtype=torch.uint8),
+        "finest": torch.tensor(min((torch.finfo(dtype).eps for dtype in met), default=1.0), dtype=torch.float64),
     }
     slopes = [p.grad for p in program.model.parameters() if p.grad is not None]
     own = [

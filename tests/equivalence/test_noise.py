@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.equivalence.noise import noisy
+from optexp.equivalence.noise import RUNS, noisy
 
 
 def relative(model, x, seed=1):
@@ -51,32 +51,42 @@ def test_nested_outputs_and_integers():
 
 
 class Rounded(nn.Module):
+    """Integers, and how often it was asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.calls = nn.Parameter(torch.full((64,), 2.0**20)), 0
+
     def forward(self, x):
-        return (x * 2**20).round().to(torch.int32)
+        self.calls += 1
+        return (x * self.scale).round().to(torch.int32), x == 0
 
 
-@pytest.mark.parametrize("model", [Rounded(), nn.Sequential(Rounded())], ids=["alone", "inside"])
-def test_what_a_module_rounds_itself_is_disturbed_before(model):
-    x = torch.randn(64)
-    with noisy(model, 1):
-        seen = model(x)
-    apart = (seen - model(x)).abs()
-    assert 0 < apart.max() < 64  # 64·u of a root mean square of about 1, times 2²⁰: 4
+def test_what_a_lone_module_rounds_is_disturbed_by_its_parameters_once_only_integers_count():
+    model, x = Rounded(), torch.randn(64)
+    x[0] = 0.0
+    (clean, zeros), found = model(x), list[torch.Tensor]()
+    for seed in (RUNS, RUNS + 1):
+        with noisy(model, seed):
+            values, at = model(x)
+        found.append(values)
+        assert torch.equal(at, zeros), "what follows from the batch alone is as it was"
+    assert torch.equal(found[0], clean)
+    assert 0 < (found[1] - clean).abs().max() < 64  # 64·u times 2²⁰ is 4
+    assert model.calls == 3
+    assert torch.equal(model.scale, torch.full((64,), 2.0**20))
 
 
-def test_what_a_module_counts_is_counted_once():
-    class Counting(Rounded):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("calls", torch.zeros(()))
-
-        def forward(self, x):
-            self.calls += 1
-            return super().forward(x)
-
-    with noisy(model := Counting(), 1):
+def test_dtypes_that_got_noise_are_told():
+    model = nn.Sequential(nn.Identity(), Finer())
+    with noisy(model, 1) as met:
         model(torch.randn(64))
-    assert model.calls == 1
+    assert met == {torch.float32, torch.float64}
+
+
+class Finer(nn.Module):
+    def forward(self, x):
+        return x.double()
 
 
 def test_gradients_are_disturbed_on_their_way_back_too():

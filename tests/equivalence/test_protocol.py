@@ -16,6 +16,7 @@ import optexp.equivalence.judge
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.golden import Golden, NoReference
 from optexp.equivalence.judge import RESEEDED, Judge
+from optexp.equivalence.noise import RUNS
 from optexp.program import Program, clear_gradients
 from optexp.strategy import BITWISE, REASSOCIATES, precision
 from optexp.workloads.mlp import Mlp
@@ -282,6 +283,65 @@ def test_near_ties_of_the_candidate_are_looked_for(check, net, monkeypatch, runs
     found = check(net(mode="forward_backward", make=NearlyTied), change)
     assert found.ok is ok, found.headline
     assert ok or "grad/gates.terms" in found.headline
+
+
+class Times(nn.Module):
+    """Differences of times that are so large that they are kept in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.since, self.linear, self.head = Since(), nn.Linear(1, 32), nn.Linear(32, 10)
+
+    def forward(self, x):
+        times = self.since(x.flatten(1)[:, :64])
+        gaps = (times - times[:, :1]).to(x.dtype)
+        return self.head(torch.sin(self.linear(gaps[..., None])).mean(1))
+
+
+class Since(nn.Module):
+    def forward(self, x):
+        return x.double() + 1.7e9
+
+
+class Choosing(nn.Module):
+    """Asks the expert with the highest gate; both gates are 1 but for rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates, self.linear = Choice(), nn.Linear(192, 10)
+        self.experts = nn.ModuleList(nn.Linear(192, 10) for _ in range(2))
+
+    def forward(self, x):
+        chosen = self.experts[int(self.gates(x).argmax())]
+        return self.linear(x.flatten(1)) + chosen(x.flatten(1))
+
+
+class Choice(nn.Module):
+    def forward(self, x):
+        return x.new_tensor([1.0, 1.0 - 2.0**-23])
+
+
+class Refusing(Choosing):
+    """Will not have a gate above 1."""
+
+    def forward(self, x):
+        if float(self.gates(x).max()) > 1:
+            raise ValueError("a gate is at most 1")
+        return self.linear(x.flatten(1))
+
+
+@pytest.mark.parametrize(("model", "runs"), [(Times, RUNS), (Choosing, 0), (Refusing, 0)])
+def test_the_search_for_near_ties_excuses_nothing_else(check, net, monkeypatch, model, runs):
+    monkeypatch.setattr(optexp.equivalence.judge, "RUNS", runs)
+
+    def scaled(inner, program, batch):
+        outputs = inner(program, batch)
+        program.model.linear.weight.grad *= 0.9
+        return outputs
+
+    assert check(net(mode="forward_backward", make=model)).ok
+    found = check(net(mode="forward_backward", make=model), with_step(scaled))
+    assert "grad/linear.weight fails" in found.headline
 
 
 def test_a_step_count_may_be_an_integer(check) -> None:
