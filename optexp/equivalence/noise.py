@@ -31,6 +31,11 @@ def amplitude(name: str) -> float:
     return _AMPLITUDE[name] * TOLERANCES[name].unit
 
 
+def alone(model: nn.Module) -> bool:
+    """Whether there are no modules inside."""
+    return all(isinstance(child, _CONTAINERS) for child in model.children())
+
+
 @contextmanager
 def noisy(
     model: nn.Module, seed: int, dtype: torch.dtype | None = None, share: float = 1.0
@@ -40,7 +45,7 @@ def noisy(
     Runs beyond RUNS are for integers alone: there a model without modules inside, which may round its results itself,
     has its parameters disturbed.
 
-    dtype: whose rounding, where that of the model's own dtype is not meant
+    dtype: whose rounding, where that of the model's own, finer dtype is not meant
     share: of the usual noise
     Yields the dtypes that got some, as it goes.
     """
@@ -62,17 +67,19 @@ def noisy(
             generators[value.device] = torch.Generator(value.device).manual_seed(seed)
         wide = torch.float64 if value.dtype is torch.float64 else torch.float32
         scale = value.detach().to(wide).square().mean().sqrt() * (share * amplitude(name))
-        noise = torch.randn(value.shape, generator=generators[value.device], device=value.device, dtype=wide)
-        return value + (noise * scale).to(value.dtype)
+        noise = torch.randn(value.shape, generator=generators[value.device], device=value.device, dtype=wide) * scale
+        if dtype is not None:  # in which as little beside so much is lost, and what is alike stays so
+            noise = noise.where(4 * noise.abs() >= torch.finfo(dtype).eps * value.detach().abs(), 0.0)
+        return value + noise.to(value.dtype)
 
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
         return pytree.tree_map(partial(with_noise, module), output)
 
     leaves = [m for m in model.modules() if not any(m.children()) and not isinstance(m, _CONTAINERS)]
     handles = [leaf.register_forward_hook(hook) for leaf in leaves or [model]]
-    inside = any(child for child in model.children() if not isinstance(child, _CONTAINERS))
+    for_integers = alone(model) and seed > RUNS and dtype is None
     try:
-        with nullcontext() if inside or seed <= RUNS else disturbed(model, seed):
+        with disturbed(model, seed) if for_integers else nullcontext():
             yield met
     finally:
         for handle in handles:

@@ -330,6 +330,30 @@ class Refusing(Choosing):
         return self.linear(x.flatten(1))
 
 
+class Pooled(nn.Module):
+    """The larger of two ones among zeros: noise in proportion to all of them is lost beside a one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.pool, self.head = Gated(), nn.AdaptiveMaxPool1d(1), nn.Linear(1, 10)
+
+    def forward(self, x):
+        return self.head(self.pool(self.linear(x.flatten(1))[:, None]).flatten(1))
+
+
+class Gated(nn.Module):
+    """Of two places in each row, far apart in a long one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2**14))
+
+    def forward(self, x):
+        events = torch.zeros(len(x), 2**14, dtype=x.dtype)
+        places = torch.stack([x[:, 0].argsort(), x[:, 1].argsort() + 2**13], 1)
+        return events.scatter(1, places, 1.0) * self.weight + 0 * x.sum()
+
+
 @pytest.mark.parametrize(("model", "runs"), [(Times, RUNS), (Choosing, 0), (Refusing, 0)])
 def test_the_search_for_near_ties_excuses_nothing_else(check, net, monkeypatch, model, runs):
     monkeypatch.setattr(optexp.equivalence.judge, "RUNS", runs)
@@ -342,6 +366,36 @@ def test_the_search_for_near_ties_excuses_nothing_else(check, net, monkeypatch, 
     assert check(net(mode="forward_backward", make=model)).ok
     found = check(net(mode="forward_backward", make=model), with_step(scaled))
     assert "grad/linear.weight fails" in found.headline
+
+
+def test_what_is_alike_and_large_stays_alike(check, net):
+    def turned(inner, program, batch):
+        outputs = inner(program, batch)
+        program.model.linear.weight.grad *= -1
+        return outputs
+
+    pooled = net(mode="forward_backward", make=Pooled)
+    assert check(pooled, dtype=torch.bfloat16).ok
+    assert "grad/linear.weight fails" in check(pooled, with_step(turned), dtype=torch.bfloat16).headline
+
+
+def test_what_lies_on_a_grid_is_no_near_tie(check, net):
+    class Levels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.lower = nn.Parameter(torch.tensor(16.0)), False
+
+        def forward(self, x):
+            levels = (x * 16).round().clamp(min=1) / 16 * self.scale
+            return (levels.ceil() - 1 if self.lower else levels.floor()).int()
+
+    def lowered(program: Program) -> Program:
+        program.model.lower = True
+        return program
+
+    model = net(mode="forward", make=Levels)
+    assert check(model).ok
+    assert "output fails EXACT" in check(model, lowered).headline
 
 
 def test_a_step_count_may_be_an_integer(check) -> None:
