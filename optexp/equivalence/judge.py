@@ -308,9 +308,8 @@ class Judge:
             moved = self.fp64.nearby(step, start, seed, LITTLE)
             if not self._stays(moved, exact):
                 continue
-            gradients = [n for n in exact if n.startswith("grad/") and n in seen and n in moved]
-            swayed = (Quantity(n, moved[n], exact[n], Limits(self._row(seen[n]), gradient=True)) for n in gradients)
-            for quantity in measured(swayed):
+            gradients = [name for name in exact if name.startswith("grad/") and name in moved]
+            for quantity in measured(Quantity(n, moved[n], exact[n], Limits(self.row)) for n in gradients):
                 if quantity.found.rms < PART * quantity.scale:
                     self._allow(step, quantity)
 
@@ -390,16 +389,15 @@ class Judge:
             findings.append(Finding("scaler", "SKIPPED", message="a step was skipped in both: its gradients overflow"))
         if seen["flag/random"]:  # the baseline's step draws none (see `_yardstick`)
             findings.append(Finding(GENERATORS, bitwise=True, message=RESEEDED))
-        found = self._findings(step, seen)
+        found, tied = self._findings(step, seen), set[str]()
         for seed in range(0, NEAR, AT_ONCE):
-            wrong = [finding for finding in found if not finding.ok]
-            if not wrong or self.finer or not self.precise or not all(f.tensor.startswith("grad/") for f in wrong):
+            wrong = {finding.tensor for finding in found if not finding.ok}
+            if not wrong or self.finer or not self.precise or not all(name.startswith("grad/") for name in wrong):
                 break
+            tied |= wrong
             self._allow_near_ties(step, seen, range(seed, seed + AT_ONCE))
-            tied = {finding.tensor for finding in wrong}
-            found = [
-                replace(f, message=f.message or TIED) if f.tensor in tied else f for f in self._findings(step, seen)
-            ]
+            found = self._findings(step, seen)
+        found = [replace(f, message=f.message or TIED) if f.tensor in tied else f for f in found]
         findings += found
         for name in seen:
             if name.startswith("after/scaler/"):
