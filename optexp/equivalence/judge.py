@@ -59,7 +59,7 @@ FEW = 1024.0  # u: the share of a lone module's integers that may be near ties
 LONG = 1e-3  # of a sum's size: more than its own rounding
 ROUNDINGS = 1000.0  # of a result, that gradients may be off by where they cancel
 GENERATORS = "generators"
-TIED = "as far as inputs of a ReLU, a max-pool or the like that are alike but for rounding may move it"
+TIED = "a gradient is off by no more than inputs of a ReLU or a max-pool that are alike but for rounding move it"
 RESEEDED = "a step draws random numbers or sets their seed, which the baseline's leaves alone"
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from torch import nn
 import optexp.equivalence.judge
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.golden import Golden, NoReference
-from optexp.equivalence.judge import RESEEDED, Judge
+from optexp.equivalence.judge import RESEEDED, TIED, Judge
 from optexp.equivalence.noise import RUNS
 from optexp.program import Program, clear_gradients
 from optexp.strategy import BITWISE, REASSOCIATES, precision
@@ -283,6 +283,7 @@ def test_near_ties_of_the_candidate_are_looked_for(check, net, monkeypatch, runs
     found = check(net(mode="forward_backward", make=NearlyTied), change)
     assert found.ok is ok, found.headline
     assert ok or "grad/gates.terms" in found.headline
+    assert (TIED in found.notes) is ok
 
 
 class Times(nn.Module):
