@@ -91,6 +91,25 @@ __device__ inline bool all_of(int barrier, int threads, bool yes) {
     return all;
 }
 
+// --- pairs of 16 bits ----------------------------------------------------------------------------------------------
+
+template <typename T>
+__device__ uint32_t packed(float low, float high) {
+    if constexpr (std::is_same_v<T, __half>) {
+        const __half2 both = __floats2half2_rn(low, high);
+        return reinterpret_cast<const uint32_t&>(both);
+    } else {
+        const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+        return reinterpret_cast<const uint32_t&>(both);
+    }
+}
+
+template <typename T>
+__device__ float2 unpacked(uint32_t both) {
+    if constexpr (std::is_same_v<T, __half>) return __half22float2(reinterpret_cast<const __half2&>(both));
+    return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000)};
+}
+
 // --- registers, which the warpgroups of a block share out anew ---------------------------------------------------
 
 template <int COUNT>
@@ -234,12 +253,19 @@ __device__ __forceinline__ void multiply(float (&z)[128], const uint32_t (&x)[4]
 }
 
 // z += x·wᵀ for 8 columns and one warp, whose operands are in registers.
+template <typename T>
 __device__ __forceinline__ void multiply_few(float* z, const uint32_t (&x)[4], uint32_t w0, uint32_t w1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
-        " {%0, %1, %2, %3};"
-        : "+f"(z[0]), "+f"(z[1]), "+f"(z[2]), "+f"(z[3])
-        : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(w0), "r"(w1));
+#define OPTEXP_MMA(type)                                                                                             \
+    asm volatile(                                                                                                    \
+        "mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"   \
+        " {%0, %1, %2, %3};"                                                                                         \
+        : "+f"(z[0]), "+f"(z[1]), "+f"(z[2]), "+f"(z[3])                                                             \
+        : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(w0), "r"(w1))
+    if constexpr (std::is_same_v<T, __half>) {
+        OPTEXP_MMA("f16");
+    } else {
+        OPTEXP_MMA("bf16");
+    }
 }
 
 // The same of 8 terms.
@@ -248,6 +274,24 @@ __device__ __forceinline__ void multiply_few(float* z, const uint32_t (&x)[2], u
         "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
         : "+f"(z[0]), "+f"(z[1]), "+f"(z[2]), "+f"(z[3])
         : "r"(x[0]), "r"(x[1]), "r"(w));
+}
+
+// --- launches, by the host ---------------------------------------------------------------------------------------
+
+// Its blocks may begin while the kernel before ends.
+template <typename... A, typename... P>
+int launch_early(void (*kernel)(A...), dim3 blocks, int threads, int shared, cudaStream_t stream, const P&... given) {
+    cudaLaunchAttribute early;
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = blocks;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, A(given)...);
 }
 
 }  // namespace optexp::hopper

@@ -142,23 +142,6 @@ __device__ void fetch_all(uint32_t base, const CUtensorMap& x, const CUtensorMap
 
 // --- pairs of 16 bits ----------------------------------------------------------------------------------------------
 
-template <typename T>
-__device__ uint32_t packed(float low, float high) {
-    if constexpr (std::is_same_v<T, __half>) {
-        const __half2 both = __floats2half2_rn(low, high);
-        return reinterpret_cast<const uint32_t&>(both);
-    } else {
-        const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-        return reinterpret_cast<const uint32_t&>(both);
-    }
-}
-
-template <typename T>
-__device__ float2 unpacked(uint32_t both) {
-    if constexpr (std::is_same_v<T, __half>) return __half22float2(reinterpret_cast<const __half2&>(both));
-    return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000)};
-}
-
 __device__ __forceinline__ uint32_t twice(float value) {
     const __nv_bfloat162 both = __float2bfloat162_rn(value);
     return reinterpret_cast<const uint32_t&>(both);
@@ -313,8 +296,8 @@ __device__ __forceinline__ void redo(
             asm volatile("" : "+l"(w_row));  // else 32 of them are kept in registers
             if (column + j * 8 >= given.n) continue;
             const uint4 w = *reinterpret_cast<const uint4*>(w_row);
-            multiply_few(z + 4 * j, own[0], w.x, w.y);
-            multiply_few(z + 4 * j, own[1], w.z, w.w);
+            multiply_few<__nv_bfloat16>(z + 4 * j, own[0], w.x, w.y);
+            multiply_few<__nv_bfloat16>(z + 4 * j, own[1], w.z, w.w);
         }
     }
     norm = sums.norm(given.share, given.eps);
@@ -705,22 +688,6 @@ int describe(CUtensorMap& map, bool half, const void* matrix, int64_t height, in
 }
 
 int pieces(int64_t size, int piece) { return int((size + piece - 1) / piece); }
-
-// Its blocks may begin while the kernel before ends.
-template <typename... A, typename... P>
-int launch_early(void (*kernel)(A...), int blocks, int threads, int shared, cudaStream_t stream, const P&... given) {
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = blocks;
-    config.blockDim = threads;
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, A(given)...);
-}
 
 template <typename T, Form FORM>
 int launch(Operands<T> given, void* y, cudaStream_t stream) {

@@ -8,7 +8,7 @@ The sum over γ⊙w is taken of the rounded values that the product sees, so tha
 accumulators lose to a mean that is large beside the deviation, does not: such tiles are done again from centred rows.
 
 Folding reads and writes all of w. Not on Hopper, where γ goes to x on its way into the product (`hopper_product.cu`):
-w is only summed over, before. A call of few rows has norm and product apart, by the library.
+w is only summed over, before. Of few rows, blocks there normalise what they multiply (`few_rows.cu`).
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ from optexp.kernels.layernorm import (
     normalised_rows,
 )
 from optexp.kernels.linear_gelu import check_linear
+
+FEW, SHORT = 512, 2048  # rows and columns up to which few_rows.cu is asked
 
 LARGE_MEAN = tl.constexpr(16.0)  # deviations; the accumulators then hold 4 bits that cancel
 
@@ -161,17 +163,22 @@ def _computed(
             return (by_tiles(how, *operands),)
         if how == "hopper":
             return (by_hopper(*operands),)
+        if how == "few rows":
+            return (by_few(*operands),)
         norm = forward_of_rows if keep else normalised_rows
         normal, *statistics = norm(rows, gamma, beta, rows.shape[1], eps, weight.dtype)
         y = F.linear(normal, weight, bias)
         return (y, normal, *statistics) if keep else (y,)
 
     ways: list[Tiling | str] = ["library"]
-    # Of float16, γ⊙w or γ⊙x could overflow, or lose bits below its smallest normal number.
-    if takes(rows, weight) and rows.shape[1] % 8 == 0 and not keep and weight.dtype == torch.bfloat16:
-        ways += TILINGS
-        if hopper.takes(rows, gamma, beta, bias):
-            ways.append("hopper")
+    if takes(rows, weight) and rows.shape[1] % 8 == 0 and not keep:
+        # Of float16, γ⊙w or γ⊙x could overflow, or lose bits below its smallest normal number.
+        if weight.dtype == torch.bfloat16:
+            ways += TILINGS
+            if hopper.takes(rows, gamma, beta, bias):
+                ways.append("hopper")
+        if len(rows) <= FEW and rows.shape[1] <= SHORT and hopper.takes(rows, gamma, beta, bias, source="few_rows"):
+            ways.append("few rows")
     key = (x.dtype, weight.dtype, keep, gamma is None, bucket(len(rows)), *weight.shape)
     y, *kept = run(fastest("layernorm_linear", key, ways, run, x.device))
     return y.view(*x.shape[:-1], weight.shape[0]), *kept
@@ -217,6 +224,19 @@ def by_hopper(
     parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
     sizes = (m, n, k, x.stride(0), weight.stride(0), eps)
     extension.run("hopper_product", "layernorm_linear", x, *parameters, columns, known, y, *sizes)
+    return y
+
+
+def by_few(
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
+    """In CUDA C++, of matrices that `hopper.takes`, of up to SHORT columns: one launch, and rounded as norm and product
+    apart are."""
+    (m, k), n = x.shape, weight.shape[0]
+    y = x.new_empty(m, n)
+    parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
+    sizes = (m, n, k, x.stride(0), weight.stride(0), eps, x.dtype)
+    extension.run("few_rows", "layernorm_linear", x, *parameters, y, *sizes)
     return y
 
 

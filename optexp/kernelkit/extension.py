@@ -19,7 +19,8 @@ from optexp.kernel import current, runs_on
 
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # what `with_type` in vector.cuh understands
 
-ONLY = {"hopper_product": ["9.0a"]}  # sources for one architecture, whose own instructions they use
+# Sources for one architecture, whose own instructions they use.
+ONLY = {"hopper_product": ["9.0a"], "few_rows": ["9.0a"]}
 
 loaded: dict[str, Path] = {}  # by the name of the source
 

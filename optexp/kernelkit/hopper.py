@@ -1,4 +1,4 @@
-"""Whether a product can go to hopper_product.cu, which multiplies with what only Hopper has."""
+"""Whether a product can go to what multiplies with what only Hopper has: hopper_product.cu, few_rows.cu."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from optexp.kernelkit import extension
 
 
-def takes(x: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether it multiplies, on this card, matrices that `products.takes`.
+def takes(x: Tensor, *parameters: Tensor | None, source: str = "hopper_product") -> bool:
+    """Whether that source multiplies, on this card, matrices that `products.takes`.
 
     Parameters are read as the dtype of x, 16 bytes at a time.
     """
@@ -21,17 +21,17 @@ def takes(x: Tensor, *parameters: Tensor | None) -> bool:
         x.is_cuda
         and x.shape[1] % 8 == 0
         and all(p.dtype == x.dtype and p.is_contiguous() and p.data_ptr() % 16 == 0 for p in given)
-        and _runs(x.device)
+        and _runs(x.device, source)
     )
 
 
 @cache
-def _runs(device: torch.device) -> bool:
+def _runs(device: torch.device, source: str) -> bool:
     if torch.cuda.get_device_capability(device) != (9, 0) or extension.why_not(device) is not None:
         return False
     try:
-        extension.library("hopper_product", device.index)
+        extension.library(source, device.index)
     except (RuntimeError, OSError) as error:  # a compiler that is too old, say: there are other ways
-        warnings.warn(f"hopper_product.cu could not be built: {error}", stacklevel=2)
+        warnings.warn(f"{source}.cu could not be built: {error}", stacklevel=2)
         return False
     return True

@@ -333,6 +333,7 @@ TALL = {
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("much_memory")
 @pytest.mark.parametrize("name", TALL)
 def test_more_rows_than_an_int32_counts(name: str) -> None:
     kernel, rest = kernels()[name], changed(TALL[name], Tensor.cuda)
@@ -345,6 +346,7 @@ def test_more_rows_than_an_int32_counts(name: str) -> None:
 
 
 @on_gpus
+@pytest.mark.usefixtures("much_memory")
 def test_more_elements_than_an_int32_counts(kernel: Kernel, device: str) -> None:
     args = arguments(kernel.large, device, torch.bfloat16)
     assert args[0].numel() > 2**31

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -27,6 +28,16 @@ SHAPES = [
     (128 * 140, 1000, 192),  # more tiles of the first columns than multiprocessors, and others of the same rows
     (300, 4096, 64),  # many tiles of the same rows at once
 ]
+FEW = [
+    (1, 8, 8),
+    (64, 64, 512),
+    (65, 72, 520),  # more than a tile each way, and columns for two of a cluster's four blocks
+    (37, 88, 768),
+    (128, 1024, 1024),
+    (130, 1032, 1032),
+    (3, 40, 1544),
+    (200, 264, 2048),
+]
 RUNS = 20  # a race shows now and then
 
 
@@ -50,16 +61,69 @@ def normed(x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor,
     return F.linear(F.layer_norm(x, x.shape[-1:], gamma, beta, 1e-5), weight, bias)
 
 
-def check_norm(*args: Tensor | None) -> None:
+def check_norm(*args: Tensor | None, by: Callable[..., Tensor] = layernorm_linear.by_hopper) -> None:
     """As accurate as the norm and the product one after the other, and the same bits in every run."""
-    first = layernorm_linear.by_hopper(*args, 1e-5)
+    first = by(*args, 1e-5)
     golden = normed(*(None if arg is None else arg.double() for arg in args))
     scale = rms(golden)
     theirs, ours = (error(y, golden, scale) for y in (normed(*args), first))
     yardstick = Yardstick(theirs.rms, theirs.peak)
     finding = measure("output", ours, scale, yardstick, yardstick, Limits(TOLERANCES[name_of(first.dtype)]))
     assert finding.ok, finding.message
-    assert all(torch.equal(layernorm_linear.by_hopper(*args, 1e-5), first) for _ in range(RUNS))
+    assert all(torch.equal(by(*args, 1e-5), first) for _ in range(RUNS))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("m", "n", "k"), FEW)
+def test_the_norm_of_few_rows_before_it(m: int, n: int, k: int, dtype: torch.dtype, normal) -> None:
+    """Whatever their mean; what lies between rows is not a number, and must not be read."""
+    by = layernorm_linear.by_few
+    x, weight = normal(m, k + 8, dtype=dtype) + 0.5, normal(n, k + 8, dtype=dtype) / k**0.5
+    x[:, k:], weight[:, k:] = torch.nan, torch.nan
+    x, weight = x[:, :k], weight[:, :k]
+    gamma, beta, bias = normal(k, dtype=dtype) / 8 + 1, normal(k, dtype=dtype), normal(n, dtype=dtype)
+    check_norm(x, gamma, beta, weight, bias, by=by)
+    check_norm(x, None, beta, weight, None, by=by)
+    check_norm(x, gamma, None, weight, None, by=by)
+    check_norm(x, None, None, weight, bias, by=by)
+    x[m // 2 :] += 40
+    x[m // 3, : k // 2] -= 100
+    check_norm(x, gamma, beta, weight, bias, by=by)
+    usual = by(x, gamma, beta, weight, bias, 1e-5)
+    x[m // 2, k // 3] = torch.inf
+    x[m // 3, k - 1] = torch.nan
+    y = by(x, gamma, beta, weight, bias, 1e-5)
+    broken = [m // 2, m // 3]
+    others = [row for row in range(m) if row not in broken]
+    assert y[broken].isnan().all()
+    assert torch.equal(y[others], usual[others])
+
+
+@pytest.mark.gpu
+def test_few_rows_in_a_graph_and_on_two_streams(normal) -> None:
+    """Where a call may begin before the one before it ends."""
+    weight, inputs = normal(1024, 1024) / 32, [normal(128, 1024) for _ in range(4)]
+    expected = [layernorm_linear.by_few(x, None, None, weight, None, 1e-5) for x in inputs]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = inputs[0]
+        for _ in range(8):
+            y = layernorm_linear.by_few(y, None, None, weight, None, 1e-5)
+    once = inputs[0]
+    for _ in range(8):
+        once = layernorm_linear.by_few(once, None, None, weight, None, 1e-5)
+    streams = [torch.cuda.Stream() for _ in inputs]
+    torch.cuda.synchronize()
+    for _ in range(RUNS):
+        graph.replay()
+        assert torch.equal(y, once)
+        found = []
+        for x, stream in zip(inputs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(layernorm_linear.by_few(x, None, None, weight, None, 1e-5))
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.gpu
@@ -208,10 +272,12 @@ def test_it_is_one_of_the_ways(normal, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (layernorm_linear, linear_gelu):
         monkeypatch.setattr(module, "fastest", lambda what, key, ways, *_: offered.append(ways[-1]) or ways[-1])
     x, weight = normal(40, 64), normal(32, 64) / 8
-    y = layernorm_linear.layernorm_linear(x, (64,), None, None, weight)
-    torch.testing.assert_close(y, normed(x, None, None, weight, None), rtol=2**-6, atol=2**-6)
+    rows = normal(layernorm_linear.FEW + 1, 64)
+    for given in (x, rows):
+        y = layernorm_linear.layernorm_linear(given, (64,), None, None, weight)
+        torch.testing.assert_close(y, normed(given, None, None, weight, None), rtol=2**-6, atol=2**-6)
     linear_gelu.linear_gelu(x, weight)
-    assert offered == ["hopper", "hopper"]
+    assert offered == ["few rows", "hopper", "hopper"]
 
 
 def test_only_where_it_runs_and_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,11 +290,11 @@ def test_only_where_it_runs_and_can_be_built(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(extension, "why_not", lambda device: None)
     monkeypatch.setattr(extension, "library", broken)
-    with pytest.warns(UserWarning, match="no such option"):
-        assert not hopper._runs(CUDA)
+    with pytest.warns(UserWarning, match=r"few_rows\.cu could not be built: no such option"):
+        assert not hopper._runs(CUDA, "few_rows")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     hopper._runs.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not hopper._runs(CUDA)
+        assert not hopper._runs(CUDA, "few_rows")
     hopper._runs.cache_clear()

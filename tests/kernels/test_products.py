@@ -91,6 +91,7 @@ def test_captured_in_a_graph(module: Any, tiling: Tiling, tiled) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("tiling", [TILINGS[0], TILINGS[-1]])  # one loops over tiles, one has a program for each
 @every_product
+@pytest.mark.usefixtures("much_memory")
 def test_more_elements_than_an_int32_counts(module: Any, tiling: Tiling, tiled) -> None:
     kernel = tiled(module, tiling)
     args = kernel.large.arguments(lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16))

@@ -103,7 +103,7 @@ def test_kernels_inside_a_graph_are_seen(build, tmp_path: Path) -> None:
     strategy = Fusion(backend="kernels")
     found = evidence(strategy, Mlp(dim=64, layers=2, batch_size=32), [strategy, CudaGraph()], build, tmp_path)
     assert found.engaged, found.text
-    assert "CUDA Graph launches a step" in found.text
+    assert "1 CUDA Graph launch a step" in found.text
 
 
 def test_a_mask_of_each_replay_is_its_own(build) -> None:

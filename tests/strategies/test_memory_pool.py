@@ -212,7 +212,8 @@ from optexp.workloads.mlp import Mlp
 
 kind, folder = sys.argv[1], Path(sys.argv[2])
 strategy = MemoryPool(kind)
-spec = Spec(Mlp(mode="train", dim=256), [strategy] if kind != "plain" else [], "cuda:0", "float32", 0)
+# Activations of 16 MiB lie in segments of their own, which nothing else keeps from being given back.
+spec = Spec(Mlp(mode="train", dim=1024, batch_size=4096), [strategy] if kind != "plain" else [], "cuda:0", "float32", 0)
 arm = Arm()
 notes = arm.setup(spec.pack())["notes"].get("memory_pool", {{}})
 memory = arm.peak_memory(steps=3)
