@@ -1,182 +1,215 @@
 // LayerNorm of a few rows and the product after it in one launch: blocks normalise what they multiply.
 //
-// Four blocks, a cluster, make a tile of y of 64×64. Each has a quarter of the columns of its rows of x and w, all of which
+// Four blocks, a cluster, make a tile of y of 32×128. Each has a quarter of the columns of its rows of x and w, all of which
 // are on their way at once; they tell each other mean and squares of their quarters, multiply theirs, and then each adds up
-// a quarter of the tile's rows.
+// a quarter of the tile's rows. What they tell is counted by a barrier of who is told: a barrier of the cluster that orders
+// stores would cost a fence over the whole GPU, each time.
 #include "hopper.cuh"
 
 namespace optexp::hopper {
 
-constexpr int PARTS = 4, TILE = 64, SLICE = TILE / PARTS;
-constexpr int PADDED = TILE + 8;  // floats of a row of sums: a warp's eight rows are in different banks
+constexpr int PARTS = 4, ACROSS = 128;
+constexpr int PADDED = ACROSS + 8;  // floats of a row of sums: a warp's eight rows are in different banks
+constexpr int EXCHANGE = 2;
 
 template <typename T>
-struct Rows {
-    const T *x, *gamma, *beta, *w, *bias;
+struct Operands {
+    const T *gamma, *beta, *bias;
     T* y;
-    int64_t x_stride, w_stride;
     int m, n, k;
     float share, eps;  // 1/k
 };
 
-// What a block keeps in shared memory. A thread's share of a row are so many packs of 8 columns.
-template <int PACKS>
+// Tiles of DOWN rows, and what a block keeps in shared memory, of so many times 64 columns.
+template <int DOWN, int BOXES>
 struct Layout {
-    static constexpr int COLUMNS = PACKS * 32;
-    static constexpr int ROW = COLUMNS * 2 + 16;  // bytes: eight rows' packs of the same columns are in different banks
-    static constexpr int X = 0, W = X + TILE * ROW, GAMMA = W + TILE * ROW, BETA = GAMMA + COLUMNS * 2;
-    static constexpr int SUMS = BETA + COLUMNS * 2, MOMENTS = SUMS + PARTS * SLICE * PADDED * 4;
-    static constexpr int BYTES = MOMENTS + TILE * PARTS * 8;
+    static constexpr int THREADS = DOWN * 8, SLICE = DOWN / PARTS, COLUMNS = BOXES * 64;
+    static constexpr int X_BOX = DOWN * 128, W_BOX = ACROSS * 128, SUMS_BYTES = SLICE * PADDED * 4;
+    static constexpr int X = 0, W = X + BOXES * X_BOX, GAMMA = W + BOXES * W_BOX, BETA = GAMMA + COLUMNS * 4;
+    static constexpr int SUMS = BETA + COLUMNS * 4, MOMENTS = SUMS + PARTS * SUMS_BYTES;
+    static constexpr int HAVE_X = MOMENTS + DOWN * PARTS * 8, HAVE_W = HAVE_X + 8, HAVE_MOMENTS = HAVE_W + 8;
+    static constexpr int HAVE_SUMS = HAVE_MOMENTS + 8, BYTES = HAVE_SUMS + 8;
+    static constexpr int OWN = 0;
 };
 
-// 16 bytes, or as many zeros.
-__device__ inline void copy_async(uint32_t to, const void* from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-
-__device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int STILL>
-__device__ void await_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(STILL) : "memory");
-}
-
-// Two floats where `at` lies in another block of the cluster.
-__device__ inline void tell(uint32_t at, uint32_t rank, float a, float b) {
+// Two floats, where `at` and the barrier that counts them lie in a block of the cluster.
+__device__ inline void tell(uint32_t at, uint32_t barrier, uint32_t rank, float a, float b) {
     asm volatile(
-        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-        "st.shared::cluster.v2.f32 [remote], {%2, %3};\n}" ::"r"(at),
-        "r"(rank), "f"(a), "f"(b)
+        "{\n.reg .b32 there, counter;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 counter, %1, %2;\n"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [counter];\n}" ::"r"(at),
+        "r"(barrier), "r"(rank), "f"(a), "f"(b)
         : "memory");
 }
 
-template <typename T, int PACKS>
-__global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS) few_rows(const Rows<T> given) {
-    using Here = Layout<PACKS>;
-    extern __shared__ __align__(16) uint8_t memory[];
+// Bytes of this block's shared memory, to where `to` lies in a block of the cluster.
+__device__ inline void send(uint32_t to, uint32_t barrier, uint32_t rank, uint32_t from, int bytes) {
+    asm volatile(
+        "{\n.reg .b32 there, counter;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 counter, %1, %2;\n"
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%3], %4, [counter];\n}" ::"r"(to),
+        "r"(barrier), "r"(rank), "r"(from), "r"(bytes)
+        : "memory");
+}
+
+template <typename T, int DOWN, int BOXES>
+__global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(Layout<DOWN, BOXES>::THREADS, 1)
+    few_rows(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map, const Operands<T> given) {
+    using Here = Layout<DOWN, BOXES>;
+    constexpr int X_BOX = Here::X_BOX, W_BOX = Here::W_BOX, SLICE = Here::SLICE;
+    extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t shared = address(memory), rank = cluster_rank();
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    const int first_row = blockIdx.y * TILE, first_column = blockIdx.x / PARTS * TILE, first = rank * Here::COLUMNS;
-    const int columns = max(0, min(given.k - first, Here::COLUMNS));  // that exist
+    const int first_row = blockIdx.y * DOWN, first_column = blockIdx.x / PARTS * ACROSS, first = rank * Here::COLUMNS;
+    const auto columns_of = [&](int part) { return max(0, min(given.k - part * Here::COLUMNS, Here::COLUMNS)); };
+    const int columns = columns_of(rank);  // that exist; in the others' place are zeros
 
+    if (thread == 0) {
+        prefetch(x_map);
+        prefetch(w_map);
+        for (int barrier = Here::HAVE_X; barrier <= Here::HAVE_SUMS; barrier += 8) make_barrier(shared + barrier, 1);
+        publish_barriers();
+        expect(shared + Here::HAVE_X, BOXES * X_BOX);
+        expect(shared + Here::HAVE_W, BOXES * W_BOX);
+        expect(shared + Here::HAVE_MOMENTS, DOWN * PARTS * 8);
+        expect(shared + Here::HAVE_SUMS, EXCHANGE == 2 ? PARTS * Here::SUMS_BYTES : PARTS * SLICE * ACROSS * 4);
+    }
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
     await_previous();
     let_next_begin();
-    const auto fetch_tile = [&](int to, const T* from, int64_t stride, int top, int rows) {
-#pragma unroll
-        for (int i = 0; i < PACKS; i++) {
-            const int pack = thread + i * THREADS, row = pack / (PACKS * 4), column = pack % (PACKS * 4) * 8;
-            const bool there = top + row < rows && column < columns;
-            const T* at = there ? from + (top + row) * stride + first + column : from;
-            copy_async(shared + to + row * Here::ROW + column * 2, at, there);
+    if (thread == 0) {
+        for (int box = 0; box < BOXES; box++) {
+            fetch(shared + Here::X + box * X_BOX, x_map, first + box * 64, first_row, shared + Here::HAVE_X);
         }
-    };
-    fetch_tile(Here::X, given.x, given.x_stride, first_row, given.m);
-    if (const int beta = thread / (THREADS / 2), column = thread % (THREADS / 2) * 8; column < Here::COLUMNS) {
-        const T* from = beta ? given.beta : given.gamma;
-        const uint32_t to = (beta ? Here::BETA : Here::GAMMA) + column * 2, usual = beta ? 0 : packed<T>(1.0f, 1.0f);
-        if (from == nullptr) {
-            *reinterpret_cast<uint4*>(memory + to) = {usual, usual, usual, usual};
-        } else if (column < columns) {
-            copy_async(shared + to, from + first + column, true);
+        for (int box = 0; box < BOXES; box++) {
+            fetch(shared + Here::W + box * W_BOX, w_map, first + box * 64, first_column, shared + Here::HAVE_W);
         }
     }
-    end_copies();
-    fetch_tile(Here::W, given.w, given.w_stride, first_column, given.n);
-    end_copies();
-
-    // Four rows of y a warp in the end: 16 lanes have four columns each of one.
-    const int slice_row = thread / 16, y_row = first_row + rank * SLICE + slice_row, y_column = first_column + thread % 16 * 4;
+    auto* const gamma = reinterpret_cast<float*>(memory + Here::GAMMA);
+    auto* const beta = reinterpret_cast<float*>(memory + Here::BETA);
+#pragma unroll 1
+    for (int column = thread; column < Here::COLUMNS; column += Here::THREADS) {
+        const bool there = column < columns;
+        gamma[column] = there && given.gamma != nullptr ? float(given.gamma[first + column]) : 1.0f;
+        beta[column] = there && given.beta != nullptr ? float(given.beta[first + column]) : 0.0f;
+    }
+    // Of the slice that this block adds up in the end, a warp has a row.
+    const int slice_row = warp, slice_column = lane * 4;
+    const int y_row = first_row + rank * SLICE + slice_row, y_column = first_column + slice_column;
     float4 total = {};
     if (given.bias != nullptr && y_column < given.n) {
         const uint2 four = *reinterpret_cast<const uint2*>(given.bias + y_column);
         const float2 a = unpacked<T>(four.x), b = unpacked<T>(four.y);
         total = {a.x, a.y, b.x, b.y};
     }
-    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-
-    // Eight rows a warp, of which a thread has every fourth pack of one.
-    const int row = warp * 8 + lane % 8, quarter = lane / 8;
-    uint8_t* const packs = memory + Here::X + row * Here::ROW + quarter * 16;
-    const float own_share = 1.0f / max(columns, 1);
-    uint4 x[PACKS];
-    await_copies<1>();
     __syncthreads();
-    const auto each = [&](auto f) {
-#pragma unroll
-        for (int i = 0; i < PACKS; i++) {
-            if ((i * 4 + quarter) * 8 >= columns) continue;
-#pragma unroll
-            for (int j = 0; j < 4; j++) f(unpacked<T>((&x[i].x)[j]));
-        }
-    };
+
+    // Four rows a warp, of which a thread has every eighth pack of 8 columns of one.
+    const int row = warp * 4 + lane % 4, eighth = lane / 4;
+    auto* const packs = reinterpret_cast<uint4*>(memory + Here::X + row * 128 + (eighth ^ row % 8) * 16);
     const auto of_row = [](float value) {
-        value += __shfl_xor_sync(0xffffffff, value, 8);
-        return value + __shfl_xor_sync(0xffffffff, value, 16);
+        for (int step = 4; step < 32; step *= 2) value += __shfl_xor_sync(0xffffffff, value, step);
+        return value;
     };
+    const float own_share = 1.0f / max(columns, 1);
+    float2 x[BOXES][4];
     float sum = 0.0f, squares = 0.0f;
+    wait(shared + Here::HAVE_X, 0);
 #pragma unroll
-    for (int i = 0; i < PACKS; i++) x[i] = *reinterpret_cast<const uint4*>(packs + i * 64);
-    each([&](float2 v) { sum += v.x + v.y; });
+    for (int i = 0; i < BOXES; i++) {
+        const uint4 pack = packs[i * X_BOX / 16];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            x[i][j] = unpacked<T>((&pack.x)[j]);
+            sum += x[i][j].x + x[i][j].y;
+        }
+    }
     const float own_mean = of_row(sum) * own_share;
-    each([&](float2 v) {
-        squares = fmaf(v.x - own_mean, v.x - own_mean, fmaf(v.y - own_mean, v.y - own_mean, squares));
-    });
-    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");  // all blocks have begun
-    tell(shared + Here::MOMENTS + (row * PARTS + rank) * 8, quarter, own_mean, of_row(squares));
-    cluster_sync();
+#pragma unroll
+    for (int i = 0; i < BOXES; i++) {
+        if ((i * 8 + eighth) * 8 >= columns) continue;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            x[i][j] = {x[i][j].x - own_mean, x[i][j].y - own_mean};
+            squares = fmaf(x[i][j].x, x[i][j].x, fmaf(x[i][j].y, x[i][j].y, squares));
+        }
+    }
+    squares = of_row(squares);
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");  // all blocks have their barriers
+    if (eighth < PARTS) {
+        tell(shared + Here::MOMENTS + (row * PARTS + rank) * 8, shared + Here::HAVE_MOMENTS, eighth, own_mean, squares);
+    }
+    wait(shared + Here::HAVE_MOMENTS, 0);
 
     // Mean and squares of all columns from those of the parts (Chan, Golub, LeVeque 1983).
     const auto* parts = reinterpret_cast<const float2*>(memory + Here::MOMENTS) + row * PARTS;
     float mean = 0.0f, all_squares = 0.0f;
 #pragma unroll
-    for (int i = 0; i < PARTS; i++) mean += parts[i].x * max(0, min(given.k - i * Here::COLUMNS, Here::COLUMNS));
+    for (int i = 0; i < PARTS; i++) mean += parts[i].x * columns_of(i);
     mean *= given.share;
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
         const float apart = parts[i].x - mean;
-        all_squares += parts[i].y + apart * apart * max(0, min(given.k - i * Here::COLUMNS, Here::COLUMNS));
+        all_squares += parts[i].y + apart * apart * columns_of(i);
     }
-    const float scale = rsqrtf(all_squares * given.share + given.eps);
+    const float scale = rsqrtf(all_squares * given.share + given.eps), shift = (own_mean - mean) * scale;
 #pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-        const int at = (i * 4 + quarter) * 16;
-        const auto by = *reinterpret_cast<const uint4*>(memory + Here::GAMMA + at);
-        const auto with = *reinterpret_cast<const uint4*>(memory + Here::BETA + at);
-        if (at / 2 >= columns) continue;
+    for (int i = 0; i < BOXES; i++) {
+        const int column = (i * 8 + eighth) * 8;
+        uint4 pack;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const float2 v = unpacked<T>((&x[i].x)[j]), f = unpacked<T>((&by.x)[j]), o = unpacked<T>((&with.x)[j]);
-            (&x[i].x)[j] = packed<T>(fmaf((v.x - mean) * scale, f.x, o.x), fmaf((v.y - mean) * scale, f.y, o.y));
+            const auto f = reinterpret_cast<const float2*>(gamma + column)[j];
+            const auto o = reinterpret_cast<const float2*>(beta + column)[j];
+            const float2 v = {fmaf(x[i][j].x, scale, shift), fmaf(x[i][j].y, scale, shift)};
+            (&pack.x)[j] = packed<T>(fmaf(v.x, f.x, o.x), fmaf(v.y, f.y, o.y));
         }
-        *reinterpret_cast<uint4*>(packs + i * 64) = x[i];
+        packs[i * X_BOX / 16] = pack;
     }
-    await_copies<0>();
+    wait(shared + Here::HAVE_W, 0);
     __syncthreads();
 
     // 16×32 of the tile a warp.
-    const int down = warp % PARTS, across = warp / PARTS * 32;
-    const uint32_t x_at = shared + Here::X + (down * 16 + lane % 16) * Here::ROW + lane / 16 * 16;
-    const uint32_t w_at = shared + Here::W + (across + lane / 16 * 8 + lane % 8) * Here::ROW + lane / 8 % 2 * 16;
+    const int down = warp % (DOWN / 16), across = warp / (DOWN / 16) * 32;
+    const uint32_t x_at = shared + Here::X + (down * 16 + lane % 16) * 128;
+    const uint32_t w_at = shared + Here::W + (across + lane / 16 * 8 + lane % 8) * 128;
     float z[16] = {};
-#pragma unroll 8
+#pragma unroll
     for (int step = 0; step < Here::COLUMNS / 16; step++) {
+        const int box = step / 4, pack = step % 4 * 2;
+        const uint32_t w_pack = box * W_BOX + ((pack + lane / 8 % 2) ^ lane % 8) * 16;
         uint32_t left[4], right[2][4];
-        load_matrices(left, x_at + step * 32);
-        load_matrices(right[0], w_at + step * 32);
-        load_matrices(right[1], w_at + 16 * Here::ROW + step * 32);
+        load_matrices(left, x_at + box * X_BOX + ((pack + lane / 16) ^ lane % 8) * 16);
+        load_matrices(right[0], w_at + w_pack);
+        load_matrices(right[1], w_at + 16 * 128 + w_pack);
 #pragma unroll
         for (int i = 0; i < 4; i++) multiply_few<T>(z + 4 * i, left, right[i / 2][i % 2 * 2], right[i / 2][i % 2 * 2 + 1]);
     }
-    // Rows of the tile that a warp has are those that one block adds up.
-    const uint32_t sums = shared + Here::SUMS + ((rank * SLICE + lane / 4) * PADDED + across + lane % 4 * 2) * 4;
+    if constexpr (EXCHANGE == 0) {
+        const uint32_t sums = shared + Here::SUMS + ((rank * SLICE + lane / 4) * PADDED + across + lane % 4 * 2) * 4;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        tell(sums + i * 32, down, z[4 * i], z[4 * i + 1]);
-        tell(sums + i * 32 + 8 * PADDED * 4, down, z[4 * i + 2], z[4 * i + 3]);
+        for (int i = 0; i < 4; i++) {
+            const int first_to = down * 16 / SLICE, second_to = (down * 16 + 8) / SLICE;
+            tell(sums + i * 32, shared + Here::HAVE_SUMS, first_to, z[4 * i], z[4 * i + 1]);
+            tell(sums + i * 32 + 8 % SLICE * PADDED * 4, shared + Here::HAVE_SUMS, second_to, z[4 * i + 2], z[4 * i + 3]);
+        }
     }
-    cluster_sync();
-
-    const auto* from = reinterpret_cast<const float*>(memory + Here::SUMS) + slice_row * PADDED + thread % 16 * 4;
+    if constexpr (EXCHANGE == 2) {
+        __syncthreads();  // x and w have been read
+        auto* const own = reinterpret_cast<float*>(memory + Here::OWN) + (down * 16 + lane / 4) * PADDED + across + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            *reinterpret_cast<float2*>(own + i * 8) = {z[4 * i], z[4 * i + 1]};
+            *reinterpret_cast<float2*>(own + i * 8 + 8 * PADDED) = {z[4 * i + 2], z[4 * i + 3]};
+        }
+        publish_writes();
+        __syncthreads();
+        if (thread < PARTS) {
+            send(shared + Here::SUMS + rank * Here::SUMS_BYTES, shared + Here::HAVE_SUMS, thread,
+                 shared + Here::OWN + thread * Here::SUMS_BYTES, Here::SUMS_BYTES);
+        }
+    }
+    wait(shared + Here::HAVE_SUMS, 0);
+    if constexpr (EXCHANGE == 2) asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+    const auto* from = reinterpret_cast<const float*>(memory + Here::SUMS) + slice_row * PADDED + slice_column;
     float4 product = {};
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
@@ -188,14 +221,32 @@ __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS) few_row
             packed<T>(product.x + total.x, product.y + total.y), packed<T>(product.z + total.z, product.w + total.w)};
         *reinterpret_cast<uint2*>(given.y + int64_t(y_row) * given.n + y_column) = result;
     }
+    if constexpr (EXCHANGE == 2) asm volatile("barrier.cluster.wait.acquire;" ::: "memory");  // what was sent has been read
 }
 
-template <typename T, int PACKS>
-int launch(const Rows<T>& given, cudaStream_t stream) {
-    constexpr int BYTES = Layout<PACKS>::BYTES;
-    cudaFuncSetAttribute(few_rows<T, PACKS>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
-    const dim3 blocks((given.n + TILE - 1) / TILE * PARTS, (given.m + TILE - 1) / TILE);
-    return launch_early(few_rows<T, PACKS>, blocks, THREADS, BYTES, stream, given);
+template <typename T, int DOWN, int BOXES>
+int launch(const CUtensorMap& x, const CUtensorMap& w, const Operands<T>& given, cudaStream_t stream) {
+    using Here = Layout<DOWN, BOXES>;
+    cudaFuncSetAttribute(few_rows<T, DOWN, BOXES>, cudaFuncAttributeMaxDynamicSharedMemorySize, Here::BYTES);
+    const dim3 blocks((given.n + ACROSS - 1) / ACROSS * PARTS, (given.m + DOWN - 1) / DOWN);
+    return launch_early(few_rows<T, DOWN, BOXES>, blocks, Here::THREADS, Here::BYTES, stream, x, w, given);
+}
+
+// Of up to 2048 columns where tiles have 32 rows, 1536 where they have 64.
+template <typename T, int DOWN>
+int launch(const void* x, const void* w, int64_t x_stride, int64_t w_stride, const Operands<T>& given, cudaStream_t stream) {
+    constexpr bool HALF = std::is_same_v<T, __half>;
+    CUtensorMap x_map, w_map;
+    if (int status = describe(x_map, HALF, x, given.m, given.k, x_stride, DOWN)) return status;
+    if (int status = describe(w_map, HALF, w, given.n, given.k, w_stride, ACROSS)) return status;
+    if (given.k <= 512) return launch<T, DOWN, 2>(x_map, w_map, given, stream);
+    if (given.k <= 768) return launch<T, DOWN, 3>(x_map, w_map, given, stream);
+    if (given.k <= 1024) return launch<T, DOWN, 4>(x_map, w_map, given, stream);
+    if (given.k <= 1536) return launch<T, DOWN, 6>(x_map, w_map, given, stream);
+    if constexpr (DOWN == 32) {
+        if (given.k <= 2048) return launch<T, DOWN, 8>(x_map, w_map, given, stream);
+    }
+    return cudaErrorInvalidValue;
 }
 
 }  // namespace optexp::hopper
@@ -203,20 +254,16 @@ int launch(const Rows<T>& given, cudaStream_t stream) {
 using namespace optexp;
 using namespace optexp::hopper;
 
-// Of up to 2048 columns, whose number divides by 8.
+// The number of columns divides by 8. `down`: rows of a tile, 32 or 64.
 extern "C" int layernorm_linear(
     const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* y, int64_t m, int64_t n,
-    int64_t k, int64_t x_stride, int64_t w_stride, double eps, int64_t type, cudaStream_t stream) {
-    const auto of = [&](auto zero) -> int {
+    int64_t k, int64_t x_stride, int64_t w_stride, double eps, int64_t down, int64_t type, cudaStream_t stream) {
+    const auto of = [&](auto zero) {
         using T = decltype(zero);
-        const Rows<T> given = {
-            (const T*)x, (const T*)gamma, (const T*)beta, (const T*)w, (const T*)bias, (T*)y, x_stride, w_stride,
-            int(m), int(n), int(k), 1.0f / k, float(eps)};
-        if (k <= 512) return launch<T, 4>(given, stream);
-        if (k <= 768) return launch<T, 6>(given, stream);
-        if (k <= 1024) return launch<T, 8>(given, stream);
-        if (k <= 1536) return launch<T, 12>(given, stream);
-        return k <= 2048 ? launch<T, 16>(given, stream) : int(cudaErrorInvalidValue);
+        const Operands<T> given = {
+            (const T*)gamma, (const T*)beta, (const T*)bias, (T*)y, int(m), int(n), int(k), 1.0f / k, float(eps)};
+        return down == 32 ? launch<T, 32>(x, w, x_stride, w_stride, given, stream)
+                          : launch<T, 64>(x, w, x_stride, w_stride, given, stream);
     };
     return type == 2 ? of(__nv_bfloat16()) : type == 1 ? of(__half()) : int(cudaErrorInvalidValue);
 }

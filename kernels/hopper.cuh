@@ -278,6 +278,23 @@ __device__ __forceinline__ void multiply_few(float* z, const uint32_t (&x)[2], u
 
 // --- launches, by the host ---------------------------------------------------------------------------------------
 
+// A matrix as the copy engine moves it: boxes of `rows` × 64 elements of 16 bits.
+inline int describe(CUtensorMap& map, bool half, const void* matrix, int64_t height, int64_t width, int64_t stride, int rows) {
+    static const auto encode = [] {  // not linked: a machine that only compiles has no driver
+        void* found = nullptr;
+        cudaDriverEntryPointQueryResult result;
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+    }();
+    if (encode == nullptr) return cudaErrorNotSupported;
+    const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(height)}, strides[] = {cuuint64_t(stride) * 2};
+    const cuuint32_t box[] = {64, cuuint32_t(rows)}, every[] = {1, 1};
+    return encode(
+        &map, half ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(matrix), sizes,
+        strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
 // Its blocks may begin while the kernel before ends.
 template <typename... A, typename... P>
 int launch_early(void (*kernel)(A...), dim3 blocks, int threads, int shared, cudaStream_t stream, const P&... given) {

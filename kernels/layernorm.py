@@ -207,7 +207,7 @@ def _ways(block: int) -> list[Launch]:
     if block <= 1024:
         one = 1024 // block
         few = [Launch(4 * one, 8, 2), Launch(2 * one, 8, 2, 4), Launch(8 * one, 16, 1)]
-        ahead = [Launch(2 * one, 4, 4, 3), Launch(2 * one, 4, 3, 4), Launch(one, 4, 6, 3)]
+        ahead = [Launch(2 * one, 4, 4, 3), Launch(2 * one, 4, 2, 5), Launch(one, 4, 4, 4)]
         return [Launch(one, 4, 6), Launch(2 * one, 4, 4), *ahead, *few]
     warps = min(max(block // 512, 4), 32)
     programs = max(1, 16 // warps)

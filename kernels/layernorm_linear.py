@@ -49,7 +49,8 @@ from optexp.kernels.layernorm import (
 )
 from optexp.kernels.linear_gelu import check_linear
 
-FEW, SHORT = 512, 2048  # rows and columns up to which few_rows.cu is asked
+FEW = 512  # rows up to which few_rows.cu is asked
+SHORT = {32: 2048, 64: 1536}  # columns, by the rows of its tiles: a tile's rows of x and w are in shared memory whole
 
 LARGE_MEAN = tl.constexpr(16.0)  # deviations; the accumulators then hold 4 bits that cancel
 
@@ -157,28 +158,28 @@ def _computed(
     """The result; and where they are to be kept the normalised rows, their means and 1/deviations."""
     rows = in_rows(x)
 
-    def run(how: Tiling | str) -> tuple[Tensor, ...]:
+    def run(how: Tiling | int | str) -> tuple[Tensor, ...]:
         operands = (rows, gamma, beta, weight, bias, eps)
         if isinstance(how, Tiling):
             return (by_tiles(how, *operands),)
         if how == "hopper":
             return (by_hopper(*operands),)
-        if how == "few rows":
-            return (by_few(*operands),)
+        if isinstance(how, int):
+            return (by_few(how, *operands),)
         norm = forward_of_rows if keep else normalised_rows
         normal, *statistics = norm(rows, gamma, beta, rows.shape[1], eps, weight.dtype)
         y = F.linear(normal, weight, bias)
         return (y, normal, *statistics) if keep else (y,)
 
-    ways: list[Tiling | str] = ["library"]
+    ways: list[Tiling | int | str] = ["library"]
     if takes(rows, weight) and rows.shape[1] % 8 == 0 and not keep:
         # Of float16, γ⊙w or γ⊙x could overflow, or lose bits below its smallest normal number.
         if weight.dtype == torch.bfloat16:
             ways += TILINGS
             if hopper.takes(rows, gamma, beta, bias):
                 ways.append("hopper")
-        if len(rows) <= FEW and rows.shape[1] <= SHORT and hopper.takes(rows, gamma, beta, bias, source="few_rows"):
-            ways.append("few rows")
+        if len(rows) <= FEW and hopper.takes(rows, gamma, beta, bias, source="few_rows"):
+            ways += [tile for tile, most in SHORT.items() if rows.shape[1] <= most]
     key = (x.dtype, weight.dtype, keep, gamma is None, bucket(len(rows)), *weight.shape)
     y, *kept = run(fastest("layernorm_linear", key, ways, run, x.device))
     return y.view(*x.shape[:-1], weight.shape[0]), *kept
@@ -228,14 +229,16 @@ def by_hopper(
 
 
 def by_few(
-    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+    tile: int, x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """In CUDA C++, of matrices that `hopper.takes`, of up to SHORT columns: one launch, and rounded as norm and product
-    apart are."""
+    """In CUDA C++, of matrices that `hopper.takes`, in one launch: rounded as norm and product apart are.
+
+    tile:  how many rows of the result a tile has; one of SHORT
+    """
     (m, k), n = x.shape, weight.shape[0]
     y = x.new_empty(m, n)
     parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
-    sizes = (m, n, k, x.stride(0), weight.stride(0), eps, x.dtype)
+    sizes = (m, n, k, x.stride(0), weight.stride(0), eps, tile, x.dtype)
     extension.run("few_rows", "layernorm_linear", x, *parameters, y, *sizes)
     return y
 

@@ -135,7 +135,7 @@ sys.path[:] = {sys.path!r}
 import torch
 from optexp.kernel import kernels
 from optexp.kernelkit import hopper
-from optexp.kernels.layernorm_linear import by_few
+from optexp.kernels.layernorm_linear import SHORT, by_few
 
 for kernel in kernels().values():
     if kernel.cuda is not None:
@@ -144,10 +144,12 @@ for kernel in kernels().values():
             args = [a.detach().requires_grad_() if isinstance(a, torch.Tensor) else a for a in args]
             kernel.cuda(*args).sum().backward()
 if hopper.takes(torch.empty(8, 8, device="cuda")):
-    for m, n, k in ((1, 8, 8), (65, 72, 520), (130, 264, 2048)):
-        x, weight, gamma, beta, bias = (torch.randn(*s, device="cuda").bfloat16() for s in ((m, k), (n, k), (k,), (k,), (n,)))
-        by_few(x, gamma, beta, weight, bias, 1e-5)
-        by_few(x, None, None, weight, None, 1e-5)
+    for m, n, k in ((1, 8, 8), (65, 136, 520), (130, 264, 2048)):
+        sizes = ((m, k), (n, k), (k,), (k,), (n,))
+        x, weight, gamma, beta, bias = (torch.randn(*size, device="cuda").bfloat16() for size in sizes)
+        for tile in [tile for tile, most in SHORT.items() if k <= most]:
+            by_few(tile, x, gamma, beta, weight, bias, 1e-5)
+            by_few(tile, x, None, None, weight, None, 1e-5)
 torch.cuda.synchronize()
 print("walked")
 """
