@@ -1,16 +1,15 @@
 // LayerNorm of a few rows and the product after it in one launch: blocks normalise what they multiply.
 //
-// Four blocks, a cluster, make a tile of y of 32×128. Each has a quarter of the columns of its rows of x and w, all of which
-// are on their way at once; they tell each other mean and squares of their quarters, multiply theirs, and then each adds up
-// a quarter of the tile's rows. What they tell is counted by a barrier of who is told: a barrier of the cluster that orders
-// stores would cost a fence over the whole GPU, each time.
+// Blocks of a cluster make a tile of y together. Each has its part of the columns of the tile's rows of x and w, all of which
+// are on their way at once; they tell each other mean and squares of their parts, multiply theirs, and then each adds up
+// some of the tile's rows. What they tell is counted by a barrier of who is told: a barrier of the cluster that orders
+// stores would cost a fence over the whole GPU, each time. On an H100 fewer than 32 clusters of four run at once, and 66 of
+// two.
 #include "hopper.cuh"
 
 namespace optexp::hopper {
 
-constexpr int PARTS = 4, ACROSS = 128;
-constexpr int PADDED = ACROSS + 8;  // floats of a row of sums: a warp's eight rows are in different banks
-constexpr int EXCHANGE = 2;
+constexpr int DOWN = 32;  // rows of a tile
 
 template <typename T>
 struct Operands {
@@ -20,16 +19,18 @@ struct Operands {
     float share, eps;  // 1/k
 };
 
-// Tiles of DOWN rows, and what a block keeps in shared memory, of so many times 64 columns.
-template <int DOWN, int BOXES>
+// Tiles of so many parts, and what a block keeps in shared memory, of so many times 64 columns.
+template <int PARTS, int BOXES>
 struct Layout {
-    static constexpr int THREADS = DOWN * 8, SLICE = DOWN / PARTS, COLUMNS = BOXES * 64;
+    static constexpr int ACROSS = PARTS * 32, SLICE = DOWN / PARTS, COLUMNS = BOXES * 64;
+    static constexpr int PADDED = ACROSS + 8;  // floats of a row of sums: a warp's eight rows are in different banks
     static constexpr int X_BOX = DOWN * 128, W_BOX = ACROSS * 128, SUMS_BYTES = SLICE * PADDED * 4;
     static constexpr int X = 0, W = X + BOXES * X_BOX, GAMMA = W + BOXES * W_BOX, BETA = GAMMA + COLUMNS * 4;
     static constexpr int SUMS = BETA + COLUMNS * 4, MOMENTS = SUMS + PARTS * SUMS_BYTES;
     static constexpr int HAVE_X = MOMENTS + DOWN * PARTS * 8, HAVE_W = HAVE_X + 8, HAVE_MOMENTS = HAVE_W + 8;
     static constexpr int HAVE_SUMS = HAVE_MOMENTS + 8, BYTES = HAVE_SUMS + 8;
-    static constexpr int OWN = 0;
+    static constexpr int OWN = 0;  // sums, in the place of x and w
+    static_assert(PARTS * SUMS_BYTES <= GAMMA);
 };
 
 // Two floats, where `at` and the barrier that counts them lie in a block of the cluster.
@@ -50,11 +51,11 @@ __device__ inline void send(uint32_t to, uint32_t barrier, uint32_t rank, uint32
         : "memory");
 }
 
-template <typename T, int DOWN, int BOXES>
-__global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(Layout<DOWN, BOXES>::THREADS, 1)
+template <typename T, int PARTS, int BOXES>
+__global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, 1)
     few_rows(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map, const Operands<T> given) {
-    using Here = Layout<DOWN, BOXES>;
-    constexpr int X_BOX = Here::X_BOX, W_BOX = Here::W_BOX, SLICE = Here::SLICE;
+    using Here = Layout<PARTS, BOXES>;
+    constexpr int ACROSS = Here::ACROSS, X_BOX = Here::X_BOX, W_BOX = Here::W_BOX, SLICE = Here::SLICE, PADDED = Here::PADDED;
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t shared = address(memory), rank = cluster_rank();
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -70,7 +71,7 @@ __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(Layout<DOWN, BOX
         expect(shared + Here::HAVE_X, BOXES * X_BOX);
         expect(shared + Here::HAVE_W, BOXES * W_BOX);
         expect(shared + Here::HAVE_MOMENTS, DOWN * PARTS * 8);
-        expect(shared + Here::HAVE_SUMS, EXCHANGE == 2 ? PARTS * Here::SUMS_BYTES : PARTS * SLICE * ACROSS * 4);
+        expect(shared + Here::HAVE_SUMS, PARTS * Here::SUMS_BYTES);
     }
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
     await_previous();
@@ -86,13 +87,13 @@ __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(Layout<DOWN, BOX
     auto* const gamma = reinterpret_cast<float*>(memory + Here::GAMMA);
     auto* const beta = reinterpret_cast<float*>(memory + Here::BETA);
 #pragma unroll 1
-    for (int column = thread; column < Here::COLUMNS; column += Here::THREADS) {
+    for (int column = thread; column < Here::COLUMNS; column += THREADS) {
         const bool there = column < columns;
         gamma[column] = there && given.gamma != nullptr ? float(given.gamma[first + column]) : 1.0f;
         beta[column] = there && given.beta != nullptr ? float(given.beta[first + column]) : 0.0f;
     }
-    // Of the slice that this block adds up in the end, a warp has a row.
-    const int slice_row = warp, slice_column = lane * 4;
+    // What a thread adds up in the end: four columns of a row of the block's slice.
+    const int slice_row = thread / (ACROSS / 4), slice_column = thread % (ACROSS / 4) * 4;
     const int y_row = first_row + rank * SLICE + slice_row, y_column = first_column + slice_column;
     float4 total = {};
     if (given.bias != nullptr && y_column < given.n) {
@@ -167,48 +168,38 @@ __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(Layout<DOWN, BOX
     wait(shared + Here::HAVE_W, 0);
     __syncthreads();
 
-    // 16×32 of the tile a warp.
-    const int down = warp % (DOWN / 16), across = warp / (DOWN / 16) * 32;
+    // 16 rows and a quarter of the columns of the tile a warp.
+    const int down = warp % 2, across = warp / 2 * (ACROSS / 4);
     const uint32_t x_at = shared + Here::X + (down * 16 + lane % 16) * 128;
     const uint32_t w_at = shared + Here::W + (across + lane / 16 * 8 + lane % 8) * 128;
-    float z[16] = {};
+    float z[PARTS * 4] = {};
 #pragma unroll
     for (int step = 0; step < Here::COLUMNS / 16; step++) {
         const int box = step / 4, pack = step % 4 * 2;
         const uint32_t w_pack = box * W_BOX + ((pack + lane / 8 % 2) ^ lane % 8) * 16;
-        uint32_t left[4], right[2][4];
+        uint32_t left[4], right[PARTS / 2][4];
         load_matrices(left, x_at + box * X_BOX + ((pack + lane / 16) ^ lane % 8) * 16);
-        load_matrices(right[0], w_at + w_pack);
-        load_matrices(right[1], w_at + 16 * 128 + w_pack);
 #pragma unroll
-        for (int i = 0; i < 4; i++) multiply_few<T>(z + 4 * i, left, right[i / 2][i % 2 * 2], right[i / 2][i % 2 * 2 + 1]);
+        for (int i = 0; i < PARTS / 2; i++) load_matrices(right[i], w_at + i * 16 * 128 + w_pack);
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) multiply_few<T>(z + 4 * i, left, right[i / 2][i % 2 * 2], right[i / 2][i % 2 * 2 + 1]);
     }
-    if constexpr (EXCHANGE == 0) {
-        const uint32_t sums = shared + Here::SUMS + ((rank * SLICE + lane / 4) * PADDED + across + lane % 4 * 2) * 4;
+    __syncthreads();  // x and w have been read
+    auto* const own = reinterpret_cast<float*>(memory + Here::OWN) + (down * 16 + lane / 4) * PADDED + across + lane % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int first_to = down * 16 / SLICE, second_to = (down * 16 + 8) / SLICE;
-            tell(sums + i * 32, shared + Here::HAVE_SUMS, first_to, z[4 * i], z[4 * i + 1]);
-            tell(sums + i * 32 + 8 % SLICE * PADDED * 4, shared + Here::HAVE_SUMS, second_to, z[4 * i + 2], z[4 * i + 3]);
-        }
+    for (int i = 0; i < PARTS; i++) {
+        *reinterpret_cast<float2*>(own + i * 8) = {z[4 * i], z[4 * i + 1]};
+        *reinterpret_cast<float2*>(own + i * 8 + 8 * PADDED) = {z[4 * i + 2], z[4 * i + 3]};
     }
-    if constexpr (EXCHANGE == 2) {
-        __syncthreads();  // x and w have been read
-        auto* const own = reinterpret_cast<float*>(memory + Here::OWN) + (down * 16 + lane / 4) * PADDED + across + lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            *reinterpret_cast<float2*>(own + i * 8) = {z[4 * i], z[4 * i + 1]};
-            *reinterpret_cast<float2*>(own + i * 8 + 8 * PADDED) = {z[4 * i + 2], z[4 * i + 3]};
-        }
-        publish_writes();
-        __syncthreads();
-        if (thread < PARTS) {
-            send(shared + Here::SUMS + rank * Here::SUMS_BYTES, shared + Here::HAVE_SUMS, thread,
-                 shared + Here::OWN + thread * Here::SUMS_BYTES, Here::SUMS_BYTES);
-        }
+    publish_writes();
+    __syncthreads();
+    if (thread < PARTS) {
+        const uint32_t to = shared + Here::SUMS + rank * Here::SUMS_BYTES, of = shared + Here::OWN + thread * Here::SUMS_BYTES;
+        send(to, shared + Here::HAVE_SUMS, thread, of, Here::SUMS_BYTES);
     }
     wait(shared + Here::HAVE_SUMS, 0);
-    if constexpr (EXCHANGE == 2) asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+
     const auto* from = reinterpret_cast<const float*>(memory + Here::SUMS) + slice_row * PADDED + slice_column;
     float4 product = {};
 #pragma unroll
@@ -221,32 +212,28 @@ __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(Layout<DOWN, BOX
             packed<T>(product.x + total.x, product.y + total.y), packed<T>(product.z + total.z, product.w + total.w)};
         *reinterpret_cast<uint2*>(given.y + int64_t(y_row) * given.n + y_column) = result;
     }
-    if constexpr (EXCHANGE == 2) asm volatile("barrier.cluster.wait.acquire;" ::: "memory");  // what was sent has been read
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");  // what this block sent has arrived
 }
 
-template <typename T, int DOWN, int BOXES>
+template <typename T, int PARTS, int BOXES>
 int launch(const CUtensorMap& x, const CUtensorMap& w, const Operands<T>& given, cudaStream_t stream) {
-    using Here = Layout<DOWN, BOXES>;
-    cudaFuncSetAttribute(few_rows<T, DOWN, BOXES>, cudaFuncAttributeMaxDynamicSharedMemorySize, Here::BYTES);
-    const dim3 blocks((given.n + ACROSS - 1) / ACROSS * PARTS, (given.m + DOWN - 1) / DOWN);
-    return launch_early(few_rows<T, DOWN, BOXES>, blocks, Here::THREADS, Here::BYTES, stream, x, w, given);
+    using Here = Layout<PARTS, BOXES>;
+    cudaFuncSetAttribute(few_rows<T, PARTS, BOXES>, cudaFuncAttributeMaxDynamicSharedMemorySize, Here::BYTES);
+    const dim3 blocks((given.n + Here::ACROSS - 1) / Here::ACROSS * PARTS, (given.m + DOWN - 1) / DOWN);
+    return launch_early(few_rows<T, PARTS, BOXES>, blocks, THREADS, Here::BYTES, stream, x, w, given);
 }
 
-// Of up to 2048 columns where tiles have 32 rows, 1536 where they have 64.
-template <typename T, int DOWN>
+template <typename T, int PARTS>
 int launch(const void* x, const void* w, int64_t x_stride, int64_t w_stride, const Operands<T>& given, cudaStream_t stream) {
     constexpr bool HALF = std::is_same_v<T, __half>;
     CUtensorMap x_map, w_map;
     if (int status = describe(x_map, HALF, x, given.m, given.k, x_stride, DOWN)) return status;
-    if (int status = describe(w_map, HALF, w, given.n, given.k, w_stride, ACROSS)) return status;
-    if (given.k <= 512) return launch<T, DOWN, 2>(x_map, w_map, given, stream);
-    if (given.k <= 768) return launch<T, DOWN, 3>(x_map, w_map, given, stream);
-    if (given.k <= 1024) return launch<T, DOWN, 4>(x_map, w_map, given, stream);
-    if (given.k <= 1536) return launch<T, DOWN, 6>(x_map, w_map, given, stream);
-    if constexpr (DOWN == 32) {
-        if (given.k <= 2048) return launch<T, DOWN, 8>(x_map, w_map, given, stream);
-    }
-    return cudaErrorInvalidValue;
+    if (int status = describe(w_map, HALF, w, given.n, given.k, w_stride, PARTS * 32)) return status;
+    if (given.k <= 512) return launch<T, PARTS, 8 / PARTS>(x_map, w_map, given, stream);
+    if (given.k <= 768) return launch<T, PARTS, 12 / PARTS>(x_map, w_map, given, stream);
+    if (given.k <= 1024) return launch<T, PARTS, 16 / PARTS>(x_map, w_map, given, stream);
+    if (given.k <= 1536) return launch<T, PARTS, 24 / PARTS>(x_map, w_map, given, stream);
+    return given.k <= 2048 ? launch<T, PARTS, 32 / PARTS>(x_map, w_map, given, stream) : int(cudaErrorInvalidValue);
 }
 
 }  // namespace optexp::hopper
@@ -254,16 +241,16 @@ int launch(const void* x, const void* w, int64_t x_stride, int64_t w_stride, con
 using namespace optexp;
 using namespace optexp::hopper;
 
-// The number of columns divides by 8. `down`: rows of a tile, 32 or 64.
+// Of up to 2048 columns, whose number divides by 8. `parts`: blocks of a cluster, 2 or 4.
 extern "C" int layernorm_linear(
     const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* y, int64_t m, int64_t n,
-    int64_t k, int64_t x_stride, int64_t w_stride, double eps, int64_t down, int64_t type, cudaStream_t stream) {
+    int64_t k, int64_t x_stride, int64_t w_stride, double eps, int64_t parts, int64_t type, cudaStream_t stream) {
     const auto of = [&](auto zero) {
         using T = decltype(zero);
         const Operands<T> given = {
             (const T*)gamma, (const T*)beta, (const T*)bias, (T*)y, int(m), int(n), int(k), 1.0f / k, float(eps)};
-        return down == 32 ? launch<T, 32>(x, w, x_stride, w_stride, given, stream)
-                          : launch<T, 64>(x, w, x_stride, w_stride, given, stream);
+        return parts == 2 ? launch<T, 2>(x, w, x_stride, w_stride, given, stream)
+                          : launch<T, 4>(x, w, x_stride, w_stride, given, stream);
     };
     return type == 2 ? of(__nv_bfloat16()) : type == 1 ? of(__half()) : int(cudaErrorInvalidValue);
 }

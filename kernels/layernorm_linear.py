@@ -49,8 +49,8 @@ from optexp.kernels.layernorm import (
 )
 from optexp.kernels.linear_gelu import check_linear
 
-FEW = 512  # rows up to which few_rows.cu is asked
-SHORT = {32: 2048, 64: 1536}  # columns, by the rows of its tiles: a tile's rows of x and w are in shared memory whole
+FEW, SHORT = 512, 2048  # rows and columns up to which few_rows.cu is asked
+PARTS = (4, 2)  # of the columns, in which it shares them out
 
 LARGE_MEAN = tl.constexpr(16.0)  # deviations; the accumulators then hold 4 bits that cancel
 
@@ -178,9 +178,11 @@ def _computed(
             ways += TILINGS
             if hopper.takes(rows, gamma, beta, bias):
                 ways.append("hopper")
-        if len(rows) <= FEW and hopper.takes(rows, gamma, beta, bias, source="few_rows"):
-            ways += [tile for tile, most in SHORT.items() if rows.shape[1] <= most]
-    key = (x.dtype, weight.dtype, keep, gamma is None, bucket(len(rows)), *weight.shape)
+        if len(rows) <= FEW and rows.shape[1] <= SHORT and hopper.takes(rows, gamma, beta, bias, source="few_rows"):
+            ways += PARTS
+    # Each 32 rows that are few are more clusters, which may or may not run at once.
+    size = f"{ceil_div(len(rows), 32)} times 32" if len(rows) <= FEW else bucket(len(rows))
+    key = (x.dtype, weight.dtype, keep, gamma is None, size, *weight.shape)
     y, *kept = run(fastest("layernorm_linear", key, ways, run, x.device))
     return y.view(*x.shape[:-1], weight.shape[0]), *kept
 
@@ -229,16 +231,16 @@ def by_hopper(
 
 
 def by_few(
-    tile: int, x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+    parts: int, x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """In CUDA C++, of matrices that `hopper.takes`, in one launch: rounded as norm and product apart are.
+    """In CUDA C++, of matrices that `hopper.takes`, of up to SHORT columns, in one launch: rounded as the two apart.
 
-    tile:  how many rows of the result a tile has; one of SHORT
+    parts:  of the columns, one for each block that has a share in a tile; 2 or 4
     """
     (m, k), n = x.shape, weight.shape[0]
     y = x.new_empty(m, n)
     parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
-    sizes = (m, n, k, x.stride(0), weight.stride(0), eps, tile, x.dtype)
+    sizes = (m, n, k, x.stride(0), weight.stride(0), eps, parts, x.dtype)
     extension.run("few_rows", "layernorm_linear", x, *parameters, y, *sizes)
     return y
 
