@@ -24,13 +24,11 @@ template <int PARTS, int BOXES>
 struct Layout {
     static constexpr int ACROSS = PARTS * 32, SLICE = DOWN / PARTS, COLUMNS = BOXES * 64;
     static constexpr int PADDED = ACROSS + 8;  // floats of a row of sums: a warp's eight rows are in different banks
-    static constexpr int X_BOX = DOWN * 128, W_BOX = ACROSS * 128, SUMS_BYTES = SLICE * PADDED * 4;
+    static constexpr int X_BOX = DOWN * 128, W_BOX = ACROSS * 128;
     static constexpr int X = 0, W = X + BOXES * X_BOX, GAMMA = W + BOXES * W_BOX, BETA = GAMMA + COLUMNS * 4;
-    static constexpr int SUMS = BETA + COLUMNS * 4, MOMENTS = SUMS + PARTS * SUMS_BYTES;
+    static constexpr int SUMS = BETA + COLUMNS * 4, MOMENTS = SUMS + DOWN * PADDED * 4;
     static constexpr int HAVE_X = MOMENTS + DOWN * PARTS * 8, HAVE_W = HAVE_X + 8, HAVE_MOMENTS = HAVE_W + 8;
     static constexpr int HAVE_SUMS = HAVE_MOMENTS + 8, BYTES = HAVE_SUMS + 8;
-    static constexpr int OWN = 0;  // sums, in the place of x and w
-    static_assert(PARTS * SUMS_BYTES <= GAMMA);
 };
 
 // Two floats, where `at` and the barrier that counts them lie in a block of the cluster.
@@ -39,15 +37,6 @@ __device__ inline void tell(uint32_t at, uint32_t barrier, uint32_t rank, float 
         "{\n.reg .b32 there, counter;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 counter, %1, %2;\n"
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [counter];\n}" ::"r"(at),
         "r"(barrier), "r"(rank), "f"(a), "f"(b)
-        : "memory");
-}
-
-// Bytes of this block's shared memory, to where `to` lies in a block of the cluster.
-__device__ inline void send(uint32_t to, uint32_t barrier, uint32_t rank, uint32_t from, int bytes) {
-    asm volatile(
-        "{\n.reg .b32 there, counter;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 counter, %1, %2;\n"
-        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%3], %4, [counter];\n}" ::"r"(to),
-        "r"(barrier), "r"(rank), "r"(from), "r"(bytes)
         : "memory");
 }
 
@@ -71,7 +60,7 @@ __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, 1)
         expect(shared + Here::HAVE_X, BOXES * X_BOX);
         expect(shared + Here::HAVE_W, BOXES * W_BOX);
         expect(shared + Here::HAVE_MOMENTS, DOWN * PARTS * 8);
-        expect(shared + Here::HAVE_SUMS, PARTS * Here::SUMS_BYTES);
+        expect(shared + Here::HAVE_SUMS, DOWN * ACROSS * 4);
     }
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
     await_previous();
@@ -184,22 +173,17 @@ __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int i = 0; i < PARTS; i++) multiply_few<T>(z + 4 * i, left, right[i / 2][i % 2 * 2], right[i / 2][i % 2 * 2 + 1]);
     }
-    __syncthreads();  // x and w have been read
-    auto* const own = reinterpret_cast<float*>(memory + Here::OWN) + (down * 16 + lane / 4) * PADDED + across + lane % 4 * 2;
+    const uint32_t sums = shared + Here::SUMS + ((rank * SLICE + lane / 4) * PADDED + across + lane % 4 * 2) * 4;
 #pragma unroll
-    for (int i = 0; i < PARTS; i++) {
-        *reinterpret_cast<float2*>(own + i * 8) = {z[4 * i], z[4 * i + 1]};
-        *reinterpret_cast<float2*>(own + i * 8 + 8 * PADDED) = {z[4 * i + 2], z[4 * i + 3]};
-    }
-    publish_writes();
-    __syncthreads();
-    if (thread < PARTS) {
-        const uint32_t to = shared + Here::SUMS + rank * Here::SUMS_BYTES, of = shared + Here::OWN + thread * Here::SUMS_BYTES;
-        send(to, shared + Here::HAVE_SUMS, thread, of, Here::SUMS_BYTES);
+    for (int half = 0; half < 2; half++) {
+        const int row_of_eight = down * 16 + half * 8, to = row_of_eight / SLICE;
+        const uint32_t there = sums + row_of_eight % SLICE * PADDED * 4;
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) {
+            tell(there + i * 32, shared + Here::HAVE_SUMS, to, z[4 * i + 2 * half], z[4 * i + 2 * half + 1]);
+        }
     }
     wait(shared + Here::HAVE_SUMS, 0);
-    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-
     const auto* from = reinterpret_cast<const float*>(memory + Here::SUMS) + slice_row * PADDED + slice_column;
     float4 product = {};
 #pragma unroll
@@ -212,7 +196,6 @@ __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, 1)
             packed<T>(product.x + total.x, product.y + total.y), packed<T>(product.z + total.z, product.w + total.w)};
         *reinterpret_cast<uint2*>(given.y + int64_t(y_row) * given.n + y_column) = result;
     }
-    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");  // what this block sent has arrived
 }
 
 template <typename T, int PARTS, int BOXES>

@@ -30,7 +30,7 @@ from optexp.kernel import (
     power_of_two,
 )
 from optexp.kernelkit.rows import Launch, in_rows
-from optexp.kernelkit.tiles import add_up, launches_early, left, matrix, wide
+from optexp.kernelkit.tiles import FEW, add_up, launches_early, left, matrix, narrow, wide
 from optexp.kernelkit.tuning import bucket, fastest
 
 LONGEST = 16384  # columns whose two gradient sums fit in registers beside the row; longer rows are torch's business
@@ -78,13 +78,20 @@ def layernorm_forward(
 
 
 @triton.jit
+def gradient(g, normal, scale, columns):
+    """(g − mean(g) − x̂·mean(g·x̂))·scale of whole rows."""
+    mean_g, mean_gn = tl.split(tl.sum(tl.join(g, g * normal), axis=1, keep_dims=True) / columns)
+    return g * scale - mean_g * scale - normal * (mean_gn * scale)
+
+
+@triton.jit
 def layernorm_backward(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, sums_ptr, rows, columns,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each program the sums over its rows that weight (dy·x̂) and bias (dy) get.
 
-    With g = dy·weight: dx = (g − mean(g) − x̂·mean(g·x̂))·scale.
+    dx is the `gradient` of g = dy·weight.
     """
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     dtype = sums_ptr.dtype.element_ty
@@ -106,8 +113,7 @@ def layernorm_backward(
         g = dy
         if weight_ptr is not None:
             g *= weight.to(dtype)
-        mean_g, mean_gn = tl.split(tl.sum(tl.join(g, g * normal), axis=1, keep_dims=True) / columns)
-        dx = g * scale - mean_g * scale - normal * (mean_gn * scale)
+        dx = gradient(g, normal, scale, columns)
         tl.store(dx_ptr + start + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         to_weight += dy * normal
         to_bias += dy
@@ -117,6 +123,61 @@ def layernorm_backward(
     sums_ptr += tl.program_id(0) * 2 * columns
     tl.store(sums_ptr + column, tl.sum(to_weight, axis=0), mask=column < columns)
     tl.store(sums_ptr + columns + column, tl.sum(to_bias, axis=0), mask=column < columns)
+
+
+@triton.jit
+def layernorm_backward_row(dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, row, columns, WHOLE: tl.constexpr):
+    """dx of a row."""
+    dtype = mean_ptr.dtype.element_ty
+    first, column = row * columns, tl.arange(0, WHOLE)[None, :]
+    inside = column < columns
+    scale = tl.load(scale_ptr + row)
+    x = tl.load(x_ptr + first + column, mask=inside, other=0.0).to(dtype)
+    g = tl.load(dy_ptr + first + column, mask=inside, other=0.0).to(dtype)
+    if weight_ptr is not None:
+        g *= tl.load(weight_ptr + column, mask=inside, other=0.0).to(dtype)
+    normal = tl.where(inside, (x - tl.load(mean_ptr + row)) * scale, 0.0)
+    dx = gradient(g, normal, scale, columns)
+    tl.store(dx_ptr + first + column, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def layernorm_backward_columns(
+    dy_ptr, x_ptr, mean_ptr, scale_ptr, to_weight_ptr, to_bias_ptr, block, rows, columns,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What weight and bias get, of a block of columns."""
+    dtype = mean_ptr.dtype.element_ty
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    to_weight = tl.zeros([ROWS, BLOCK], dtype)
+    to_bias = tl.zeros([ROWS, BLOCK], dtype)
+    for first in range(0, rows, ROWS):
+        row = first + tl.arange(0, ROWS)[:, None]
+        exists = row < rows
+        offsets, mask = row * columns + column[None, :], exists & (column[None, :] < columns)
+        x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(dtype)
+        dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(dtype)
+        scale = tl.load(scale_ptr + row, mask=exists, other=0.0)
+        to_weight += dy * ((x - tl.load(mean_ptr + row, mask=exists, other=0.0)) * scale)
+        to_bias += dy
+    weighted, plain = tl.sum(to_weight, axis=0), tl.sum(to_bias, axis=0)
+    tl.store(to_weight_ptr + column, weighted.to(to_weight_ptr.dtype.element_ty), mask=column < columns)
+    tl.store(to_bias_ptr + column, plain.to(to_bias_ptr.dtype.element_ty), mask=column < columns)
+
+
+@triton.jit
+def layernorm_backward_few(
+    dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, to_weight_ptr, to_bias_ptr, rows, columns,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of few rows, in one launch: a program for each, and one for each few columns, which reads all rows again."""
+    program = tl.program_id(0)
+    if program < rows:
+        layernorm_backward_row(dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, program, columns, WHOLE)
+    else:
+        layernorm_backward_columns(
+            dy_ptr, x_ptr, mean_ptr, scale_ptr, to_weight_ptr, to_bias_ptr, program - rows, rows, columns, ROWS, BLOCK
+        )
 
 
 @triton.jit
@@ -186,7 +247,12 @@ def backward_of_rows(
     rows, block = mean.numel(), max(power_of_two(columns), 16)
     operands = [contiguous(tensor) for tensor in (dy, x, weight)]
 
-    def run(how: Launch) -> None:
+    def run(how: Launch | str) -> None:
+        if not isinstance(how, Launch):
+            few = {"WHOLE": block, **narrow(rows, x.element_size()), "num_warps": min(max(block // 512, 4), 16)}
+            each = rows + ceil_div(columns, few["BLOCK"])
+            launch(layernorm_backward_few, each, *operands, mean, scale, dx, dweight, dbias, rows, columns, **few)
+            return
         programs = max(1, min(ceil_div(rows, how.rows), how.resident * multiprocessors(x.device)))
         sums = mean.new_empty((programs, 2, columns))
         tile = {**how.constants(block), "WHOLE": block == columns, "EARLY": launches_early(x.device)}
@@ -194,7 +260,8 @@ def backward_of_rows(
         add_up(sums, dweight, dbias)
 
     key = (dy.dtype, x.dtype, None if weight is None else weight.dtype, columns, bucket(rows))
-    run(fastest("layernorm_backward", key, _ways(block), run, x.device))
+    ways: list[Launch | str] = [*(["few rows"] if rows <= FEW else []), *_ways(block)]
+    run(fastest("layernorm_backward", key, ways, run, x.device))
     return dx, dweight, dbias
 
 

@@ -85,23 +85,23 @@ def relu_bias_dropout_forward(
 @triton.jit
 def relu_bias_dropout_backward(
     dy_ptr, x_ptr, seed_ptr, dx_ptr, sums_ptr, rows, columns, threshold, scale: tl.float64,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each group of rows the sum of what arrives at the bias."""
     across = tl.cdiv(columns, BLOCK)
     block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
-    dtype = sums_ptr.dtype.element_ty
-    sums, seed = tl.zeros([ROWS, BLOCK], dtype), tl.load(seed_ptr)
+    sums, seed = tl.zeros([ROWS, BLOCK], WIDE), tl.load(seed_ptr)
     for number in range(group, (rows - 1) // ROWS + 1, count):
         first = tl.cast(number, tl.int64) * ROWS
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
-        x = tl.load(x_ptr + start + offsets, mask=mask).to(dtype)
-        dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype)
-        dy *= factors(seed, first, block, threshold, tl.cast(scale, dtype), ROWS, BLOCK)
+        x = tl.load(x_ptr + start + offsets, mask=mask).to(WIDE)
+        dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE)
+        dy *= factors(seed, first, block, threshold, tl.cast(scale, WIDE), ROWS, BLOCK)
         tl.store(dx_ptr + start + offsets, tl.where(x <= 0, 0.0, dy).to(dx_ptr.dtype.element_ty), mask=mask)
         sums += dy
     column = block * BLOCK + tl.arange(0, BLOCK)
-    tl.store(sums_ptr + group * columns + column, tl.sum(sums, axis=0), mask=column < columns)
+    sums = tl.sum(sums, axis=0)
+    tl.store(sums_ptr + group * columns + column, sums.to(sums_ptr.dtype.element_ty), mask=column < columns)
 
 
 @triton.jit

@@ -45,22 +45,30 @@ def relu_bias_scale_forward(
 
 @triton.jit
 def relu_bias_scale_backward(
-    dy_ptr, x_ptr, dx_ptr, sums_ptr, rows, columns, scale: tl.float64, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    dy_ptr,
+    x_ptr,
+    dx_ptr,
+    sums_ptr,
+    rows,
+    columns,
+    scale: tl.float64,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """dx, and for each group of rows the sum of what arrives at the bias."""
     across = tl.cdiv(columns, BLOCK)
     block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
-    dtype = sums_ptr.dtype.element_ty
-    sums = tl.zeros([BLOCK], dtype)
+    sums = tl.zeros([BLOCK], WIDE)
     for number in range(group, (rows - 1) // ROWS + 1, count):
         first = tl.cast(number, tl.int64) * ROWS
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
-        x = tl.load(x_ptr + start + offsets, mask=mask).to(dtype)
-        dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(dtype) * tl.cast(scale, dtype)
+        x = tl.load(x_ptr + start + offsets, mask=mask).to(WIDE)
+        dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE) * tl.cast(scale, WIDE)
         tl.store(dx_ptr + start + offsets, tl.where(x <= 0, 0.0, dy).to(dx_ptr.dtype.element_ty), mask=mask)
         sums += tl.sum(dy, axis=0)
     column = block * BLOCK + tl.arange(0, BLOCK)
-    tl.store(sums_ptr + group * columns + column, sums, mask=column < columns)
+    tl.store(sums_ptr + group * columns + column, sums.to(sums_ptr.dtype.element_ty), mask=column < columns)
 
 
 @triton.jit

@@ -108,9 +108,12 @@ def over_tiles(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any)
     return result
 
 
+FEW = 512  # rows that programs may each go through alone, so that nothing is left to add up
+
 # Bytes of a tile, and programs on a multiprocessor. All should fit at once, or the last run without company: eight do
-# with up to 64 registers a thread, five with up to 96.
+# with up to 64 registers a thread, five with up to 96. Or a program for each few columns, of all rows.
 GROUPINGS = [(4096, 8), (8192, 8), (8192, 5)]
+ALONE = (8192, 0)
 
 
 def over_columns(
@@ -118,26 +121,36 @@ def over_columns(
 ) -> tuple[Tensor, Tensor]:
     """Write `result`, and return with it a sum over its rows, of this dtype, that the kernel makes on the way.
 
-    Each program adds up a group of rows of one column block; the groups are then added in a fixed order.
+    Each program adds up a group of rows of one column block, in WIDE precision; groups are then added in a fixed order.
     """
     rows, columns = matrix(result)
     dtypes = [None if operand is None else operand.dtype for operand in operands]
-    widest = max(filter(None, dtypes), key=lambda dtype: dtype.itemsize)
+    widest = torch.promote_types(max(filter(None, dtypes), key=lambda dtype: dtype.itemsize), torch.float32)
     total = result.new_empty(columns, dtype=dtype)
 
     def run(grouping: tuple[int, int]) -> None:
         size, resident = grouping
         shape = _tile_shape(columns, result.element_size(), size)
+        if grouping == ALONE:
+            shape = narrow(rows, result.element_size())
         across = ceil_div(columns, shape["BLOCK"])
         most = resident * multiprocessors(result.device) // max(across, 1)
         groups = max(1, min(most, ceil_div(rows, shape["ROWS"])))
-        sums = result.new_empty((groups, columns), dtype=torch.promote_types(widest, torch.float32))
-        launch(kernel, groups * across, *operands, result, sums, rows, columns, **constants, **shape)
-        add_up(sums, total)
+        sums = total if groups == 1 else result.new_empty((groups, columns), dtype=widest)
+        how = {"WIDE": tl.float64 if widest == torch.float64 else tl.float32, **constants, **shape}
+        launch(kernel, groups * across, *operands, result, sums, rows, columns, **how)
+        if groups > 1:
+            add_up(sums, total)
 
     forms = [value for value in constants.values() if isinstance(value, bool)]  # other numbers are not compiled in
-    run(fastest(kernel.__name__, (*dtypes, *forms, columns, bucket(rows)), GROUPINGS, run, result.device))
+    ways = [ALONE, *GROUPINGS] if rows <= FEW else GROUPINGS
+    run(fastest(kernel.__name__, (*dtypes, *forms, columns, bucket(rows)), ways, run, result.device))
     return result, total
+
+
+def narrow(rows: int, element_size: int) -> dict[str, int]:
+    """A tile of two sectors of memory in each of up to 128 rows."""
+    return {"ROWS": min(power_of_two(rows), 128), "BLOCK": max(64 // element_size, 16)}
 
 
 @cache

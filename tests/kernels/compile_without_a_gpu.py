@@ -58,7 +58,7 @@ def launch(function: Any, programs: int, *args: Any, **constants: Any) -> None:
     pointers = [text for text in signature.values() if text.startswith("*")]
     fact = {"name": code.name, "registers": code.registers, "spills": code.spills, "shared": code.shared}
     fact |= {"pointers": pointers, "constants": [*fixed.values()], "options": options}
-    print(json.dumps({**fact, "instructions": code.instructions}), flush=True)
+    print(json.dumps({**fact, "instructions": code.instructions}, default=str), flush=True)
 
 
 def every_way(what: str, key: object, candidates: Any, run: Any, device: torch.device) -> Any:

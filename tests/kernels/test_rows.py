@@ -12,6 +12,7 @@ from triton.runtime.errors import OutOfResources
 
 from optexp.kernelkit import rows
 from optexp.kernelkit.rows import Launch, tiles
+from optexp.kernelkit.tiles import FEW
 from optexp.kernels import layernorm, softmax
 
 COLUMNS = (700, 5000, 16_000)  # a tile holds several rows; one; one that only many threads hold
@@ -77,19 +78,21 @@ def test_both_ways_through_long_rows(device: str, way: str, monkeypatch: pytest.
     assert offered == 4 * [["ours", "library"]]
 
 
-def ways_back(columns: int) -> range:
-    return range(len(layernorm._ways(1 << (columns - 1).bit_length())))
+def ways_back(columns: int) -> list[Launch | str]:
+    return ["few rows", *layernorm._ways(1 << (columns - 1).bit_length())]
 
 
 @pytest.mark.parametrize(
-    ("columns", "number", "device"),
+    ("columns", "how", "device"),
     [
-        *((70, number, "cpu") for number in ways_back(70)),
-        *(pytest.param(c, n, "cuda", marks=pytest.mark.gpu) for c in COLUMNS for n in ways_back(c)),
+        *((70, how, "cpu") for how in ways_back(70)),
+        *(pytest.param(c, how, "cuda", marks=pytest.mark.gpu) for c in COLUMNS for how in ways_back(c)),
     ],
 )
-def test_every_way_back_through_a_norm(columns: int, number: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layernorm, "fastest", lambda what, key, ways, run, on: ways[number])
+def test_every_way_back_through_a_norm(
+    columns: int, how: Launch | str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layernorm, "fastest", lambda what, key, ways, run, on: how)
     torch.manual_seed(0)
     x, dy = (torch.randn(601 if device == "cuda" else 21, columns, device=device) for _ in range(2))
     weight, bias = (torch.randn(columns, device=device) for _ in range(2))
@@ -103,3 +106,13 @@ def test_every_way_back_through_a_norm(columns: int, number: int, device: str, m
             pytest.skip("needs more than a multiprocessor has, and so is never chosen")
     for ours, golden in zip(*found, strict=True):
         torch.testing.assert_close(ours.double(), golden, rtol=1e-5, atol=1e-5 * golden.abs().max().item())
+
+
+@pytest.mark.parametrize("rows", [1, 21, FEW, FEW + 1])
+def test_few_rows_go_another_way_back(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one launch, which is the first way, for that is what a graph captures."""
+    offered = []
+    monkeypatch.setattr(layernorm, "fastest", lambda what, key, ways, run, on: offered.append(ways[0]) or ways[0])
+    x = torch.randn(rows, 5, requires_grad=True)
+    layernorm.layernorm(x, (5,)).sum().backward()
+    assert (offered == ["few rows"]) == (rows <= FEW)

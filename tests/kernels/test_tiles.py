@@ -1,0 +1,63 @@
+"""Every way to sum over columns gives the same: groups of rows that are added up, or all rows by one program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from optexp.kernelkit import tiles
+from optexp.kernelkit.tiles import ALONE, FEW, GROUPINGS
+from optexp.kernels.bias_gelu import bias_gelu
+from optexp.kernels.relu_bias_dropout import relu_bias_dropout
+from optexp.kernels.relu_bias_scale import relu_bias_scale
+
+SUMMED = {
+    "bias_gelu": partial(bias_gelu, approximate="tanh"),
+    "relu_bias_scale": partial(relu_bias_scale, scale=2.0),
+    "relu_bias_dropout": partial(relu_bias_dropout, p=0.4),
+}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def gradients(function: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, ...]:
+    torch.manual_seed(1)  # of dropout's mask
+    leaves = [tensor.clone().requires_grad_() for tensor in given]
+    y = function(*leaves)
+    return torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel(), device=y.device).view(y.shape).to(y.dtype))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rows", [1, 21, 300])
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
+)
+@pytest.mark.parametrize("name", SUMMED)
+def test_every_way_sums_the_same(
+    name: str, dtypes: tuple[torch.dtype, torch.dtype], rows: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    x, bias = torch.randn(rows, 70, device=device).to(dtypes[0]), torch.randn(70, device=device).to(dtypes[1])
+    found = []
+    for way in (ALONE, *GROUPINGS):
+        monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
+        found.append(gradients(SUMMED[name], x, bias))
+    near = 4 * torch.finfo(dtypes[1]).eps
+    for dx, dbias in found[1:]:
+        assert torch.equal(dx, found[0][0])
+        torch.testing.assert_close(dbias, found[0][1], rtol=near, atol=near * rows)
+
+
+@pytest.mark.parametrize("rows", [1, FEW, FEW + 1])
+def test_few_rows_are_summed_in_one_launch(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is the first way, for that is what a graph captures."""
+    first = []
+    monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on: first.append(ways[0]) or ways[0])
+    added = []
+    monkeypatch.setattr(tiles, "add_up", lambda *sums: added.append(sums))
+    gradients(SUMMED["bias_gelu"], torch.randn(rows, 16), torch.randn(16))
+    assert (first == [ALONE]) == (rows <= FEW)
+    assert (added == []) == (rows <= FEW)
