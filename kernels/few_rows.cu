@@ -99,7 +99,6 @@ __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, 1)
         for (int step = 4; step < 32; step *= 2) value += __shfl_xor_sync(0xffffffff, value, step);
         return value;
     };
-    const float own_share = 1.0f / max(columns, 1);
     float2 x[BOXES][4];
     float sum = 0.0f, squares = 0.0f;
     wait(shared + Here::HAVE_X, 0);
@@ -112,7 +111,7 @@ __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, 1)
             sum += x[i][j].x + x[i][j].y;
         }
     }
-    const float own_mean = of_row(sum) * own_share;
+    const float own_mean = of_row(sum) / max(columns, 1);  // of a constant row exactly that, as is `mean`
 #pragma unroll
     for (int i = 0; i < BOXES; i++) {
         if ((i * 8 + eighth) * 8 >= columns) continue;
@@ -134,13 +133,14 @@ __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS, 1)
     float mean = 0.0f, all_squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < PARTS; i++) mean += parts[i].x * columns_of(i);
-    mean *= given.share;
+    mean /= given.k;
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
         const float apart = parts[i].x - mean;
         all_squares += parts[i].y + apart * apart * columns_of(i);
     }
-    const float scale = rsqrtf(all_squares * given.share + given.eps), shift = (own_mean - mean) * scale;
+    const float scale = rsqrtf(all_squares * given.share + given.eps);
+    const float shift = columns > 0 ? (own_mean - mean) * scale : 0.0f;  // without columns it could be any size, even in half
 #pragma unroll
     for (int i = 0; i < BOXES; i++) {
         const int column = (i * 8 + eighth) * 8;

@@ -143,7 +143,8 @@ def over_columns(
             add_up(sums, total)
 
     forms = [value for value in constants.values() if isinstance(value, bool)]  # other numbers are not compiled in
-    ways = [ALONE, *GROUPINGS] if rows <= FEW else GROUPINGS
+    alone = rows <= FEW and columns < 2**24  # a tile's offsets are counted in 32 bits
+    ways = [ALONE, *GROUPINGS] if alone else GROUPINGS
     run(fastest(kernel.__name__, (*dtypes, *forms, columns, bucket(rows)), ways, run, result.device))
     return result, total
 

@@ -92,6 +92,10 @@ def test_the_norm_of_few_rows_before_it(parts: int, m: int, n: int, k: int, dtyp
     x[m // 2 :] += 40
     x[m // 3, : k // 2] -= 100
     check_norm(x, gamma, beta, weight, bias, by=by)
+    x[m // 2] = 300.0  # without any spread, also beside a block that has no columns
+    constant = F.linear(beta.double(), weight.double(), bias.double())
+    y = by(x, gamma, beta, weight, bias, 1e-5)
+    torch.testing.assert_close(y[m // 2].double(), constant, rtol=2**-7, atol=2**-7)
     usual = by(x, gamma, beta, weight, bias, 1e-5)
     x[m // 2, k // 3] = torch.inf
     x[m // 3, k - 1] = torch.nan

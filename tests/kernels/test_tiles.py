@@ -11,7 +11,7 @@ from torch import Tensor
 
 from optexp.kernelkit import tiles
 from optexp.kernelkit.tiles import ALONE, FEW, GROUPINGS
-from optexp.kernels.bias_gelu import bias_gelu
+from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward
 from optexp.kernels.relu_bias_dropout import relu_bias_dropout
 from optexp.kernels.relu_bias_scale import relu_bias_scale
 
@@ -61,3 +61,15 @@ def test_few_rows_are_summed_in_one_launch(rows: int, monkeypatch: pytest.Monkey
     gradients(SUMMED["bias_gelu"], torch.randn(rows, 16), torch.randn(16))
     assert (first == [ALONE]) == (rows <= FEW)
     assert (added == []) == (rows <= FEW)
+
+
+def test_offsets_within_a_tile_fit_in_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few rows that are very wide, groups of some are summed: a tile of all would reach too far."""
+    offered = []
+    monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on: offered.append(ways) or ways[0])
+    monkeypatch.setattr(tiles, "launch", lambda *args, **constants: None)
+    for columns in (2**24 - 1, 2**24):
+        wide = torch.empty(1, dtype=torch.bfloat16).expand(FEW, columns)
+        with torch.device("meta"):
+            tiles.over_columns(bias_gelu_backward, torch.empty(FEW, columns), torch.float32, wide, TANH=True)
+    assert [ways[0] == ALONE for ways in offered] == [True, False]
