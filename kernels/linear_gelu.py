@@ -38,6 +38,9 @@ from optexp.kernels.relu_bias_scale import fake_backward
 
 CHUNKS = (2**24, 2**25)  # bytes, of L2's 50 MB
 
+# Of cuBLASLt's epilogue, whose tanh is good to 6e-6: too little in float32, by the gates.
+COARSE = (torch.bfloat16, torch.float16)
+
 
 @triton.jit
 def linear_gelu_forward(
@@ -95,7 +98,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, k
         return gelu(z, approximate), z if keep else x.new_empty(0)
 
     ways: list[Tiling | int | str] = ["library"]
-    if approximate == "tanh" and not keep and bias is not None and x.is_cuda:
+    if approximate == "tanh" and not keep and bias is not None and x.is_cuda and x.dtype in COARSE:
         ways.insert(0, "addmm")  # cuBLASLt's epilogue, which keeps no z: one launch less, also where nothing is raced
     if takes(rows, weight):
         ways += TILINGS
@@ -204,8 +207,9 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None, approxima
 def worthwhile(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> bool:
     """Whether it can pay. Of few elements launches are all that counts, and only cuBLASLt's epilogue has one less: on
     the device, for asking for it costs the host as much as two."""
-    learns = needs_gradient((x, weight, bias))
-    return pays(x, _operations(weight)) or (approximate == "tanh" and not learns)
+    coarse = x.dtype in COARSE or torch.is_autocast_enabled(x.device.type)
+    alone = approximate == "tanh" and coarse and not needs_gradient((x, weight, bias))
+    return pays(x, _operations(weight)) or alone
 
 
 def _operations(weight: Tensor) -> float:

@@ -70,7 +70,7 @@ def differentiated(function: Callable[..., Tensor], args: Arguments, dy: Tensor 
 
 
 def assert_as_good_as_the_reference(kernel: Kernel, args: Arguments, dtype: torch.dtype, plain: Arguments = ()) -> None:
-    """Outputs and gradients pass the gates: beside fp64, they err no more than the reference in this dtype may.
+    """Outputs, of inference too, and gradients pass the gates: beside fp64, they err no more than the reference may.
 
     plain:  the same values laid out plainly, for the reference
     """
@@ -80,6 +80,9 @@ def assert_as_good_as_the_reference(kernel: Kernel, args: Arguments, dtype: torc
     ours = differentiated(kernel.function, args, dy)
     theirs = differentiated(kernel.reference, plain, dy)
     golden = differentiated(kernel.reference, changed(plain, Tensor.double), dy)
+    with torch.no_grad():  # where there may be other ways
+        ours["inference"] = kernel.function(*args)
+    theirs["inference"], golden["inference"] = theirs["output"], golden["output"]
     assert ours.keys() == theirs.keys()
     for name, g in golden.items():
         assert structure(ours[name], theirs[name]) is None, name
