@@ -207,6 +207,13 @@ def test_what_is_too_small_for_a_launch_of_ours_stays_torchs() -> None:
         learned = torch.empty(1024, 1024, device="cuda", requires_grad=True)
     linear_gelu = kernels()["linear_gelu"].worthwhile
     assert not linear_gelu(small, weight, None, "none")
-    assert linear_gelu(small, weight, None, "tanh")  # by the library's epilogue, which keeps nothing for backward
+    assert not linear_gelu(small, weight, None, "tanh")
+    with FakeTensorMode():
+        half = {"device": "cuda", "dtype": torch.bfloat16}
+        halves = torch.empty(1, 1024, **half), torch.empty(1024, 1024, **half)
+        learned_half = torch.empty(1024, 1024, requires_grad=True, **half)
+    assert linear_gelu(*halves, None, "tanh")  # by the library's coarse epilogue, which keeps nothing for backward
+    assert not linear_gelu(*halves, None, "none")
+    assert not linear_gelu(halves[0], learned_half, None, "tanh")
     assert not linear_gelu(small, learned, None, "tanh")
     assert linear_gelu(large, learned, None, "none")
