@@ -32,7 +32,7 @@ from optexp.equivalence.trajectory import RATES, Rates
 from optexp.insight.calibration import calibrate
 from optexp.insight.trace import record
 from optexp.kernelkit.toolchain import counted
-from optexp.measurement import clock, placement
+from optexp.measurement import clock, heap, placement
 from optexp.program import Batch, Outputs, Program, Snapshot, gradients, map_batch, tensors_of
 from optexp.strategy import REASSOCIATES, Contract, Notes, Strategy, Unsupported, compose
 from optexp.takehome.repro import Script
@@ -203,6 +203,7 @@ class Arm:
             torch.cuda.set_device(self.device)
         else:
             placement.spare_threads()
+            heap.keep()
 
     def turn_parameters(self) -> None:
         """Steps begin with other values from now on, at the same place; again, and they are what they were."""
