@@ -89,6 +89,11 @@ class Run:
         self.log_batch(dict.fromkeys(metrics(first), math.nan) | found, tags=tags(result))
         self.log_files(folder)
 
+    def rename(self, name: str) -> None:
+        """What lists and comparisons call it."""
+        with _failures_named(self.uri):
+            self.client.update_run(self.run_id, name=name)
+
     def log_batch(
         self,
         metrics: Mapping[str, float] | None = None,

@@ -68,6 +68,7 @@ class SweepCallback(Callback):
                     if result.by_itself or result is not jobs_done[job]:
                         correct(config, job, jobs_done[job], result)
                 record(results, folder)
+                name_apart(config, list(found.values()))
                 verdicts = Counter(result.verdict for result in results)
                 tags["optexp.verdict"] = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
                 console = terminal.output()
@@ -127,6 +128,20 @@ def correct(config: DictConfig, job: Path, first: Result, result: Result) -> Non
                 tracking.reopen(config.tracking, run_id).correct(first, result, job)
             except tracking.TrackingError as error:
                 print(f"optexp: what the sweep corrected is not in MLflow: {error}", file=sys.stderr)
+
+
+def name_apart(config: DictConfig, results: Sequence[Result]) -> None:
+    """Call MLflow's runs by the settings in which they differ, too, which none knew when it began."""
+    from optexp.reporting import summary, tracking
+
+    if not config.tracking.enabled:
+        return
+    try:
+        for result, title in zip(results, summary.titles(results), strict=True):
+            if title != result.workload and (run_id := result.environment.get("mlflow_run")):
+                tracking.reopen(config.tracking, run_id).rename(f"{title} · {result.label}")
+    except tracking.TrackingError as error:
+        print(f"optexp: the settings of the jobs are not in the names of their runs: {error}", file=sys.stderr)
 
 
 def record(results: Sequence[Result], folder: Path) -> None:

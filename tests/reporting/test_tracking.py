@@ -156,6 +156,8 @@ def test_a_sweep_and_its_runs_in_a_store_of_their_own(
     assert run.data.tags["optexp.verdict"] == "NOT_EQUIVALENT"
     assert math.isnan(run.data.metrics["speedup/low"])
     assert run.info.status == "FINISHED"
+    tracking.reopen(Tracking(), child.run_id).rename("mlp dim=64 · cuda_graph")
+    assert client.get_run(child.run_id).info.run_name == "mlp dim=64 · cuda_graph"
     columns = json.loads(experiment.tags["mlflow.sharedViewState.optexp"])["selectedColumns"]
     kinds = {"tags": run.data.tags, "metrics": run.data.metrics}
     assert all(name.strip("`") in kinds[kind] for kind, _, name in (column.partition(".") for column in columns))

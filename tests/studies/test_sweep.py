@@ -157,6 +157,9 @@ class Corrections(FakeRun):
         self.done.append(run_id)
         return self
 
+    def rename(self, name: str) -> None:
+        self.done.append(name)
+
     def correct(self, first: Result, result: Result, folder: Path) -> None:
         self.done.append((first.verdict, result.verdict, folder.name))
 
@@ -207,6 +210,18 @@ def test_a_claim_that_is_lost_among_many_is_lost_in_its_record(
         assert found.by_itself["verdict"] == "FASTER"
         assert found.by_itself["headline"].startswith("FASTER")
     assert [said for said in corrections.done if isinstance(said, str)] == ["run 0", "run 1"]
+
+
+def test_runs_that_differ_by_a_setting_are_called_by_it(corrections: Corrections, tmp_path: Path) -> None:
+    for number, size in enumerate((64, 128)):
+        add_job(tmp_path, number, "faster")
+        result = Result.read(tmp_path / str(number) / "result.json")
+        result.config |= {"workload.size": size, "measurement.confirm": False}
+        result.environment["mlflow_run"] = f"run {number}"
+        result.write(tmp_path / str(number) / "result.json")
+    sweep.SweepCallback().on_multirun_end(config(tmp_path))
+    label = f"{result.workload} size={{}} · {result.label}"
+    assert corrections.done == ["run 0", label.format(64), "run 1", label.format(128)]
 
 
 def test_without_tracking_nothing_is_opened(run: FakeRun, tmp_path: Path) -> None:
