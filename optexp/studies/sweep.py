@@ -68,7 +68,7 @@ class SweepCallback(Callback):
                     if result.by_itself or result is not jobs_done[job]:
                         correct(config, job, jobs_done[job], result)
                 record(results, folder)
-                name_apart(config, list(found.values()))
+                name_apart(config, list(jobs_done.values()), list(found.values()))
                 verdicts = Counter(result.verdict for result in results)
                 tags["optexp.verdict"] = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
                 console = terminal.output()
@@ -119,26 +119,31 @@ def correct(config: DictConfig, job: Path, first: Result, result: Result) -> Non
             shutil.copy(job / result.by_itself["again"] / "samples.parquet", job)
     result.write(job / "result.json")
     report.write(result, job / "report.html")
-    runs = dict.fromkeys(r.environment.get("mlflow_run") for r in (first, result))
     if config.tracking.enabled:
         from optexp.reporting import tracking
 
-        for run_id in filter(None, runs):
+        for run_id in _runs(first, result):
             try:
                 tracking.reopen(config.tracking, run_id).correct(first, result, job)
             except tracking.TrackingError as error:
                 print(f"optexp: what the sweep corrected is not in MLflow: {error}", file=sys.stderr)
 
 
-def name_apart(config: DictConfig, results: Sequence[Result]) -> None:
+def _runs(first: Result, result: Result) -> list[str]:
+    """A job's runs in MLflow: its own, and that of its result where it was measured again."""
+    runs = dict.fromkeys(r.environment.get("mlflow_run") for r in (first, result))
+    return [run_id for run_id in runs if run_id]
+
+
+def name_apart(config: DictConfig, firsts: Sequence[Result], results: Sequence[Result]) -> None:
     """Call MLflow's runs by the settings in which they differ, too, which none knew when it began."""
     from optexp.reporting import summary, tracking
 
     if not config.tracking.enabled:
         return
     try:
-        for result, title in zip(results, summary.titles(results), strict=True):
-            if title != result.workload and (run_id := result.environment.get("mlflow_run")):
+        for first, result, title in zip(firsts, results, summary.titles(results), strict=True):
+            for run_id in _runs(first, result) if title != result.workload else ():
                 tracking.reopen(config.tracking, run_id).rename(f"{title} · {result.label}")
     except tracking.TrackingError as error:
         print(f"optexp: the settings of the jobs are not in the names of their runs: {error}", file=sys.stderr)

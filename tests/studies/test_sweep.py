@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,15 +214,22 @@ def test_a_claim_that_is_lost_among_many_is_lost_in_its_record(
 
 
 def test_runs_that_differ_by_a_setting_are_called_by_it(corrections: Corrections, tmp_path: Path) -> None:
-    for number, size in enumerate((64, 128)):
-        add_job(tmp_path, number, "faster")
-        result = Result.read(tmp_path / str(number) / "result.json")
-        result.config |= {"workload.size": size, "measurement.confirm": False}
+    """That of a winner which was measured again, too."""
+    firsts = [Result.read(EXAMPLES / "faster.json") for _ in range(2)]
+    for number, result in enumerate(firsts):
+        result.config["workload.size"] = 64 << number
         result.environment["mlflow_run"] = f"run {number}"
-        result.write(tmp_path / str(number) / "result.json")
-    sweep.SweepCallback().on_multirun_end(config(tmp_path))
-    label = f"{result.workload} size={{}} · {result.label}"
-    assert corrections.done == ["run 0", label.format(64), "run 1", label.format(128)]
+    again = replace(firsts[1], environment={"mlflow_run": "run 2"})
+    sweep.name_apart(config(tmp_path), firsts, [firsts[0], again])
+    small, large = (f"{again.workload} size={size} · {again.label}" for size in (64, 128))
+    assert corrections.done == ["run 0", small, "run 1", large, "run 2", large]
+
+
+def test_runs_that_differ_by_their_stacks_alone_keep_their_names(corrections: Corrections, tmp_path: Path) -> None:
+    faster = Result.read(EXAMPLES / "faster.json")
+    results = [replace(faster, strategy=stack, environment={"mlflow_run": stack[0]}) for stack in (["amp"], ["fusion"])]
+    sweep.name_apart(config(tmp_path), results, results)
+    assert corrections.done == []
 
 
 def test_without_tracking_nothing_is_opened(run: FakeRun, tmp_path: Path) -> None:
