@@ -252,6 +252,24 @@ __device__ __forceinline__ void multiply(float (&z)[128], const uint32_t (&x)[4]
         "r"(int(add)));
 }
 
+// z += x·wᵀ of 64×16 and 40×16.
+template <typename T>
+__device__ __forceinline__ void multiply(float (&z)[20], uint64_t x, uint64_t w) {
+#define OPTEXP_WGMMA40(type)                                                                                         \
+    asm volatile(                                                                                                    \
+        "{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\n"                                                              \
+        "wgmma.mma_async.sync.aligned.m64n40k16.f32." type "." type " {"                                             \
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19}, "                \
+        "%20, %21, add, 1, 1, 0, 0;\n}"                                                                              \
+        : OPTEXP_Z8(0), OPTEXP_Z8(8), "+f"(z[16]), "+f"(z[17]), "+f"(z[18]), "+f"(z[19])                             \
+        : "l"(x), "l"(w))
+    if constexpr (std::is_same_v<T, __half>) {
+        OPTEXP_WGMMA40("f16");
+    } else {
+        OPTEXP_WGMMA40("bf16");
+    }
+}
+
 // z += x·wᵀ for 8 columns and one warp, whose operands are in registers.
 template <typename T>
 __device__ __forceinline__ void multiply_few(float* z, const uint32_t (&x)[4], uint32_t w0, uint32_t w1) {

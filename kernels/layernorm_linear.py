@@ -50,7 +50,6 @@ from optexp.kernels.layernorm import (
 from optexp.kernels.linear_gelu import check_linear
 
 FEW, SHORT = 512, 2048  # rows and columns up to which few_rows.cu is asked
-PARTS = (4, 2)  # of the columns, in which it shares them out
 
 LARGE_MEAN = tl.constexpr(16.0)  # deviations; the accumulators then hold 4 bits that cancel
 
@@ -158,20 +157,20 @@ def _computed(
     """The result; and where they are to be kept the normalised rows, their means and 1/deviations."""
     rows = in_rows(x)
 
-    def run(how: Tiling | int | str) -> tuple[Tensor, ...]:
+    def run(how: Tiling | str) -> tuple[Tensor, ...]:
         operands = (rows, gamma, beta, weight, bias, eps)
         if isinstance(how, Tiling):
             return (by_tiles(how, *operands),)
         if how == "hopper":
             return (by_hopper(*operands),)
-        if isinstance(how, int):
-            return (by_few(how, *operands),)
+        if how == "few":
+            return (by_few(*operands),)
         norm = forward_of_rows if keep else normalised_rows
         normal, *statistics = norm(rows, gamma, beta, rows.shape[1], eps, weight.dtype)
         y = F.linear(normal, weight, bias)
         return (y, normal, *statistics) if keep else (y,)
 
-    ways: list[Tiling | int | str] = ["library"]
+    ways: list[Tiling | str] = ["library"]
     if takes(rows, weight) and rows.shape[1] % 8 == 0 and not keep:
         # Of float16, γ⊙w or γ⊙x could overflow, or lose bits below its smallest normal number.
         if weight.dtype == torch.bfloat16:
@@ -179,8 +178,8 @@ def _computed(
             if hopper.takes(rows, gamma, beta, bias):
                 ways.append("hopper")
         if len(rows) <= FEW and rows.shape[1] <= SHORT and hopper.takes(rows, gamma, beta, bias, source="few_rows"):
-            ways += PARTS
-    # Each 32 rows that are few are more clusters, which may or may not run at once.
+            ways.append("few")
+    # Each 32 rows that are few may be more tiles, which may or may not be made at once.
     size = f"{ceil_div(len(rows), 32)} times 32" if len(rows) <= FEW else bucket(len(rows))
     key = (x.dtype, weight.dtype, keep, gamma is None, size, *weight.shape)
     y, *kept = run(fastest("layernorm_linear", key, ways, run, x.device))
@@ -231,16 +230,13 @@ def by_hopper(
 
 
 def by_few(
-    parts: int, x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """In CUDA C++, of matrices that `hopper.takes`, of up to SHORT columns, in one launch: rounded as the two apart.
-
-    parts:  of the columns, one for each block that has a share in a tile; 2 or 4
-    """
+    """In CUDA C++, of matrices that `hopper.takes`, of up to SHORT columns, in one launch."""
     (m, k), n = x.shape, weight.shape[0]
     y = x.new_empty(m, n)
     parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
-    sizes = (m, n, k, x.stride(0), weight.stride(0), eps, parts, x.dtype)
+    sizes = (m, n, k, x.stride(0), weight.stride(0), eps, x.dtype)
     extension.run("few_rows", "layernorm_linear", x, *parameters, y, *sizes)
     return y
 

@@ -98,8 +98,9 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, k
         return gelu(z, approximate), z if keep else x.new_empty(0)
 
     ways: list[Tiling | int | str] = ["library"]
-    if approximate == "tanh" and not keep and bias is not None and x.is_cuda and x.dtype in COARSE:
-        ways.insert(0, "addmm")  # cuBLASLt's epilogue, which keeps no z: one launch less, also where nothing is raced
+    # cuBLASLt's epilogue, which keeps no z: one launch less, also where nothing is raced. Of no columns it is the bias.
+    if approximate == "tanh" and not keep and bias is not None and x.is_cuda and x.dtype in COARSE and rows.shape[1]:
+        ways.insert(0, "addmm")
     if takes(rows, weight):
         ways += TILINGS
         if not keep and hopper.takes(rows, bias):
