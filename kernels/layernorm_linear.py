@@ -23,14 +23,18 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from optexp.kernel import (
+    REFUSED,
+    SUPPORTED,
     Case,
     Fill,
     Kernel,
     ceil_div,
     contiguous,
     derived,
+    is_small,
     launch,
     lowered,
+    multiprocessors,
     needs_gradient,
     operation,
     pays,
@@ -178,7 +182,8 @@ def _computed(
             if hopper.takes(rows, gamma, beta, bias):
                 ways.append("hopper")
         if len(rows) <= FEW and rows.shape[1] <= SHORT and hopper.takes(rows, gamma, beta, bias, source="few_rows"):
-            ways.append("few")
+            # First, as where nothing can be raced, if all its blocks run at once: of small calls only graphs come here.
+            ways.insert(0 if few_blocks(len(rows), len(weight)) <= multiprocessors(x.device) else len(ways), "few")
     # Each 32 rows that are few may be more tiles, which may or may not be made at once.
     size = f"{ceil_div(len(rows), 32)} times 32" if len(rows) <= FEW else bucket(len(rows))
     key = (x.dtype, weight.dtype, keep, gamma is None, size, *weight.shape)
@@ -227,6 +232,11 @@ def by_hopper(
     sizes = (m, n, k, x.stride(0), weight.stride(0), eps)
     extension.run("hopper_product", "layernorm_linear", x, *parameters, columns, known, y, *sizes)
     return y
+
+
+def few_blocks(rows: int, outputs: int) -> int:
+    """Of `by_few`."""
+    return 2 * ceil_div(rows, 32) * ceil_div(outputs, 64)
 
 
 def by_few(
@@ -313,6 +323,11 @@ def layernorm_linear(
 
     A shape on which the norm and a library's product are faster, one after the other, is given to those.
     """
+    if _is_small(x, normalized_shape, weight, bias):
+        try:
+            return reference(x, normalized_shape, gamma, beta, weight, bias, eps)
+        except REFUSED:
+            pass  # for a reason that the checks will tell
     check_arguments(x, normalized_shape, gamma, beta, weight, bias)
     if not worthwhile(x, normalized_shape, gamma, beta, weight):
         return reference(x, normalized_shape, gamma, beta, weight, bias, eps)
@@ -326,7 +341,23 @@ def worthwhile(
 ) -> bool:
     """Whether it can pay. A product costs as much as an element-wise operation for each 128 of its outputs, and a call
     of ours the host as much as four of others."""
-    return pays(x, (1 + len(weight) / 128) / 4) and 0 < x.shape[-1] <= LONGEST
+    return pays(x, _operations(weight)) and 0 < x.shape[-1] <= LONGEST
+
+
+def _operations(weight: Tensor) -> float:
+    return (1 + len(weight) / 128) / 4
+
+
+def _is_small(x: Any, normalized_shape: Any, weight: Any, bias: Any) -> bool:
+    """As `is_small`; and it looks for what torch would not refuse."""
+    return (
+        isinstance(weight, Tensor)
+        and weight.dim() == 2
+        and is_small(x, _operations(weight))
+        and x.dtype in SUPPORTED
+        and (isinstance(normalized_shape, int) or len(normalized_shape) == 1)
+        and (bias is None or (isinstance(bias, Tensor) and bias.shape == weight.shape[:1]))
+    )
 
 
 def cuda(
