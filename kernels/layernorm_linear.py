@@ -24,14 +24,12 @@ from torch import Tensor, nn
 
 from optexp.kernel import (
     REFUSED,
-    SUPPORTED,
     Case,
     Fill,
     Kernel,
     ceil_div,
     contiguous,
     derived,
-    is_small,
     launch,
     lowered,
     multiprocessors,
@@ -51,7 +49,7 @@ from optexp.kernels.layernorm import (
     layernorm_gradients,
     normalised_rows,
 )
-from optexp.kernels.linear_gelu import check_linear
+from optexp.kernels.linear_gelu import check_linear, is_small_product
 
 FEW, SHORT = 512, 2048  # rows and columns up to which few_rows.cu is asked
 
@@ -323,7 +321,8 @@ def layernorm_linear(
 
     A shape on which the norm and a library's product are faster, one after the other, is given to those.
     """
-    if _is_small(x, normalized_shape, weight, bias):
+    one = isinstance(normalized_shape, int) or len(normalized_shape) == 1  # dimension, where torch would take several
+    if one and is_small_product(x, weight, bias, _operations):
         try:
             return reference(x, normalized_shape, gamma, beta, weight, bias, eps)
         except REFUSED:
@@ -346,18 +345,6 @@ def worthwhile(
 
 def _operations(weight: Tensor) -> float:
     return (1 + len(weight) / 128) / 4
-
-
-def _is_small(x: Any, normalized_shape: Any, weight: Any, bias: Any) -> bool:
-    """As `is_small`; and it looks for what torch would not refuse."""
-    return (
-        isinstance(weight, Tensor)
-        and weight.dim() == 2
-        and is_small(x, _operations(weight))
-        and x.dtype in SUPPORTED
-        and (isinstance(normalized_shape, int) or len(normalized_shape) == 1)
-        and (bias is None or (isinstance(bias, Tensor) and bias.shape == weight.shape[:1]))
-    )
 
 
 def cuda(

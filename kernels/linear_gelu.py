@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -191,7 +192,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None, approxima
 
     A shape on which a library's product is faster is given to that.
     """
-    if _is_small(x, weight, bias):
+    if is_small_product(x, weight, bias, _operations):
         try:
             return reference(x, weight, bias, approximate)
         except REFUSED:
@@ -219,12 +220,12 @@ def _operations(weight: Tensor) -> float:
     return 2 * outputs / max(inputs, 1)
 
 
-def _is_small(x: Any, weight: Any, bias: Any) -> bool:
-    """As `is_small`; and it looks for what torch would not refuse."""
+def is_small_product(x: Any, weight: Any, bias: Any, operations: Callable[[Tensor], float]) -> bool:
+    """As `is_small`, of so many operations with a weight; and it looks for what torch would not refuse."""
     return (
         isinstance(weight, Tensor)
         and weight.dim() == 2
-        and is_small(x, _operations(weight))
+        and is_small(x, operations(weight))
         and x.dtype in SUPPORTED
         and (bias is None or (isinstance(bias, Tensor) and bias.shape == weight.shape[:1]))
     )
