@@ -34,7 +34,7 @@ from optexp.insight.trace import record
 from optexp.kernelkit.toolchain import counted
 from optexp.measurement import clock, heap, placement
 from optexp.program import Batch, Outputs, Program, Snapshot, gradients, map_batch, tensors_of
-from optexp.strategy import REASSOCIATES, Contract, Notes, Strategy, Unsupported, compose
+from optexp.strategy import REASSOCIATES, Contract, Notes, Strategy, Unsupported, captures, compose
 from optexp.takehome.repro import Script
 from optexp.workers.parcel import Inbox, Outbox, Parcel
 from optexp.workload import Workload
@@ -139,6 +139,7 @@ class Arm:
         program.feed.reset(self.batches)
         placement.spare_threads()
         notes = {}
+        program = replace(program, captured=captures(spec.strategies))
         for strategy in compose(spec.strategies):
             if reason := strategy.unsupported(program, self.device):
                 raise Unsupported(f"{strategy.name}: {reason}")

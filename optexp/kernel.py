@@ -6,8 +6,9 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import cache
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -73,6 +74,24 @@ class Kernel:
     @property
     def name(self) -> str:
         return self.function.__module__.rpartition(".")[2]
+
+
+def for_graphs(kernel: Kernel) -> Kernel:
+    """The kernel for what a CUDA Graph records: ours for small calls too, already in the steps before, in which ways
+    are raced."""
+
+    def in_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*args: Any) -> Any:
+            token = _recorded.set(True)
+            try:
+                return function(*args)
+            finally:
+                _recorded.reset(token)
+
+        return call
+
+    return replace(kernel, function=in_graph(kernel.function), worthwhile=in_graph(kernel.worthwhile))
 
 
 @cache
@@ -242,6 +261,7 @@ def is_transformed() -> bool:
 
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError)  # what torch raises where it cannot serve its arguments
 CUDA = torch.backends.cuda.is_built()  # without, even a fake tensor may say it lies on such a device
+_recorded = ContextVar("recorded", default=False)  # what runs now will be captured as a CUDA Graph
 SMALL = 2**20  # elements; below, a call costs what its launch costs, and torch's own launch is the cheapest
 
 
@@ -261,6 +281,7 @@ def is_small(x: Any, operations: float = 1) -> bool:
         and x.is_cuda
         and not is_compiling()
         and x.numel() * operations < SMALL
+        and not _recorded.get()
         and not (CUDA and is_current_stream_capturing())
     )
 

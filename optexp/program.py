@@ -136,6 +136,7 @@ class Program:
     constants: arguments of the model that are no tensors, by name or, as "0" or "1", by position.
     step:      one unit of work; keeps no state that is not a field here.
     pullback:  gradients start from the output itself and not from a loss (see the step of that name).
+    captured:  a later stage records calls of the model in a CUDA Graph: there, launches cost the host nothing.
     pool:      a torch.cuda.MemPool that later stages use.
     aliases:   of parameters and buffers, where the model is another one than the baseline's (what has none is its own
                affair); None: they are called what the baseline calls them.
@@ -151,6 +152,7 @@ class Program:
     targets: int = 0
     constants: Mapping[str, Any] = field(default_factory=dict)
     pullback: bool = False
+    captured: bool = False
     optimizer: torch.optim.Optimizer | None = None
     scaler: torch.amp.GradScaler | None = None
     pool: Any = field(default=None, compare=False)

@@ -243,6 +243,11 @@ def traits(strategy: Strategy) -> frozenset[str]:
     return strategy.provides | {strategy.stage.name.lower()}
 
 
+def captures(stack: Stack) -> bool:
+    """Whether one of them records the program, or its model, in a CUDA Graph."""
+    return any("capture" in traits(strategy) for strategy in stack)
+
+
 def contract(stack: Stack) -> Contract:
     """What a stack promises."""
     return Composed(stack).contract

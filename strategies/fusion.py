@@ -79,7 +79,7 @@ class Fusion(Strategy):
         notes: Notes = {"captures": captures}
         how: dict[str, Any] = {"mode": self.mode}
         if self.ours:
-            how, known = put_in(self.backend)
+            how, known = put_in(self.backend, program.captured)
             notes |= known
         optimized = replace(
             program,
@@ -123,7 +123,7 @@ class Fusion(Strategy):
 
     def recipe(self, notes: Notes) -> str:
         if self.ours:
-            return self.taken_along(list(notes["replaced"]) or notes["patterns"])
+            return self.taken_along(list(notes["replaced"]) or notes["patterns"], notes["captured"])
         if self.backend == "torchscript":
             return f"forward = Scripted(model, forward, trains={notes['trains']})\n"
         options = f"mode={self.mode!r}, fullgraph={self.fullgraph}, dynamic={self.dynamic}"
@@ -131,15 +131,16 @@ class Fusion(Strategy):
         lines += f"loss_fn = loss_fn and torch.compile(loss_fn, {options})\n"
         return lines + (MARKED if notes["captures"] else "")
 
-    def taken_along(self, names: list[str]) -> str:
+    def taken_along(self, names: list[str], captured: bool) -> str:
         """The kernels that were put in, and what puts them in, as they stand in optexp."""
         from optexp.kernelkit.extension import sources
 
         cuda = self.backend == "cuda"
         beside = dict.fromkeys(file for name in names for file in sources(name)) if cuda else ()
+        choice = "importlib.import_module('carried.kernel').for_graphs({})" if captured else "{}"
         return carried([*(f"kernels.{name}" for name in names), "transforms.rewriting"], beside) + TAKEN.format(
             names=names,
-            choice="replace(kernel, function=kernel.cuda)" if cuda else "kernel",
+            choice=choice.format("replace(kernel, function=kernel.cuda)" if cuda else "kernel"),
             options=f"fullgraph={self.fullgraph}, dynamic={self.dynamic}",
         )
 
@@ -232,15 +233,18 @@ def chosen(backend: str) -> list[Kernel]:
     return [replace(k, function=k.cuda) for k in every if k.cuda] if backend == "cuda" else list(every)
 
 
-def put_in(backend: str) -> tuple[dict[str, Any], Notes]:
+def put_in(backend: str, captured: bool) -> tuple[dict[str, Any], Notes]:
     """How torch.compile puts them in; what they implement, the names by which a trace shows them, and, as soon as it is
-    known, what they replaced."""
-    from optexp.kernel import symbols
+    known, what they replaced.
+
+    captured:  for a program that a CUDA Graph records
+    """
+    from optexp.kernel import for_graphs, symbols
     from optexp.transforms import rewriting
 
-    rewriter = rewriting.Rewriter(chosen(backend))
+    rewriter = rewriting.Rewriter([for_graphs(kernel) if captured else kernel for kernel in chosen(backend)])
     patterns = [kernel.name for kernel in rewriter.kernels]
-    notes = {"patterns": patterns, "kernels": sorted(symbols()), "replaced": rewriter.replaced}
+    notes = {"patterns": patterns, "kernels": sorted(symbols()), "replaced": rewriter.replaced, "captured": captured}
     return {"backend": rewriting.backend(rewriter)}, notes
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from optexp.program import Program, gradients
-from optexp.strategy import Stack, Unsupported, compose
+from optexp.strategy import Stack, Unsupported, captures, compose
 from optexp.workload import Workload
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
@@ -40,6 +41,7 @@ def build() -> Build:
         generator = torch.Generator(device).manual_seed(seed + 100)
         batches = [workload.batch(generator) for _ in range(4)]
         program.feed.reset(batches)
+        program = replace(program, captured=captures(stack))
         for strategy in compose(stack):
             if reason := strategy.unsupported(program, torch.device(device)):
                 raise Unsupported(reason)

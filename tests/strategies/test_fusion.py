@@ -157,8 +157,11 @@ def counted(group: str) -> dict[str, float]:
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_our_kernels_are_taken_home(workload, kernels: list[str], tmp_path, monkeypatch: pytest.MonkeyPatch):
-    plain = workload.build(CPU, torch.float32, 0)
+@pytest.mark.parametrize("captured", [False, True], ids=["", "captured"])
+def test_our_kernels_are_taken_home(
+    workload, kernels: list[str], captured: bool, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    plain = replace(workload.build(CPU, torch.float32, 0), captured=captured)
     plain.feed.reset(batches := workload.batches(torch.Generator().manual_seed(1), 4))
     program, notes = Fusion(backend="kernels").apply(plain)
     expected = program.step(program, batches[0])
@@ -262,7 +265,7 @@ def test_what_torchscript_shows(monkeypatch: pytest.MonkeyPatch, build):
 def test_backend_cuda_puts_in_what_cuda_has():
     names = [kernel.name for kernel in fusion.chosen("cuda")]
     assert names == ["add", "gelu", "layernorm_linear", "relu", "relu_bias_scale"]
-    strategy, notes = Fusion(backend="cuda"), {"captures": False, **fusion.put_in("cuda")[1]}
+    strategy, notes = Fusion(backend="cuda"), {"captures": False, **fusion.put_in("cuda", captured=False)[1]}
     counters = {"stats/unique_graphs": 1.0, "replaced/gelu": 1.0}
     launched = profile(regions=1, kernels=("void optexp::gelu_forward<float, 4, true>(float const*, float*, long)",))
     assert strategy.evidence(profile(), launched, notes, counters).engaged

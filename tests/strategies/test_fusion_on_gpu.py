@@ -106,6 +106,17 @@ def test_kernels_inside_a_graph_are_seen(build, tmp_path: Path) -> None:
     assert "1 CUDA Graph launch a step" in found.text
 
 
+def test_in_a_graph_small_calls_are_ours_too(build, observe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    workload, strategy = LayerNormLinear(rows=128, features=1024, out=1024), Fusion(backend="kernels")
+    for stack, engaged in (([strategy], False), ([strategy, CudaGraph()], True)):
+        found = evidence(strategy, workload, stack, build, tmp_path)
+        assert found.engaged == engaged, found.text
+        torch._dynamo.reset()
+    ours, theirs = (observe(build(workload, *stack, device="cuda")) for stack in ([strategy, CudaGraph()], []))
+    compare(ours, theirs, 1e-4)
+
+
 def test_a_mask_of_each_replay_is_its_own(build) -> None:
     workload = Elementwise(rows=64, columns=64, variant="relu_bias_dropout", p=0.5)
     program = build(workload, Fusion(backend="kernels", fullgraph=True), CudaGraph(), device="cuda")

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +27,7 @@ from optexp.strategies.fusion import Fusion
 from optexp.strategies.inference_mode import InferenceMode
 from optexp.strategies.inplace import Inplace
 from optexp.strategies.replace import Replace
-from optexp.strategy import Strategy, compose
+from optexp.strategy import Strategy, captures, compose
 from optexp.takehome.carrying import CARRIED
 from optexp.takehome.repro import Script
 from optexp.workload import Workload
@@ -58,6 +59,7 @@ def optimized(
     for one in (plain, program):
         one.feed.reset(batches)
     notes = {}
+    program = replace(program, captured=captures(stack))
     for strategy in compose(stack):
         if reason := strategy.unsupported(program, torch.device(device)):
             pytest.skip(reason)

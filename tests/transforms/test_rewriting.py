@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from optexp.kernel import kernels
+from optexp.kernel import for_graphs, kernels
 from optexp.transforms.rewriting import Rewriter, backend
 
 ROOT = math.sqrt(2 / math.pi)
@@ -202,6 +202,8 @@ def test_what_is_too_small_for_a_launch_of_ours_stays_torchs() -> None:
     ):
         assert not kernels()[name].worthwhile(small, *args)
         assert kernels()[name].worthwhile(large, *args)
+        assert for_graphs(kernels()[name]).worthwhile(small, *args)  # there, launches cost the host nothing
+        assert not kernels()[name].worthwhile(small, *args)
     with FakeTensorMode():
         weight = torch.empty(1024, 1024, device="cuda")
         learned = torch.empty(1024, 1024, device="cuda", requires_grad=True)
