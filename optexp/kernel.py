@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache, wraps
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 from torch.compiler import is_compiling
 from torch.cuda import is_current_stream_capturing
 from triton import knobs
@@ -319,11 +319,23 @@ def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
     if programs == 0:
         return
     device = next(getattr(arg, "base", arg).device for arg in args if isinstance(arg, (Tensor, TensorDescriptor)))
-    with current(device):
+    with launching(kernel.__name__, device, args):
         kernel[(programs,)](*args, **constants)
 
 
-def current(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, launches go to this device."""
+def launching(name: str, device: torch.device, args: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Inside, launches go to this device, and a profiler sees an operator `optexp.<name>` of these tensors."""
+    if profiler._is_profiler_enabled:
+        return _shown(name, device, [getattr(arg, "base", arg) for arg in args])
     here = device.type != "cuda" or device.index == torch.cuda.current_device()
     return nullcontext() if here else torch.cuda.device(device)
+
+
+@contextmanager
+def _shown(name: str, device: torch.device, args: Sequence[Any]) -> Iterator[None]:
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    with (
+        torch._C._profiler._RecordFunctionFast(f"optexp.{name}", tensors),
+        torch.cuda.device(device if device.type == "cuda" else -1),
+    ):
+        yield

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from ast import literal_eval
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from torch.utils.flop_counter import conv_flop_count, sdpa_backward_flop_count, sdpa_flop_count
@@ -37,6 +37,7 @@ _ATTENTION = {  # where a mask would be told that leaves part of the work out, a
     "aten::_flash_attention_forward": (8, "False"),
     "aten::_flash_attention_backward": (11, "False"),
 }
+_OUR_PRODUCTS = re.compile(r"optexp\.(\w*linear\w*_forward$|hopper_product\.|few_rows\.)")
 _SHAPE_KEEPING = re.compile(
     r"add|sub|rsub|mul|div|neg|reciprocal|abs|sign|pow|square|r?sqrt|exp2?|log|log1p|erf|sin|cos|relu|elu|mish"
     r"|(threshold|gelu|silu|tanh|sigmoid|leaky_relu|hardtanh|softplus)(_backward)?|clamp(_min|_max)?|maximum|minimum"
@@ -132,7 +133,9 @@ def work_of(op: Op) -> tuple[float, float] | None:
         return _convolution(op, read)
     if op.name in _ATTENTION:
         return _attention(op, read)
-    if op.name.startswith("triton_") and not re.match(r"triton_(tem|mm)", op.name):
+    if _OUR_PRODUCTS.match(op.name):
+        return read, 2.0 * _multiplied(inputs)
+    if op.name.startswith(("triton_", "optexp.")) and not re.match(r"triton_(tem|mm)", op.name):
         return read, 0.0  # outputs are among the arguments
     name = op.name.removeprefix("aten::")
     plain = name.rstrip("_")
@@ -148,6 +151,13 @@ def work_of(op: Op) -> tuple[float, float] | None:
     if shape is None:
         return None
     return read + prod(shape) * max(_itemsize(dtype) for dtype, _ in inputs), 0.0
+
+
+def _multiplied(inputs: Sequence[tuple[str, tuple[int, ...]]]) -> float:
+    """Multiplications of a product m×k by n×k, the last of whose matrices is m×n, between others of other shapes."""
+    *given, (m, n) = [shape for _, shape in inputs if len(shape) == 2]
+    first = sorted(given, key=lambda shape: shape == (m, n))  # which may be a second result
+    return m * n * next((k for rows, k in first if rows == m and (n, k) in given), 0)
 
 
 def _convolution(op: Op, read: float) -> tuple[float, float] | None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optexp.kernel import current, runs_on
+from optexp.kernel import launching, runs_on
 
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # what `with_type` in vector.cuh understands
 
@@ -105,7 +105,7 @@ def run(name: str, function: str, *args: Any) -> None:
     device = next(arg.device for arg in args if isinstance(arg, Tensor))
     call = getattr(library(name, device.index), function)
     stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
-    with current(device):
+    with launching(f"{name}.{function}", device, args):
         status = call(*map(_converted, args), stream)
     if status:
         raise RuntimeError(f"{name}.cu: {function} failed with CUDA error {status}")

@@ -109,6 +109,9 @@ def test_kernels_of_a_graph_are_what_they_were_outside(chrome, passes, card):
     assert breakdown(trace, card, beside=passes).terms["unclassified"] > 0.9  # another launch is other work
 
 
+MATRICES = ("bfloat16", (8, 16)), ("bfloat16", (4, 16)), ("bfloat16", (8, 4))
+
+
 @pytest.mark.parametrize(
     ("op", "expected"),
     [
@@ -121,6 +124,12 @@ def test_kernels_of_a_graph_are_what_they_were_outside(chrome, passes, card):
         (("aten::sum", ("float32", (100,))), (400, 0)),
         (("triton_poi_fused_gelu_0", ("float32", (100,)), ("float32", (100,))), (800, 0)),
         (("triton_tem_fused_mm_0", ("float32", (100,))), None),
+        (("optexp.gelu_forward", ("float32", (100,)), ("float32", (100,))), (800, 0)),
+        (("optexp.layernorm_linear_fold", *MATRICES[1:2], ("float32", (16,)), *MATRICES[1:2]), (320, 0)),
+        (("optexp.linear_gelu_forward", ("bfloat16", (4,)), *MATRICES), (456, 1024)),
+        (("optexp.linear_gelu_forward", *MATRICES[2:], *MATRICES), (512, 1024)),  # and what goes into GELU
+        (("optexp.linear_gelu_forward", *[("float32", (8, 8))] * 3), (768, 1024)),
+        (("optexp.hopper_product.layernorm_linear", *MATRICES[:2], ("float32", (256, 4)), *MATRICES[2:]), (4544, 1024)),
         (("aten::convolution", ("float32", (1, 3, 8, 8)), ("float32", (3, 3, 3, 3))), None),
         (("aten::_foreach_add_", ("", (10,))), None),
         (("aten::empty",), None),

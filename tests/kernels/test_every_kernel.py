@@ -6,6 +6,7 @@ A new kernel is tested too. Without a GPU the kernels run in Triton's interprete
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -308,6 +309,19 @@ def test_the_plain_version_computes_the_same(kernel: Kernel, device: str) -> Non
     if kernel.plain is not None:
         args = arguments(kernel.cases[0], device)
         torch.testing.assert_close(kernel.plain(*args), kernel.reference(*args), atol=1e-5, rtol=1e-4)
+
+
+@every_kernel
+def test_a_profiler_sees_what_a_kernel_was_given(kernel: Kernel, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optexp.kernel.SMALL", 0)
+    args = arguments(kernel.cases[0], device)
+    y = kernel.function(*args)  # compiles, and chooses
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        kernel.function(*args)
+    seen = [event.input_shapes for event in profiler.events() if event.name.startswith("optexp.")]
+    elements = {math.prod(shape) for shapes in seen for shape in shapes}
+    x = next(arg for arg in args if isinstance(arg, Tensor))
+    assert {x.numel(), y.numel()} & elements  # of a library's product the one or the other
 
 
 @on_gpus
