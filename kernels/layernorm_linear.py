@@ -158,6 +158,7 @@ def _computed(
 ) -> tuple[Tensor, ...]:
     """The result; and where they are to be kept the normalised rows, their means and 1/deviations."""
     rows = in_rows(x)
+    count, columns = rows.shape
 
     def run(how: Tiling | str) -> tuple[Tensor, ...]:
         operands = (rows, gamma, beta, weight, bias, eps)
@@ -168,22 +169,22 @@ def _computed(
         if how == "few":
             return (by_few(*operands),)
         norm = forward_of_rows if keep else normalised_rows
-        normal, *statistics = norm(rows, gamma, beta, rows.shape[1], eps, weight.dtype)
+        normal, *statistics = norm(rows, gamma, beta, columns, eps, weight.dtype)
         y = F.linear(normal, weight, bias)
         return (y, normal, *statistics) if keep else (y,)
 
     ways: list[Tiling | str] = ["library"]
-    if takes(rows, weight) and rows.shape[1] % 8 == 0 and not keep:
+    if not keep and columns % 8 == 0 and takes(rows, weight):
         # Of float16, γ⊙w or γ⊙x could overflow, or lose bits below its smallest normal number.
         if weight.dtype == torch.bfloat16:
             ways += TILINGS
             if hopper.takes(rows, gamma, beta, bias):
                 ways.append("hopper")
-        if len(rows) <= FEW and rows.shape[1] <= SHORT and hopper.takes(rows, gamma, beta, bias, source="few_rows"):
+        if count <= FEW and columns <= SHORT and hopper.takes(rows, gamma, beta, bias, source="few_rows"):
             # First, as where nothing can be raced, if all its blocks run at once: of small calls only graphs come here.
-            ways.insert(0 if few_blocks(len(rows), len(weight)) <= multiprocessors(x.device) else len(ways), "few")
+            ways.insert(0 if few_blocks(count, weight.shape[0]) <= multiprocessors(x.device) else len(ways), "few")
     # Each 32 rows that are few may be more tiles, which may or may not be made at once.
-    size = f"{ceil_div(len(rows), 32)} times 32" if len(rows) <= FEW else bucket(len(rows))
+    size = f"{ceil_div(count, 32)} times 32" if count <= FEW else bucket(count)
     key = (x.dtype, weight.dtype, keep, gamma is None, size, *weight.shape)
     y, *kept = run(fastest("layernorm_linear", key, ways, run, x.device))
     return y.view(*x.shape[:-1], weight.shape[0]), *kept
@@ -344,7 +345,7 @@ def worthwhile(
 
 
 def _operations(weight: Tensor) -> float:
-    return (1 + len(weight) / 128) / 4
+    return (1 + weight.shape[0] / 128) / 4
 
 
 def cuda(

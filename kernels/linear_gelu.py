@@ -107,8 +107,8 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, k
         if not keep and hopper.takes(rows, bias):
             ways.append("hopper")
     elif not keep:
-        ways += chunks(len(rows), weight.shape[0] * x.element_size())
-    key = (x.dtype, approximate, keep, bias is None, bucket(len(rows)), *weight.shape)
+        ways += chunks(rows.shape[0], weight.shape[0] * x.element_size())
+    key = (x.dtype, approximate, keep, bias is None, bucket(rows.shape[0]), *weight.shape)
     y, z = run(fastest("linear_gelu", key, ways, run, x.device))
     shape = (*x.shape[:-1], weight.shape[0])
     return y.view(shape), z.view(shape) if keep else z

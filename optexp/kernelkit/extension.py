@@ -104,16 +104,16 @@ def run(name: str, function: str, *args: Any) -> None:
     """
     device = next(arg.device for arg in args if isinstance(arg, Tensor))
     call = getattr(library(name, device.index), function)
-    stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+    values = [*map(_number, args), torch._C._cuda_getCurrentRawStream(device.index)]
+    if call.argtypes is None:
+        call.argtypes = [ctypes.c_double if isinstance(value, float) else ctypes.c_int64 for value in values]
     with launching(f"{name}.{function}", device, args):
-        status = call(*map(_converted, args), stream)
+        status = call(*values)
     if status:
         raise RuntimeError(f"{name}.cu: {function} failed with CUDA error {status}")
 
 
-def _converted(arg: Any) -> Any:
+def _number(arg: Any) -> Any:
     if isinstance(arg, Tensor):
-        return ctypes.c_void_p(arg.data_ptr())
-    if isinstance(arg, torch.dtype):
-        return ctypes.c_int64(TYPES[arg])
-    return ctypes.c_double(arg) if isinstance(arg, float) else ctypes.c_int64(arg)
+        return arg.data_ptr()
+    return TYPES[arg] if isinstance(arg, torch.dtype) else arg

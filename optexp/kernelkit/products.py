@@ -7,6 +7,7 @@ beyond the edges and writes nothing there.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -61,15 +62,19 @@ def in_rows(tensor: Tensor) -> Tensor:
 
 def takes(x: Tensor, w: Tensor) -> bool:
     """Whether tensor cores and the copy engine can work on these matrices."""
-    if x.dtype != w.dtype or x.dtype not in (torch.bfloat16, torch.float16) or 0 in (*x.shape, *w.shape):
+    if x.dtype != w.dtype or x.dtype not in (torch.bfloat16, torch.float16) or not has_copy_engine(x.device):
         return False
-    if not INTERPRETED and torch.cuda.get_device_capability(x.device) < (9, 0):
-        return False
-    if max(*x.shape, *w.shape) >= 2**31:
+    (m, k), (n, _) = x.shape, w.shape
+    if not (min(m, n, k) > 0 and max(m, n, k) < 2**31) or n % 8 != 0:
         return False  # where a tile lies is told in 32 bits
-    aligned = all(t.data_ptr() % 16 == 0 and t.stride(1) == 1 and t.stride(0) % 8 == 0 for t in (x, w))
-    apart = all(t.stride(0) >= t.shape[1] for t in (x, w))  # rows of an expanded tensor are all the same memory
-    return aligned and apart and w.shape[0] % 8 == 0
+    (x_stride, x_step), (w_stride, w_step) = x.stride(), w.stride()
+    aligned = x.data_ptr() % 16 == w.data_ptr() % 16 == x_stride % 8 == w_stride % 8 == 0 and x_step == w_step == 1
+    return aligned and min(x_stride, w_stride) >= k  # rows of an expanded tensor are all the same memory
+
+
+@cache
+def has_copy_engine(device: torch.device) -> bool:
+    return INTERPRETED or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def product(kernel: Any, tiling: Tiling, x: Tensor, w: Tensor, y: Tensor, *args: Any, **constants: Any) -> None:
