@@ -25,7 +25,7 @@ from optexp.kernel import (
     pays,
 )
 from optexp.kernelkit import extension
-from optexp.kernelkit.tiles import exp, load, store, wide
+from optexp.kernelkit.tiles import exp, load, over_vector, store, wide
 
 FORMS = ("none", "tanh")
 
@@ -80,17 +80,11 @@ def gelu_plain(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
 
 
 def _forward(x: Tensor, approximate: str) -> Tensor:
-    y = torch.empty_like(x)
-    x, block = laid_out_like(x, y), 4096 // x.element_size()
-    launch(gelu_forward, ceil_div(x.numel(), block), x, y, x.numel(), TANH=approximate == "tanh", BLOCK=block)
-    return y
+    return over_vector(gelu_forward, torch.empty_like(x), x, TANH=approximate == "tanh")
 
 
 def _backward(dy: Tensor, x: Tensor, approximate: str) -> Tensor:
-    dx = torch.empty_like(x)
-    x, dy, block = laid_out_like(x, dx), laid_out_like(dy, dx), 4096 // x.element_size()
-    launch(gelu_backward, ceil_div(x.numel(), block), dy, x, dx, x.numel(), TANH=approximate == "tanh", BLOCK=block)
-    return dx
+    return over_vector(gelu_backward, torch.empty_like(x), dy, x, TANH=approximate == "tanh")
 
 
 def _cuda_forward(x: Tensor, approximate: str) -> Tensor:

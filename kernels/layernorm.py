@@ -217,7 +217,8 @@ def _normalise(
 ) -> None:  # fmt: skip
     operands = (contiguous(tensor) for tensor in (x, weight, bias))
     rows = x.numel() // columns
-    in_rows(layernorm_forward, rows, columns, *operands, mean, scale, y, more=_more_ways, eps=eps)
+    one = [Launch(max(1, 1024 // max(power_of_two(columns), 16)), 4, 0, 0)] if rows <= FEW and columns <= 4096 else []
+    in_rows(layernorm_forward, rows, columns, *operands, mean, scale, y, more=_more_ways, first=one, eps=eps)
 
 
 @cache

@@ -27,7 +27,7 @@ from optexp.kernel import (
     pays,
 )
 from optexp.kernelkit import extension
-from optexp.kernelkit.tiles import load, store, wide
+from optexp.kernelkit.tiles import load, over_vector, store, wide
 
 
 @triton.jit
@@ -53,17 +53,11 @@ def relu_plain(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
 
 
 def _forward(x: Tensor) -> Tensor:
-    y = torch.empty_like(x)
-    x, block = laid_out_like(x, y), 4096 // x.element_size()
-    launch(relu_forward, ceil_div(x.numel(), block), x, y, x.numel(), BLOCK=block)
-    return y
+    return over_vector(relu_forward, torch.empty_like(x), x)
 
 
 def _backward(dy: Tensor, y: Tensor) -> Tensor:
-    dx = torch.empty_like(y)
-    y, dy, block = laid_out_like(y, dx), laid_out_like(dy, dx), 4096 // y.element_size()
-    launch(relu_backward, ceil_div(y.numel(), block), dy, y, dx, y.numel(), BLOCK=block)
-    return dx
+    return over_vector(relu_backward, torch.empty_like(y), dy, y)
 
 
 def _cuda_forward(x: Tensor) -> Tensor:

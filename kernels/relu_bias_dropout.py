@@ -114,7 +114,7 @@ def relu_bias_dropout_plain(x_ptr, bias_ptr, y_ptr, size, columns, p, seed, BLOC
     tl.store(y_ptr + offsets, y, mask=mask)
 
 
-def _drop(p: float) -> dict[str, float]:
+def _drop(p: float) -> dict[str, Any]:
     """p in steps, and what makes up for the dropped: by the share that stays in steps too, so that the mean is kept.
 
     Where nothing stays, that is zero; the threshold then has a bit too many, and does not matter.

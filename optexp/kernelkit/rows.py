@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -49,11 +49,13 @@ def in_rows(
     columns: int,
     *args: Any,
     more: Callable[[int], list[Launch]] | None = None,
+    first: Sequence[Launch] = (),
     **constants: Any,
 ) -> None:
     """Run the kernel over tiles of whole rows, in the fastest way; the last of `args` is what it writes.
 
-    more: ways that this kernel has besides `tiles`, from the block
+    more:   ways that this kernel has besides `tiles`, from the block
+    first:  those that come before them: where nothing can be raced, the first is taken
     """
     if rows == 0 or columns == 0:
         return
@@ -67,5 +69,5 @@ def in_rows(
         launch(kernel, programs, *args, rows, columns, **constants, **how.constants(block))
 
     dtypes = [arg.dtype for arg in args if isinstance(arg, Tensor)]
-    ways = [*tiles(block), *(more(block) if more else ())]
+    ways = [*first, *tiles(block), *(more(block) if more else ())]
     run(fastest(kernel.__name__, (*dtypes, columns, bucket(rows)), ways, run, result.device))

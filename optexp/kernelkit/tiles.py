@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-from optexp.kernel import ceil_div, launch, multiprocessors, power_of_two
+from optexp.kernel import SMALL, ceil_div, laid_out_like, launch, multiprocessors, power_of_two
 from optexp.kernelkit.tuning import bucket, fastest
 
 
@@ -99,10 +99,20 @@ def matrix(tensor: Tensor) -> tuple[int, int]:
     return (tensor.numel() // columns if columns else 0), columns
 
 
+def over_vector(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any) -> Tensor:
+    """Write `result`, 4 KiB by a program, from operands of its shape; of a small one less, so that more take part."""
+    size, block = result.numel(), 4096 // result.element_size()
+    if size < SMALL:
+        block = min(block, max(256, power_of_two(ceil_div(size, multiprocessors(result.device)))))
+    given = [laid_out_like(operand, result) for operand in operands]
+    launch(kernel, ceil_div(size, block), *given, result, size, BLOCK=block, **constants)
+    return result
+
+
 def over_tiles(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any) -> Tensor:
     """Write `result`, each tile by a program of its own."""
     rows, columns = matrix(result)
-    shape = _tile_shape(columns, result.element_size())
+    shape = _tile_shape(columns, result.element_size(), 2048 if result.nbytes <= 2**21 else 8192)
     programs = ceil_div(rows, shape["ROWS"]) * ceil_div(columns, shape["BLOCK"])
     launch(kernel, programs, *operands, result, rows, columns, **constants, **shape)
     return result
@@ -117,11 +127,13 @@ ALONE = (8192, 0)
 
 
 def over_columns(
-    kernel: Any, result: Tensor, dtype: torch.dtype, *operands: Tensor | None, **constants: Any
+    kernel: Any, result: Tensor, dtype: torch.dtype, *operands: Tensor | None, warps: int = 8, **constants: Any
 ) -> tuple[Tensor, Tensor]:
     """Write `result`, and return with it a sum over its rows, of this dtype, that the kernel makes on the way.
 
     Each program adds up a group of rows of one column block, in WIDE precision; groups are then added in a fixed order.
+
+    warps:  of a program that goes through all rows alone
     """
     rows, columns = matrix(result)
     dtypes = [None if operand is None else operand.dtype for operand in operands]
@@ -132,7 +144,8 @@ def over_columns(
         size, resident = grouping
         shape = _tile_shape(columns, result.element_size(), size)
         if grouping == ALONE:
-            shape = narrow(rows, result.element_size())
+            together = min(power_of_two(rows), 128)
+            shape = {"ROWS": together, "BLOCK": max(16, 256 // together), "num_warps": warps}
         across = ceil_div(columns, shape["BLOCK"])
         most = resident * multiprocessors(result.device) // max(across, 1)
         groups = max(1, min(most, ceil_div(rows, shape["ROWS"])))
@@ -172,5 +185,5 @@ def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:
 
 def _tile_shape(columns: int, element_size: int, size: int = 8192) -> dict[str, int]:
     """A tile of 8 KiB, or of `size`: two to four 16-byte accesses for each thread of four warps."""
-    block = max(16, min(power_of_two(columns), 1024))
+    block = max(16, min(power_of_two(columns), 1024, size // element_size))
     return {"ROWS": max(1, size // element_size // block), "BLOCK": block}
