@@ -110,11 +110,12 @@ def over_vector(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any
 
 
 def over_tiles(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any) -> Tensor:
-    """Write `result`, each tile by a program of its own."""
+    """Write `result`, each tile of 1024 elements by a program of its own, of one row where that has as many."""
     rows, columns = matrix(result)
-    shape = _tile_shape(columns, result.element_size(), 2048 if result.nbytes <= 2**21 else 8192)
-    programs = ceil_div(rows, shape["ROWS"]) * ceil_div(columns, shape["BLOCK"])
-    launch(kernel, programs, *operands, result, rows, columns, **constants, **shape)
+    block = max(16, min(power_of_two(columns), 1024))
+    together = 1024 // block
+    programs = ceil_div(rows, together) * ceil_div(columns, block)
+    launch(kernel, programs, *operands, result, rows, columns, **constants, ROWS=together, BLOCK=block)
     return result
 
 
@@ -183,7 +184,7 @@ def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:
     launch(column_sums, programs, sums, first, second, len(sums), first.numel(), **how)
 
 
-def _tile_shape(columns: int, element_size: int, size: int = 8192) -> dict[str, int]:
-    """A tile of 8 KiB, or of `size`: two to four 16-byte accesses for each thread of four warps."""
-    block = max(16, min(power_of_two(columns), 1024, size // element_size))
+def _tile_shape(columns: int, element_size: int, size: int) -> dict[str, int]:
+    """A tile of so many bytes."""
+    block = max(16, min(power_of_two(columns), 1024))
     return {"ROWS": max(1, size // element_size // block), "BLOCK": block}
