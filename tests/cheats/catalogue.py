@@ -1153,6 +1153,8 @@ class TellsLess(Cheat):
         changed = super().change(program)
 
         def told(timing: Any, **changes: Any) -> Any:
+            if not hasattr(timing, "wall_s"):  # something else that is replaced there
+                return replace(timing, **changes)
             mine = sys._getframe(1).f_locals["self"].program.step is changed.step
             return replace(timing, **changes, **({"wall_s": timing.wall_s / 3} if mine else {}))
 
