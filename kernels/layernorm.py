@@ -22,6 +22,7 @@ from optexp.kernel import (
     check_tensors,
     contiguous,
     derived,
+    is_differentiated,
     is_small,
     launch,
     multiprocessors,
@@ -301,7 +302,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None
     if dy is None:
         return (None,) * 6
     x, weight, bias, mean, scale = ctx.saved_tensors
-    if torch.is_grad_enabled():  # somebody will differentiate what comes out, and mean and scale depend on x
+    if is_differentiated(dy):  # and mean and scale depend on x
 
         def plainly(x: Tensor, *parameters: Tensor | None) -> Tensor:
             weight, bias = (None if p is None else p.flatten() for p in parameters)

@@ -30,6 +30,7 @@ from optexp.kernel import (
     ceil_div,
     contiguous,
     derived,
+    is_differentiated,
     launch,
     lowered,
     multiprocessors,
@@ -39,7 +40,8 @@ from optexp.kernel import (
     power_of_two,
 )
 from optexp.kernelkit import extension, hopper
-from optexp.kernelkit.products import TILINGS, Tiling, in_rows, place, product, takes
+from optexp.kernelkit.products import FEW, TILINGS, Tiling, in_rows, in_shape, library_ways, place, product, takes
+from optexp.kernelkit.tiles import summed, tile
 from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.layernorm import (
     LONGEST,
@@ -51,7 +53,7 @@ from optexp.kernels.layernorm import (
 )
 from optexp.kernels.linear_gelu import check_linear, is_small_product
 
-FEW, SHORT = 512, 2048  # rows and columns up to which few_rows.cu is asked
+SHORT = 2048  # columns up to which few_rows.cu is asked, of FEW rows
 
 LARGE_MEAN = tl.constexpr(16.0)  # deviations; the accumulators then hold 4 bits that cancel
 
@@ -95,8 +97,8 @@ def layernorm_linear_forward(
     """
     x_stride, inside = x_stride // 8 * 8, k // 8 * 8  # which they are: 16 bytes at a time
     across_m, across_n = tl.cdiv(m, M), tl.cdiv(n, N)
-    for tile in tl.range(tl.program_id(0), across_m * across_n, tl.num_programs(0)):
-        row, column = place(tile, across_m, across_n, GROUP=8)
+    for number in tl.range(tl.program_id(0), across_m * across_n, tl.num_programs(0)):
+        row, column = place(number, across_m, across_n, GROUP=8)
         rows = tl.minimum(row * M + tl.arange(0, M), m - 1).to(tl.int64)
         z = tl.zeros([M, N], tl.float32)
         mean = tl.zeros([M], tl.float32)
@@ -131,6 +133,20 @@ def layernorm_linear_forward(
         offset = tl.load(offset_ptr + columns, mask=columns < n, other=0.0)
         y = (z - mean[:, None] * total[None, :]) * scale[:, None] + offset[None, :]
         y_desc.store([row * M, column * N], y.to(y_desc.dtype))
+
+
+@triton.jit
+def bias_gradient(dy_ptr, sums_ptr, rows, columns, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """For each group of rows their sum."""
+    across = tl.cdiv(columns, BLOCK)
+    block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
+    sums = tl.zeros([ROWS, BLOCK], WIDE)
+    for number in range(group, (rows - 1) // ROWS + 1, count):
+        start, offsets, mask, _ = tile(tl.cast(number, tl.int64) * ROWS, block, rows, columns, ROWS, BLOCK)
+        sums += tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE)
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    total = tl.sum(sums, axis=0).to(sums_ptr.dtype.element_ty)
+    tl.store(sums_ptr + group * columns + column, total, mask=column < columns)
 
 
 @triton.jit
@@ -170,10 +186,14 @@ def _computed(
             return (by_few(*operands),)
         norm = forward_of_rows if keep else normalised_rows
         normal, *statistics = norm(rows, gamma, beta, columns, eps, weight.dtype)
-        y = F.linear(normal, weight, bias)
+        if how == "apart":
+            y = normal @ weight.T
+            y += bias
+        else:
+            y = F.linear(normal, weight, bias)
         return (y, normal, *statistics) if keep else (y,)
 
-    ways: list[Tiling | str] = ["library"]
+    ways: list[Tiling | str] = [*library_ways(rows, bias)]
     if not keep and columns % 8 == 0 and takes(rows, weight):
         # Of float16, γ⊙w or γ⊙x could overflow, or lose bits below its smallest normal number.
         if weight.dtype == torch.bfloat16:
@@ -187,7 +207,7 @@ def _computed(
     size = f"{ceil_div(count, 32)} times 32" if count <= FEW else bucket(count)
     key = (x.dtype, weight.dtype, keep, gamma is None, size, *weight.shape)
     y, *kept = run(fastest("layernorm_linear", key, ways, run, x.device))
-    return y.view(*x.shape[:-1], weight.shape[0]), *kept
+    return in_shape(y, x), *kept
 
 
 def _forward(
@@ -266,7 +286,7 @@ def _cuda_forward(
         )
         sizes = (*rows.shape, eps, weight.dtype, x.dtype)
         extension.run("layernorm_linear", "forward", rows, *parameters, normal, mean, scale, *sizes)
-    y = F.linear(normal, weight, bias).view(*x.shape[:-1], weight.shape[0])
+    y = in_shape(F.linear(normal, weight, bias), x)
     return (y, normal, mean, scale) if keep else (y, x.new_empty(0), x.new_empty(0), x.new_empty(0))
 
 
@@ -281,6 +301,10 @@ def _fake(
     return y, weight.new_empty(rows, x.shape[-1]), mean, torch.empty_like(mean)
 
 
+def _bias_gradient(dy: Tensor) -> Tensor:
+    return summed(bias_gradient, dy.dtype, dy.contiguous())
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, gamma, beta, weight, bias, ctx.eps, _ = inputs
     ctx.set_materialize_grads(False)
@@ -291,7 +315,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None
     if dy is None:
         return (None,) * 7
     x, gamma, beta, weight, bias, normal, mean, scale = ctx.saved_tensors
-    if torch.is_grad_enabled():  # somebody will differentiate what comes out, and what was kept depends on x
+    if is_differentiated(dy):  # and what was kept depends on x
 
         def plainly(x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             normal = F.layer_norm(x, x.shape[-1:], gamma, beta, ctx.eps)
@@ -301,10 +325,11 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None
     arrived, dtype = in_rows(dy), None if beta is None else beta.dtype
     dx, dgamma, dbeta = layernorm_gradients(arrived @ weight, x, gamma, mean, scale, x.shape[-1], dtype)
     dweight = arrived.T @ normal if ctx.needs_input_grad[3] else None
-    dbias = None if bias is None else arrived.sum(0)
+    dbias = bias_gradient_of(arrived) if ctx.needs_input_grad[4] else None
     return dx, None if gamma is None else dgamma, None if beta is None else dbeta, dweight, dbias, None, None
 
 
+bias_gradient_of = operation("bias_gradient", _bias_gradient, lambda dy: dy.new_empty(dy.shape[1]))
 _layernorm_linear = operation("layernorm_linear", _forward, _fake, _save, _differentiate, inference=_computed)
 _layernorm_linear_cuda = operation("layernorm_linear_cuda", _cuda_forward, _fake, _save, _differentiate)
 

@@ -21,6 +21,7 @@ from optexp.kernel import (
     check_tensors,
     contiguous,
     derived,
+    is_differentiated,
     is_small,
     launch,
     lowered,
@@ -30,10 +31,10 @@ from optexp.kernel import (
     runs_on,
 )
 from optexp.kernelkit import extension, hopper
-from optexp.kernelkit.products import TILINGS, Tiling, in_rows, place, product, takes
+from optexp.kernelkit.products import TILINGS, Tiling, in_rows, in_shape, library_ways, place, product, takes
 from optexp.kernelkit.tiles import over_columns
 from optexp.kernelkit.tuning import bucket, fastest
-from optexp.kernels.bias_gelu import bias_gelu_backward
+from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward
 from optexp.kernels.gelu import cdf, check_form, gelu, gelu_forward
 from optexp.kernels.relu_bias_scale import fake_backward
 
@@ -95,10 +96,16 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, k
             return by_hopper(rows, weight, bias, approximate), x.new_empty(0)
         if how == "addmm" and bias is not None:
             return torch._addmm_activation(bias, rows, weight.T, use_gelu=True), x.new_empty(0)
-        z = F.linear(rows, weight, bias)
+        if how == "apart" and bias is not None:
+            z = rows @ weight.T
+            if not keep:
+                return bias_gelu(z, bias, approximate), x.new_empty(0)
+            z += bias
+        else:
+            z = F.linear(rows, weight, bias)
         return gelu(z, approximate), z if keep else x.new_empty(0)
 
-    ways: list[Tiling | int | str] = ["library"]
+    ways: list[Tiling | int | str] = [*library_ways(rows, bias)]
     # cuBLASLt's epilogue, which keeps no z: one launch less, also where nothing is raced. Of no columns it is the bias.
     if approximate == "tanh" and not keep and bias is not None and x.is_cuda and x.dtype in COARSE and rows.shape[1]:
         ways.insert(0, "addmm")
@@ -110,8 +117,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, k
         ways += chunks(rows.shape[0], weight.shape[0] * x.element_size())
     key = (x.dtype, approximate, keep, bias is None, bucket(rows.shape[0]), *weight.shape)
     y, z = run(fastest("linear_gelu", key, ways, run, x.device))
-    shape = (*x.shape[:-1], weight.shape[0])
-    return y.view(shape), z.view(shape) if keep else z
+    return in_shape(y, x), in_shape(z, x) if keep else z
 
 
 def by_tiles(
@@ -175,7 +181,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None,
     if dy is None:
         return (None,) * 5
     x, weight, bias, z = ctx.saved_tensors
-    if torch.is_grad_enabled():  # somebody will differentiate what comes out, and z has forgotten what it came from
+    if is_differentiated(dy):  # and z has forgotten what it came from
         return *derived(lambda x, w, b: reference(x, w, b, ctx.approximate), [x, weight, bias], dy), None, None
     dz, dbias = _linear_gelu_backward(dy, z, ctx.approximate, z.dtype if bias is None else bias.dtype)
     dx = dz @ weight if ctx.needs_input_grad[0] else None

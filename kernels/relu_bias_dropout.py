@@ -140,7 +140,8 @@ def _backward(dy: Tensor, x: Tensor, seed: Tensor, p: float, dtype: torch.dtype)
 
 def _derived(dy: Tensor, x: Tensor, seed: Tensor, p: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The mask is what comes back where ones arrive at ones."""
-    mask, _ = _backward(torch.ones_like(dy), torch.ones_like(x, dtype=dy.dtype), seed, p, dtype)
+    ones = torch.ones(x.shape, dtype=dy.dtype, device=x.device)  # dy may be many at once
+    mask, _ = _backward(ones, ones, seed, p, dtype)
     return derived_backward(dy, x, mask, dtype)
 
 

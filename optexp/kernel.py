@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad, profiler
 from torch.compiler import is_compiling
 from torch.cuda import is_current_stream_capturing
@@ -83,10 +84,12 @@ def for_graphs(kernel: Kernel) -> Kernel:
 
     def in_graph(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():  # nothing is small then
+                return function(*args, **kwargs)
             token = _recorded.set(True)
             try:
-                return function(*args)
+                return function(*args, **kwargs)
             finally:
                 _recorded.reset(token)
 
@@ -146,7 +149,7 @@ def operation(
     if backward is None or setup is None:
 
         def call(*args: Any) -> Any:
-            if reference is not None and needs_gradient(args):
+            if reference is not None and (needs_gradient(args) or is_legacy_batchedtensor(args[0])):
                 return reference(*args)
             return op(*args) if is_traced(args) or needs_gradient(args) else forward(*args)
 
@@ -169,6 +172,12 @@ def operation(
         return direct.apply(*args) if needs_gradient(args) else (inference or forward)(*args)
 
     return differentiable
+
+
+def is_differentiated(dy: Tensor) -> bool:
+    """Whether a gradient is to come from plain PyTorch: somebody will differentiate it in turn, or `is_grads_batched`
+    asked for several at once, whose tensors have no memory that a kernel could read."""
+    return torch.is_grad_enabled() or is_legacy_batchedtensor(dy)
 
 
 def derived(function: Callable[..., Tensor], inputs: Sequence[Tensor | None], dy: Tensor) -> tuple[Any, ...]:

@@ -154,10 +154,10 @@ def work_of(op: Op) -> tuple[float, float] | None:
 
 
 def _multiplied(inputs: Sequence[tuple[str, tuple[int, ...]]]) -> float:
-    """Multiplications of a product m×k by n×k, the last of whose matrices is m×n, between others of other shapes."""
-    *given, (m, n) = [shape for _, shape in inputs if len(shape) == 2]
-    first = sorted(given, key=lambda shape: shape == (m, n))  # which may be a second result
-    return m * n * next((k for rows, k in first if rows == m and (n, k) in given), 0)
+    """Multiplications of a product m×k by n×k, the last of whose matrices is m×n; of others, too, that would fit, such
+    as a few numbers for each row and each column, it is the largest."""
+    *given, (m, n) = [shape for _, shape in inputs if len(shape) == 2] or [(0, 0)]
+    return m * n * max((k for rows, k in given if rows == m and (n, k) in given), default=0)
 
 
 def _convolution(op: Op, read: float) -> tuple[float, float] | None:

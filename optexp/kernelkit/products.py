@@ -34,6 +34,8 @@ class Tiling(NamedTuple):
     resident: int = 1
 
 
+FEW = 512  # rows
+
 TILINGS = [
     Tiling(128, 256, 64, 8, 3),
     Tiling(256, 128, 64, 8, 3),
@@ -58,6 +60,22 @@ def place(tile, across_m, across_n, GROUP: tl.constexpr):
 def in_rows(tensor: Tensor) -> Tensor:
     """As a matrix, when all dimensions but the last are rows; there may be nothing in it."""
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+
+
+def library_ways(x: Tensor, bias: Tensor | None) -> list[str]:
+    """The product of a library, and the bias with it or "apart", by a kernel more; first what few rows are best at.
+
+    Of few rows in float32 cuBLAS shares out the sums over columns, which cuBLASLt with a bias does not.
+    """
+    if bias is None or x.dtype != torch.float32:
+        return ["library"]
+    return ["apart", "library"] if x.shape[0] <= FEW else ["library", "apart"]
+
+
+def in_shape(y: Tensor, x: Tensor) -> Tensor:
+    """Rows y in the shape that rows of x have. No view: what autograd sees come out as one of several views, nobody
+    could write to in place."""
+    return y if x.dim() == 2 else torch.ops.aten._unsafe_view.default(y, (*x.shape[:-1], y.shape[1]))
 
 
 def takes(x: Tensor, w: Tensor) -> bool:

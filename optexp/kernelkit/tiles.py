@@ -130,37 +130,44 @@ ALONE = (8192, 0)
 def over_columns(
     kernel: Any, result: Tensor, dtype: torch.dtype, *operands: Tensor | None, warps: int = 8, **constants: Any
 ) -> tuple[Tensor, Tensor]:
-    """Write `result`, and return with it a sum over its rows, of this dtype, that the kernel makes on the way.
+    """Write `result`, and return with it a sum over its rows, of this dtype, that the kernel makes on the way."""
+    return result, summed(kernel, dtype, *operands, result, warps=warps, **constants)
+
+
+def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, warps: int = 8, **constants: Any) -> Tensor:
+    """A sum over rows of operands, the last of which has them all.
 
     Each program adds up a group of rows of one column block, in WIDE precision; groups are then added in a fixed order.
 
     warps:  of a program that goes through all rows alone
     """
-    rows, columns = matrix(result)
+    last = operands[-1]
+    assert last is not None
+    rows, columns = matrix(last)
     dtypes = [None if operand is None else operand.dtype for operand in operands]
     widest = torch.promote_types(max(filter(None, dtypes), key=lambda dtype: dtype.itemsize), torch.float32)
-    total = result.new_empty(columns, dtype=dtype)
+    total = last.new_empty(columns, dtype=dtype)
 
     def run(grouping: tuple[int, int]) -> None:
         size, resident = grouping
-        shape = _tile_shape(columns, result.element_size(), size)
+        shape = _tile_shape(columns, last.element_size(), size)
         if grouping == ALONE:
             together = min(power_of_two(rows), 128)
             shape = {"ROWS": together, "BLOCK": max(16, 256 // together), "num_warps": warps}
         across = ceil_div(columns, shape["BLOCK"])
-        most = resident * multiprocessors(result.device) // max(across, 1)
+        most = resident * multiprocessors(last.device) // max(across, 1)
         groups = max(1, min(most, ceil_div(rows, shape["ROWS"])))
-        sums = total if groups == 1 else result.new_empty((groups, columns), dtype=widest)
+        sums = total if groups == 1 else last.new_empty((groups, columns), dtype=widest)
         how = {"WIDE": tl.float64 if widest == torch.float64 else tl.float32, **constants, **shape}
-        launch(kernel, groups * across, *operands, result, sums, rows, columns, **how)
+        launch(kernel, groups * across, *operands, sums, rows, columns, **how)
         if groups > 1:
             add_up(sums, total)
 
     forms = [value for value in constants.values() if isinstance(value, bool)]  # other numbers are not compiled in
     alone = rows <= FEW and columns < 2**24  # a tile's offsets are counted in 32 bits
     ways = [ALONE, *GROUPINGS] if alone else GROUPINGS
-    run(fastest(kernel.__name__, (*dtypes, *forms, columns, bucket(rows)), ways, run, result.device))
-    return result, total
+    run(fastest(kernel.__name__, (*dtypes, *forms, columns, bucket(rows)), ways, run, last.device))
+    return total
 
 
 def narrow(rows: int, element_size: int) -> dict[str, int]:
@@ -185,6 +192,6 @@ def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:
 
 
 def _tile_shape(columns: int, element_size: int, size: int) -> dict[str, int]:
-    """A tile of so many bytes."""
+    """A tile of so many bytes; of one row where the next would lie beyond what 32 bits count."""
     block = max(16, min(power_of_two(columns), 1024))
-    return {"ROWS": max(1, size // element_size // block), "BLOCK": block}
+    return {"ROWS": max(1, size // element_size // block) if columns < 2**24 else 1, "BLOCK": block}

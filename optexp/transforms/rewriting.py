@@ -106,7 +106,20 @@ def why_not(kernel: Kernel, args: Sequence[Any], node: fx.Node) -> str | None:
     for aspect in ("shape", "dtype", "device"):
         if getattr(ours, aspect) != getattr(expected, aspect):
             return f"its result has {aspect} {getattr(ours, aspect)} instead of {getattr(expected, aspect)}"
+    if expected.requires_grad and is_written_later([fake for fake in fakes if isinstance(fake, Tensor)], node):
+        return "what it reads is written to later, and its gradient wants it as it was"
     return None
+
+
+def is_written_later(tensors: Sequence[Tensor], node: fx.Node) -> bool:
+    """Whether an operation after the node writes to the memory of one of these: what writes does to its first."""
+    memory = {tensor.untyped_storage()._cdata for tensor in tensors}
+    written: list[fx.Node] = []
+    while (node := node.next).op != "output":
+        if has_side_effects(node):
+            fx.node.map_arg((node.args[:1], node.kwargs), written.append)
+    values = map(value_of, written)
+    return any(isinstance(value, Tensor) and value.untyped_storage()._cdata in memory for value in values)
 
 
 # --- matching ----------------------------------------------------------------------------------------------------

@@ -130,6 +130,8 @@ MATRICES = ("bfloat16", (8, 16)), ("bfloat16", (4, 16)), ("bfloat16", (8, 4))
         (("optexp.linear_gelu_forward", *MATRICES[2:], *MATRICES), (512, 1024)),  # and what goes into GELU
         (("optexp.linear_gelu_forward", *[("float32", (8, 8))] * 3), (768, 1024)),
         (("optexp.hopper_product.layernorm_linear", *MATRICES[:2], ("float32", (256, 4)), *MATRICES[2:]), (4544, 1024)),
+        (("optexp.few_rows.layernorm_linear", *[("float32", (8, n)) for n in (8, 8, 4, 4, 8)]), (1024, 1024)),
+        (("optexp.few_rows.layernorm_linear", ("float32", (8,))), (32, 0)),
         (("aten::convolution", ("float32", (1, 3, 8, 8)), ("float32", (3, 3, 3, 3))), None),
         (("aten::_foreach_add_", ("", (10,))), None),
         (("aten::empty",), None),

@@ -65,7 +65,7 @@ def differentiated(function: Callable[..., Tensor], args: Arguments, dy: Tensor 
     output = function(*leaves)
     if dy is None:
         return {"output": output.detach()}
-    output.backward(dy.to(output.dtype))
+    output.backward(dy.to(output).expand(output.shape))
     grads = {f"gradient {i}": leaf.grad for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
     return {"output": output.detach(), **{name: grad for name, grad in grads.items() if grad is not None}}
 
@@ -214,6 +214,37 @@ def test_gradgradcheck(kernel: Kernel, device: str) -> None:
     """Gradients can be differentiated, by what the reference does."""
     args = changed(arguments(kernel.cases[0], device), lambda t: t.double().requires_grad_())
     assert torch.autograd.gradgradcheck(kernel.function, args, fast_mode=True)
+
+
+@every_kernel
+def test_many_gradients_at_once(kernel: Kernel, device: str) -> None:
+    """As `is_grads_batched` asks for them: from the reference, a kernel has no memory to read there."""
+    x, *rest = arguments(kernel.cases[0], device)
+    x = x.requires_grad_()
+    ours, theirs = (
+        torch.autograd.grad(y, x, torch.stack([torch.ones_like(y), y.detach()]), is_grads_batched=True)[0]
+        for y in (function(x, *rest) for function in (kernel.function, kernel.reference))
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@every_kernel
+def test_a_result_can_be_written_to(kernel: Kernel, device: str) -> None:
+    """As a residual is added in place; where gradients need the result as it was, torch refuses both alike."""
+    for case in kernel.cases:
+        ours, theirs = (_written_to(f, arguments(case, device)) for f in (kernel.function, kernel.reference))
+        assert type(ours) is type(theirs), ours
+        if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def _written_to(function: Callable[..., Tensor], args: Arguments) -> Tensor | str:
+    try:
+        return differentiated(lambda *leaves: function(*leaves).add_(1), args, torch.ones(()))["gradient 0"]
+    except RuntimeError as error:
+        if "modified by an inplace operation" in str(error):
+            return "refused"
+        raise
 
 
 @every_kernel

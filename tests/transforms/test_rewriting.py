@@ -153,6 +153,21 @@ def test_what_must_stay(function: Callable[..., Tensor], arguments: int, x: Tens
     assert_same(function, *(x, BIAS)[:arguments])
 
 
+def test_what_backward_would_read_is_written_to(x: Tensor) -> None:
+    """bias_gelu keeps its input, F.gelu the sum."""
+
+    def function(x: Tensor, bias: Tensor) -> Tensor:
+        x = x * 2
+        x += F.gelu(x + bias)
+        return x
+
+    assert any("is written to later" in why for why in assert_same(function, x, BIAS, gelu=1).refused)
+
+
+def test_a_result_is_written_to(x: Tensor) -> None:
+    assert_same(lambda x, bias: F.gelu(x + bias).add_(x), x, BIAS, bias_gelu=1)
+
+
 def test_refusals_have_reasons(x: Tensor) -> None:
     _, rewriter = rewritten(lambda x: torch.softmax(x, 0) + x, x)
     assert set(rewriter.refused) == {"softmax: it would not pay", "add: it would not pay"}
