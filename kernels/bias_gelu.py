@@ -44,19 +44,29 @@ def bias_gelu_backward(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, sums_ptr, rows, columns,
     TANH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dx, and for each group of rows the sum of what arrives at the bias (None: it is in x already)."""
+    """dx, and for each group of rows the sum of what arrives at the bias (None: it is in x already).
+
+    A tall tile may be a program's only one. It is copied asynchronously, as ptxas would load dy behind GELU's numbers,
+    and beside its part of the bias: read before the loop, that would hold up the first tile.
+    """
+    TALL: tl.constexpr = ROWS >= 32
+    ahead: tl.constexpr = 3 if TALL else 1
     across = tl.cdiv(columns, BLOCK)
     block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
     column = block * BLOCK + tl.arange(0, BLOCK)
     bias = tl.zeros([BLOCK], WIDE)
-    if bias_ptr is not None:
+    if bias_ptr is not None and not TALL:
         bias = tl.load(bias_ptr + column, mask=column < columns).to(WIDE)
     sums = tl.zeros([BLOCK], WIDE)
-    for number in range(group, (rows - 1) // ROWS + 1, count):
+    for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=ahead):
         first = tl.cast(number, tl.int64) * ROWS
         start, offsets, mask, _ = tile(first, block, rows, columns, ROWS, BLOCK)
-        z = tl.load(x_ptr + start + offsets, mask=mask).to(WIDE) + bias[None, :]
-        dx = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE) * derivative(z, TANH)
+        z = tl.load(x_ptr + start + offsets, mask=mask).to(WIDE)
+        dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE)
+        if bias_ptr is not None and TALL:
+            bias = tl.load(bias_ptr + column, mask=column < columns).to(WIDE)
+        z += bias[None, :]
+        dx = dy * derivative(z, TANH)
         tl.store(dx_ptr + start + offsets, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         sums += tl.sum(tl.where(mask, dx, 0.0), axis=0)
     tl.store(sums_ptr + group * columns + column, sums.to(sums_ptr.dtype.element_ty), mask=column < columns)

@@ -45,37 +45,52 @@ def layernorm_forward(
     """Tiles of ROWS whole rows. The variance is that of the differences from the mean: a large mean costs nothing.
 
     A program that loops keeps weight and bias; one that does not loads them when registers are free again, or at once
-    (without stages): then they come with x.
+    (without stages). Then there is no loop: what is made of them in front of one would hold up x until they are there.
     """
-    ahead: tl.constexpr = STAGES if STAGES > 0 else 1
-    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    column = tl.arange(0, BLOCK)[None, :]
+    weight = 0.0
+    bias = 0.0
     if weight_ptr is not None and STAGES != 1:
         weight = tl.load(weight_ptr + column, mask=column < columns)
     if bias_ptr is not None and STAGES != 1:
         bias = tl.load(bias_ptr + column, mask=column < columns)
-    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=ahead):
-        first = tl.cast(tile, tl.int64) * ROWS
-        start = first * columns
-        exists = row < left(first, rows, ROWS)
-        mask = (column < columns) & exists
-        x = wide(tl.load(x_ptr + start + row * columns + column, mask=mask, other=0.0))
-        mean = tl.sum(x, axis=1, keep_dims=True) / columns
-        centred = tl.where(column < columns, x - mean, 0.0)
-        variance = tl.sum(centred * centred, axis=1, keep_dims=True) / columns
-        scale = 1.0 / tl.sqrt(variance + tl.cast(eps, x.dtype))
-        y = centred * scale
-        if weight_ptr is not None:
-            if STAGES == 1:
-                weight = tl.load(weight_ptr + column, mask=column < columns)
-            y *= weight.to(y.dtype)
-        if bias_ptr is not None:
-            if STAGES == 1:
-                bias = tl.load(bias_ptr + column, mask=column < columns)
-            y += bias.to(y.dtype)
-        tl.store(y_ptr + start + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
-        if mean_ptr is not None:
-            tl.store(mean_ptr + first + row, mean, mask=exists)
-            tl.store(scale_ptr + first + row, scale, mask=exists)
+    if STAGES == 0:
+        _tile(x_ptr, weight_ptr, bias_ptr, mean_ptr, scale_ptr, y_ptr, tl.program_id(0), rows, columns, eps,
+              weight, bias, ROWS, BLOCK, False)  # fmt: skip
+    else:
+        for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
+            _tile(x_ptr, weight_ptr, bias_ptr, mean_ptr, scale_ptr, y_ptr, tile, rows, columns, eps,
+                  weight, bias, ROWS, BLOCK, STAGES == 1)  # fmt: skip
+
+
+@triton.jit
+def _tile(
+    x_ptr, weight_ptr, bias_ptr, mean_ptr, scale_ptr, y_ptr, tile, rows, columns, eps, weight, bias,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr,
+):  # fmt: skip
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    first = tl.cast(tile, tl.int64) * ROWS
+    start = first * columns
+    exists = row < left(first, rows, ROWS)
+    mask = (column < columns) & exists
+    x = wide(tl.load(x_ptr + start + row * columns + column, mask=mask, other=0.0))
+    mean = tl.sum(x, axis=1, keep_dims=True) / columns
+    centred = tl.where(column < columns, x - mean, 0.0)
+    variance = tl.sum(centred * centred, axis=1, keep_dims=True) / columns
+    scale = 1.0 / tl.sqrt(variance + tl.cast(eps, x.dtype))
+    y = centred * scale
+    if weight_ptr is not None:
+        if LATE:
+            weight = tl.load(weight_ptr + column, mask=column < columns)
+        y *= weight.to(y.dtype)
+    if bias_ptr is not None:
+        if LATE:
+            bias = tl.load(bias_ptr + column, mask=column < columns)
+        y += bias.to(y.dtype)
+    tl.store(y_ptr + start + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+    if mean_ptr is not None:
+        tl.store(mean_ptr + first + row, mean, mask=exists)
+        tl.store(scale_ptr + first + row, scale, mask=exists)
 
 
 @triton.jit

@@ -40,7 +40,7 @@ from optexp.kernel import (
     power_of_two,
 )
 from optexp.kernelkit import extension, hopper
-from optexp.kernelkit.products import FEW, TILINGS, Tiling, in_rows, in_shape, library_ways, place, product, takes
+from optexp.kernelkit.products import TILINGS, Tiling, in_rows, in_shape, library_ways, place, product, takes
 from optexp.kernelkit.tiles import summed, tile
 from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.layernorm import (
@@ -53,7 +53,7 @@ from optexp.kernels.layernorm import (
 )
 from optexp.kernels.linear_gelu import check_linear, is_small_product
 
-SHORT = 2048  # columns up to which few_rows.cu is asked, of FEW rows
+FEW, SHORT = 512, 2048  # rows and columns up to which few_rows.cu is asked
 
 LARGE_MEAN = tl.constexpr(16.0)  # deviations; the accumulators then hold 4 bits that cancel
 
@@ -141,7 +141,7 @@ def bias_gradient(dy_ptr, sums_ptr, rows, columns, WIDE: tl.constexpr, ROWS: tl.
     across = tl.cdiv(columns, BLOCK)
     block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
     sums = tl.zeros([ROWS, BLOCK], WIDE)
-    for number in range(group, (rows - 1) // ROWS + 1, count):
+    for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=3):
         start, offsets, mask, _ = tile(tl.cast(number, tl.int64) * ROWS, block, rows, columns, ROWS, BLOCK)
         sums += tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE)
     column = block * BLOCK + tl.arange(0, BLOCK)
