@@ -46,24 +46,22 @@ def bias_gelu_backward(
 ):  # fmt: skip
     """dx, and for each group of rows the sum of what arrives at the bias (None: it is in x already).
 
-    A tall tile may be a program's only one. It is copied asynchronously, as ptxas would load dy behind GELU's numbers,
-    and beside its part of the bias: read before the loop, that would hold up the first tile.
+    A tall tile may be a program's only one, and brings its part of the bias: read earlier, that would hold it up.
     """
-    TALL: tl.constexpr = ROWS >= 32
-    ahead: tl.constexpr = 3 if TALL else 1
+    tall: tl.constexpr = ROWS >= 32
     across = tl.cdiv(columns, BLOCK)
     block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
     column = block * BLOCK + tl.arange(0, BLOCK)
     bias = tl.zeros([BLOCK], WIDE)
-    if bias_ptr is not None and not TALL:
+    if bias_ptr is not None and not tall:
         bias = tl.load(bias_ptr + column, mask=column < columns).to(WIDE)
     sums = tl.zeros([BLOCK], WIDE)
-    for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=ahead):
+    for number in range(group, (rows - 1) // ROWS + 1, count):
         first = tl.cast(number, tl.int64) * ROWS
         start, offsets, mask, _ = tile(first, block, rows, columns, ROWS, BLOCK)
         z = tl.load(x_ptr + start + offsets, mask=mask).to(WIDE)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE)
-        if bias_ptr is not None and TALL:
+        if bias_ptr is not None and tall:
             bias = tl.load(bias_ptr + column, mask=column < columns).to(WIDE)
         z += bias[None, :]
         dx = dy * derivative(z, TANH)

@@ -137,11 +137,12 @@ def layernorm_linear_forward(
 
 @triton.jit
 def bias_gradient(dy_ptr, sums_ptr, rows, columns, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """For each group of rows their sum."""
+    """For each group of rows their sum. A tall tile may be a program's only one, and asynchronous copies are slower."""
+    ahead: tl.constexpr = 1 if ROWS >= 32 else 3
     across = tl.cdiv(columns, BLOCK)
     block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
     sums = tl.zeros([ROWS, BLOCK], WIDE)
-    for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=3):
+    for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=ahead):
         start, offsets, mask, _ = tile(tl.cast(number, tl.int64) * ROWS, block, rows, columns, ROWS, BLOCK)
         sums += tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE)
     column = block * BLOCK + tl.arange(0, BLOCK)
