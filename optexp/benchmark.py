@@ -75,7 +75,7 @@ class Row:
         """Which goals, in words."""
         ours = self.us.get("ours")
         if ours is None:
-            return [f"{self.name}: ours failed"]
+            return [f"{self.name}: ours has no figure"]
         found = []
         if self.ratio and self.goal and self.ratio > self.goal:
             found.append(f"{self.name}: {self.ratio:.3f} times the floor, and the goal is {self.goal}")
@@ -194,7 +194,8 @@ def rows_of(
 
 
 def _less(whole: float | None, part: float | None) -> float | None:
-    return None if whole is None or part is None else max(whole - part, 0.0)
+    """What is left of the whole; None, too, where scatter left nothing: no pass takes no time."""
+    return None if whole is None or part is None or whole <= part else whole - part
 
 
 def functions(kernel: Kernel, modes: Sequence[str]) -> dict[str, Callable[..., Tensor]]:
@@ -309,7 +310,8 @@ def prepare(every: list[Call], device: torch.device, block_s: float) -> tuple[Ca
         call()
     if device.type == "cuda":
         if len(every) == 1:
-            every = every * max(4, min(20, int(2e-3 / clock.time_block(every[0], 1, device).wall_s)))
+            # enough that the device is not done before a slow host has asked for the next replay
+            every = every * max(4, min(100, int(4e-3 / clock.time_block(every[0], 1, device).wall_s)))
         work = recorded(every, device)
     else:
         work = partial(_all, every)
