@@ -68,6 +68,7 @@ def _tile(
     x_ptr, weight_ptr, bias_ptr, mean_ptr, scale_ptr, y_ptr, tile, rows, columns, eps, weight, bias,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
+    """One of them, with weight and bias as they were loaded, or, late, loaded when its rows are normal."""
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     first = tl.cast(tile, tl.int64) * ROWS
     start = first * columns

@@ -194,7 +194,7 @@ def _computed(
             y = F.linear(normal, weight, bias)
         return (y, normal, *statistics) if keep else (y,)
 
-    ways: list[Tiling | str] = [*library_ways(rows, bias)]
+    ways: list[Tiling | str] = [*library_ways(count, weight, bias)]
     if not keep and columns % 8 == 0 and takes(rows, weight):
         # Of float16, γ⊙w or γ⊙x could overflow, or lose bits below its smallest normal number.
         if weight.dtype == torch.bfloat16:

@@ -105,7 +105,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, k
             z = F.linear(rows, weight, bias)
         return gelu(z, approximate), z if keep else x.new_empty(0)
 
-    ways: list[Tiling | int | str] = [*library_ways(rows, bias)]
+    ways: list[Tiling | int | str] = [*library_ways(len(rows), weight, bias)]
     # cuBLASLt's epilogue, which keeps no z: one launch less, also where nothing is raced. Of no columns it is the bias.
     if approximate == "tanh" and not keep and bias is not None and x.is_cuda and x.dtype in COARSE and rows.shape[1]:
         ways.insert(0, "addmm")

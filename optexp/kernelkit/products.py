@@ -60,15 +60,15 @@ def in_rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
-def library_ways(x: Tensor, bias: Tensor | None) -> list[str]:
-    """A library's product, with the bias or "apart", by a kernel more; first what is rather the fastest.
+def library_ways(rows: int, weight: Tensor, bias: Tensor | None) -> list[str]:
+    """A library's product of so many rows, with its bias or that "apart", by one kernel more; the likely fastest first.
 
     Of few rows in float32 cuBLAS shares out the sums over columns. It does not where cuBLASLt adds a bias:
     128×1024→1024 takes twice as long.
     """
-    if bias is None or x.dtype != torch.float32:
+    if bias is None or weight.dtype != torch.float32:
         return ["library"]
-    return ["apart", "library"] if 16 < x.shape[0] <= 256 else ["library", "apart"]
+    return ["apart", "library"] if 16 < rows <= 256 else ["library", "apart"]
 
 
 def in_shape(y: Tensor, x: Tensor) -> Tensor:

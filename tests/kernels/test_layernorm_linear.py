@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms
-from optexp.kernelkit.products import TILINGS, Tiling
-from optexp.kernels import layernorm_linear
+from optexp.kernelkit.products import TILINGS, Tiling, library_ways
+from optexp.kernels import layernorm, layernorm_linear
 from optexp.kernels.layernorm_linear import by_tiles, layernorm_linear_forward
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run
@@ -125,3 +125,13 @@ def test_only_bfloat16_is_folded(dtype: torch.dtype, normal, monkeypatch: pytest
     x, weight = normal("cpu", dtype, 40, 64), normal("cpu", dtype, 32, 64)
     layernorm_linear.layernorm_linear(x, (64,), weight[0], weight[1], weight)
     assert (set(TILINGS) < set(offered)) == (dtype == torch.bfloat16)
+
+
+def test_a_bias_apart_is_float32_s_alone() -> None:
+    """Where autocast makes the product one of bfloat16, that is not rounded before its bias is added."""
+    x, gamma, beta, weight, bias = (torch.randn(*shape) for shape in ((37, 72), (72,), (72,), (88, 72), (88,)))
+    normal = layernorm.normalised_rows(x, gamma, beta, 72, 1e-5, torch.bfloat16)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = layernorm_linear.layernorm_linear(x, 72, gamma, beta, weight, bias)
+    assert torch.equal(ours, F.linear(normal, weight.bfloat16(), bias.bfloat16()))
+    assert library_ways(37, weight, bias)[0] == "apart"
