@@ -11,6 +11,7 @@ from torch import Tensor
 
 from optexp.kernelkit import tiles
 from optexp.kernelkit.tiles import ALONE, FEW, GROUPINGS
+from optexp.kernels import layernorm_linear
 from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward
 from optexp.kernels.relu_bias_dropout import relu_bias_dropout
 from optexp.kernels.relu_bias_scale import relu_bias_scale
@@ -51,6 +52,18 @@ def test_every_way_sums_the_same(
         torch.testing.assert_close(dbias, found[0][1], rtol=near, atol=near * rows)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("rows", [1, 21, 300])
+def test_every_way_gives_a_product_s_bias_its_gradient(
+    rows: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dy = torch.randn(rows, 70, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
+    for way in (ALONE, *GROUPINGS):
+        monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
+        torch.testing.assert_close(layernorm_linear.bias_gradient_of(dy), dy.double().sum(0).to(dtype))
+
+
 @pytest.mark.parametrize("rows", [1, FEW, FEW + 1])
 def test_few_rows_are_summed_in_one_launch(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is the first way, for that is what a graph captures."""
@@ -65,11 +78,13 @@ def test_few_rows_are_summed_in_one_launch(rows: int, monkeypatch: pytest.Monkey
 
 def test_offsets_within_a_tile_fit_in_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of few rows that are very wide, groups of some are summed: a tile of all would reach too far."""
-    offered = []
+    offered, reached = [], []
     monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on: offered.append(ways) or ways[0])
-    monkeypatch.setattr(tiles, "launch", lambda *args, **constants: None)
-    for columns in (2**24 - 1, 2**24):
+    monkeypatch.setattr(tiles, "launch", lambda *args, **how: reached.append(how.get("ROWS", 1) * columns))
+    for columns in (2**24 - 1, 2**24, 2**30):
         wide = torch.empty(1, dtype=torch.bfloat16).expand(FEW, columns)
         with torch.device("meta"):
-            tiles.over_columns(bias_gelu_backward, torch.empty(FEW, columns), torch.float32, wide, TANH=True)
-    assert [ways[0] == ALONE for ways in offered] == [True, False]
+            result = torch.empty(FEW, columns, dtype=wide.dtype)
+            tiles.over_columns(bias_gelu_backward, result, torch.float32, wide, TANH=True)
+    assert [ways[0] == ALONE for ways in offered] == [True, False, False]
+    assert max(reached) < 2**31

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -200,6 +201,12 @@ def test_changing_shapes_are_rewritten_too(x: Tensor) -> None:
     for rows in (2, 3, 4):
         torch.testing.assert_close(compiled(x[:rows]), F.gelu(x[:rows], approximate="tanh"))
     assert rewriter.replaced == {"gelu": 1}
+
+
+def test_what_a_graph_records_is_called_and_compiled_as_before(x: Tensor) -> None:
+    gelu = partial(for_graphs(kernels()["gelu"]).function, approximate="tanh")
+    for function in (gelu, torch.compile(lambda x: gelu(x), backend="eager", fullgraph=True)):
+        torch.testing.assert_close(function(x), F.gelu(x, approximate="tanh"))
 
 
 def test_what_is_too_small_for_a_launch_of_ours_stays_torchs() -> None:
