@@ -79,18 +79,6 @@ __device__ inline uint2 peek(const uint2* from) {
     return {uint32_t(whole), uint32_t(whole >> 32)};
 }
 
-// Whether all of so many threads of the block say yes: whole warps, and a barrier that no others use.
-__device__ inline bool all_of(int barrier, int threads, bool yes) {
-    uint32_t all;
-    asm volatile(
-        "{\n.reg .pred one, all;\nsetp.ne.u32 one, %1, 0;\n"
-        "barrier.cta.red.and.aligned.pred all, %2, %3, one;\nselp.u32 %0, 1, 0, all;\n}"
-        : "=r"(all)
-        : "r"(uint32_t(yes)), "r"(barrier), "r"(threads)
-        : "memory");
-    return all;
-}
-
 // --- pairs of 16 bits ----------------------------------------------------------------------------------------------
 
 template <typename T>

@@ -17,10 +17,11 @@
 //
 // Both sums over a row of w, its column of y, come from a small kernel before, which a tile awaits with its last step.
 //
-// μ and r are summed once and told to the tiles of the same rows: those of the first columns come first, and each tile
-// sums until it finds that another has been through. None ever waits for another block, which may not have begun: two
-// products side by side, each with blocks that wait for others of theirs, could wait for ever. What a tile finds are
-// the bits that it would have summed itself, so that y does not depend on who was first.
+// μ and r are summed once and told to the tiles of the same rows: of each panel of rows those of the first columns come
+// first. They sum, and so do tiles that are made in the same round; all others look at their end, a tile's time later,
+// and should a row not be there, sum it from memory. None ever waits for another block, which may not have begun: two
+// products side by side, each with blocks that wait for others of theirs, could wait for ever. What a tile finds are the
+// bits that it would have summed itself, so that y does not depend on who was first.
 #include <algorithm>
 
 #include "hopper.cuh"
@@ -32,6 +33,7 @@ enum Form { NORM, TANH, ERF };
 constexpr int M = 128, N = 256, K = 64;  // of a tile and a step: 128 bytes of a row, as wide as a swizzle
 constexpr int STAGES = 4;                // steps in shared memory
 constexpr int CLUSTER = 2, GROUP = 8;    // blocks that share w, and clusters one above the other that share L2
+constexpr int PANEL = 32;                // clusters one above the other, whose rows are summed first
 constexpr int BLOCK = 384;
 constexpr int MULTIPLIERS = 8;  // warps
 constexpr int CHUNK = 64;       // columns that are written at once
@@ -66,8 +68,17 @@ struct Operands {
     Grid grid;
 };
 
-// The tiles of a block, of which those of a cluster are one above the other. For a norm, those of the first columns
-// come before all others, as a group of their own.
+struct Tile {
+    int row, column;
+    int sums;  // its rows, as nobody has told of them before: 0 or 1
+
+    // Now, and not only when it is wanted.
+    __device__ __forceinline__ void settle() { asm volatile("" : "+r"(row), "+r"(column), "+r"(sums)); }
+};
+
+// The tiles of a block, of which those of a cluster are one above the other: by groups of rows, in these by columns. For
+// a norm rows are in panels, where tiles of the first columns come before all others: all rows at once would have all of
+// x read in the first round, as fast as memory is.
 template <Form FORM>
 struct Tiles {
     static constexpr int FIRST = FORM == NORM;  // columns
@@ -77,20 +88,24 @@ struct Tiles {
     __device__ explicit Tiles(const Grid& grid) : grid(grid) {}
     __device__ bool left() const { return cluster < grid.down * grid.across; }
     __device__ void next() { cluster += gridDim.x / CLUSTER; }
-    __device__ bool other() const { return FIRST == 0 || cluster >= grid.down; }
-    __device__ int of_all() const { return cluster - (other() ? grid.down * FIRST : 0); }
-    __device__ int tallest() const { return other() ? GROUP : grid.down; }
-    __device__ int group() const { return tallest() * (other() ? grid.across - FIRST : FIRST); }
-    __device__ int first() const { return of_all() / group() * tallest(); }
-    __device__ int height() const { return min(grid.down - first(), tallest()); }
-    __device__ int row() const {
-        return ((first() + of_all() % group() % height()) * CLUSTER + int(cluster_rank())) * M;
-    }
-    __device__ int column() const { return ((other() ? FIRST : 0) + of_all() % group() / height()) * N; }
-    __device__ int next_row() const {
-        Tiles tile = *this;
-        tile.next();
-        return tile.row();
+
+    // Divisions take long: best beside products.
+    __device__ Tile tile() const {
+        const int top = FORM == NORM ? cluster / (PANEL * grid.across) * PANEL : 0, before = top * grid.across;
+        const int tall = FORM == NORM ? min(grid.down - top, PANEL) : grid.down;
+        const int round = cluster - int(blockIdx.x / CLUSTER);  // its first
+        int down = cluster - before, across = 0;
+        bool sums = FORM == NORM;
+        if (FORM != NORM || down >= tall) {
+            const int of_others = down - tall * FIRST, columns = grid.across - FIRST;
+            const int first = of_others / (GROUP * columns) * GROUP, of_group = of_others - first * columns;
+            const int height = min(tall - first, GROUP);
+            across = of_group / height;
+            down = first + of_group - across * height;
+            across += FIRST;
+            sums = FORM == NORM && before + down >= round;
+        }
+        return {((top + down) * CLUSTER + int(cluster_rank())) * M, across * N, sums};
     }
 };
 
@@ -120,8 +135,8 @@ __device__ void fetch_all(uint32_t base, const CUtensorMap& x, const CUtensorMap
     const int share = cluster_rank() * SHARE, steps = given.grid.steps;
     uint32_t parity = 1;
     Ring ring(base);
-    for (Tiles<FORM> tile(given.grid); tile.left(); tile.next()) {
-        const int row = tile.row(), column = tile.column();
+    for (Tiles<FORM> tiles(given.grid); tiles.left(); tiles.next()) {
+        const auto [row, column, sums] = tiles.tile();
         for (int step = 0; step < steps; step++, ring.next()) {
             const bool last = FORM == NORM && step == steps - 1;
             const int more = FORM == NORM && given.gamma != nullptr ? min(K, given.k - step * K) * 2 : 0;
@@ -253,6 +268,31 @@ __device__ __forceinline__ void guess_means(uint32_t (&means)[2], const uint32_t
         }
         means[half] = twice(fmaxf(lowest, fminf(highest, 0.0f)));
     }
+}
+
+// A warp's 16 rows, in the order in which they are summed beside products, to the bit.
+template <typename T>
+__device__ __forceinline__ Norm sum_from_memory(uint32_t mean, uint32_t other_mean, const Operands<T>& given, int row) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t means[2] = {mean, other_mean};
+    const T* x_row[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        x_row[half] = given.x + min(row + half * 8, given.m - 1) * given.x_stride + lane % 4 * 2;
+    }
+    Sums sums;
+#pragma unroll 4
+    for (int first = 0; first < given.k; first += 16) {
+        uint32_t x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int column = first + i / 2 * 8;
+            const bool there = row + i % 2 * 8 < given.m && column + lane % 4 * 2 < given.k;  // else filled up with zeros
+            x[i] = minus(there ? *reinterpret_cast<const uint32_t*>(x_row[i % 2] + column) : 0, means[i % 2]);
+        }
+        sums.add(x);
+    }
+    return sums.norm(given.share, given.eps);
 }
 
 // A warp's 16 rows once more, from memory and with their true means: far from these, rounding x − c costs too much. Of
@@ -501,17 +541,17 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
     const int row = warp * 16;  // of the tile; the lane has two, `lane / 4` and 8 more further on
     std::conditional_t<FORM == NORM, Rows, Held<T, FORM>> rows(y, base + OUT + warp * 2 * OUT_BYTES);
     Ring ring(base);
-    Tiles<FORM> tile(given.grid);
-    int top = tile.row();   // of the tile
-    bool may_look = false;  // at what other tiles tell: `sum_columns` takes back what was told before
-    for (; tile.left(); tile.next()) {
+    Tiles<FORM> tiles(given.grid);
+    Tile tile = tiles.tile();
+    while (tiles.left()) {
         float z[128];
         Sums sums;
         Norm norm;
-        bool found = false;
         uint32_t before = 0, means[2] = {}, centred[4] = {};
-        const Bias<T> bias(given, tile.column());
-        uint2* const told = given.rows + top + row + lane / 4;
+        const Bias<T> bias(given, tile.column);
+        uint2* const told = given.rows + tile.row + row + lane / 4;
+        const int top = tile.row + row, left = tile.column;
+        const bool sum = tile.sums;
         // Where the copy engine fills up rows nothing may be subtracted: that would count.
         if (FORM == NORM && given.k % K == 0) {
             uint32_t first[4];
@@ -524,14 +564,12 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
             const uint64_t x = matrix(ring.x() + group * (X_BYTES / 2)), w = matrix(ring.w());
             if constexpr (FORM == NORM) {
                 const uint32_t own = ring.x() + row * K * 2 + rows.eight;
-                if (found) {
-                    multiply_step<false>(z, sums, centred, means, own, w, ring.gamma(), step > 0);
-                } else {
-                    if (may_look) norm.look(told);
+                if (sum) {
                     const uint32_t zero = uint32_t(given.n) >> 31;
                     multiply_step<true>(z, sums, centred, means, own, w, ring.gamma(), step > 0, zero);
-                    // All warps of a product go the same way.
-                    if (may_look) found = all_of(1 + group, 128, norm.found());
+                } else {
+                    if (step == given.grid.steps - 1) norm.look(told);
+                    multiply_step<false>(z, sums, centred, means, own, w, ring.gamma(), step > 0);
                 }
             } else {
                 begin_products();
@@ -545,34 +583,41 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
             before = ring.empty();
             ring.next();
         }
-        bool again = false;
+        tiles.next();
+        tile = tiles.tile();
+        tile.settle();
+        bool lost = false, again = false;
         if constexpr (FORM == NORM) {
-            rows.row = tile.row() + row, rows.column = tile.column();
-            top = tile.next_row();
-            asm volatile("" : "+r"(top));  // else only when it is wanted, with no products beside its divisions
-            if (!found) {
+            rows.row = top, rows.column = left;
+            if (sum) {
                 sums.add(centred);
                 norm = sums.norm(given.share, given.eps);
                 if (given.rows != nullptr) {
-                    await_previous();
+                    await_previous();  // `sum_columns`, which takes back what was told before
                     if (lane % 4 == 0) norm.tell(told);
-                    may_look = true;
                 }
+            } else {
+                lost = !__all_sync(0xffffffff, norm.found());
             }
             again = __any_sync(0xffffffff, norm.far());
-            if (again) norm.correct(means);  // a branch: the wait is not moved in front of all this
+            if (again && !lost) norm.correct(means);  // a branch: the wait is not moved in front of all this
         }
         await_products<0>();
         refresh(z);
         if (lane < CLUSTER) arrive_at(before, lane);
         if constexpr (FORM == NORM) {
+            if (lost) {
+                norm = sum_from_memory(means[0], means[1], given, rows.row + lane / 4);
+                again = __any_sync(0xffffffff, norm.far());
+                if (again) norm.correct(means);
+            }
             if (again) redo(z, norm, means, given, rows.row + lane / 4, rows.column);
             normalise<T>(z, norm, rows, base + COLUMNS);
             if (lane == 0) arrive(base + COLUMNS_READ);  // the whole warp has: it has multiplied by them
         } else {
             while (rows.next < PARTS) rows.finish_next();  // there were fewer steps
             rows.take(z, bias);
-            rows.row = tile.row() + row, rows.column = tile.column();
+            rows.row = top, rows.column = left;
         }
     }
     if constexpr (FORM != NORM) rows.finish_all();  // of the last tile, without anything beside it
