@@ -49,7 +49,7 @@ static_assert(SHARED <= 227 * 1024);
 
 constexpr uint32_t ONES = 0x3f803f80;     // two of bfloat16
 constexpr uint32_t UNKNOWN = 0xbf800000;  // -1, in 1/deviation's place
-constexpr float FAR = 3.0f;               // deviations between a row's mean and what was taken for it
+constexpr float FAR = 2.0f;               // deviations between a row's mean and what was taken for it
 
 // --- which tile, and which stage -----------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from optexp.kernel import (
     runs_on,
 )
 from optexp.kernelkit import extension, hopper
-from optexp.kernelkit.products import TILINGS, Tiling, in_rows, in_shape, library_ways, place, product, takes
+from optexp.kernelkit.products import Tiling, in_rows, in_shape, library_ways, place, product, takes, tilings
 from optexp.kernelkit.tiles import over_columns
 from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward
@@ -57,7 +57,7 @@ def linear_gelu_forward(
         for step in range(tl.cdiv(k, K)):
             x = x_desc.load([row * M, step * K])
             w = w_desc.load([column * N, step * K])
-            z = tl.dot(x, w.T, z)
+            z = tl.dot(x, w.T, z, input_precision="tf32x3")
         if bias_ptr is not None:
             columns = column * N + tl.arange(0, N)
             z += tl.load(bias_ptr + columns, mask=columns < n, other=0.0).to(tl.float32)[None, :]
@@ -109,13 +109,15 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, k
     # cuBLASLt's epilogue, which keeps no z: one launch less, also where nothing is raced. Of no columns it is the bias.
     if approximate == "tanh" and not keep and bias is not None and x.is_cuda and x.dtype in COARSE and rows.shape[1]:
         ways.insert(0, "addmm")
-    if takes(rows, weight):
-        ways += TILINGS
-        if not keep and hopper.takes(rows, bias):
-            ways.append("hopper")
-    elif not keep:
+    tiles = tilings(rows, weight)
+    ways += tiles
+    if not keep and takes(rows, weight) and hopper.takes(rows, bias):
+        ways.append("hopper")
+    if not keep and not tiles:
         ways += chunks(rows.shape[0], weight.shape[0] * x.element_size())
-    key = (x.dtype, approximate, keep, bias is None, bucket(rows.shape[0]), *weight.shape)
+    # With TF32, where the user allows it, the library's product takes a third of its time.
+    precision = torch.backends.cuda.matmul.fp32_precision if x.dtype == torch.float32 else ""
+    key = (x.dtype, precision, approximate, keep, bias is None, bucket(rows.shape[0]), *weight.shape)
     y, z = run(fastest("linear_gelu", key, ways, run, x.device))
     return in_shape(y, x), in_shape(z, x) if keep else z
 

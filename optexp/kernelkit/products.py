@@ -45,6 +45,14 @@ TILINGS = [
     Tiling(64, 64, 128, 4, 4, 0),
 ]
 
+# Of float32, whose tiles go through registers to be split (`tl.dot(..., input_precision="tf32x3")`).
+FLOAT32_TILINGS = [
+    Tiling(128, 128, 32, 8, 3),
+    Tiling(128, 128, 32, 8, 3, 0),
+    Tiling(64, 128, 32, 4, 3, 0),
+    Tiling(64, 64, 32, 4, 3, 0),
+]
+
 
 @triton.jit
 def place(tile, across_m, across_n, GROUP: tl.constexpr):
@@ -77,16 +85,28 @@ def in_shape(y: Tensor, x: Tensor) -> Tensor:
     return y if x.dim() == 2 else torch.ops.aten._unsafe_view.default(y, (*x.shape[:-1], y.shape[1]))
 
 
-def takes(x: Tensor, w: Tensor) -> bool:
-    """Whether tensor cores and the copy engine can work on these matrices."""
-    if x.dtype != w.dtype or x.dtype not in (torch.bfloat16, torch.float16) or not has_copy_engine(x.device):
-        return False
+def tilings(x: Tensor, w: Tensor) -> list[Tiling]:
+    """What tensor cores and the copy engine can multiply these matrices by; nothing where they can't.
+
+    Of float32 a product is three of TF32: of what TF32 keeps of both, and of what it leaves of each. The accumulators
+    begin anew with each step, and are added up in float32: that is two to five times as exact as cuBLAS's product.
+    """
+    of = {torch.bfloat16: TILINGS, torch.float16: TILINGS, torch.float32: FLOAT32_TILINGS}
+    if x.dtype != w.dtype or x.dtype not in of or not has_copy_engine(x.device):
+        return []
     (m, k), (n, _) = x.shape, w.shape
-    if not (min(m, n, k) > 0 and max(m, n, k) < 2**31) or n % 8 != 0:
-        return False  # where a tile lies is told in 32 bits
+    together = 16 // x.element_size()
+    if not (min(m, n, k) > 0 and max(m, n, k) < 2**31) or n % together != 0:
+        return []  # where a tile lies is told in 32 bits
     (x_stride, x_step), (w_stride, w_step) = x.stride(), w.stride()
-    aligned = x.data_ptr() % 16 == w.data_ptr() % 16 == x_stride % 8 == w_stride % 8 == 0 and x_step == w_step == 1
-    return aligned and min(x_stride, w_stride) >= k  # rows of an expanded tensor are all the same memory
+    begins = x.data_ptr() % 16 == w.data_ptr() % 16 == 0 and x_stride % together == w_stride % together == 0
+    fits = begins and x_step == w_step == 1 and min(x_stride, w_stride) >= k  # not so where a row is expanded
+    return of[x.dtype] if fits else []
+
+
+def takes(x: Tensor, w: Tensor) -> bool:
+    """Whether that is possible in half precision, which what is written for Hopper alone takes, too."""
+    return x.dtype != torch.float32 and bool(tilings(x, w))
 
 
 @cache

@@ -170,6 +170,16 @@ def test_first_columns_unlike_the_rest(here: float, there: float, first: int, k:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("k", "first"), [(768, 78), (1024, 104), (4096, 420)])
+@pytest.mark.parametrize("here", [100.0, 132.0, 260.0])
+def test_first_columns_that_are_just_near_enough(k: int, first: int, here: float, normal) -> None:
+    """Most columns are then two to three deviations from what is taken for the mean, and are rounded there."""
+    x, weight, gamma = normal(64, k), normal(520, k) / k**0.5, normal(k) / 8 + 1
+    x[:, :first] += here
+    check_norm(x, gamma, None, weight, None)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("k", [128, 136])
 def test_rows_without_any_spread(k: int, normal) -> None:
     x, weight, beta, bias = normal(200, k), normal(264, k) / 12, normal(k), normal(264)
