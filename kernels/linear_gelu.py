@@ -199,7 +199,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None, approxima
     """gelu(F.linear(x, weight, bias)); `approximate` is "none" (with erf) or "tanh".
 
     A shape on which a library's product is faster is given to that. Of float32 ours is three products of TF32, which
-    together are as exact as one of float32 (see `tilings`).
+    together are about as exact as one of float32 (see `tilings`).
     """
     if is_small_product(x, weight, bias, _operations):
         try:
