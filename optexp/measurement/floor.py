@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MARGIN = 0.9  # ceilings are measured, and a good day beats them by a little
+PRODUCTS = 3  # of TF32, of what it keeps and leaves of both operands, that are as exact as one of float32
 
 
 def floor_s(
@@ -20,4 +21,6 @@ def floor_s(
     """
     memory = max(0.0, moved * narrower - cached) / calibration["bandwidth"]
     rate = calibration["matrix"].get(dtype)
+    if dtype == "float32" and rate:
+        rate = max(rate, calibration["matrix"].get("tf32", 0.0) / PRODUCTS)
     return float(MARGIN * max(memory, flops / rate if flops and rate else 0.0))
