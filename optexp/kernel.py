@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -112,12 +113,13 @@ def symbols() -> frozenset[str]:
 
 
 def compiled_functions() -> Iterator[Any]:
-    """What Triton compiles, of every kernel's own file."""
-    for kernel in kernels().values():
-        module = importlib.import_module(kernel.function.__module__)
-        for value in vars(module).values():
-            if isinstance(value, KernelInterface) and value.fn.__module__ == module.__name__:
-                yield value
+    """What Triton compiles, of every kernel's own file and of what they share."""
+    kernels()  # which imports all of these
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith(("optexp.kernels.", "optexp.kernelkit.")):
+            for value in vars(module).values():
+                if isinstance(value, KernelInterface) and value.fn.__module__ == name:
+                    yield value
 
 
 # --- ops ---------------------------------------------------------------------------------------------------------

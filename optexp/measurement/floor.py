@@ -20,7 +20,12 @@ def floor_s(
     narrower:  size of that dtype's values over that of the parameters, which may be kept converted
     """
     memory = max(0.0, moved * narrower - cached) / calibration["bandwidth"]
-    rate = calibration["matrix"].get(dtype)
-    if dtype == "float32" and rate:
-        rate = max(rate, calibration["matrix"].get("tf32", 0.0) / PRODUCTS)
+    rates = calibration["matrix"]
+    rate = float32_rate(rates) if dtype == "float32" else rates.get(dtype)
     return float(MARGIN * max(memory, flops / rate if flops and rate else 0.0))
+
+
+def float32_rate(rates: Mapping[str, float]) -> float:
+    """Flop/s of products that are as exact as float32's: its own, or those of TF32 in its place; 0 where neither was
+    calibrated."""
+    return max(rates.get("float32", 0.0), rates.get("tf32", 0.0) / PRODUCTS)

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from optexp.insight.breakdown import breakdown
 from optexp.insight.roofline import work_of
 from optexp.insight.trace import Op
+from optexp.kernelkit.products import FLOAT32_TILINGS, product
 from tests.insight.recording import undisturbed
 
 
@@ -95,6 +96,28 @@ def test_float32_products_faster_than_float32_were_tf32(chrome, card):
     assert breakdown(trace, card).terms["latency_bound"] > 0.9  # 100 of 380 Tflop/s, not 200 % of 50
 
 
+BY_THREE = {"Input type": ["float"] * 3, "Input Dims": [[4096, 4096]] * 3}
+
+
+@pytest.mark.parametrize(
+    ("op", "kernel", "tflops", "tf32", "expected"),
+    [
+        ("optexp.linear_gelu_forward", "linear_gelu_forward", 110, 380, "compute_bound"),
+        ("optexp.float32_product", "float32_product", 110, 380, "compute_bound"),
+        ("optexp.float32_product", "float32_product", 45, 380, "latency_bound"),
+        ("optexp.float32_product", "float32_product", 45, 60, "compute_bound"),  # as fast as float32 itself can be
+        ("optexp.float32_product", "float32_product", 20, 60, "latency_bound"),
+        ("aten::mm", "cutlass_80_tensorop_s1688gemm_128x256_16x3_tn_align4", 45, 380, "latency_bound"),
+        ("aten::mm", "sm90_xmma_gemm_f32f32_tf32f32_f32_tn", 110, 380, "latency_bound"),
+        ("aten::mm", "sm90_xmma_gemm_f32f32_tf32f32_f32_tn", 330, 380, "compute_bound"),
+    ],
+)
+def test_our_float32_products_are_three_of_tf32(chrome, card, op, kernel, tflops, tf32, expected):
+    build, card = chrome(), replace(card, matrix={"float32": 50e12, "tf32": tf32 * 1e12})
+    trace = build.steps(lambda: build.op(op, 2.0, 2 * 4096**3 / (tflops * 1e6), kernel, **BY_THREE))
+    assert breakdown(trace, card).terms[expected] > 0.9
+
+
 def test_a_few_blocks_for_a_short_time_are_latency(captured):
     assert breakdown(captured).terms["latency_bound"] > 0.7
 
@@ -110,6 +133,7 @@ def test_kernels_of_a_graph_are_what_they_were_outside(chrome, passes, card):
 
 
 MATRICES = ("bfloat16", (8, 16)), ("bfloat16", (4, 16)), ("bfloat16", (8, 4))
+STANDING, LYING, WEIGHT = ("float32", (16, 8)), ("float32", (8, 16)), ("float32", (4, 16))
 
 
 @pytest.mark.parametrize(
@@ -132,6 +156,11 @@ MATRICES = ("bfloat16", (8, 16)), ("bfloat16", (4, 16)), ("bfloat16", (8, 4))
         (("optexp.hopper_product.layernorm_linear", *MATRICES[:2], ("float32", (256, 4)), *MATRICES[2:]), (4544, 1024)),
         (("optexp.few_rows.layernorm_linear", *[("float32", (8, n)) for n in (8, 8, 4, 4, 8)]), (1024, 1024)),
         (("optexp.few_rows.layernorm_linear", ("float32", (8,))), (32, 0)),
+        (("optexp.float32_product", ("float32", (4,)), LYING, WEIGHT, ("float32", (8, 4))), (912, 1024)),
+        (("optexp.float32_product", STANDING, WEIGHT, ("float32", (8, 4))), (896, 1024)),
+        (("optexp.float32_product", LYING, WEIGHT, ("float32", (2 * 64, 4))), (2816, 1024)),  # halves of the sums
+        (("optexp.float32_product", STANDING, WEIGHT, ("float32", (2 * 64, 4))), (2816, 1024)),
+        (("optexp.float32_product", STANDING, ("float32", (16, 16)), ("float32", (4 * 64, 16))), (17920, 4096)),
         (("aten::convolution", ("float32", (1, 3, 8, 8)), ("float32", (3, 3, 3, 3))), None),
         (("aten::_foreach_add_", ("", (10,))), None),
         (("aten::empty",), None),
@@ -140,6 +169,20 @@ MATRICES = ("bfloat16", (8, 16)), ("bfloat16", (4, 16)), ("bfloat16", (8, 4))
 def test_work_of_an_operator(op, expected):
     name, *inputs = op
     assert work_of(Op(name, 0, 1, inputs=tuple(inputs))) == expected
+
+
+def test_a_product_of_ours_is_given_what_its_work_is_counted_by(tmp_path):
+    class Kernel:
+        __name__ = "float32_product"
+
+        def __getitem__(self, grid):
+            return lambda *args, **constants: None
+
+    x, w, bias, y = (torch.empty(shape) for shape in ((64, 32), (16, 32), (16,), (64, 16)))
+    trace = undisturbed(lambda: product(Kernel(), FLOAT32_TILINGS[0], x, w, y, bias), tmp_path / "trace.json.gz")
+    works = [work_of(op) for op in trace.ops if op.name == "optexp.float32_product"]
+    moved = 4 * sum(tensor.numel() for tensor in (x, w, bias, y))
+    assert works == [(moved, 2 * 64 * 32 * 16)] * len(trace.steps)
 
 
 def test_convolutions_are_counted_as_torch_counts_them(tmp_path):
