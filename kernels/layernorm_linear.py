@@ -40,7 +40,7 @@ from optexp.kernel import (
     power_of_two,
 )
 from optexp.kernelkit import extension, hopper
-from optexp.kernelkit.products import TILINGS, Tiling, in_rows, in_shape, library_ways, place, product, takes
+from optexp.kernelkit.products import TILINGS, Tiling, in_rows, in_shape, multiply, place, product, takes
 from optexp.kernelkit.tiles import summed, tile
 from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.layernorm import (
@@ -187,14 +187,10 @@ def _computed(
             return (by_few(*operands),)
         norm = forward_of_rows if keep else normalised_rows
         normal, *statistics = norm(rows, gamma, beta, columns, eps, weight.dtype)
-        if how == "apart":
-            y = normal @ weight.T
-            y += bias
-        else:
-            y = F.linear(normal, weight, bias)
+        y = multiply(normal, weight, bias)
         return (y, normal, *statistics) if keep else (y,)
 
-    ways: list[Tiling | str] = [*library_ways(count, weight, bias)]
+    ways: list[Tiling | str] = ["library"]
     if not keep and columns % 8 == 0 and takes(rows, weight):
         # Of float16, γ⊙w or γ⊙x could overflow, or lose bits below its smallest normal number.
         if weight.dtype == torch.bfloat16:
@@ -324,8 +320,8 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None
 
         return *derived(plainly, [x, gamma, beta, weight, bias], dy), None, None
     arrived, dtype = in_rows(dy), None if beta is None else beta.dtype
-    dx, dgamma, dbeta = layernorm_gradients(arrived @ weight, x, gamma, mean, scale, x.shape[-1], dtype)
-    dweight = arrived.T @ normal if ctx.needs_input_grad[3] else None
+    dx, dgamma, dbeta = layernorm_gradients(multiply(arrived, weight.T), x, gamma, mean, scale, x.shape[-1], dtype)
+    dweight = multiply(arrived.T, normal.T) if ctx.needs_input_grad[3] else None
     dbias = bias_gradient_of(arrived) if ctx.needs_input_grad[4] else None
     return dx, None if gamma is None else dgamma, None if beta is None else dbeta, dweight, dbias, None, None
 
@@ -346,7 +342,8 @@ def layernorm_linear(
 ) -> Tensor:
     """F.linear(F.layer_norm(x, normalized_shape, gamma, beta, eps), weight, bias), over the last dimension.
 
-    A shape on which the norm and a library's product are faster, one after the other, is given to those.
+    A shape on which the norm and a library's product are faster, one after the other, is given to those. In float32
+    they always are one after the other, and the product may be three of TF32 (see `multiply`).
     """
     one = isinstance(normalized_shape, int) or len(normalized_shape) == 1  # dimension, where torch would take several
     if one and is_small_product(x, weight, bias, _operations):

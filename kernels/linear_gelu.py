@@ -31,7 +31,17 @@ from optexp.kernel import (
     runs_on,
 )
 from optexp.kernelkit import extension, hopper
-from optexp.kernelkit.products import Tiling, in_rows, in_shape, library_ways, place, product, takes, tilings
+from optexp.kernelkit.products import (
+    Tiling,
+    in_rows,
+    in_shape,
+    library_ways,
+    multiply,
+    place,
+    product,
+    takes,
+    tilings,
+)
 from optexp.kernelkit.tiles import over_columns
 from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward
@@ -186,8 +196,9 @@ def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None,
     if is_differentiated(dy):  # and z has forgotten what it came from
         return *derived(lambda x, w, b: reference(x, w, b, ctx.approximate), [x, weight, bias], dy), None, None
     dz, dbias = _linear_gelu_backward(dy, z, ctx.approximate, z.dtype if bias is None else bias.dtype)
-    dx = dz @ weight if ctx.needs_input_grad[0] else None
-    dw = in_rows(dz).T @ in_rows(x) if ctx.needs_input_grad[1] else None
+    arrived = in_rows(dz)
+    dx = in_shape(multiply(arrived, weight.T), x) if ctx.needs_input_grad[0] else None
+    dw = multiply(arrived.T, in_rows(x).T) if ctx.needs_input_grad[1] else None
     return dx, dw, None if bias is None else dbias, None, None
 
 

@@ -11,12 +11,14 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from optexp.kernel import INTERPRETED, ceil_div, launch, multiprocessors
+from optexp.kernel import INTERPRETED, ceil_div, contiguous, launch, multiprocessors, operation
+from optexp.kernelkit.tuning import bucket, fastest
 
 
 class Tiling(NamedTuple):
@@ -24,6 +26,7 @@ class Tiling(NamedTuple):
 
     resident:  programs of a multiprocessor, which go from tile to tile and load the next while they finish one;
                0: a program for each tile, several of which fit on a multiprocessor
+    parts:     into how many sums are shared out, which are added up afterwards: where tiles are few
     """
 
     m: int
@@ -32,6 +35,7 @@ class Tiling(NamedTuple):
     warps: int
     stages: int
     resident: int = 1
+    parts: int = 1
 
 
 TILINGS = [
@@ -46,9 +50,10 @@ TILINGS = [
 ]
 
 # Of float32, whose tiles go through registers to be split (`tl.dot(..., input_precision="tf32x3")`).
+TALL = Tiling(128, 64, 32, 4, 3, 0)
 FLOAT32_TILINGS = [
     Tiling(128, 128, 32, 8, 3),
-    Tiling(128, 128, 32, 8, 3, 0),
+    TALL,
     Tiling(64, 128, 32, 4, 3, 0),
     Tiling(64, 64, 32, 4, 3, 0),
 ]
@@ -92,17 +97,25 @@ def tilings(x: Tensor, w: Tensor) -> list[Tiling]:
     begin anew with each step, and are added up in float32: errors are 0.2 to 0.4 of cuBLAS's, twice of these where it
     shares out the sums over columns. Below 5e-35 what TF32 leaves of a number is not normal, and lost.
     """
-    of = {torch.bfloat16: TILINGS, torch.float16: TILINGS, torch.float32: FLOAT32_TILINGS}
-    if x.dtype != w.dtype or x.dtype not in of or not has_copy_engine(x.device):
+    if not (multipliable(x, w) and lies_in_rows(x) and lies_in_rows(w)):
         return []
-    (m, k), (n, _) = x.shape, w.shape
-    together = 16 // x.element_size()
-    if not (min(m, n, k) > 0 and max(m, n, k) < 2**31) or n % together != 0:
-        return []  # where a tile lies is told in 32 bits
-    (x_stride, x_step), (w_stride, w_step) = x.stride(), w.stride()
-    begins = x.data_ptr() % 16 == w.data_ptr() % 16 == 0 and x_stride % together == w_stride % together == 0
-    fits = begins and x_step == w_step == 1 and min(x_stride, w_stride) >= k  # not so where a row is expanded
-    return of[x.dtype] if fits else []
+    return FLOAT32_TILINGS if x.dtype == torch.float32 else TILINGS
+
+
+def multipliable(x: Tensor, w: Tensor) -> bool:
+    """As far as dtypes, the device and sizes go."""
+    (m, k), n = x.shape, w.shape[0]
+    if x.dtype != w.dtype or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return False
+    small = min(m, n, k) > 0 and max(m, n, k) < 2**31  # where a tile lies is told in 32 bits
+    return small and n * x.element_size() % 16 == 0 and has_copy_engine(x.device)
+
+
+def lies_in_rows(matrix: Tensor) -> bool:
+    """Rows that begin at multiples of 16 bytes, none of them inside another, as where one is expanded."""
+    stride, step = matrix.stride()
+    begins = matrix.data_ptr() % 16 == 0 and stride * matrix.element_size() % 16 == 0
+    return begins and step == 1 and stride >= matrix.shape[1]
 
 
 def takes(x: Tensor, w: Tensor) -> bool:
@@ -118,13 +131,110 @@ def has_copy_engine(device: torch.device) -> bool:
 def product(kernel: Any, tiling: Tiling, x: Tensor, w: Tensor, y: Tensor, *args: Any, **constants: Any) -> None:
     """Run a kernel that computes tiles of a result with rows of x and columns of w, one program a multiprocessor."""
     (m, k), n = x.shape, w.shape[0]
-    tiles = ceil_div(m, tiling.m) * ceil_div(n, tiling.n)
+    tiles = ceil_div(m, tiling.m) * ceil_div(n, tiling.n) * tiling.parts
     descriptors = (
-        TensorDescriptor.from_tensor(x, [tiling.m, tiling.k]),
-        TensorDescriptor.from_tensor(w, [tiling.n, tiling.k]),
-        TensorDescriptor.from_tensor(y, [tiling.m, tiling.n]),
+        _described(x, tiling.m, tiling.k),
+        _described(w, tiling.n, tiling.k),
+        _described(y, tiling.m, tiling.n),
     )
     programs = min(tiles, tiling.resident * multiprocessors(x.device)) if tiling.resident else tiles
     tile = {"M": tiling.m, "N": tiling.n, "K": tiling.k}
     settings = {"num_warps": tiling.warps, "num_stages": tiling.stages}
     launch(kernel, programs, *args, *descriptors, m, n, k, **constants, **tile, **settings)
+
+
+def _described(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Its tiles of so many rows and columns; where it stands, those of its transpose."""
+    if stands(matrix):
+        return TensorDescriptor.from_tensor(matrix.T, [columns, rows])
+    return TensorDescriptor.from_tensor(matrix, [rows, columns])
+
+
+def stands(matrix: Tensor) -> bool:
+    """Whether its columns, not its rows, lie together in memory, as those of a transposed one."""
+    return matrix.stride(1) != 1
+
+
+# --- of float32, alone -------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def float32_product(
+    bias_ptr, x_desc, w_desc, y_desc, m, n, k, parts,
+    STANDS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, FLATTEN: tl.constexpr,
+):  # fmt: skip
+    """Tiles of y = x·wᵀ + bias; of sums shared out in parts, of these one below the other. Beyond k there are zeros.
+
+    Where x stands, that costs nothing on its way to registers; of w, which tensor cores read from shared memory, it
+    would cost more than the product.
+    """
+    across_m, across_n = tl.cdiv(m, M), tl.cdiv(n, N)
+    steps = tl.cdiv(tl.cdiv(k, K), parts)
+    for number in tl.range(tl.program_id(0), across_m * across_n * parts, tl.num_programs(0), flatten=FLATTEN):
+        part = number // (across_m * across_n)
+        row, column = place(number % (across_m * across_n), across_m, across_n, GROUP=8)
+        y = tl.zeros([M, N], tl.float32)
+        for step in range(part * steps, part * steps + steps):
+            x = x_desc.load([step * K, row * M]).T if STANDS else x_desc.load([row * M, step * K])
+            w = w_desc.load([column * N, step * K])
+            y = tl.dot(x, w.T, y, input_precision="tf32x3")
+        if bias_ptr is not None:
+            columns = column * N + tl.arange(0, N)
+            y += tl.load(bias_ptr + columns, mask=columns < n, other=0.0)[None, :]
+        y_desc.store([(part * across_m + row) * M, column * N], y)
+
+
+def multiply_by_tiles(tiling: Tiling, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same as `multiply`, of what `float32_tilings` has tilings for."""
+    (m, _), n = x.shape, w.shape[0]
+    if not lies_in_rows(w):
+        w = w.clone(memory_format=torch.contiguous_format)
+    shared = tiling.parts > 1
+    rows = ceil_div(m, tiling.m) * tiling.m if shared else m  # a tile's last rows must not lie in the next part
+    y = x.new_empty(tiling.parts * rows, n)
+    form = {"STANDS": stands(x), "FLATTEN": tiling.resident > 0}
+    product(float32_product, tiling, x, w, y, None if shared else contiguous(bias), parts=tiling.parts, **form)
+    if not shared:
+        return y
+    y = y.view(tiling.parts, rows, n)[:, :m].sum(0)
+    return y if bias is None else y.add_(bias)
+
+
+def float32_tilings(x: Tensor, w: Tensor) -> list[Tiling]:
+    """What tensor cores can multiply these by in float32, of which either may stand; nothing where they can't."""
+    (m, k), n = x.shape, w.shape[0]
+    lie = (lies_in_rows(x) or lies_in_rows(x.T)) and (lies_in_rows(w) or k % 4 == 0)  # w is copied, else
+    if x.dtype != torch.float32 or not (lie and multipliable(x, w)):
+        return []
+    tiles, at_once = ceil_div(m, TALL.m) * ceil_div(n, TALL.n), 4 * multiprocessors(x.device)
+    parts = [count for count in (2, 4, 8) if count * tiles <= at_once and k >= 128 * count]
+    return FLOAT32_TILINGS + [TALL._replace(parts=count) for count in parts]
+
+
+def _multiply(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    def run(how: Tiling | str) -> Tensor:
+        if isinstance(how, Tiling):
+            return multiply_by_tiles(how, x, w, bias)
+        if how == "apart" and bias is not None:
+            return (x @ w.T).add_(bias)
+        return F.linear(x, w, bias)
+
+    ways: list[Tiling | str] = [*library_ways(x.shape[0], w, bias), *float32_tilings(x, w)]
+    # With TF32, where the user allows it, the library's product takes a third of its time.
+    precision = torch.backends.cuda.matmul.fp32_precision
+    key = (precision, bias is None, lies_in_rows(x), lies_in_rows(w), *map(bucket, x.shape), w.shape[0])
+    return run(fastest("multiply", key, ways, run, x.device))
+
+
+_multiply_float32 = operation("multiply", _multiply, lambda x, w, bias: x.new_empty(x.shape[0], w.shape[0]))
+
+
+def multiply(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x·wᵀ + bias of matrices m × k and n × k, for a kernel's own use: it has no gradient.
+
+    Of float32 by whatever is fastest, a library's product or our three of TF32 (see `tilings`); else by the library.
+    """
+    if x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type):
+        return F.linear(x, w, bias)
+    y: Tensor = _multiply_float32(x, w, bias)
+    return y

@@ -15,7 +15,7 @@ import pytest
 from optexp.kernel import kernels
 
 SCRIPT = Path(__file__).with_name("compile_without_a_gpu.py")
-PRODUCTS = {"linear_gelu_forward", "layernorm_linear_forward"}
+PRODUCTS = {"linear_gelu_forward", "layernorm_linear_forward", "float32_product"}
 
 # Whose tiles are cut, of small tensors, so that more multiprocessors take part: to less than 16 bytes for each thread.
 SMALL = {"add_forward", "gelu_forward", "gelu_backward", "relu_forward", "relu_backward", "relu_bias_scale_backward"}
