@@ -23,18 +23,17 @@ from optexp.kernel import (
     operation,
     pays,
 )
-from optexp.kernelkit.tiles import over_columns, over_tiles, tile, wide
+from optexp.kernelkit.tiles import over_columns, over_tiles, place, share, tile, wide
 from optexp.kernels.gelu import cdf, check_form, derivative
 
 
 @triton.jit
 def bias_gelu_forward(
-    x_ptr, bias_ptr, y_ptr, rows, columns, TANH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
-    pid, across = tl.program_id(0), tl.cdiv(columns, BLOCK)
-    start, offsets, mask, column = tile(
-        tl.cast(pid // across, tl.int64) * ROWS, pid % across, rows, columns, ROWS, BLOCK
-    )
+    x_ptr, bias_ptr, y_ptr, rows, columns,
+    TANH: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    number, block = place(columns, WHOLE, BLOCK)
+    start, offsets, mask, column = tile(tl.cast(number, tl.int64) * ROWS, block, rows, columns, ROWS, BLOCK)
     z = wide(tl.load(x_ptr + start + offsets, mask=mask)) + wide(tl.load(bias_ptr + column, mask=column < columns))
     tl.store(y_ptr + start + offsets, (z * cdf(z, TANH)).to(y_ptr.dtype.element_ty), mask=mask)
 
@@ -42,15 +41,14 @@ def bias_gelu_forward(
 @triton.jit
 def bias_gelu_backward(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, sums_ptr, rows, columns,
-    TANH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    TANH: tl.constexpr, WIDE: tl.constexpr, ALONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each group of rows the sum of what arrives at the bias (None: it is in x already).
 
     A tall tile may be a program's only one, and brings its part of the bias: read earlier, that would hold it up.
     """
     tall: tl.constexpr = ROWS >= 32
-    across = tl.cdiv(columns, BLOCK)
-    block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
+    block, group, count = share(columns, ALONE, BLOCK)
     column = block * BLOCK + tl.arange(0, BLOCK)
     bias = tl.zeros([BLOCK], WIDE)
     if bias_ptr is not None and not tall:

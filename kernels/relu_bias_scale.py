@@ -26,17 +26,16 @@ from optexp.kernel import (
     pays,
 )
 from optexp.kernelkit import extension
-from optexp.kernelkit.tiles import matrix, over_columns, over_tiles, tile, wide
+from optexp.kernelkit.tiles import matrix, over_columns, over_tiles, place, share, tile, wide
 
 
 @triton.jit
 def relu_bias_scale_forward(
-    x_ptr, bias_ptr, y_ptr, rows, columns, scale: tl.float64, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
-    pid, across = tl.program_id(0), tl.cdiv(columns, BLOCK)
-    start, offsets, mask, column = tile(
-        tl.cast(pid // across, tl.int64) * ROWS, pid % across, rows, columns, ROWS, BLOCK
-    )
+    x_ptr, bias_ptr, y_ptr, rows, columns, scale: tl.float64,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    number, block = place(columns, WHOLE, BLOCK)
+    start, offsets, mask, column = tile(tl.cast(number, tl.int64) * ROWS, block, rows, columns, ROWS, BLOCK)
     bias = wide(tl.load(bias_ptr + column, mask=column < columns))
     x = wide(tl.load(x_ptr + start + offsets, mask=mask))
     y = (tl.where(x <= 0, 0.0, x) + bias) * tl.cast(scale, bias.dtype)
@@ -53,12 +52,12 @@ def relu_bias_scale_backward(
     columns,
     scale: tl.float64,
     WIDE: tl.constexpr,
+    ALONE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """dx, and for each group of rows the sum of what arrives at the bias."""
-    across = tl.cdiv(columns, BLOCK)
-    block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
+    block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([BLOCK], WIDE)
     for number in range(group, (rows - 1) // ROWS + 1, count):
         first = tl.cast(number, tl.int64) * ROWS

@@ -65,8 +65,32 @@ def tile(first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     Returns the offset of the first row (64 bits), offsets from there, a mask, and the columns.
     """
     row, column = tl.arange(0, ROWS)[:, None], block * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask = (column < columns) & (row < left(first, rows, ROWS))
+    mask = column < columns
+    if ROWS > 1:
+        mask &= row < left(first, rows, ROWS)
     return tl.cast(first, tl.int64) * columns, row * columns + column, mask, column
+
+
+@triton.jit
+def place(columns, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
+    """Which row of tiles a program's is in, and which of that row it is: the only one, where tiles have WHOLE rows."""
+    if WHOLE:  # a division would take half of the instructions before the first load
+        number, block = tl.program_id(0), 0
+    else:
+        across = tl.cdiv(columns, BLOCK)
+        number, block = tl.program_id(0) // across, tl.program_id(0) % across
+    return number, block
+
+
+@triton.jit
+def share(columns, ALONE: tl.constexpr, BLOCK: tl.constexpr):
+    """A program's column block, which group of rows it sums, and how many there are: one, where it sums all ALONE."""
+    if ALONE:
+        block, group, count = tl.program_id(0), 0, 1
+    else:
+        across = tl.cdiv(columns, BLOCK)
+        block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
+    return block, group, count
 
 
 @triton.jit
@@ -113,9 +137,9 @@ def over_tiles(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any)
     """Write `result`, each tile of 1024 elements by a program of its own, of one row where that has as many."""
     rows, columns = matrix(result)
     block = max(16, min(power_of_two(columns), 1024))
-    together = 1024 // block
-    programs = ceil_div(rows, together) * ceil_div(columns, block)
-    launch(kernel, programs, *operands, result, rows, columns, **constants, ROWS=together, BLOCK=block)
+    together, across = 1024 // block, ceil_div(columns, block)
+    how = {**constants, "WHOLE": across == 1, "ROWS": together, "BLOCK": block}
+    launch(kernel, ceil_div(rows, together) * across, *operands, result, rows, columns, **how)
     return result
 
 
@@ -159,6 +183,8 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, warps: int
         groups = max(1, min(most, ceil_div(rows, shape["ROWS"])))
         sums = total if groups == 1 else last.new_empty((groups, columns), dtype=widest)
         how = {"WIDE": tl.float64 if widest == torch.float64 else tl.float32, **constants, **shape}
+        if "ALONE" in kernel.arg_names:
+            how["ALONE"] = groups == 1 and columns < 2**31  # a program's number has 32 bits
         launch(kernel, groups * across, *operands, sums, rows, columns, **how)
         if groups > 1:
             add_up(sums, total)

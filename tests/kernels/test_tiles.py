@@ -88,3 +88,16 @@ def test_offsets_within_a_tile_fit_in_32_bits(monkeypatch: pytest.MonkeyPatch) -
             tiles.over_columns(bias_gelu_backward, result, torch.float32, wide, TANH=True)
     assert [ways[0] == ALONE for ways in offered] == [True, False, False]
     assert max(reached) < 2**31
+
+
+@pytest.mark.parametrize(("rows", "columns", "alone"), [(1, 2**31 - 1, True), (1, 2**31, False), (FEW + 1, 16, False)])
+def test_a_program_s_number_is_its_column_block_where_32_bits_count_columns(
+    rows: int, columns: int, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on: ways[0])
+    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(tiles, "launch", lambda *args, **how: found.append(how))
+    result = torch.empty(rows, columns, dtype=torch.bfloat16, device="meta")
+    tiles.over_columns(bias_gelu_backward, result, torch.float32, result, TANH=True)
+    assert found[0]["ALONE"] is alone
