@@ -53,6 +53,12 @@ __device__ inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
+// Of the first so many threads of the block, by a barrier that is not that of the whole block.
+template <int THREADS>
+__device__ void sync_first() {
+    asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+}
+
 __device__ inline uint32_t cluster_rank() {
     uint32_t rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -66,17 +72,46 @@ __device__ inline void let_next_begin() { asm volatile("griddepcontrol.launch_de
 __device__ inline void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // --- words that other blocks read and write meanwhile ------------------------------------------------------------
-// Each of 8 bytes is read and written as a whole, and orders nothing else.
+// Of 16 bytes, each is read and written as a whole, and orders nothing else.
 
-__device__ inline void post(uint2* to, uint2 word) {
-    const uint64_t whole = uint64_t(word.y) << 32 | word.x;
-    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(whole) : "memory");
+template <typename Word>
+__device__ inline void post(Word* to, const Word& word) {
+    static_assert(sizeof(Word) == 16);
+    const auto& halves = reinterpret_cast<const uint64_t(&)[2]>(word);
+    asm volatile(
+        "{\n.reg .b128 word;\nmov.b128 word, {%1, %2};\nst.relaxed.gpu.global.b128 [%0], word;\n}" ::"l"(to),
+        "l"(halves[0]), "l"(halves[1])
+        : "memory");
 }
 
-__device__ inline uint2 peek(const uint2* from) {
-    uint64_t whole;
-    asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(whole) : "l"(from) : "memory");
-    return {uint32_t(whole), uint32_t(whole >> 32)};
+template <typename Word>
+__device__ inline Word peek(const Word* from) {
+    static_assert(sizeof(Word) == 16);
+    uint64_t halves[2];
+    asm volatile(
+        "{\n.reg .b128 word;\nld.relaxed.gpu.global.b128 word, [%2];\nmov.b128 {%0, %1}, word;\n}"
+        : "=l"(halves[0]), "=l"(halves[1])
+        : "l"(from)
+        : "memory");
+    return reinterpret_cast<const Word&>(halves);
+}
+
+// What this thread knows to be written, before the word.
+__device__ inline void release(uint32_t* to, uint32_t word) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+}
+
+__device__ inline uint32_t acquire(const uint32_t* from) {
+    uint32_t word;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+    return word;
+}
+
+// What it was before so many were added.
+__device__ inline uint64_t take(uint64_t* from, uint64_t count) {
+    uint64_t before;
+    asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(from), "l"(count) : "memory");
+    return before;
 }
 
 // --- pairs of 16 bits ----------------------------------------------------------------------------------------------
@@ -144,6 +179,9 @@ __device__ inline void fetch_for(
 // Ordinary writes of this thread, for the copy engine to see; a barrier must follow.
 __device__ inline void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Ordinary writes to global memory that this thread has learnt of, for the copies that it asks for.
+__device__ inline void publish_writes_of_all() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 __device__ inline void put(const CUtensorMap& map, int column, int row, uint32_t from) {
     asm volatile(
         "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];\n"
@@ -158,10 +196,28 @@ __device__ void await_puts() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STILL) : "memory");
 }
 
+__device__ inline void store_shared(uint32_t at, uint32_t word) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(word) : "memory");
+}
+
+__device__ inline void store_shared(uint32_t at, uint2 words) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at), "r"(words.x), "r"(words.y) : "memory");
+}
+
 __device__ inline uint32_t load_shared(uint32_t at) {
     uint32_t word;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at) : "memory");
     return word;
+}
+
+template <typename Word>
+__device__ inline Word load_shared_16(uint32_t at) {
+    uint32_t words[4];
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(at)
+                 : "memory");
+    return reinterpret_cast<const Word&>(words);
 }
 
 // Four 8×8 matrices as a product's operand has them: lane 8i + j knows where row j of matrix i is.

@@ -15,14 +15,22 @@
 //
 //     y = r·((x − c)⊙γ)·wᵀ − r·(μ − c)·Σγw + (Σβw + bias)
 //
-// Both sums over a row of w, its column of y, come from a small kernel before, which a tile awaits with its last step.
+// All four are summed once, and told to others on a board in memory.
 //
-// μ and r are summed once and told to the tiles of the same rows: of each panel of rows those of the first columns come
-// first. They sum, and so do tiles that are made in the same round; all others look at their end, a tile's time later,
-// and should a row not be there, sum it from memory. None ever waits for another block, which may not have begun: two
-// products side by side, each with blocks that wait for others of theirs, could wait for ever. What a tile finds are the
-// bits that it would have summed itself, so that y does not depend on who was first.
+// μ and r belong to a row of x: of each panel of rows the tiles of the first columns come first. They sum, and so do
+// tiles that are made in the same round; all others look at their end, a tile's time later.
+//
+// Both sums over w belong to a column of y. Tiles seldom come out even: in the last round some clusters would have none.
+// So the first clusters sum columns in place of a tile, while others make their first. Where all have a tile in each
+// round, a small kernel before sums them, which costs some 3 µs.
+//
+// What is not on the board is summed from memory: none waits without an end for another block, which may not have begun.
+// (Two products side by side, each with blocks that wait for others of theirs, could wait for ever.) What a tile finds
+// are the bits that it would have summed itself, so that y does not depend on who was first.
 #include <algorithm>
+#include <map>
+#include <mutex>
+#include <tuple>
 
 #include "hopper.cuh"
 
@@ -44,27 +52,58 @@ constexpr int OUT = STAGES * STAGE, OUT_BYTES = 16 * CHUNK * 2;  // two for each
 constexpr int GAMMA = OUT + 2 * MULTIPLIERS * OUT_BYTES, GAMMA_BYTES = K * 2;
 constexpr int COLUMNS = GAMMA + STAGES * GAMMA_BYTES, COLUMNS_BYTES = N * 8;
 constexpr int FULL = COLUMNS + COLUMNS_BYTES, EMPTY = FULL + STAGES * 8, COLUMNS_READ = EMPTY + STAGES * 8;
-constexpr int SHARED = COLUMNS_READ + 8;
+constexpr int COLUMNS_FULL = COLUMNS_READ + 8, ENROLLED = COLUMNS_FULL + 8, EPOCH = ENROLLED + 8, LOST = EPOCH + 4;
+constexpr int SHARED = LOST + 4;
 static_assert(SHARED <= 227 * 1024);
 
 constexpr uint32_t ONES = 0x3f803f80;     // two of bfloat16
-constexpr uint32_t UNKNOWN = 0xbf800000;  // -1, in 1/deviation's place
 constexpr float FAR = 2.0f;               // deviations between a row's mean and what was taken for it
+
+// --- the board -----------------------------------------------------------------------------------------------------
+
+struct __align__(16) Row {
+    float mean, scale;  // as a `Norm` has them
+    uint32_t epoch;
+    int row;
+};
+
+// Where blocks tell each other what they have summed. Zero at first, and then left as it is from one launch to the next,
+// which must not begin before that one has ended: each knows by its epoch what was told in it.
+struct Board {
+    static constexpr uint32_t SEATS = 4096;             // more than a launch has blocks
+    static constexpr int ROWS = 32768, COLUMNS = 16384;  // rows of x take turns
+
+    uint64_t enrolled;                // blocks of all launches, rounded up to SEATS for each
+    uint32_t told[COLUMNS / N];       // the epoch, where a tile's columns are there
+    __align__(16) uint2 columns[COLUMNS];
+    Row rows[ROWS];
+
+    // Which launch this is, from 1 on. Every block comes once.
+    __device__ uint32_t enrol() {
+        const uint64_t seats = blockIdx.x == 0 ? SEATS + 1 - gridDim.x : 1;
+        return uint32_t(take(&enrolled, seats) / SEATS) + 1;
+    }
+
+    __device__ Row* row(int row) { return rows + row % ROWS; }
+    __device__ const Row* row(int row) const { return rows + row % ROWS; }
+};
 
 // --- which tile, and which stage -----------------------------------------------------------------------------------
 
 struct Grid {
     int down, across, steps;  // clusters one above the other, and side by side
+    unsigned summing;         // the first clusters, which sum columns before they make tiles
 };
 
 template <typename T>
 struct Operands {
-    const T *x, *w, *bias, *gamma;  // null where there is none
-    const uint2* columns;           // of each row of w, as `sum_columns` has them
-    uint2* rows;                    // of each row of x, as a `Norm` has them; null where it has one tile
+    const T *x, *w, *bias, *gamma, *beta;  // null where there is none
+    const uint2* columns;  // of each row of w, as `sum_columns` has them
+    Board* board;
     int64_t x_stride, w_stride;
     int m, n, k;
     float share, eps;  // 1/k
+    int patience;      // how often the board is looked at for what is not there yet; 0: it is not looked at
     Grid grid;
 };
 
@@ -83,17 +122,19 @@ template <Form FORM>
 struct Tiles {
     static constexpr int FIRST = FORM == NORM;  // columns
     const Grid& grid;
-    int cluster = blockIdx.x / CLUSTER;
+    int turn;  // those in which columns are summed counted, too
 
-    __device__ explicit Tiles(const Grid& grid) : grid(grid) {}
-    __device__ bool left() const { return cluster < grid.down * grid.across; }
-    __device__ void next() { cluster += gridDim.x / CLUSTER; }
+    __device__ explicit Tiles(const Grid& grid) : grid(grid), turn((blockIdx.x + (sums(grid) ? gridDim.x : 0)) / CLUSTER) {}
+    __device__ static bool sums(const Grid& grid) { return FORM == NORM && blockIdx.x / CLUSTER < grid.summing; }
+    __device__ bool left() const { return turn < int(grid.summing) + grid.down * grid.across; }
+    __device__ void next() { turn += gridDim.x / CLUSTER; }
 
     // Divisions take long: best beside products.
     __device__ Tile tile() const {
+        const int cluster = turn - int(grid.summing);
         const int top = FORM == NORM ? cluster / (PANEL * grid.across) * PANEL : 0, before = top * grid.across;
         const int tall = FORM == NORM ? min(grid.down - top, PANEL) : grid.down;
-        const int round = cluster - int(blockIdx.x / CLUSTER);  // its first
+        const int round = turn - int(blockIdx.x / CLUSTER + grid.summing);  // its first
         int down = cluster - before, across = 0;
         bool sums = FORM == NORM;
         if (FORM != NORM || down >= tall) {
@@ -111,10 +152,11 @@ struct Tiles {
 
 struct Ring {
     uint32_t base;
-    int stage = 0;
-    uint32_t parity = 0;
+    int stage;
+    uint32_t parity;
 
-    __device__ explicit Ring(uint32_t base) : base(base) {}
+    __device__ explicit Ring(uint32_t base, int steps = 0)  // after so many
+        : base(base), stage(steps % STAGES), parity(steps / STAGES % 2) {}
     __device__ uint32_t x() const { return base + stage * STAGE; }
     __device__ uint32_t w() const { return x() + X_BYTES; }
     __device__ uint32_t gamma() const { return base + GAMMA + stage * GAMMA_BYTES; }
@@ -125,37 +167,9 @@ struct Ring {
     }
 };
 
-// --- fetching ------------------------------------------------------------------------------------------------------
-
-// Of w, half for both blocks of the cluster: the other block fetches the other half. For a norm γ comes with each step,
-// and what belongs to the tile's columns with its last: only there it is waited for.
-template <typename T, Form FORM>
-__device__ void fetch_all(uint32_t base, const CUtensorMap& x, const CUtensorMap& w, const Operands<T>& given) {
-    constexpr int SHARE = N / CLUSTER;
-    const int share = cluster_rank() * SHARE, steps = given.grid.steps;
-    uint32_t parity = 1;
-    Ring ring(base);
-    for (Tiles<FORM> tiles(given.grid); tiles.left(); tiles.next()) {
-        const auto [row, column, sums] = tiles.tile();
-        for (int step = 0; step < steps; step++, ring.next()) {
-            const bool last = FORM == NORM && step == steps - 1;
-            const int more = FORM == NORM && given.gamma != nullptr ? min(K, given.k - step * K) * 2 : 0;
-            wait(ring.empty(), ring.parity ^ 1);
-            expect(ring.full(), STAGE + more + (last ? COLUMNS_BYTES : 0));
-            fetch(ring.x(), x, step * K, row, ring.full());
-            fetch_for((1 << CLUSTER) - 1, ring.w() + share * K * 2, w, step * K, column + share, ring.full());
-            if (more > 0) fetch_bytes(ring.gamma(), given.gamma + step * K, more, ring.full());
-            if (last) {
-                await_previous();
-                wait(base + COLUMNS_READ, parity);  // those of the tile before
-                fetch_bytes(base + COLUMNS, given.columns + column, COLUMNS_BYTES, ring.full());
-                parity ^= 1;
-            }
-        }
-    }
-}
-
 // --- pairs of 16 bits ----------------------------------------------------------------------------------------------
+
+using Eight = Pack<uint32_t, 4>;  // of 16 bits each
 
 __device__ __forceinline__ uint32_t twice(float value) {
     const __nv_bfloat162 both = __float2bfloat162_rn(value);
@@ -177,7 +191,7 @@ __device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b, uint32_t plus 
 // --- mean and deviation --------------------------------------------------------------------------------------------
 
 // Of the two rows of which a lane has elements, as a product's operand has them, even registers and odd ones: how far
-// the mean is from what was taken for it, and 1/deviation. In memory both are one word: nothing has to be ordered.
+// the mean is from what was taken for it, and 1/deviation. On the board a row is one word: nothing has to be ordered.
 struct Norm {
     float mean[2], scale[2];
 
@@ -191,24 +205,33 @@ struct Norm {
         for (int half = 0; half < 2; half++) means[half] = twice(unpacked<__nv_bfloat16>(means[half]).x + mean[half]);
     }
 
-    // From the first of the lane's rows on.
-    __device__ __forceinline__ void tell(uint2* rows) const {
+    __device__ __forceinline__ void tell(Board& board, uint32_t epoch, int row) const {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            post(rows + half * 8, {__float_as_uint(mean[half]), __float_as_uint(scale[half])});
+            const Row own = {mean[half], scale[half], epoch, row + half * 8};
+            post(board.row(own.row), own);
         }
     }
 
-    __device__ __forceinline__ void look(const uint2* rows) {
+};
+
+// What the board says of the same rows. It takes its time: only `found` waits for it.
+struct Told {
+    Row rows[2];
+
+    __device__ __forceinline__ void look(const Board& board, int row) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const uint2 found = peek(rows + half * 8);
-            mean[half] = __uint_as_float(found.x), scale[half] = __uint_as_float(found.y);
-        }
+        for (int half = 0; half < 2; half++) rows[half] = peek(board.row(row + half * 8));
     }
 
-    __device__ __forceinline__ bool found() const {
-        return __float_as_uint(scale[0]) != UNKNOWN && __float_as_uint(scale[1]) != UNKNOWN;
+    __device__ __forceinline__ bool found(Norm& norm, uint32_t epoch, int row) const {
+        bool found = true;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            norm.mean[half] = rows[half].mean, norm.scale[half] = rows[half].scale;
+            found &= rows[half].epoch == epoch && rows[half].row == row + half * 8;
+        }
+        return found;
     }
 };
 
@@ -300,7 +323,6 @@ __device__ __forceinline__ Norm sum_from_memory(uint32_t mean, uint32_t other_me
 template <typename T>
 __device__ __forceinline__ void redo(
     float (&z)[128], Norm& norm, const uint32_t (&means)[2], const Operands<T>& given, int row, int column) {
-    using Eight = Pack<uint32_t, 4>;
     const int lane = threadIdx.x % 32;
     const T* x_row[2];
 #pragma unroll
@@ -341,6 +363,193 @@ __device__ __forceinline__ void redo(
         }
     }
     norm = sums.norm(given.share, given.eps);
+}
+
+// --- sums over rows of w -------------------------------------------------------------------------------------------
+
+// Rounded, and what that leaves.
+__device__ __forceinline__ uint32_t split(float value) {
+    const float high = __bfloat162float(__float2bfloat16_rn(value));
+    return packed<__nv_bfloat16>(high, isfinite(high) ? value - high : 0.0f);
+}
+
+// Σγw, and Σβw + bias, of a row of w by eight lanes, of which each takes every eighth eight of its elements: always in the
+// same order.
+struct ColumnSums {
+    float factor = 0.0f, offset = 0.0f;
+
+    __device__ __forceinline__ void add(const Eight& w, const Eight& gamma, const Eight& beta) {
+        using T = __nv_bfloat16;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 v = unpacked<T>(w.values[i]), f = unpacked<T>(gamma.values[i]), o = unpacked<T>(beta.values[i]);
+            factor = fmaf(v.x, f.x, fmaf(v.y, f.y, factor));
+            offset = fmaf(v.x, o.x, fmaf(v.y, o.y, offset));
+        }
+    }
+
+    // As each of the eight lanes knows them then.
+    template <typename T>
+    __device__ __forceinline__ uint2 all(const Operands<T>& given, int row) {
+        for (int step = 1; step < 8; step *= 2) {
+            factor += __shfl_xor_sync(0xffffffff, factor, step);
+            offset += __shfl_xor_sync(0xffffffff, offset, step);
+        }
+        const float bias = given.bias != nullptr && row < given.n ? float(given.bias[row]) : 0.0f;
+        return {split(factor), split(offset + bias)};
+    }
+};
+
+constexpr int OWN = N / MULTIPLIERS;  // columns of a tile, of a warp
+
+// Of four rows of w by a warp, from memory.
+template <int AHEAD, typename T>
+__device__ __forceinline__ uint2 sum_columns(const Operands<T>& given, int row) {
+    const int packs = given.k / 8;
+    const auto* from = reinterpret_cast<const Eight*>(given.w + min(row, given.n - 1) * given.w_stride);
+    const auto *factors = reinterpret_cast<const Eight*>(given.gamma), *summands = reinterpret_cast<const Eight*>(given.beta);
+    ColumnSums sums;
+#pragma unroll 1
+    for (int first = threadIdx.x % 8; first < packs; first += 8 * AHEAD) {
+        Eight w[AHEAD], gamma[AHEAD], beta[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int pack = min(first + i * 8, packs - 1);
+            w[i] = from[pack];
+            gamma[i] = factors == nullptr ? Eight{ONES, ONES, ONES, ONES} : factors[pack];
+            beta[i] = summands == nullptr ? Eight{} : summands[pack];
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (first + i * 8 < packs) sums.add(w[i], gamma[i], beta[i]);
+        }
+    }
+    return sums.all(given, row);
+}
+
+// Of all, by a kernel of its own. The product may begin on multiprocessors that are done with their rows.
+constexpr int FEW = 64;  // threads, so that a small w is read by many multiprocessors
+template <typename T>
+__global__ void __launch_bounds__(FEW) sum_all_columns(const __grid_constant__ Operands<T> given, uint2* columns) {
+    await_previous();
+    let_next_begin();  // only now: the product reads x and w at once
+    const int row = blockIdx.x * (FEW / 8) + threadIdx.x / 8;
+    const uint2 sums = sum_columns<8>(given, row);
+    if (threadIdx.x % 8 == 0 && row < given.n) columns[row] = sums;
+}
+
+// Of a tile's columns, by its block alone, beside a tile that fills the registers.
+template <typename T>
+__device__ __forceinline__ void find_columns(uint32_t base, int warp, const Operands<T>& given, int first) {
+#pragma unroll 1
+    for (int row = warp * OWN + threadIdx.x % 32 / 8; row < (warp + 1) * OWN; row += 4) {
+        const uint2 sums = sum_columns<1>(given, first + row);
+        if (threadIdx.x % 8 == 0) store_shared(base + COLUMNS + row * 8, sums);
+    }
+    publish_writes();
+    sync_first<MULTIPLIERS * 32>();
+}
+
+// Of a tile's columns, in place of a tile: as fast as the copy engine brings them, which a product would not keep busy.
+__device__ __forceinline__ int columns_of_block() {
+    return int(blockIdx.x / CLUSTER * CLUSTER + cluster_rank()) * N;  // beyond n the copy engine finds zeros
+}
+
+// γ and β come in x's place.
+template <typename T>
+__device__ __forceinline__ void fetch_to_sum(Ring ring, const CUtensorMap& w, const Operands<T>& given) {
+    constexpr int SHARE = N / CLUSTER;  // rows that are fetched at once
+    const int column = columns_of_block();
+    for (int step = 0; step < given.grid.steps; step++, ring.next()) {
+        const int more = min(K, given.k - step * K) * 2;
+        wait(ring.empty(), ring.parity ^ 1);
+        expect(ring.full(), W_BYTES + (given.gamma != nullptr ? more : 0) + (given.beta != nullptr ? more : 0));
+        for (int share = 0; share < N; share += SHARE) {
+            fetch(ring.w() + share * K * 2, w, step * K, column + share, ring.full());
+        }
+        if (given.gamma != nullptr) fetch_bytes(ring.x(), given.gamma + step * K, more, ring.full());
+        if (given.beta != nullptr) fetch_bytes(ring.x() + GAMMA_BYTES, given.beta + step * K, more, ring.full());
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ void tell_columns(Ring ring, int warp, const Operands<T>& given) {
+    const int lane = threadIdx.x % 32, own = lane % 8, first = warp * OWN + lane / 8, column = columns_of_block();
+    ColumnSums sums[OWN / 4];
+#pragma unroll 1
+    for (int step = 0; step < given.grid.steps; step++, ring.next()) {
+        wait(ring.full(), ring.parity);
+        if (step * 8 + own < given.k / 8) {
+            Eight gamma = {ONES, ONES, ONES, ONES}, beta = {};
+            if (given.gamma != nullptr) gamma = load_shared_16<Eight>(ring.x() + own * 16);
+            if (given.beta != nullptr) beta = load_shared_16<Eight>(ring.x() + GAMMA_BYTES + own * 16);
+#pragma unroll
+            for (int i = 0; i < OWN / 4; i++) {
+                const int row = first + i * 4;
+                sums[i].add(load_shared_16<Eight>(ring.w() + row * K * 2 + (own ^ row % 8) * 16), gamma, beta);
+            }
+        }
+        __syncwarp();
+        if (lane < CLUSTER) arrive_at(ring.empty(), lane);
+    }
+#pragma unroll
+    for (int i = 0; i < OWN / 4; i++) {
+        const int row = column + first + i * 4;
+        const uint2 all = sums[i].all(given, row);
+        if (own == 0 && column < given.n) given.board->columns[row] = all;
+    }
+    sync_first<MULTIPLIERS * 32>();
+    wait(ring.base + ENROLLED, 0);  // by all: threads that were apart cost the main loop its uniform registers
+    if (threadIdx.x == 0 && column < given.n) {
+        release(&given.board->told[column / N], load_shared(ring.base + EPOCH));
+    }
+}
+
+// --- fetching ------------------------------------------------------------------------------------------------------
+
+// Of w, half for both blocks of the cluster: the other block fetches the other half. For a norm γ comes with each step.
+template <typename T, Form FORM>
+__device__ void fetch_all(uint32_t base, const CUtensorMap& x, const CUtensorMap& w, const Operands<T>& given) {
+    constexpr int SHARE = N / CLUSTER;
+    const int share = cluster_rank() * SHARE, steps = given.grid.steps;
+    const bool to_sum = Tiles<FORM>::sums(given.grid);
+    if (to_sum) fetch_to_sum(Ring(base), w, given);
+    Ring ring(base, to_sum ? steps : 0);
+    for (Tiles<FORM> tiles(given.grid); tiles.left(); tiles.next()) {
+        const auto [row, column, sums] = tiles.tile();
+        for (int step = 0; step < steps; step++, ring.next()) {
+            const int more = FORM == NORM && given.gamma != nullptr ? min(K, given.k - step * K) * 2 : 0;
+            wait(ring.empty(), ring.parity ^ 1);
+            expect(ring.full(), STAGE + more);
+            fetch(ring.x(), x, step * K, row, ring.full());
+            fetch_for((1 << CLUSTER) - 1, ring.w() + share * K * 2, w, step * K, column + share, ring.full());
+            if (more > 0) fetch_bytes(ring.gamma(), given.gamma + step * K, more, ring.full());
+        }
+    }
+}
+
+// What belongs to a tile's columns, from the board.
+template <typename T>
+__device__ void fetch_columns(uint32_t base, const Operands<T>& given) {
+    uint32_t parity = 1;
+    const uint32_t epoch = given.board->enrol();
+    store_shared(base + EPOCH, epoch);
+    arrive(base + ENROLLED);
+    for (Tiles<NORM> tiles(given.grid); tiles.left(); tiles.next(), parity ^= 1) {
+        const int column = tiles.tile().column;
+        bool told = given.grid.summing == 0;
+        if (told) await_previous();
+        for (int look = 0; look < given.patience && !told; look++) told = acquire(&given.board->told[column / N]) == epoch;
+        wait(base + COLUMNS_READ, parity);  // those of the tile before
+        store_shared(base + LOST, !told);
+        if (told) {
+            publish_writes_of_all();
+            expect(base + COLUMNS_FULL, COLUMNS_BYTES);
+            fetch_bytes(base + COLUMNS, given.columns + column, COLUMNS_BYTES, base + COLUMNS_FULL);
+        } else {
+            arrive(base + COLUMNS_FULL);
+        }
+    }
 }
 
 // --- from accumulators to y ----------------------------------------------------------------------------------------
@@ -474,6 +683,23 @@ struct Held : Rows {
     }
 };
 
+// After a norm a tile is finished at once, but only as much of it written as there are buffers for: a chunk more would wait
+// until the copy engine has read one.
+struct HalfHeld : Rows {
+    static constexpr int HELD = PARTS / 2;
+    uint32_t pairs[HELD][4];
+    bool holds = false;
+
+    using Rows::Rows;
+
+    __device__ __forceinline__ void write_rest() {
+        if (!holds) return;
+        holds = false;
+#pragma unroll
+        for (int part = 0; part < HELD; part++) write(PARTS - HELD + part, pairs[part]);
+    }
+};
+
 // One factor of `distance`·Σγw + Σβw + bias, a product of 8 terms whose other factor has both sums as `sum_columns`
 // splits them: a row's distance, what rounding leaves of it, 1, and 0, each for two terms.
 __device__ __forceinline__ uint32_t term(float distance) {
@@ -484,11 +710,11 @@ __device__ __forceinline__ uint32_t term(float distance) {
 
 // The norm of a tile. What belongs to a column is two words; the lanes with 1 need the second.
 template <typename T>
-__device__ __forceinline__ void normalise(float (&z)[128], const Norm& norm, const Rows& rows, uint32_t columns) {
+__device__ __forceinline__ void normalise(float (&z)[128], const Norm& norm, HalfHeld& rows, uint32_t columns) {
     const int lane = threadIdx.x % 32;
     const uint32_t own = columns + lane / 4 * 8 + (lane % 4 == 2) * 4;
     const uint32_t terms[2] = {term(-norm.distance(0)), term(-norm.distance(1))};
-    uint32_t ahead[8], pairs[4];
+    uint32_t ahead[8];
 #pragma unroll
     for (int j = 0; j < 8; j++) ahead[j] = load_shared(own + j * 64);
 #pragma unroll
@@ -498,10 +724,12 @@ __device__ __forceinline__ void normalise(float (&z)[128], const Norm& norm, con
         for (int i = 0; i < 4; i++) four[i] *= norm.scale[i / 2];
         multiply_few(four, terms, ahead[j % 8]);
         if (j + 8 < N / 8) ahead[j % 8] = load_shared(own + (j + 8) * 64);
+        uint32_t(&pairs)[4] = rows.pairs[j / 2 % HalfHeld::HELD];
 #pragma unroll
         for (int half = 0; half < 2; half++) pairs[j % 2 * 2 + half] = packed<T>(four[half * 2], four[half * 2 + 1]);
-        if (j % 2 == 1) rows.write(j / 2, pairs);
+        if (j % 2 == 1 && j / 2 < PARTS - HalfHeld::HELD) rows.write(j / 2, pairs);
     }
+    rows.holds = true;
 }
 
 // A step of x by registers. What is being multiplied is summed meanwhile, before the next is begun: else the compiler
@@ -539,8 +767,11 @@ template <typename T, Form FORM>
 __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUtensorMap& y, const Operands<T>& given) {
     const int lane = threadIdx.x % 32, group = warp / 4;
     const int row = warp * 16;  // of the tile; the lane has two, `lane / 4` and 8 more further on
-    std::conditional_t<FORM == NORM, Rows, Held<T, FORM>> rows(y, base + OUT + warp * 2 * OUT_BYTES);
-    Ring ring(base);
+    std::conditional_t<FORM == NORM, HalfHeld, Held<T, FORM>> rows(y, base + OUT + warp * 2 * OUT_BYTES);
+    const bool to_sum = Tiles<FORM>::sums(given.grid);
+    if (to_sum) tell_columns(Ring(base), warp, given);
+    Ring ring(base, to_sum ? given.grid.steps : 0);
+    uint32_t parity = 0;  // of a tile's columns
     Tiles<FORM> tiles(given.grid);
     Tile tile = tiles.tile();
     while (tiles.left()) {
@@ -549,9 +780,9 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
         Norm norm;
         uint32_t before = 0, means[2] = {}, centred[4] = {};
         const Bias<T> bias(given, tile.column);
-        uint2* const told = given.rows + tile.row + row + lane / 4;
         const int top = tile.row + row, left = tile.column;
         const bool sum = tile.sums;
+        Told told;
         // Where the copy engine fills up rows nothing may be subtracted: that would count.
         if (FORM == NORM && given.k % K == 0) {
             uint32_t first[4];
@@ -559,7 +790,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
             load_matrices(first, ring.x() + row * K * 2 + rows.eight);
             guess_means(means, first);
         }
-        for (int step = 0; step < given.grid.steps; step++) {
+        const auto advance = [&](int step) {
             wait(ring.full(), ring.parity);
             const uint64_t x = matrix(ring.x() + group * (X_BYTES / 2)), w = matrix(ring.w());
             if constexpr (FORM == NORM) {
@@ -568,7 +799,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
                     const uint32_t zero = uint32_t(given.n) >> 31;
                     multiply_step<true>(z, sums, centred, means, own, w, ring.gamma(), step > 0, zero);
                 } else {
-                    if (step == given.grid.steps - 1) norm.look(told);
+                    if (step == given.grid.steps - 1 && given.patience > 0) told.look(*given.board, top + lane / 4);
                     multiply_step<false>(z, sums, centred, means, own, w, ring.gamma(), step > 0);
                 }
             } else {
@@ -582,25 +813,31 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
             if (step > 0 && lane < CLUSTER) arrive_at(before, lane);
             before = ring.empty();
             ring.next();
-        }
+        };
+        advance(0);
+        if constexpr (FORM == NORM) rows.write_rest();  // beside the first products
+        for (int step = 1; step < given.grid.steps; step++) advance(step);
         tiles.next();
         tile = tiles.tile();
         tile.settle();
-        bool lost = false, again = false;
+        bool lost = false, again = false, alone = false;
         if constexpr (FORM == NORM) {
             rows.row = top, rows.column = left;
+            wait(base + ENROLLED, 0);
+            const uint32_t epoch = load_shared(base + EPOCH);
             if (sum) {
                 sums.add(centred);
                 norm = sums.norm(given.share, given.eps);
-                if (given.rows != nullptr) {
-                    await_previous();  // `sum_columns`, which takes back what was told before
-                    if (lane % 4 == 0) norm.tell(told);
-                }
+                const bool others = given.grid.across > 1;  // tiles of the same rows
+                if (others && lane % 4 == 0) norm.tell(*given.board, epoch, top + lane / 4);
             } else {
-                lost = !__all_sync(0xffffffff, norm.found());
+                lost = given.patience == 0 || !__all_sync(0xffffffff, told.found(norm, epoch, top + lane / 4));
             }
             again = __any_sync(0xffffffff, norm.far());
             if (again && !lost) norm.correct(means);  // a branch: the wait is not moved in front of all this
+            wait(base + COLUMNS_FULL, parity);
+            parity ^= 1;
+            alone = load_shared(base + LOST);
         }
         await_products<0>();
         refresh(z);
@@ -612,6 +849,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
                 if (again) norm.correct(means);
             }
             if (again) redo(z, norm, means, given, rows.row + lane / 4, rows.column);
+            if (alone) find_columns(base, warp, given, rows.column);
             normalise<T>(z, norm, rows, base + COLUMNS);
             if (lane == 0) arrive(base + COLUMNS_READ);  // the whole warp has: it has multiplied by them
         } else {
@@ -620,7 +858,12 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
             rows.row = top, rows.column = left;
         }
     }
-    if constexpr (FORM != NORM) rows.finish_all();  // of the last tile, without anything beside it
+    // Of the last tile, without anything beside it.
+    if constexpr (FORM == NORM) {
+        rows.write_rest();
+    } else {
+        rows.finish_all();
+    }
     if (lane == 0) await_puts<0>();
 }
 
@@ -638,6 +881,8 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
             make_barrier(base + EMPTY + stage * 8, CLUSTER * MULTIPLIERS);
         }
         make_barrier(base + COLUMNS_READ, MULTIPLIERS);
+        make_barrier(base + COLUMNS_FULL, 1);
+        make_barrier(base + ENROLLED, 1);
         publish_barriers();
     }
     if (FORM == NORM && threadIdx.x < STAGES * GAMMA_BYTES / 4) {  // for no γ, and beyond its end
@@ -646,66 +891,21 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
     }
     cluster_sync();
     let_next_begin();
-    // For a norm the kernel before is `sum_columns`, which lets it begin when all before has ended: x and w are there.
-    if constexpr (FORM != NORM) await_previous();
+    // `sum_all_columns` lets it begin when all before has ended: x and w are there.
+    if (FORM != NORM || given.grid.summing > 0) await_previous();
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     if (warp >= MULTIPLIERS) {
         give_registers<24>();  // of 168 each: 128·24 + 256·240 = 384·168
-        if (warp == MULTIPLIERS && threadIdx.x % 32 == 0) fetch_all<T, FORM>(base, x, w, given);
+        const bool first_lane = threadIdx.x % 32 == 0;
+        if (warp == MULTIPLIERS && first_lane) fetch_all<T, FORM>(base, x, w, given);
+        if constexpr (FORM == NORM) {
+            if (warp == MULTIPLIERS + 1 && first_lane) fetch_columns(base, given);
+        }
     } else {
         take_registers<240>();
         multiply_all<T, FORM>(base, warp, y, given);
     }
     cluster_sync();  // until nobody writes into the other block any more
-}
-
-// --- what a norm needs of each row of w ----------------------------------------------------------------------------
-
-// Rounded, and what that leaves.
-__device__ uint32_t split(float value) {
-    const float high = __bfloat162float(__float2bfloat16_rn(value));
-    return packed<__nv_bfloat16>(high, isfinite(high) ? value - high : 0.0f);
-}
-
-// Σγw, and Σβw + bias, of a row a warp; and of `told` rows of x nothing is known yet. The product may begin on
-// multiprocessors that are done with their rows.
-__global__ void __launch_bounds__(THREADS, 4) sum_columns(
-    const __nv_bfloat16* w, const __nv_bfloat16* gamma, const __nv_bfloat16* beta, const __nv_bfloat16* bias,
-    uint2* columns, uint2* rows, int told, int n, int k, int64_t w_stride) {
-    using Eight = Pack<uint32_t, 4>;
-    constexpr int PACKS = 4;  // that are read before one is used
-    await_previous();
-    let_next_begin();  // only now: the product reads x and w at once
-    for (int i = blockIdx.x * THREADS + threadIdx.x; i < told; i += gridDim.x * THREADS) rows[i] = {0, UNKNOWN};
-    const int row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (row >= n) return;
-    const auto* from = reinterpret_cast<const Eight*>(w + row * w_stride);
-    const auto *factors = reinterpret_cast<const Eight*>(gamma), *summands = reinterpret_cast<const Eight*>(beta);
-    float factor = 0.0f, offset = 0.0f;
-    for (int first = lane; first < k / 8; first += 32 * PACKS) {
-        Eight values[PACKS], by[PACKS], with[PACKS];
-#pragma unroll
-        for (int i = 0; i < PACKS; i++) {
-            const int pack = first + i * 32;
-            const bool there = pack < k / 8;
-            values[i] = there ? from[pack] : Eight{};
-            by[i] = factors == nullptr || !there ? Eight{ONES, ONES, ONES, ONES} : factors[pack];
-            with[i] = summands == nullptr || !there ? Eight{} : summands[pack];
-        }
-#pragma unroll
-        for (int i = 0; i < PACKS * 4; i++) {
-            using T = __nv_bfloat16;
-            const float2 v = unpacked<T>(values[i / 4].values[i % 4]);
-            const float2 f = unpacked<T>(by[i / 4].values[i % 4]), o = unpacked<T>(with[i / 4].values[i % 4]);
-            factor = fmaf(v.x, f.x, fmaf(v.y, f.y, factor));
-            offset = fmaf(v.x, o.x, fmaf(v.y, o.y, offset));
-        }
-    }
-    for (int step = 16; step > 0; step /= 2) {
-        factor += __shfl_xor_sync(0xffffffff, factor, step);
-        offset += __shfl_xor_sync(0xffffffff, offset, step);
-    }
-    if (lane == 0) columns[row] = {split(factor), split(offset + (bias == nullptr ? 0.0f : float(bias[row])))};
 }
 
 }  // namespace optexp::hopper
@@ -717,43 +917,88 @@ namespace {
 
 int pieces(int64_t size, int piece) { return int((size + piece - 1) / piece); }
 
+// The board of a stream, whose launches come one after the other; of each graph that is captured there one of its own,
+// as two graphs may run at once. Kept for good, and in memory that torch knows nothing of: what it has while a graph is
+// captured would belong to the graph.
+int find_board(Board*& board, cudaStream_t stream) {
+    static std::mutex mutex;
+    static std::map<std::tuple<int, cudaStream_t, unsigned long long>, Board*> boards;
+    int device = 0;
+    unsigned long long capture = 0;
+    cudaStreamCaptureStatus status;
+    cudaGetDevice(&device);
+    if (int error = cudaStreamGetCaptureInfo(stream, &status, &capture)) return error;
+    const std::lock_guard<std::mutex> lock(mutex);
+    Board*& own = boards[{device, stream, status == cudaStreamCaptureStatusActive ? capture : 0}];
+    if (own == nullptr) {
+        auto mode = cudaStreamCaptureModeRelaxed;  // allocates though this or another thread captures
+        cudaThreadExchangeStreamCaptureMode(&mode);
+        cudaStream_t aside;  // which is not captured
+        int error = cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking);
+        if (!error) {
+            Board* made = nullptr;
+            error = cudaMalloc(&made, sizeof(Board));
+            if (!error) error = cudaMemsetAsync(made, 0, sizeof(Board), aside);
+            if (!error) error = cudaStreamSynchronize(aside);
+            if (!error) own = made;
+            cudaStreamDestroy(aside);
+        }
+        cudaThreadExchangeStreamCaptureMode(&mode);
+        if (error) return error;
+    }
+    board = own;
+    return 0;
+}
+
 template <typename T, Form FORM>
-int launch(Operands<T> given, void* y, cudaStream_t stream) {
+int launch(const Operands<T>& given, void* y, int blocks, cudaStream_t stream) {
     constexpr bool HALF = std::is_same_v<T, __half>;
-    given.grid = {pieces(given.m, M * CLUSTER), pieces(given.n, N), pieces(given.k, K)};
     CUtensorMap maps[3];
     if (int status = describe(maps[0], HALF, given.x, given.m, given.k, given.x_stride, M)) return status;
     if (int status = describe(maps[1], HALF, given.w, given.n, given.k, given.w_stride, N / CLUSTER)) return status;
     if (int status = describe(maps[2], HALF, y, given.m, given.n, given.n, 16)) return status;
-    int device = 0, multiprocessors = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    const int blocks = std::min(given.grid.down * given.grid.across, multiprocessors / CLUSTER) * CLUSTER;
     cudaFuncSetAttribute(product<T, FORM>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
     return launch_early(product<T, FORM>, blocks, BLOCK, SHARED, stream, maps[0], maps[1], maps[2], given);
 }
 
+// At once, on this device.
+int possible_clusters() {
+    int device = 0, multiprocessors = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    return std::min(multiprocessors / CLUSTER, int(Board::SEATS) / CLUSTER);
+}
+
+Grid grid_of(int64_t m, int64_t n, int64_t k) { return {pieces(m, M * CLUSTER), pieces(n, N), pieces(k, K), 0}; }
+
 }  // namespace
 
-// `columns` and `rows` are to work in, 8 bytes for each row of w, and of x, that whole tiles have (of x, two of them):
-// beyond n and m it does not matter what they are.
+// columns:   to work in, 8 bytes for each row of w that whole tiles have: beyond n it does not matter what they are
+// beside:    1: some blocks sum columns beside tiles, 0: a kernel before does, -1: whichever is likely quicker
+// patience:  how often the board is looked at, some 0.4 µs each, before a block sums for itself
 extern "C" int layernorm_linear(
-    const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* columns, void* rows,
-    void* y, int64_t m, int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, cudaStream_t stream) {
+    const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* columns,
+    void* y, int64_t m, int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, int64_t beside, int64_t patience, cudaStream_t stream) {
     using T = __nv_bfloat16;
-    const bool alone = n <= N;  // no other tile of the same rows
-    const int told = alone ? 0 : pieces(m, M * CLUSTER) * M * CLUSTER;
-    const Operands<T> given = {
-        (const T*)x, (const T*)w, nullptr, (const T*)gamma, (const uint2*)columns, alone ? nullptr : (uint2*)rows,
-        x_stride, w_stride, int(m), int(n), int(k), 1.0f / k, float(eps)};
-    // As much shared memory as the product has: else multiprocessors stop to share theirs out anew.
-    cudaFuncSetAttribute(sum_columns, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-    if (int status = launch_early(
-            sum_columns, pieces(n, THREADS / 32), THREADS, 0, stream, given.w, given.gamma, (const T*)beta,
-            (const T*)bias, (uint2*)columns, given.rows, told, given.n, given.k, w_stride)) {
-        return status;
+    Operands<T> given = {
+        (const T*)x, (const T*)w, (const T*)bias, (const T*)gamma, (const T*)beta, (const uint2*)columns,
+        nullptr, x_stride, w_stride, int(m), int(n), int(k), 1.0f / k, float(eps), int(patience), grid_of(m, n, k)};
+    if (int status = find_board(given.board, stream)) return status;
+    const int tiles = given.grid.down * given.grid.across, summing = pieces(given.grid.across, CLUSTER);
+    const int clusters = possible_clusters();
+    const bool fits = summing <= clusters && given.grid.across * N <= Board::COLUMNS;
+    const bool free = pieces(tiles + summing, clusters) == pieces(tiles, clusters);  // no round more
+    if (fits && (beside == 1 || (beside < 0 && free))) {
+        given.grid.summing = summing;
+        given.columns = given.board->columns;
+    } else {
+        // As much shared memory as the product has: else multiprocessors stop to share theirs out anew.
+        cudaFuncSetAttribute(
+            sum_all_columns<T>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+        const int blocks = pieces(n, FEW / 8);
+        if (int status = launch_early(sum_all_columns<T>, blocks, FEW, 0, stream, given, (uint2*)columns)) return status;
     }
-    return launch<T, NORM>(given, y, stream);
+    return launch<T, NORM>(given, y, std::min(tiles + int(given.grid.summing), clusters) * CLUSTER, stream);
 }
 
 extern "C" int linear_gelu(
@@ -762,9 +1007,10 @@ extern "C" int linear_gelu(
     const auto of = [&](auto zero) {
         using T = decltype(zero);
         const Operands<T> given = {
-            (const T*)x, (const T*)w, (const T*)bias, nullptr, nullptr, nullptr, x_stride, w_stride,
-            int(m), int(n), int(k), 0.0f, 0.0f};
-        return tanh ? launch<T, TANH>(given, y, stream) : launch<T, ERF>(given, y, stream);
+            (const T*)x, (const T*)w, (const T*)bias, nullptr, nullptr, nullptr, nullptr, x_stride, w_stride,
+            int(m), int(n), int(k), 0.0f, 0.0f, 0, grid_of(m, n, k)};
+        const int blocks = std::min(given.grid.down * given.grid.across, possible_clusters()) * CLUSTER;
+        return tanh ? launch<T, TANH>(given, y, blocks, stream) : launch<T, ERF>(given, y, blocks, stream);
     };
     return type == 2 ? of(__nv_bfloat16()) : type == 1 ? of(__half()) : int(cudaErrorInvalidValue);
 }

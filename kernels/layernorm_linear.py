@@ -237,16 +237,27 @@ def by_tiles(
 
 
 def by_hopper(
-    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+    x: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    beside: bool | None = None,
+    patience: int = 1000,
 ) -> Tensor:
     """In CUDA C++, of matrices that `hopper.takes`: x goes through registers there, where γ is multiplied to it, and
-    mean and deviation come from what the product reads anyway."""
+    mean and deviation come from what the product reads anyway. Whatever the last two are, the bits are the same.
+
+    beside:    whether some blocks sum over w beside the product, and no kernel before it; None: where they have time
+    patience:  how often a block looks for what another sums before it does so itself; 0: never
+    """
     (m, k), n = x.shape, weight.shape[0]
-    columns, known = (weight.new_empty(ceil_div(size, 256) * 256, 4) for size in (n, m))  # of all rows that tiles have
+    columns = weight.new_empty(ceil_div(n, 256) * 256, 4)  # of all that tiles have
     y = x.new_empty(m, n)
     parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
-    sizes = (m, n, k, x.stride(0), weight.stride(0), eps)
-    extension.run("hopper_product", "layernorm_linear", x, *parameters, columns, known, y, *sizes)
+    sizes = (m, n, k, x.stride(0), weight.stride(0), eps, -1 if beside is None else beside, patience)
+    extension.run("hopper_product", "layernorm_linear", x, *parameters, columns, y, *sizes)
     return y
 
 

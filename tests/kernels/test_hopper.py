@@ -265,6 +265,55 @@ def test_nothing_is_left_of_the_call_before(m: int, n: int, k: int, normal) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n", "k"), [*SHAPES, (4096, 4096, 1024), (17000, 1024, 320), (70000, 520, 64)])
+def test_whoever_sums(m: int, n: int, k: int, normal) -> None:
+    """What a tile finds is what it would have summed itself: from memory, where nobody is waited for."""
+    x, weight = normal(m, k) + 1, normal(n, k) / k**0.5
+    gamma, beta, bias = normal(k) / 8 + 1, normal(k), normal(n)
+    for given in ((x, gamma, beta, weight, bias), (x, None, None, weight, None)):
+        first = layernorm_linear.by_hopper(*given, 1e-5, beside=False)
+        for beside in (True, False):
+            for patience in (0, 1, 100):
+                y = layernorm_linear.by_hopper(*given, 1e-5, beside=beside, patience=patience)
+                assert torch.equal(y, first), (beside, patience)
+
+
+@pytest.mark.gpu
+def test_shapes_take_turns_on_a_stream(normal) -> None:
+    """They have one board, and none reads there what a call of another shape has left."""
+    calls = []
+    for m, n, k in [(4096, 4096, 256), (1000, 1000, 192), (4096, 512, 256), (300, 4096, 64), (9000, 2048, 128)]:
+        calls.append((normal(m, k) * 2 + 1, normal(k), None, normal(n, k) / k**0.5, normal(n), 1e-5))
+    expected = [layernorm_linear.by_hopper(*call, patience=0) for call in calls]
+    for _ in range(RUNS):
+        for call, y in zip(calls, expected, strict=True):
+            for beside in (True, None):
+                assert torch.equal(layernorm_linear.by_hopper(*call, beside=beside), y)
+
+
+@pytest.mark.gpu
+def test_graphs_at_once(normal) -> None:
+    """Captured on one stream and replayed on several, each has a board of its own, also where nothing ran before."""
+    weight, inputs = normal(4096, 256) / 16, [normal(4096, 256), normal(4096, 256) * 3 + 1]
+    graphs, found = [], []
+    for x in inputs:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found.append([layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5) for _ in range(4)])
+        graphs.append(graph)
+    expected = [layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5) for x in inputs]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    torch.cuda.synchronize()
+    for _ in range(RUNS):
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    for results, y in zip(found, expected, strict=True):
+        assert all(torch.equal(result, y) for result in results)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(("m", "n", "k"), [(4096, 2048, 1024), (20000, 520, 128)])
 def test_on_two_streams_at_once(m: int, n: int, k: int, normal) -> None:
     weight, inputs = normal(n, k) / k**0.5, [normal(m, k), normal(m, k) * 3 + 1]
