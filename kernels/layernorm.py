@@ -244,7 +244,7 @@ def _more_ways(block: int) -> list[Launch]:
     if block <= 1024:
         one = 1024 // block
         at_once = [Launch(2 * one, 4, 0, 0), Launch(4 * one, 4, 0, 0, 64)]
-        return [Launch(one, 4), *at_once, Launch(4 * one, 4, 5, 3)]
+        return [Launch(4 * one, 4), *at_once, Launch(4 * one, 4, 5, 3)]
     limited = [Launch(1, 4, registers=128), Launch(1, 8, registers=64)] if block <= 8192 else []
     return [*limited, Launch(1, 16 if block <= 8192 else 32, 1, 3)]
 
@@ -291,9 +291,9 @@ def _ways(block: int) -> list[Launch]:
     """
     if block <= 1024:
         one = 1024 // block
-        few = [Launch(4 * one, 8, 2), Launch(2 * one, 8, 2, 4), Launch(8 * one, 16, 1)]
-        ahead = [Launch(2 * one, 4, 4, 3), Launch(2 * one, 4, 2, 5), Launch(one, 4, 4, 4)]
-        return [Launch(one, 4, 6), Launch(2 * one, 4, 4), *ahead, *few]
+        few = [Launch(4 * one, 4, 1, 4), Launch(4 * one, 4, 1, 5), Launch(8 * one, 8, 1, 3), Launch(8 * one, 16, 1)]
+        more = [Launch(2 * one, 4, 3, 3), Launch(2 * one, 4, 4, 3), Launch(one, 4, 4, 4)]
+        return [Launch(4 * one, 4, 2, 3), *few, *more]
     warps = min(max(block // 512, 4), 32)
     programs = max(1, 16 // warps)
     few = [Launch(more // warps, more, 16 // more, 3) for more in (8, 16) if more > warps]

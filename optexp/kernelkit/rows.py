@@ -37,7 +37,7 @@ def tiles(block: int) -> list[Launch]:
     """What may be fastest where each program takes one tile of up to `block` columns, the safest first."""
     if block <= 1024:
         one = 1024 // block
-        return [Launch(2 * one, 4), Launch(4 * one, 4), Launch(one, 1), Launch(2 * one, 2)]
+        return [Launch(2 * one, 4), Launch(one, 4), Launch(one, 1), Launch(2 * one, 2)]
     if block <= 8192:
         return [Launch(1, 8), Launch(1, 4), Launch(1, 16)]
     return [Launch(1, 32), Launch(1, 16), Launch(1, 32, 1, 3), Launch(1, 16, 1, 3)]
