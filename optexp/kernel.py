@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad, profiler
-from torch.compiler import is_compiling
+from torch.compiler import assume_constant_result, is_compiling
 from torch.cuda import is_current_stream_capturing
 from torch.nn import Parameter
 from triton import knobs
@@ -279,6 +279,7 @@ def runs_on(device: torch.device) -> bool:
     return (device.type == "cuda" or (device.type == "cpu" and INTERPRETED)) and not is_transformed()
 
 
+@assume_constant_result  # asked when torch.compile traces: it would take any answer of the stack for a level of it
 def is_transformed() -> bool:
     """Whether torch.func.grad, jvp, vmap and the like, or a level of forward-mode differentiation, are active."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0

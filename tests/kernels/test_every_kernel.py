@@ -181,12 +181,19 @@ def test_ops_are_registered_as_torch_wants_them(kernel: Kernel, device: str) -> 
 def test_compiles_without_a_graph_break(kernel: Kernel, device: str) -> None:
     args = arguments(kernel.cases[0], device)
     backend = "inductor" if device == "cuda" else "aot_eager"  # Inductor's C++ takes long to compile
-    compiled = torch.compile(kernel.function, fullgraph=True, backend=backend)
+    compile_graph, recorded = torch._dynamo.lookup_backend(backend), []
+
+    def watched(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        recorded.extend(str(node.target) for node in graph.graph.nodes)
+        return compile_graph(graph, inputs)
+
+    compiled = torch.compile(kernel.function, fullgraph=True, backend=watched)
     torch.manual_seed(0)  # of gradients in another order one in a hundred and fifty is beyond assert_close's limits
     dy = torch.randn_like(kernel.reference(*args))
     ours, theirs = (differentiated(f, args, dy) for f in (compiled, kernel.function))
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, msg=name)
+    assert any(target.startswith("optexp.") for target in recorded), recorded
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name_of)
