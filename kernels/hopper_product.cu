@@ -242,11 +242,11 @@ struct Sums {
     __device__ __forceinline__ void add(const uint32_t (&x)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float low = __uint_as_float(x[i] << 16), high = __uint_as_float(x[i] & 0xffff0000);
-            sum[i % 2] += low;
-            square[i % 2] = fmaf(low, low, square[i % 2]);
-            sum[i % 2] += high;
-            square[i % 2] = fmaf(high, high, square[i % 2]);
+            const float2 both = unpacked<__nv_bfloat16>(x[i]);
+            sum[i % 2] += both.x;
+            square[i % 2] = fmaf(both.x, both.x, square[i % 2]);
+            sum[i % 2] += both.y;
+            square[i % 2] = fmaf(both.y, both.y, square[i % 2]);
         }
     }
 
@@ -774,22 +774,25 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
     uint32_t parity = 0;  // of a tile's columns
     Tiles<FORM> tiles(given.grid);
     Tile tile = tiles.tile();
+    uint32_t guess[2] = {};  // of the next tile's means
+    const auto guess_next = [&] {
+        // Where the copy engine fills up rows nothing may be subtracted: that would count.
+        if (FORM != NORM || given.k % K != 0 || !tiles.left()) return;
+        uint32_t first[4];
+        wait(ring.full(), ring.parity);
+        load_matrices(first, ring.x() + row * K * 2 + rows.eight);
+        guess_means(guess, first);
+    };
+    guess_next();
     while (tiles.left()) {
         float z[128];
         Sums sums;
         Norm norm;
-        uint32_t before = 0, means[2] = {}, centred[4] = {};
+        uint32_t before = 0, means[2] = {guess[0], guess[1]}, centred[4] = {};
         const Bias<T> bias(given, tile.column);
         const int top = tile.row + row, left = tile.column;
         const bool sum = tile.sums;
         Told told;
-        // Where the copy engine fills up rows nothing may be subtracted: that would count.
-        if (FORM == NORM && given.k % K == 0) {
-            uint32_t first[4];
-            wait(ring.full(), ring.parity);
-            load_matrices(first, ring.x() + row * K * 2 + rows.eight);
-            guess_means(means, first);
-        }
         const auto advance = [&](int step) {
             wait(ring.full(), ring.parity);
             const uint64_t x = matrix(ring.x() + group * (X_BYTES / 2)), w = matrix(ring.w());
@@ -835,6 +838,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
             }
             again = __any_sync(0xffffffff, norm.far());
             if (again && !lost) norm.correct(means);  // a branch: the wait is not moved in front of all this
+            guess_next();
             wait(base + COLUMNS_FULL, parity);
             parity ^= 1;
             alone = load_shared(base + LOST);
