@@ -8,7 +8,7 @@ The sum over γ⊙w is taken of the rounded values that the product sees, so tha
 accumulators lose to a mean that is large beside the deviation, does not: such tiles are done again from centred rows.
 
 Folding reads and writes all of w. Not on Hopper, where γ goes to x on its way into the product (`hopper_product.cu`):
-w is only summed over, before. Of few rows, blocks there normalise what they multiply (`few_rows.cu`).
+w is only summed over. Of few rows, blocks there normalise what they multiply (`few_rows.cu`).
 """
 
 from __future__ import annotations
