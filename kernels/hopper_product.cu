@@ -28,10 +28,8 @@
 // (Two products side by side, each with blocks that wait for others of theirs, could wait for ever.) What a tile finds
 // are the bits that it would have summed itself, so that y does not depend on who was first.
 #include <algorithm>
-#include <map>
-#include <mutex>
-#include <tuple>
 
+#include "board.cuh"
 #include "hopper.cuh"
 
 namespace optexp::hopper {
@@ -99,7 +97,7 @@ template <typename T>
 struct Operands {
     const T *x, *w, *bias, *gamma, *beta;  // null where there is none
     const uint2* columns;  // of each row of w, as `sum_columns` has them
-    Board* board;
+    Board* board;          // null where there is no memory for one: then nobody looks
     int64_t x_stride, w_stride;
     int m, n, k;
     float share, eps;  // 1/k
@@ -532,13 +530,13 @@ __device__ void fetch_all(uint32_t base, const CUtensorMap& x, const CUtensorMap
 template <typename T>
 __device__ void fetch_columns(uint32_t base, const Operands<T>& given) {
     uint32_t parity = 1;
-    const uint32_t epoch = given.board->enrol();
+    await_previous();  // also `sum_all_columns`; so launches enrol one after the other, whichever threads asked for them
+    const uint32_t epoch = given.board == nullptr ? 0 : given.board->enrol();
     store_shared(base + EPOCH, epoch);
     arrive(base + ENROLLED);
     for (Tiles<NORM> tiles(given.grid); tiles.left(); tiles.next(), parity ^= 1) {
         const int column = tiles.tile().column;
         bool told = given.grid.summing == 0;
-        if (told) await_previous();
         for (int look = 0; look < given.patience && !told; look++) told = acquire(&given.board->told[column / N]) == epoch;
         wait(base + COLUMNS_READ, parity);  // those of the tile before
         store_shared(base + LOST, !told);
@@ -831,7 +829,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
             if (sum) {
                 sums.add(centred);
                 norm = sums.norm(given.share, given.eps);
-                const bool others = given.grid.across > 1;  // tiles of the same rows
+                const bool others = given.grid.across > 1 && given.board != nullptr;  // tiles of the same rows
                 if (others && lane % 4 == 0) norm.tell(*given.board, epoch, top + lane / 4);
             } else {
                 lost = given.patience == 0 || !__all_sync(0xffffffff, told.found(norm, epoch, top + lane / 4));
@@ -921,39 +919,6 @@ namespace {
 
 int pieces(int64_t size, int piece) { return int((size + piece - 1) / piece); }
 
-// The board of a stream, whose launches come one after the other; of each graph that is captured there one of its own,
-// as two graphs may run at once. Kept for good, and in memory that torch knows nothing of: what it has while a graph is
-// captured would belong to the graph.
-int find_board(Board*& board, cudaStream_t stream) {
-    static std::mutex mutex;
-    static std::map<std::tuple<int, cudaStream_t, unsigned long long>, Board*> boards;
-    int device = 0;
-    unsigned long long capture = 0;
-    cudaStreamCaptureStatus status;
-    cudaGetDevice(&device);
-    if (int error = cudaStreamGetCaptureInfo(stream, &status, &capture)) return error;
-    const std::lock_guard<std::mutex> lock(mutex);
-    Board*& own = boards[{device, stream, status == cudaStreamCaptureStatusActive ? capture : 0}];
-    if (own == nullptr) {
-        auto mode = cudaStreamCaptureModeRelaxed;  // allocates though this or another thread captures
-        cudaThreadExchangeStreamCaptureMode(&mode);
-        cudaStream_t aside;  // which is not captured
-        int error = cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking);
-        if (!error) {
-            Board* made = nullptr;
-            error = cudaMalloc(&made, sizeof(Board));
-            if (!error) error = cudaMemsetAsync(made, 0, sizeof(Board), aside);
-            if (!error) error = cudaStreamSynchronize(aside);
-            if (!error) own = made;
-            cudaStreamDestroy(aside);
-        }
-        cudaThreadExchangeStreamCaptureMode(&mode);
-        if (error) return error;
-    }
-    board = own;
-    return 0;
-}
-
 template <typename T, Form FORM>
 int launch(const Operands<T>& given, void* y, int blocks, cudaStream_t stream) {
     constexpr bool HALF = std::is_same_v<T, __half>;
@@ -987,10 +952,12 @@ extern "C" int layernorm_linear(
     Operands<T> given = {
         (const T*)x, (const T*)w, (const T*)bias, (const T*)gamma, (const T*)beta, (const uint2*)columns,
         nullptr, x_stride, w_stride, int(m), int(n), int(k), 1.0f / k, float(eps), int(patience), grid_of(m, n, k)};
-    if (int status = find_board(given.board, stream)) return status;
+    static auto& boards = *new Boards<Board>;  // never destroyed: a graph may be after the program's end
+    given.board = boards.of(stream);
+    if (given.board == nullptr) given.patience = 0;
     const int tiles = given.grid.down * given.grid.across, summing = pieces(given.grid.across, CLUSTER);
     const int clusters = possible_clusters();
-    const bool fits = summing <= clusters && given.grid.across * N <= Board::COLUMNS;
+    const bool fits = given.board != nullptr && summing <= clusters && given.grid.across * N <= Board::COLUMNS;
     const bool free = pieces(tiles + summing, clusters) == pieces(tiles, clusters);  // no round more
     if (fits && (beside == 1 || (beside < 0 && free))) {
         given.grid.summing = summing;

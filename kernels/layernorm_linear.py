@@ -41,7 +41,7 @@ from optexp.kernel import (
 )
 from optexp.kernelkit import extension, hopper
 from optexp.kernelkit.products import TILINGS, Tiling, in_rows, in_shape, multiply, place, product, takes
-from optexp.kernelkit.tiles import summed, tile
+from optexp.kernelkit.tiles import share, summed, tile
 from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.layernorm import (
     LONGEST,
@@ -136,11 +136,12 @@ def layernorm_linear_forward(
 
 
 @triton.jit
-def bias_gradient(dy_ptr, sums_ptr, rows, columns, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def bias_gradient(
+    dy_ptr, sums_ptr, rows, columns, WIDE: tl.constexpr, ALONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """For each group of rows their sum. A tall tile may be a program's only one, and asynchronous copies are slower."""
     ahead: tl.constexpr = 1 if ROWS >= 32 else 3
-    across = tl.cdiv(columns, BLOCK)
-    block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
+    block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([ROWS, BLOCK], WIDE)
     for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=ahead):
         start, offsets, mask, _ = tile(tl.cast(number, tl.int64) * ROWS, block, rows, columns, ROWS, BLOCK)

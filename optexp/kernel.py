@@ -279,10 +279,14 @@ def runs_on(device: torch.device) -> bool:
     return (device.type == "cuda" or (device.type == "cpu" and INTERPRETED)) and not is_transformed()
 
 
-@assume_constant_result  # asked when torch.compile traces: it would take any answer of the stack for a level of it
 def is_transformed() -> bool:
     """Whether torch.func.grad, jvp, vmap and the like, or a level of forward-mode differentiation, are active."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return forward_ad._current_level >= 0 or _has_interpreter()
+
+
+@assume_constant_result  # which torch.compile guards; when it traces the question, it takes any answer for a yes
+def _has_interpreter() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError)  # what torch raises where it cannot serve its arguments

@@ -73,11 +73,14 @@ def tile(first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def place(columns, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
-    """Which row of tiles a program's is in, and which of that row it is: the only one, where tiles have WHOLE rows."""
+    """Which row of tiles a program's is in, and which of that row it is: the only one, where tiles have WHOLE rows.
+
+    (`tl.cdiv` would add a block to the columns first, and leave 32 bits where these nearly fill them.)
+    """
     if WHOLE:  # a division would take half of the instructions before the first load
         number, block = tl.program_id(0), 0
     else:
-        across = tl.cdiv(columns, BLOCK)
+        across = (columns - 1) // BLOCK + 1
         number, block = tl.program_id(0) // across, tl.program_id(0) % across
     return number, block
 
@@ -88,7 +91,7 @@ def share(columns, ALONE: tl.constexpr, BLOCK: tl.constexpr):
     if ALONE:
         block, group, count = tl.program_id(0), 0, 1
     else:
-        across = tl.cdiv(columns, BLOCK)
+        across = (columns - 1) // BLOCK + 1
         block, group, count = tl.program_id(0) % across, tl.program_id(0) // across, tl.num_programs(0) // across
     return block, group, count
 
@@ -100,7 +103,7 @@ def column_sums(
     """A block of columns of one of the results: groups are added in an order that never changes, and rounded once."""
     if EARLY:  # launched while the kernel before it still runs
         gdc_wait()
-    across = tl.cdiv(columns, BLOCK)
+    across = (columns - 1) // BLOCK + 1
     column = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)[None, :]
     is_second, width = tl.program_id(0) // across, columns
     if second_ptr is not None:
@@ -183,8 +186,7 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, warps: int
         groups = max(1, min(most, ceil_div(rows, shape["ROWS"])))
         sums = total if groups == 1 else last.new_empty((groups, columns), dtype=widest)
         how = {"WIDE": tl.float64 if widest == torch.float64 else tl.float32, **constants, **shape}
-        if "ALONE" in kernel.arg_names:
-            how["ALONE"] = groups == 1 and columns < 2**31  # a program's number has 32 bits
+        how["ALONE"] = groups == 1 and columns < 2**31  # a program's number has 32 bits
         launch(kernel, groups * across, *operands, sums, rows, columns, **how)
         if groups > 1:
             add_up(sums, total)

@@ -84,7 +84,7 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
         except RuntimeError:
             several, calls = work, 1
         blocks = [clock.time_block(several, ceil_div(steps, calls), device) for _ in range(3)]
-    except triton.runtime.errors.OutOfResources as error:
+    except (triton.runtime.errors.OutOfResources, torch.OutOfMemoryError) as error:
         # Triton's error and the frames that it went through hold each other, and in backward those hold the autograd
         # graph: until garbage is collected, leaves would remember today's stream, which breaks a capture on another.
         error.__traceback__ = None

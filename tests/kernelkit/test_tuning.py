@@ -178,6 +178,14 @@ def test_backward_can_be_captured_when_a_way_did_not_fit(monkeypatch: pytest.Mon
     recorded([both], CUDA)()
 
 
+def test_a_way_without_enough_memory_loses(card: Card) -> None:
+    def greedy(way: str) -> None:
+        if way == "fast":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert tuning.fastest("kernel", (), WAYS[:2], greedy, CUDA) == "slow"
+
+
 def test_what_is_close_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """By one short look a way was often called the fastest that was not; what is far off is looked at once."""
     times = {"lucky": [1.00, 1.04, 1.04, 1.03, 1.05], "steady": [1.02] * 5, "far": [1.5]}

@@ -277,9 +277,12 @@ def test_the_transforms_of_torch_func_and_forward_mode(kernel: Kernel, device: s
     torch._dynamo.reset()  # what was compiled for other kernels counts as the same function
     compiled = torch.compile(partial(backward, ours), backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), expected)
-    with torch.autograd.forward_ad.dual_level():
-        y = ours(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
-        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(y).tangent, tangent)
+    compiled = torch.compile(ours, backend="aot_eager")
+    compiled(x)  # before, and without: there it is ours
+    for function in (ours, compiled):
+        with torch.autograd.forward_ad.dual_level():
+            y = function(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+            torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(y).tangent, tangent)
 
 
 @every_mistake
