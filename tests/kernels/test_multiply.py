@@ -222,18 +222,20 @@ def test_only_gradients_that_are_wanted_are_computed(device: str, name: str, nor
 
 
 @everywhere
-def test_what_a_race_depends_on(device: str, normal, only, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_race_depends_on(device: str, normal, only) -> None:
     """Among it whether TF32 is allowed, with which the library's product takes a third of the time."""
     keys = only(SMALL if device == "cpu" else TALL)
     x, w = normal(device, 64, 64), normal(device, 64, 64)
-    for operands in ((x, w), (standing(x), w), (x, standing(w)), (x, w, w[0]), (x[:8], w), (x, w[:8])):
-        multiply(*operands)
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
     try:
+        matmul.fp32_precision = "ieee"
+        for operands in ((x, w), (standing(x), w), (x, standing(w)), (x, w, w[0]), (x[:8], w), (x, w[:8])):
+            multiply(*operands)
+        matmul.fp32_precision = "tf32"
         multiply(x, w)
     finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+        matmul.fp32_precision = before
     assert len(set(keys)) == len(keys) == 7
 
 
