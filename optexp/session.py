@@ -81,6 +81,8 @@ class Session:
         self.gpu = Gpu.open(torch.device(self.device))
         if self.gpu is None and self.device.startswith("cuda"):
             e.notes.append(UNREAD)
+        if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+            e.notes.append("TRITON_INTERPRET: kernels written in Triton run in Python, and their times say nothing")
         if self.protocol.l2 != "warm" and not (self.device.startswith("cuda") and self.workload.operation):
             e.notes.append(f"measurement.l2={self.protocol.l2}: only a single operation on a GPU is measured that way")
             self.protocol = replace(self.protocol, l2="warm")
@@ -92,6 +94,7 @@ class Session:
                 raise ConfigError(f"isolation=none measures one process: {reason}") from None
         self.cores = placement.choose(self.protocol.cpus, torch.device(self.device).type)
         self.own_cores, self.own_threads = os.sched_getaffinity(0), torch.get_num_threads()
+        self.own_tf32 = tf32_flags()
         # Shared memory, and an ordinary folder for what does not fit into it; both go with the session.
         places = [place for place in ("/dev/shm", tempfile.gettempdir()) if os.path.isdir(place)]
         self.folders = tuple(tempfile.mkdtemp(prefix="optexp-", dir=place) for place in places)
@@ -215,10 +218,19 @@ class Session:
         else:
             placement.bind_process(sorted(self.own_cores))
             torch.set_num_threads(self.own_threads)
+            if self.own_tf32 != tf32_flags():
+                products, torch.backends.cudnn.allow_tf32 = self.own_tf32
+                torch.set_float32_matmul_precision("high" if products else "highest")
             torch._dynamo.reset()
             torch._dynamo.utils.counters.clear()
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def tf32_flags() -> tuple[bool, bool]:
+    """Whether products and convolutions of float32 may be done in TF32. Reading these never raises."""
+    backends: Any = torch.backends
+    return backends.cuda.matmul.fp32_precision == "tf32", backends.cudnn.conv.fp32_precision == "tf32"
 
 
 def _shared(package: str) -> bool:
