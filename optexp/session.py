@@ -81,8 +81,6 @@ class Session:
         self.gpu = Gpu.open(torch.device(self.device))
         if self.gpu is None and self.device.startswith("cuda"):
             e.notes.append(UNREAD)
-        if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
-            e.notes.append("TRITON_INTERPRET: kernels written in Triton run in Python, and their times say nothing")
         if self.protocol.l2 != "warm" and not (self.device.startswith("cuda") and self.workload.operation):
             e.notes.append(f"measurement.l2={self.protocol.l2}: only a single operation on a GPU is measured that way")
             self.protocol = replace(self.protocol, l2="warm")

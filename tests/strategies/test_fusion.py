@@ -143,6 +143,7 @@ def test_our_kernels_in_the_place_of_patterns(build, observe, tmp_path, workload
     evidence = strategy.evidence(trace, trace, notes, counters)
     assert evidence.engaged
     assert evidence.text.startswith(f"replaced: {replaced}; ")
+    assert evidence.text.endswith("Triton's interpreter runs them in Python: no time counts")
 
 
 def counted(group: str) -> dict[str, float]:
