@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace optexp {
@@ -34,13 +35,10 @@ class Boards {
         cudaThreadExchangeStreamCaptureMode(&mode);
         Board* board = spare(device);
         if (board != nullptr) {
-            const std::lock_guard<std::mutex> lock(mutex);
-            const auto [place, is_new] = given.emplace(key, board);
-            if (!is_new) spares[device].push_back(board);  // another thread was quicker
-            board = place->second;
-            if (!is_new) graph = nullptr;
+            const auto [own, is_new] = give(board, key);
+            if (is_new && captured) await_end(graph, key);
+            board = own;
         }
-        if (board != nullptr && captured && graph != nullptr) await_end(graph, key);
         cudaThreadExchangeStreamCaptureMode(&mode);
         return board;
     }
@@ -85,6 +83,14 @@ class Boards {
         const std::lock_guard<std::mutex> lock(mutex);
         made--;
         return nullptr;
+    }
+
+    // What the key has now, and whether it is this.
+    std::pair<Board*, bool> give(Board* board, const Key& key) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        const auto [place, is_new] = given.emplace(key, board);
+        if (!is_new) spares[std::get<0>(key)].push_back(board);  // another thread was quicker
+        return {place->second, is_new};
     }
 
     // The graph has its board as long as it can be replayed. If that can't be told, it has it for good.

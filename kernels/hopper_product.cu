@@ -54,8 +54,8 @@ constexpr int COLUMNS_FULL = COLUMNS_READ + 8, ENROLLED = COLUMNS_FULL + 8, EPOC
 constexpr int SHARED = LOST + 4;
 static_assert(SHARED <= 227 * 1024);
 
-constexpr uint32_t ONES = 0x3f803f80;     // two of bfloat16
-constexpr float FAR = 2.0f;               // deviations between a row's mean and what was taken for it
+constexpr uint32_t ONES = 0x3f803f80;  // two of bfloat16
+constexpr float FAR = 2.0f;            // deviations between a row's mean and what was taken for it
 
 // --- the board -----------------------------------------------------------------------------------------------------
 
@@ -68,11 +68,11 @@ struct __align__(16) Row {
 // Where blocks tell each other what they have summed. Zero at first, and then left as it is from one launch to the next,
 // which must not begin before that one has ended: each knows by its epoch what was told in it.
 struct Board {
-    static constexpr uint32_t SEATS = 4096;             // more than a launch has blocks
+    static constexpr uint32_t SEATS = 4096;              // more than a launch has blocks
     static constexpr int ROWS = 32768, COLUMNS = 16384;  // rows of x take turns
 
-    uint64_t enrolled;                // blocks of all launches, rounded up to SEATS for each
-    uint32_t told[COLUMNS / N];       // the epoch, where a tile's columns are there
+    uint64_t enrolled;           // blocks of all launches, rounded up to SEATS for each
+    uint32_t told[COLUMNS / N];  // the epoch, where a tile's columns are there
     __align__(16) uint2 columns[COLUMNS];
     Row rows[ROWS];
 
@@ -83,7 +83,6 @@ struct Board {
     }
 
     __device__ Row* row(int row) { return rows + row % ROWS; }
-    __device__ const Row* row(int row) const { return rows + row % ROWS; }
 };
 
 // --- which tile, and which stage -----------------------------------------------------------------------------------
@@ -210,14 +209,13 @@ struct Norm {
             post(board.row(own.row), own);
         }
     }
-
 };
 
 // What the board says of the same rows. It takes its time: only `found` waits for it.
 struct Told {
     Row rows[2];
 
-    __device__ __forceinline__ void look(const Board& board, int row) {
+    __device__ __forceinline__ void look(Board& board, int row) {
 #pragma unroll
         for (int half = 0; half < 2; half++) rows[half] = peek(board.row(row + half * 8));
     }
@@ -946,8 +944,9 @@ Grid grid_of(int64_t m, int64_t n, int64_t k) { return {pieces(m, M * CLUSTER), 
 // beside:    1: some blocks sum columns beside tiles, 0: a kernel before does, -1: whichever is likely quicker
 // patience:  how often the board is looked at, some 0.4 µs each, before a block sums for itself
 extern "C" int layernorm_linear(
-    const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* columns,
-    void* y, int64_t m, int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, int64_t beside, int64_t patience, cudaStream_t stream) {
+    const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* columns, void* y, int64_t m,
+    int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, int64_t beside, int64_t patience,
+    cudaStream_t stream) {
     using T = __nv_bfloat16;
     Operands<T> given = {
         (const T*)x, (const T*)w, (const T*)bias, (const T*)gamma, (const T*)beta, (const uint2*)columns,

@@ -28,6 +28,7 @@ from optexp.reporting.terminal import Progress
 from optexp.result import Result, Verdict
 from optexp.stopwatch import Stopwatch
 from optexp.strategy import REASSOCIATES, Composed, Contract, Strategy, environment
+from optexp.tf32 import allow_tf32, tf32_allowed
 from optexp.workers.launching import launcher
 from optexp.workers.processes import InProcess, Launcher, Worker
 
@@ -92,7 +93,7 @@ class Session:
                 raise ConfigError(f"isolation=none measures one process: {reason}") from None
         self.cores = placement.choose(self.protocol.cpus, torch.device(self.device).type)
         self.own_cores, self.own_threads = os.sched_getaffinity(0), torch.get_num_threads()
-        self.own_tf32 = tf32_flags()
+        self.own_tf32 = tf32_allowed()
         # Shared memory, and an ordinary folder for what does not fit into it; both go with the session.
         places = [place for place in ("/dev/shm", tempfile.gettempdir()) if os.path.isdir(place)]
         self.folders = tuple(tempfile.mkdtemp(prefix="optexp-", dir=place) for place in places)
@@ -216,19 +217,12 @@ class Session:
         else:
             placement.bind_process(sorted(self.own_cores))
             torch.set_num_threads(self.own_threads)
-            if self.own_tf32 != tf32_flags():
-                products, torch.backends.cudnn.allow_tf32 = self.own_tf32
-                torch.set_float32_matmul_precision("high" if products else "highest")
+            if self.own_tf32 != tf32_allowed():
+                allow_tf32(**self.own_tf32)
             torch._dynamo.reset()
             torch._dynamo.utils.counters.clear()
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def tf32_flags() -> tuple[bool, bool]:
-    """Whether products and convolutions of float32 may be done in TF32. Reading these never raises."""
-    backends: Any = torch.backends
-    return backends.cuda.matmul.fp32_precision == "tf32", backends.cudnn.conv.fp32_precision == "tf32"
 
 
 def _shared(package: str) -> bool:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from optexp.insight.trace import short_name
 from optexp.program import Program, preserved, to_device
 from optexp.strategy import Contract, Counters, Evidence, Notes, Stage, Strategy, precision
+from optexp.tf32 import allow_tf32, flags, tf32_allowed
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
@@ -57,9 +58,9 @@ class Tf32(Strategy):
         return None
 
     def apply(self, program: Program) -> tuple[Program, Notes]:
-        before = flags()
+        before, allowed = flags(), tf32_allowed()
         allow_tf32()
-        with preserved(program), torch.set_grad_enabled(program.trains), Products(before) as probe:
+        with preserved(program), torch.set_grad_enabled(program.trains), Products(allowed) as probe:
             program.predict(to_device(program.feed.next(), program.device))
         notes = {"found": dict(probe.found), "lowered": dict(probe.lowered)}
         return program, {"before": before, "after": flags(), **notes}
@@ -83,19 +84,6 @@ class Tf32(Strategy):
         return "allow_tf32()"
 
 
-def allow_tf32(products: bool = True, convolutions: bool = True) -> None:
-    """These two keep the older and the newer settings of torch in step; assigning `matmul.fp32_precision` alone makes
-    `get_float32_matmul_precision` raise, which torch.compile calls."""
-    torch.set_float32_matmul_precision("high" if products else "highest")
-    torch.backends.cudnn.allow_tf32 = convolutions
-
-
-def flags() -> dict[str, str]:
-    """What torch now does with float32, read back."""
-    backends: Any = torch.backends
-    return {"products": backends.cuda.matmul.fp32_precision, "convolutions": backends.cudnn.conv.fp32_precision}
-
-
 def kind(operation: str) -> str:
     """Which of the flags an operation obeys."""
     return "convolutions" if "conv" in operation else "products"
@@ -107,9 +95,9 @@ class Products(TorchDispatchMode):
     Kernels' names show it less well: not all of them tell the precision, and a stack changes them for other reasons.
     """
 
-    def __init__(self, before: dict[str, str]) -> None:
+    def __init__(self, before: dict[str, bool]) -> None:
         super().__init__()
-        self.before = {flag: value == "tf32" for flag, value in before.items()}
+        self.before = before
         self.found: Counter[str] = Counter()
         self.lowered: Counter[str] = Counter()
 

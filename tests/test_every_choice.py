@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from optexp import audit, discovery, runner
 from optexp.result import Result, Verdict
-from optexp.session import tf32_flags
+from optexp.tf32 import tf32_allowed
 from tests.reached import measured
 
 SMALL_MLP = ["workload.dim=16", "workload.layers=2", "workload.batch_size=8"]
@@ -75,9 +75,9 @@ def combination(workload: str, strategy: str) -> Any:
 
 @pytest.mark.parametrize(("workload", "strategy"), [combination(w, s) for w, s in product(WORKLOADS, STRATEGIES)])
 def test_reaches_a_verdict(workload: str, strategy: str, tmp_path: Path) -> None:
-    sizes, before = TINY.get(workload, []), tf32_flags()
+    sizes, before = TINY.get(workload, []), tf32_allowed()
     result = run(tmp_path, f"workload={workload}", f"strategy={strategy}", *sizes)
-    assert tf32_flags() == before  # the process is the caller's
+    assert tf32_allowed() == before  # the process is the caller's
     assert result.verdict not in WRONG or measured(result), result.headline
     assert Result.read(tmp_path / "result.json").verdict is result.verdict
     assert audit.main([str(tmp_path / "result.json")]) == 0

@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from optexp.equivalence import state
 from optexp.insight.trace import Kernel, Span, Trace
 from optexp.strategies.amp import Amp
-from optexp.strategies.tf32 import Tf32, allow_tf32, flags, kind
+from optexp.strategies.tf32 import Tf32, kind
 from optexp.strategy import Unsupported, compose, precision
+from optexp.tf32 import allow_tf32, flags
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
 
