@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -20,12 +21,14 @@ class Boards {
     // Null where there is no memory, or too many have some.
     Board* of(cudaStream_t stream) {
         int device = 0;
-        unsigned long long id = 0, capture = 0;
+        unsigned long long id = reinterpret_cast<uintptr_t>(stream), capture = 0;
         cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
         cudaGraph_t graph = nullptr;
-        if (failed(cudaGetDevice(&device)) || failed(cudaStreamGetId(stream, &id))) return nullptr;
+        if (failed(cudaGetDevice(&device))) return nullptr;
         if (failed(cudaStreamGetCaptureInfo(stream, &status, &capture, &graph))) return nullptr;
         const bool captured = status == cudaStreamCaptureStatusActive;
+        // A handle may stand for another stream later. Of one that is captured nobody may ask what its number is.
+        if (!captured && failed(cudaStreamGetId(stream, &id))) return nullptr;
         const Key key = {device, id, captured ? capture : 0};
         {
             const std::lock_guard<std::mutex> lock(mutex);

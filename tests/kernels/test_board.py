@@ -35,7 +35,10 @@ inline int device = 0, room = 1000, allocations = 0, last_error = 0;
 inline cudaError_t answer(bool right) { return right ? cudaSuccess : cudaError_t(last_error = 2); }
 inline cudaError_t cudaGetLastError() { auto e = cudaError_t(last_error); last_error = 0; return e; }
 inline cudaError_t cudaGetDevice(int* d) { *d = device; return cudaSuccess; }
-inline cudaError_t cudaStreamGetId(cudaStream_t s, unsigned long long* id) { *id = s->id; return cudaSuccess; }
+inline cudaError_t cudaStreamGetId(cudaStream_t s, unsigned long long* id) {  // what asks for it ends a capture
+    if (!s->graph) *id = s->id;
+    return answer(!s->graph);
+}
 inline cudaError_t cudaStreamGetCaptureInfo(
     cudaStream_t s, cudaStreamCaptureStatus* status, unsigned long long* id, cudaGraph_t* graph) {
     *status = s->graph ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
