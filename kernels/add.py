@@ -22,11 +22,12 @@ from optexp.kernel import (
     pays,
 )
 from optexp.kernelkit import extension
-from optexp.kernelkit.tiles import load, over_vector, store, wide
+from optexp.kernelkit.tiles import begin, load, over_vector, store, wide
 
 
 @triton.jit
-def add_forward(a_ptr, b_ptr, y_ptr, size, BLOCK: tl.constexpr):
+def add_forward(a_ptr, b_ptr, y_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     a = wide(load(a_ptr, start, size, BLOCK))
     b = wide(load(b_ptr, start, size, BLOCK))

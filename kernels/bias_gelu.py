@@ -23,15 +23,16 @@ from optexp.kernel import (
     operation,
     pays,
 )
-from optexp.kernelkit.tiles import over_columns, over_tiles, place, share, tile, wide
+from optexp.kernelkit.tiles import begin, over_columns, over_tiles, place, share, tile, wide
 from optexp.kernels.gelu import cdf, check_form, derivative
 
 
 @triton.jit
 def bias_gelu_forward(
     x_ptr, bias_ptr, y_ptr, rows, columns,
-    TANH: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    TANH: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     number, block = place(columns, WHOLE, BLOCK)
     start, offsets, mask, column = tile(tl.cast(number, tl.int64) * ROWS, block, rows, columns, ROWS, BLOCK)
     z = wide(tl.load(x_ptr + start + offsets, mask=mask)) + wide(tl.load(bias_ptr + column, mask=column < columns))
@@ -42,11 +43,13 @@ def bias_gelu_forward(
 def bias_gelu_backward(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, sums_ptr, rows, columns,
     TANH: tl.constexpr, WIDE: tl.constexpr, ALONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each group of rows the sum of what arrives at the bias (None: it is in x already).
 
     A tall tile may be a program's only one, and brings its part of the bias: read earlier, that would hold it up.
     """
+    begin(EARLY, LOOPS=not ALONE)
     tall: tl.constexpr = ROWS >= 32
     block, group, count = share(columns, ALONE, BLOCK)
     column = block * BLOCK + tl.arange(0, BLOCK)

@@ -7,9 +7,11 @@
 //
 //     y = r·Σ over halves of (Σ(x − m)·γ·w + (m − μ)·Σγ·w) + Σβ·w + bias
 //
-// where γ and β are two more rows of the product. What blocks tell is counted by a barrier of who is told: a barrier of
-// the cluster that orders stores would cost a fence over the whole GPU. Each thread's store is a message of its own, so
-// there are few, of 16 bytes.
+// where γ and β are two more rows of the product. Where a weight, or one of these, is infinite, so are their sums, and
+// infinities would cancel: such columns are made again, slowly, as the norm and the product one after the other make them.
+//
+// What blocks tell is counted by a barrier of who is told: a barrier of the cluster that orders stores would cost a fence
+// over the whole GPU. Each thread's store is a message of its own, so there are few, of 16 bytes.
 #include "hopper.cuh"
 
 namespace optexp::hopper {
@@ -19,10 +21,10 @@ constexpr int ALL = DOWN + 8;                            // rows of the product:
 
 template <typename T>
 struct Operands {
-    const T *x, *gamma, *beta, *bias;
+    const T *x, *gamma, *beta, *w, *bias;
     T* y;
     int m, n, k;
-    int64_t x_stride;
+    int64_t x_stride, w_stride;
     float share, eps;  // 1/k
 };
 
@@ -62,6 +64,33 @@ __device__ inline float divided(float sum, float by, float inverse) {
 __device__ inline float deviation(float squares, float inverse) {
     const float variance = squares * inverse;
     return variance > 0.0f ? sqrtf(variance) : 1.0f;
+}
+
+// By a warp: one row of y by the norm and the product after it, in columns first + i whose bit 4i is set in `which`.
+template <typename T>
+__device__ void make_again(const Operands<T>& given, int row, int first, uint32_t which) {
+    const int lane = threadIdx.x % 32;
+    const T* const x = given.x + row * given.x_stride;
+    const auto sum_of = [&](auto term) {
+        float sum = 0.0f;
+        for (int i = lane; i < given.k; i += 32) sum += term(i);
+        for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+        return sum;
+    };
+    const float mean = divided(sum_of([&](int i) { return float(x[i]); }), given.k, given.share);
+    const auto centred = [&](int i) { return float(x[i]) - mean; };
+    const float r = rsqrtf(sum_of([&](int i) { return centred(i) * centred(i); }) * given.share + given.eps);
+    const auto normal = [&](int i) {
+        const float scaled = centred(i) * r * (given.gamma == nullptr ? 1.0f : float(given.gamma[i]));
+        return float(T(scaled + (given.beta == nullptr ? 0.0f : float(given.beta[i]))));
+    };
+    for (; which != 0; which &= which - 1) {
+        const int column = first + (__ffs(which) - 1) / 4;
+        const T* const w = given.w + column * given.w_stride;
+        const float y = sum_of([&](int i) { return normal(i) * float(w[i]); });
+        const float bias = given.bias == nullptr ? 0.0f : float(given.bias[column]);
+        if (lane == 0) given.y[int64_t(row) * given.n + column] = T(y + bias);
+    }
 }
 
 template <typename T, int BOXES>
@@ -251,6 +280,11 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
                             last_four.x,  last_four.y,  last_four.z,  last_four.w};
     const float4 told = reinterpret_cast<const float4*>(memory + Here::CONSTANTS)[thread / 4];
     const float other_constants[4] = {told.x, told.y, told.z, told.w};
+    bool finite[2];  // are the sums of its columns
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        finite[i] = isfinite(constants[i * 2] + other_constants[i * 2] + constants[i * 2 + 1] + other_constants[i * 2 + 1]);
+    }
 #pragma unroll
     for (int i = 0; i < 8; i++) {  // of eight rows two columns, and of each two rows
         const int which = i / 4 * 2 + i % 2, half = i / 2 % 2;
@@ -258,7 +292,14 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
         float y = fmaf(factors[which], own[i], other_factors[which] * other[i]);
         y = fmaf(shifts[which], constants[half * 2], fmaf(other_shifts[which], other_constants[half * 2], y));
         y += constants[half * 2 + 1] + other_constants[half * 2 + 1] + bias[half];
-        if (y_row < given.m && column < given.n) given.y[int64_t(y_row) * given.n + column] = T(y);
+        if (finite[half] && y_row < given.m && column < given.n) given.y[int64_t(y_row) * given.n + column] = T(y);
+    }
+#pragma unroll 1
+    for (int half = 0; half < 2; half++) {
+        const bool again = lane % 4 == 0 && !(half == 0 ? finite[0] : finite[1]) && y_column + half * 8 < given.n;
+        const uint32_t which = __ballot_sync(0xffffffff, again);
+        const int begin = first_row + rank * SLICE, end = which == 0 ? begin : min(begin + SLICE, given.m);
+        for (int y_row = begin; y_row < end; y_row++) make_again(given, y_row, first_column + warp * 16 + half * 8, which);
     }
 }
 
@@ -293,7 +334,8 @@ extern "C" int layernorm_linear(
     const auto of = [&](auto zero) {
         using T = decltype(zero);
         const Operands<T> given = {
-            (const T*)x, (const T*)gamma, (const T*)beta, (const T*)bias, (T*)y, int(m), int(n), int(k), x_stride, 1.0f / k, float(eps)};
+            (const T*)x, (const T*)gamma, (const T*)beta, (const T*)w, (const T*)bias, (T*)y, int(m), int(n), int(k), x_stride,
+            w_stride, 1.0f / k, float(eps)};
         return launch<T>(w, w_stride, given, stream);
     };
     return type == 2 ? of(__nv_bfloat16()) : type == 1 ? of(__half()) : int(cudaErrorInvalidValue);

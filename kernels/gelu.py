@@ -25,7 +25,7 @@ from optexp.kernel import (
     pays,
 )
 from optexp.kernelkit import extension
-from optexp.kernelkit.tiles import exp, load, over_vector, store, wide
+from optexp.kernelkit.tiles import begin, exp, load, over_vector, store, wide
 
 FORMS = ("none", "tanh")
 
@@ -55,14 +55,16 @@ def derivative(x, TANH: tl.constexpr):
 
 
 @triton.jit
-def gelu_forward(x_ptr, y_ptr, size, TANH: tl.constexpr, BLOCK: tl.constexpr):
+def gelu_forward(x_ptr, y_ptr, size, TANH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     x = wide(load(x_ptr, start, size, BLOCK))
     store(y_ptr, start, size, x * cdf(x, TANH), BLOCK)
 
 
 @triton.jit
-def gelu_backward(dy_ptr, x_ptr, dx_ptr, size, TANH: tl.constexpr, BLOCK: tl.constexpr):
+def gelu_backward(dy_ptr, x_ptr, dx_ptr, size, TANH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     x = wide(load(x_ptr, start, size, BLOCK))
     dy = wide(load(dy_ptr, start, size, BLOCK))

@@ -50,8 +50,8 @@ constexpr int OUT = STAGES * STAGE, OUT_BYTES = 16 * CHUNK * 2;  // two for each
 constexpr int GAMMA = OUT + 2 * MULTIPLIERS * OUT_BYTES, GAMMA_BYTES = K * 2;
 constexpr int COLUMNS = GAMMA + STAGES * GAMMA_BYTES, COLUMNS_BYTES = N * 8;
 constexpr int FULL = COLUMNS + COLUMNS_BYTES, EMPTY = FULL + STAGES * 8, COLUMNS_READ = EMPTY + STAGES * 8;
-constexpr int COLUMNS_FULL = COLUMNS_READ + 8, ENROLLED = COLUMNS_FULL + 8, EPOCH = ENROLLED + 8, LOST = EPOCH + 4;
-constexpr int SHARED = LOST + 4;
+constexpr int COLUMNS_FULL = COLUMNS_READ + 8, COLUMNS_KNOWN = COLUMNS_FULL + 8, ENROLLED = COLUMNS_KNOWN + 8;
+constexpr int EPOCH = ENROLLED + 8, KIND = EPOCH + 4, SHARED = KIND + 4;
 static_assert(SHARED <= 227 * 1024);
 
 constexpr uint32_t ONES = 0x3f803f80;  // two of bfloat16
@@ -369,6 +369,10 @@ __device__ __forceinline__ uint32_t split(float value) {
     return packed<__nv_bfloat16>(high, isfinite(high) ? value - high : 0.0f);
 }
 
+// In place of both sums of a column where one is not finite, as with an infinite weight: twice 0, and the other zero as a
+// mark. They would cancel what is infinite in the product.
+constexpr uint2 ENDLESS = {0x80000000, 0};
+
 // Σγw, and Σβw + bias, of a row of w by eight lanes, of which each takes every eighth eight of its elements: always in the
 // same order.
 struct ColumnSums {
@@ -392,7 +396,8 @@ struct ColumnSums {
             offset += __shfl_xor_sync(0xffffffff, offset, step);
         }
         const float bias = given.bias != nullptr && row < given.n ? float(given.bias[row]) : 0.0f;
-        return {split(factor), split(offset + bias)};
+        const bool finite = isfinite(factor) && isfinite(offset);
+        return finite ? uint2{split(factor), split(offset + bias)} : ENDLESS;
     }
 };
 
@@ -432,6 +437,46 @@ __global__ void __launch_bounds__(FEW) sum_all_columns(const __grid_constant__ O
     const int row = blockIdx.x * (FEW / 8) + threadIdx.x / 8;
     const uint2 sums = sum_columns<8>(given, row);
     if (threadIdx.x % 8 == 0 && row < given.n) columns[row] = sums;
+}
+
+// Whether a tile has such a column, as all of a warp ask together.
+__device__ __forceinline__ bool any_endless(uint32_t base) {
+    bool endless = false;
+    for (int pair = threadIdx.x % 32; pair < N / 2; pair += 32) {
+        const uint4 both = load_shared_16<uint4>(base + COLUMNS + pair * 16);
+        endless |= both.x == ENDLESS.x || both.z == ENDLESS.x;
+    }
+    return __any_sync(0xffffffff, endless);
+}
+
+// Such columns, as norm and product one after the other have them, but not yet times the row's scale: an element after the
+// other by the lane that has it.
+template <typename T>
+__device__ __forceinline__ void make_endless(
+    float (&z)[128], const Norm& norm, const uint32_t (&means)[2], uint32_t columns, const Operands<T>& given, int row,
+    int column) {
+    const int first = threadIdx.x % 4 * 2;
+#pragma unroll 1
+    for (int element = 0; element < 128; element++) {
+        const int of_tile = element / 4 * 8 + first + element % 2;
+        const bool lower = element / 2 % 2;
+        if (load_shared(columns + of_tile * 8) != ENDLESS.x || column + of_tile >= given.n) continue;
+        const float mean = unpacked<T>(lower ? means[1] : means[0]).x + (lower ? norm.mean[1] : norm.mean[0]);
+        const float scale = lower ? norm.scale[1] : norm.scale[0];
+        const T* const x = given.x + min(row + lower * 8, given.m - 1) * given.x_stride;
+        const T* const w = given.w + (column + of_tile) * given.w_stride;
+        float sum = given.bias == nullptr ? 0.0f : float(given.bias[column + of_tile]);
+#pragma unroll 1
+        for (int i = 0; i < given.k; i++) {
+            const float gamma = given.gamma == nullptr ? 1.0f : float(given.gamma[i]);
+            const float beta = given.beta == nullptr ? 0.0f : float(given.beta[i]);
+            sum = fmaf(float(T((float(x[i]) - mean) * scale * gamma + beta)), float(w[i]), sum);
+        }
+#pragma unroll
+        for (int i = 0; i < 128; i++) {
+            if (i == element) z[i] = sum / scale;
+        }
+    }
 }
 
 // Of a tile's columns, by its block alone, beside a tile that fills the registers.
@@ -524,26 +569,42 @@ __device__ void fetch_all(uint32_t base, const CUtensorMap& x, const CUtensorMap
     }
 }
 
-// What belongs to a tile's columns, from the board.
+enum Kind : uint32_t { USUAL, UNTOLD, WITH_ENDLESS };
+
+// What belongs to a tile's columns, from the board, by a warp.
 template <typename T>
 __device__ void fetch_columns(uint32_t base, const Operands<T>& given) {
-    uint32_t parity = 1;
+    const bool first_lane = threadIdx.x % 32 == 0;
+    uint32_t parity = 0, epoch = 0;
     await_previous();  // also `sum_all_columns`; so launches enrol one after the other, whichever threads asked for them
-    const uint32_t epoch = given.board == nullptr ? 0 : given.board->enrol();
-    store_shared(base + EPOCH, epoch);
-    arrive(base + ENROLLED);
+    if (first_lane) {
+        if (given.board != nullptr) epoch = given.board->enrol();
+        store_shared(base + EPOCH, epoch);
+        arrive(base + ENROLLED);
+    }
     for (Tiles<NORM> tiles(given.grid); tiles.left(); tiles.next(), parity ^= 1) {
         const int column = tiles.tile().column;
-        bool told = given.grid.summing == 0;
-        for (int look = 0; look < given.patience && !told; look++) told = acquire(&given.board->told[column / N]) == epoch;
-        wait(base + COLUMNS_READ, parity);  // those of the tile before
-        store_shared(base + LOST, !told);
-        if (told) {
-            publish_writes_of_all();
-            expect(base + COLUMNS_FULL, COLUMNS_BYTES);
-            fetch_bytes(base + COLUMNS, given.columns + column, COLUMNS_BYTES, base + COLUMNS_FULL);
-        } else {
-            arrive(base + COLUMNS_FULL);
+        Kind kind = given.grid.summing == 0 ? USUAL : UNTOLD;
+        if (first_lane) {
+            for (int look = 0; look < given.patience && kind == UNTOLD; look++) {
+                if (acquire(&given.board->told[column / N]) == epoch) kind = USUAL;
+            }
+            wait(base + COLUMNS_READ, parity ^ 1);  // those of the tile before
+            if (kind == USUAL) {
+                publish_writes_of_all();
+                expect(base + COLUMNS_FULL, COLUMNS_BYTES);
+                fetch_bytes(base + COLUMNS, given.columns + column, COLUMNS_BYTES, base + COLUMNS_FULL);
+            } else {
+                arrive(base + COLUMNS_FULL);
+            }
+        }
+        __syncwarp();
+        wait(base + COLUMNS_FULL, parity);
+        const bool endless = any_endless(base);  // of what was there, where nobody has told
+        if (first_lane) {
+            if (kind == USUAL && endless) kind = WITH_ENDLESS;
+            store_shared(base + KIND, kind);
+            arrive(base + COLUMNS_KNOWN);
         }
     }
 }
@@ -819,7 +880,8 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
         tiles.next();
         tile = tiles.tile();
         tile.settle();
-        bool lost = false, again = false, alone = false;
+        bool lost = false, again = false;
+        uint32_t kind = USUAL;
         if constexpr (FORM == NORM) {
             rows.row = top, rows.column = left;
             wait(base + ENROLLED, 0);
@@ -835,21 +897,29 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
             again = __any_sync(0xffffffff, norm.far());
             if (again && !lost) norm.correct(means);  // a branch: the wait is not moved in front of all this
             guess_next();
-            wait(base + COLUMNS_FULL, parity);
+            wait(base + COLUMNS_KNOWN, parity);
             parity ^= 1;
-            alone = load_shared(base + LOST);
+            kind = load_shared(base + KIND);
         }
         await_products<0>();
         refresh(z);
         if (lane < CLUSTER) arrive_at(before, lane);
         if constexpr (FORM == NORM) {
-            if (lost) {
-                norm = sum_from_memory(means[0], means[1], given, rows.row + lane / 4);
-                again = __any_sync(0xffffffff, norm.far());
-                if (again) norm.correct(means);
+            if (lost || again || kind != USUAL) {
+                if (kind == UNTOLD) {
+                    find_columns(base, warp, given, rows.column);
+                    if (any_endless(base)) kind = WITH_ENDLESS;
+                }
+                if (lost) {
+                    norm = sum_from_memory(means[0], means[1], given, rows.row + lane / 4);
+                    again = __any_sync(0xffffffff, norm.far());
+                    if (again) norm.correct(means);
+                }
+                if (again) redo(z, norm, means, given, rows.row + lane / 4, rows.column);
+                if (kind == WITH_ENDLESS) {
+                    make_endless<T>(z, norm, means, base + COLUMNS, given, rows.row + lane / 4, rows.column);
+                }
             }
-            if (again) redo(z, norm, means, given, rows.row + lane / 4, rows.column);
-            if (alone) find_columns(base, warp, given, rows.column);
             normalise<T>(z, norm, rows, base + COLUMNS);
             if (lane == 0) arrive(base + COLUMNS_READ);  // the whole warp has: it has multiplied by them
         } else {
@@ -882,6 +952,7 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
         }
         make_barrier(base + COLUMNS_READ, MULTIPLIERS);
         make_barrier(base + COLUMNS_FULL, 1);
+        make_barrier(base + COLUMNS_KNOWN, 1);
         make_barrier(base + ENROLLED, 1);
         publish_barriers();
     }
@@ -899,7 +970,7 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
         const bool first_lane = threadIdx.x % 32 == 0;
         if (warp == MULTIPLIERS && first_lane) fetch_all<T, FORM>(base, x, w, given);
         if constexpr (FORM == NORM) {
-            if (warp == MULTIPLIERS + 1 && first_lane) fetch_columns(base, given);
+            if (warp == MULTIPLIERS + 1) fetch_columns(base, given);
         }
     } else {
         take_registers<240>();

@@ -31,7 +31,7 @@ from optexp.kernel import (
     power_of_two,
 )
 from optexp.kernelkit.rows import Launch, in_rows
-from optexp.kernelkit.tiles import FEW, add_up, launches_early, left, matrix, narrow, wide
+from optexp.kernelkit.tiles import FEW, add_up, begin, left, matrix, narrow, wide
 from optexp.kernelkit.tuning import bucket, fastest
 
 LONGEST = 16384  # columns whose two gradient sums fit in registers beside the row; longer rows are torch's business
@@ -40,13 +40,14 @@ LONGEST = 16384  # columns whose two gradient sums fit in registers beside the r
 @triton.jit
 def layernorm_forward(
     x_ptr, weight_ptr, bias_ptr, mean_ptr, scale_ptr, y_ptr, rows, columns, eps: tl.float64,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Tiles of ROWS whole rows. The variance is that of the differences from the mean: a large mean costs nothing.
 
     A program that loops keeps weight and bias; one that does not loads them when registers are free again, or at once
     (without stages). Then there is no loop: what is made of them in front of one would hold up x until they are there.
     """
+    begin(EARLY, LOOPS=STAGES > 1)
     column = tl.arange(0, BLOCK)[None, :]
     weight = 0.0
     bias = 0.0
@@ -110,6 +111,7 @@ def layernorm_backward(
 
     dx is the `gradient` of g = dy·weight.
     """
+    begin(EARLY, LOOPS=True)
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     dtype = sums_ptr.dtype.element_ty
     to_weight = tl.zeros([ROWS, BLOCK], dtype)
@@ -185,9 +187,10 @@ def layernorm_backward_columns(
 @triton.jit
 def layernorm_backward_few(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, to_weight_ptr, to_bias_ptr, rows, columns,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Of few rows, in one launch: a program for each, and one for each few columns, which reads all rows again."""
+    begin(EARLY)
     program = tl.program_id(0)
     if program < rows:
         layernorm_backward_row(dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, program, columns, WHOLE)
@@ -273,7 +276,7 @@ def backward_of_rows(
             return
         programs = max(1, min(ceil_div(rows, how.rows), how.resident * multiprocessors(x.device)))
         sums = mean.new_empty((programs, 2, columns))
-        tile = {**how.constants(block), "WHOLE": block == columns, "EARLY": launches_early(x.device)}
+        tile = {**how.constants(block), "WHOLE": block == columns}
         launch(layernorm_backward, programs, *operands, mean, scale, dx, sums, rows, columns, **tile)
         add_up(sums, dweight, dbias)
 

@@ -7,6 +7,9 @@ With r = 1/deviation and μ the mean of a row, γ and β the norm's parameters:
 The sum over γ⊙w is taken of the rounded values that the product sees, so that the mean cancels exactly; what the
 accumulators lose to a mean that is large beside the deviation, does not: such tiles are done again from centred rows.
 
+Where a weight, or a parameter of the norm, is infinite, so are these sums, and infinities would cancel that do not in
+the norm and the product one after the other: such tiles are made again as those are, of normalised rows and w itself.
+
 Folding reads and writes all of w. Not on Hopper, where γ goes to x on its way into the product (`hopper_product.cu`):
 w is only summed over. Of few rows, blocks there normalise what they multiply (`few_rows.cu`).
 """
@@ -41,7 +44,7 @@ from optexp.kernel import (
 )
 from optexp.kernelkit import extension, hopper
 from optexp.kernelkit.products import TILINGS, Tiling, in_rows, in_shape, multiply, place, product, takes
-from optexp.kernelkit.tiles import share, summed, tile
+from optexp.kernelkit.tiles import begin, share, summed, tile
 from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.layernorm import (
     LONGEST,
@@ -56,13 +59,16 @@ from optexp.kernels.linear_gelu import check_linear, is_small_product
 FEW, SHORT = 512, 2048  # rows and columns up to which few_rows.cu is asked
 
 LARGE_MEAN = tl.constexpr(16.0)  # deviations; the accumulators then hold 4 bits that cancel
+INFINITE = tl.constexpr(float("inf"))
 
 
 @triton.jit
 def layernorm_linear_fold(
-    w_ptr, gamma_ptr, beta_ptr, bias_ptr, folded_ptr, sum_ptr, offset_ptr, k, w_stride, BLOCK: tl.constexpr
+    w_ptr, gamma_ptr, beta_ptr, bias_ptr, folded_ptr, sum_ptr, offset_ptr, k, w_stride,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One row of γ⊙w, its sum after rounding, and its w·β + bias."""
+    """One row of γ⊙w, its sum after rounding, and its w·β + bias. Where Σw·β is not finite, neither is the sum."""
+    begin(EARLY)
     row = tl.program_id(0)
     w_ptr += row.to(tl.int64) * w_stride
     folded_ptr += row.to(tl.int64) * k
@@ -78,16 +84,41 @@ def layernorm_linear_fold(
         folded = w.to(folded_ptr.dtype.element_ty)
         tl.store(folded_ptr + inner, folded, mask=inner < k)
         total += folded.to(tl.float32)
-    tl.store(sum_ptr + row, tl.sum(total, axis=0))
     constant = tl.sum(offset, axis=0)
+    tl.store(sum_ptr + row, tl.where(tl.abs(constant) < INFINITE, tl.sum(total, axis=0), constant))
     if bias_ptr is not None:
         constant += tl.load(bias_ptr + row).to(tl.float32)
     tl.store(offset_ptr + row, constant)
 
 
 @triton.jit
+def unfolded(
+    x_ptr, w_ptr, gamma_ptr, beta_ptr, rows, columns, mean, scale, n, k, x_stride, w_stride,
+    M: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """A tile of the product of normalised rows, rounded as the norm rounds them, and w. Short steps take few registers:
+    the rest of the kernel leaves none."""
+    x_ptr += rows[:, None] * x_stride
+    w_ptr += tl.minimum(columns, n - 1).to(tl.int64)[:, None] * w_stride
+    z = tl.zeros([M, N], tl.float32)
+    for first in tl.range(0, k, STEP, num_stages=1):
+        inner = first + tl.arange(0, STEP)
+        inside = inner < k
+        x = tl.load(x_ptr + inner[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
+        w = tl.load(w_ptr + inner[None, :], mask=inside[None, :], other=0.0)
+        x = (x - mean[:, None]) * scale[:, None]
+        if gamma_ptr is not None:
+            x *= tl.load(gamma_ptr + inner, mask=inside, other=0.0).to(tl.float32)[None, :]
+        if beta_ptr is not None:
+            x += tl.load(beta_ptr + inner, mask=inside, other=0.0).to(tl.float32)[None, :]
+        z = tl.dot(tl.where(inside[None, :], x, 0.0).to(w.dtype), w.T, z)
+    return z
+
+
+@triton.jit
 def layernorm_linear_forward(
-    x_ptr, sum_ptr, offset_ptr, x_desc, w_desc, y_desc, m, n, k, x_stride, eps: tl.float64,
+    x_ptr, sum_ptr, offset_ptr, w_ptr, gamma_ptr, beta_ptr, bias_ptr, x_desc, w_desc, y_desc, m, n, k,
+    x_stride, w_stride, eps: tl.float64,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """Tiles of y from x and the folded w; mean and deviation of the rows come out of the same loop.
@@ -113,6 +144,7 @@ def layernorm_linear_forward(
             mean += tl.sum(wide, axis=1)
             square += tl.sum(wide * wide, axis=1)
         mean /= k
+        centre = mean
         variance = tl.maximum(square / k - mean * mean, 0.0)
         if tl.max(mean * mean - LARGE_MEAN * LARGE_MEAN * variance, axis=0) > 0.0:
             z = tl.zeros([M, N], tl.float32)
@@ -131,15 +163,26 @@ def layernorm_linear_forward(
         columns = column * N + tl.arange(0, N)
         total = tl.load(sum_ptr + columns, mask=columns < n, other=0.0)
         offset = tl.load(offset_ptr + columns, mask=columns < n, other=0.0)
+        if tl.max(tl.where(tl.abs(total) < INFINITE, 0, 1), axis=0) > 0:
+            z = unfolded(
+                x_ptr, w_ptr, gamma_ptr, beta_ptr, rows, columns, centre, scale, n, k, x_stride, w_stride, M, N, STEP=32
+            )
+            mean, scale = tl.zeros([M], tl.float32), tl.full([M], 1.0, tl.float32)
+            total = tl.zeros([N], tl.float32)
+            offset = total
+            if bias_ptr is not None:
+                offset = tl.load(bias_ptr + columns, mask=columns < n, other=0.0).to(tl.float32)
         y = (z - mean[:, None] * total[None, :]) * scale[:, None] + offset[None, :]
         y_desc.store([row * M, column * N], y.to(y_desc.dtype))
 
 
 @triton.jit
 def bias_gradient(
-    dy_ptr, sums_ptr, rows, columns, WIDE: tl.constexpr, ALONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    dy_ptr, sums_ptr, rows, columns,
+    WIDE: tl.constexpr, ALONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """For each group of rows their sum. A tall tile may be a program's only one, and asynchronous copies are slower."""
+    begin(EARLY, LOOPS=not ALONE)
     ahead: tl.constexpr = 1 if ROWS >= 32 else 3
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([ROWS, BLOCK], WIDE)
@@ -230,10 +273,11 @@ def by_tiles(
     n, k = weight.shape
     folded, (total, offset) = weight.new_empty(n, k), weight.new_empty(2, n, dtype=torch.float32)
     block = min(power_of_two(k), 4096)
-    parameters = (contiguous(parameter) for parameter in (gamma, beta, bias))
-    launch(layernorm_linear_fold, n, weight, *parameters, folded, total, offset, k, weight.stride(0), BLOCK=block)
+    given = (weight, *(contiguous(parameter) for parameter in (gamma, beta, bias)))
+    launch(layernorm_linear_fold, n, *given, folded, total, offset, k, weight.stride(0), BLOCK=block)
     y = x.new_empty(x.shape[0], n)
-    product(layernorm_linear_forward, tiling, x, folded, y, x, total, offset, x_stride=x.stride(0), eps=eps)
+    settings = {"x_stride": x.stride(0), "w_stride": weight.stride(0), "eps": eps}
+    product(layernorm_linear_forward, tiling, x, folded, y, x, total, offset, *given, **settings)
     return y
 
 

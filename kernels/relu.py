@@ -27,18 +27,20 @@ from optexp.kernel import (
     pays,
 )
 from optexp.kernelkit import extension
-from optexp.kernelkit.tiles import load, over_vector, store, wide
+from optexp.kernelkit.tiles import begin, load, over_vector, store, wide
 
 
 @triton.jit
-def relu_forward(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
+def relu_forward(x_ptr, y_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     x = wide(load(x_ptr, start, size, BLOCK))
     store(y_ptr, start, size, tl.where(x <= 0, 0.0, x), BLOCK)
 
 
 @triton.jit
-def relu_backward(dy_ptr, y_ptr, dx_ptr, size, BLOCK: tl.constexpr):
+def relu_backward(dy_ptr, y_ptr, dx_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     y = wide(load(y_ptr, start, size, BLOCK))
     dy = wide(load(dy_ptr, start, size, BLOCK))

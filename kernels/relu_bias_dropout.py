@@ -26,7 +26,7 @@ from optexp.kernel import (
     operation,
     pays,
 )
-from optexp.kernelkit.tiles import over_columns, over_tiles, place, share, tile, wide
+from optexp.kernelkit.tiles import begin, over_columns, over_tiles, place, share, tile, wide
 from optexp.kernels.relu_bias_scale import derived_backward, fake_backward, relu_bias_scale
 
 STEPS = 2**16  # a drawn number has 16 bits: eight elements share the four words that Philox makes at once
@@ -69,8 +69,9 @@ def factors(seed, first, block, threshold, scale, ROWS: tl.constexpr, BLOCK: tl.
 @triton.jit
 def relu_bias_dropout_forward(
     x_ptr, bias_ptr, seed_ptr, y_ptr, rows, columns, threshold, scale: tl.float64,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     number, block = place(columns, WHOLE, BLOCK)
     first = tl.cast(number, tl.int64) * ROWS
     start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
@@ -85,9 +86,10 @@ def relu_bias_dropout_forward(
 @triton.jit
 def relu_bias_dropout_backward(
     dy_ptr, x_ptr, seed_ptr, dx_ptr, sums_ptr, rows, columns, threshold, scale: tl.float64,
-    WIDE: tl.constexpr, ALONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, ALONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each group of rows the sum of what arrives at the bias."""
+    begin(EARLY, LOOPS=not ALONE)
     block, group, count = share(columns, ALONE, BLOCK)
     sums, seed = tl.zeros([ROWS, BLOCK], WIDE), tl.load(seed_ptr)
     for number in range(group, (rows - 1) // ROWS + 1, count):

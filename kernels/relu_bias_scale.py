@@ -26,14 +26,15 @@ from optexp.kernel import (
     pays,
 )
 from optexp.kernelkit import extension
-from optexp.kernelkit.tiles import matrix, over_columns, over_tiles, place, share, tile, wide
+from optexp.kernelkit.tiles import begin, matrix, over_columns, over_tiles, place, share, tile, wide
 
 
 @triton.jit
 def relu_bias_scale_forward(
     x_ptr, bias_ptr, y_ptr, rows, columns, scale: tl.float64,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     number, block = place(columns, WHOLE, BLOCK)
     start, offsets, mask, column = tile(tl.cast(number, tl.int64) * ROWS, block, rows, columns, ROWS, BLOCK)
     bias = wide(tl.load(bias_ptr + column, mask=column < columns))
@@ -55,8 +56,10 @@ def relu_bias_scale_backward(
     ALONE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """dx, and for each group of rows the sum of what arrives at the bias."""
+    begin(EARLY, LOOPS=not ALONE)
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([BLOCK], WIDE)
     for number in range(group, (rows - 1) // ROWS + 1, count):

@@ -27,7 +27,7 @@ from optexp.kernel import (
     power_of_two,
 )
 from optexp.kernelkit.rows import LONGEST, Launch, in_rows
-from optexp.kernelkit.tiles import FEW, exp, left, matrix, wide
+from optexp.kernelkit.tiles import FEW, begin, exp, left, matrix, wide
 from optexp.kernelkit.tuning import bucket, fastest
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
@@ -35,10 +35,13 @@ LOWEST_DOUBLE = tl.constexpr(torch.finfo(torch.float64).min)
 
 
 @triton.jit
-def softmax_forward(x_ptr, y_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+def softmax_forward(
+    x_ptr, y_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr
+):
     """Tiles of ROWS whole rows. Without stages a row is read three times, from L1 where it fits, and never all of it
     is held in float32: then two programs share a multiprocessor.
     """
+    begin(EARLY, LOOPS=STAGES > 1)
     ahead: tl.constexpr = STAGES if STAGES > 0 else 1
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=ahead):
@@ -64,9 +67,11 @@ def softmax_forward(x_ptr, y_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.c
 
 @triton.jit
 def softmax_backward(
-    dy_ptr, y_ptr, dx_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
-):
+    dy_ptr, y_ptr, dx_ptr, rows, columns,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """dx = y·(dy − Σ y·dy). Without stages dy is read twice, the second time from L2, and only y is held."""
+    begin(EARLY, LOOPS=STAGES > 1)
     ahead: tl.constexpr = STAGES if STAGES > 0 else 1
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=ahead):
@@ -88,8 +93,9 @@ def softmax_backward(
 
 
 @triton.jit
-def softmax_long_forward(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
+def softmax_long_forward(x_ptr, y_ptr, columns, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """One row a program, in blocks: maximum and sum in one pass, the sum rescaled whenever the maximum grows."""
+    begin(EARLY)
     x_ptr += tl.program_id(0).to(tl.int64) * columns
     y_ptr += tl.program_id(0).to(tl.int64) * columns
     offsets = tl.arange(0, BLOCK)
@@ -109,8 +115,9 @@ def softmax_long_forward(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def softmax_long_backward(dy_ptr, y_ptr, dx_ptr, columns, BLOCK: tl.constexpr):
+def softmax_long_backward(dy_ptr, y_ptr, dx_ptr, columns, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """One row a program, in blocks."""
+    begin(EARLY)
     dy_ptr += tl.program_id(0).to(tl.int64) * columns
     y_ptr += tl.program_id(0).to(tl.int64) * columns
     dx_ptr += tl.program_id(0).to(tl.int64) * columns

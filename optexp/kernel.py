@@ -345,12 +345,26 @@ def power_of_two(count: int) -> int:
 
 
 def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
-    """Run a Triton kernel on the device of its first tensor; nothing where there are no programs to run."""
+    """Run a Triton kernel on the device of its first tensor; nothing where there are no programs to run.
+
+    One that has EARLY among its constants is told whether it is launched while the kernel before it still runs, as it
+    is where that is possible: it waits for that on the device (see `kernelkit.tiles.begin`).
+    """
     if programs == 0:
         return
     device = next(getattr(arg, "base", arg).device for arg in args if isinstance(arg, (Tensor, TensorDescriptor)))
+    if "EARLY" in kernel.arg_names:
+        constants |= _early(device)
     with launching(kernel.__name__, device, args):
         kernel[(programs,)](*args, **constants)
+
+
+@cache
+def _early(device: torch.device) -> dict[str, bool]:
+    """Programmatic dependent launch, from Hopper on:
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization"""
+    possible = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"EARLY": True, "launch_pdl": True} if possible else {"EARLY": False}
 
 
 def launching(name: str, device: torch.device, args: Sequence[Any]) -> AbstractContextManager[Any]:

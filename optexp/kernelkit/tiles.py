@@ -5,17 +5,32 @@ A mask makes Triton give up 16-byte accesses unless the length divides by 16, so
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from optexp.kernel import SMALL, ceil_div, laid_out_like, launch, multiprocessors, power_of_two
 from optexp.kernelkit.tuning import bucket, fastest
+
+AT_ONCE = tl.constexpr(512)  # programs, of four warps, on any GPU that can launch early
+
+
+@triton.jit
+def begin(EARLY: tl.constexpr, LOOPS: tl.constexpr = False):
+    """A kernel's first line. If EARLY it was launched while the one before still runs, and waits until that has ended,
+    with all that came before it: it has waited, too.
+
+    Where all programs run at once, and soon end, the next kernel may be launched now. Else its programs would sit there
+    for long, and few that loop would not be dealt out evenly to multiprocessors, but as these have room.
+    """
+    if EARLY:
+        if not LOOPS and tl.num_programs(0) <= AT_ONCE:
+            gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
@@ -101,8 +116,7 @@ def column_sums(
     sums_ptr, first_ptr, second_ptr, groups, columns, GROUPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
     """A block of columns of one of the results: groups are added in an order that never changes, and rounded once."""
-    if EARLY:  # launched while the kernel before it still runs
-        gdc_wait()
+    begin(EARLY)
     across = (columns - 1) // BLOCK + 1
     column = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)[None, :]
     is_second, width = tl.program_id(0) // across, columns
@@ -203,20 +217,13 @@ def narrow(rows: int, element_size: int) -> dict[str, int]:
     return {"ROWS": min(power_of_two(rows), 128), "BLOCK": max(64 // element_size, 16)}
 
 
-@cache
-def launches_early(device: torch.device) -> bool:
-    """Whether a kernel may be launched while the one before it still runs, and wait for it on the device."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:
     """Write the sum over all groups of what each has for `first` and, behind that, for `second`."""
-    programs = ceil_div(first.numel(), 16) * (1 if second is None else 2)
     at_once = max(128, min(1024, power_of_two(len(sums))))  # up to sixteen 16-byte reads of a thread: one latency
-    early = launches_early(sums.device)
-    how = {"GROUPS": at_once, "BLOCK": 16, "EARLY": early, "num_warps": 4 if at_once <= 256 else 8}
-    how |= {"launch_pdl": True} if early else {}
-    launch(column_sums, programs, sums, first, second, len(sums), first.numel(), **how)
+    block, warps = (32, 4) if at_once <= 256 else (16, 8)
+    programs = ceil_div(first.numel(), block) * (1 if second is None else 2)
+    tile = {"GROUPS": at_once, "BLOCK": block, "num_warps": warps}
+    launch(column_sums, programs, sums, first, second, len(sums), first.numel(), **tile)
 
 
 def _tile_shape(columns: int, element_size: int, size: int) -> dict[str, int]:

@@ -28,6 +28,8 @@ seen = set()
 
 def launch(function: Any, programs: int, *args: Any, **constants: Any) -> None:
     """In the place of `optexp.kernel.launch`: compile, and leave the result unwritten."""
+    if "EARLY" in function.arg_names:
+        constants |= {"EARLY": True, "launch_pdl": True}
     options = {name: constants.pop(name) for name in OPTIONS if name in constants}
     given = dict(zip(function.arg_names, args, strict=False)) | constants
     signature: dict[str, str] = {}
@@ -78,7 +80,7 @@ def main(names: list[str]) -> None:
         *(importlib.import_module(f"optexp.kernels.{n}") for n in kernel.kernels()),
     ]
     replaced = {"launch": launch, "fastest": every_way, "INTERPRETED": True}
-    replaced |= dict.fromkeys(("runs_on", "launches_early"), lambda device: True)
+    replaced["runs_on"] = lambda device: True
     for module in modules:
         for name, value in {**replaced, "multiprocessors": lambda device: 132}.items():
             if hasattr(module, name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -102,6 +103,51 @@ def test_the_norm_of_few_rows_before_it(m: int, n: int, k: int, dtype: torch.dty
     others = [row for row in range(m) if row not in broken]
     assert y[broken].isnan().all()
     assert torch.equal(y[others], usual[others])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("m", "n", "k"), FEW[1:])
+def test_infinite_weights_of_few_rows(m: int, n: int, k: int, dtype: torch.dtype, normal) -> None:
+    """They take their signs from normalised rows, and other columns keep their bits; infinite parameters leave none."""
+
+    def exact(x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Also the mean, where it can be: torch's may be a bit beside it, and what is then almost zero has a sign."""
+        x = x - x.sum(-1, keepdim=True) / k
+        x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return F.linear(x * (1 if gamma is None else gamma) + (0 if beta is None else beta), weight, bias)
+
+    def check(*args: Tensor | None) -> Tensor:
+        y = layernorm_linear.by_few(*args, 1e-5)
+        golden = exact(*(None if arg is None else arg.double() for arg in args))
+        finite = golden.isfinite()
+        torch.testing.assert_close(y[~finite].double(), golden[~finite], equal_nan=True)
+        assert y[finite].isfinite().all()
+        return y
+
+    x, weight, bias = normal(m, k, dtype=dtype) + 0.5, normal(n, k, dtype=dtype) / k**0.5, normal(n, dtype=dtype)
+    gamma, beta = normal(k, dtype=dtype), normal(k, dtype=dtype)
+    x[m // 2 :] += 40
+    x[0] = torch.tensor([1.0, -1.0] * (k // 2))
+    x[0, 4:6], x[1] = 0.0, 3.0  # all, or there, the mean
+    choices = [(gamma, beta, bias), (gamma, torch.zeros_like(beta), bias), (None, None, None)]
+    usual = [layernorm_linear.by_few(x, g, b, weight, c, 1e-5) for g, b, c in choices]
+    finite = weight.clone()
+    weight[3, 5], weight[n - 1, k - 1] = torch.inf, -torch.inf
+    weight[11, 6], weight[11, 7] = torch.inf, -torch.inf  # which cancel in some rows
+    weight[12, k // 2] = torch.nan
+    others = [column for column in range(n) if column not in (3, 11, 12, n - 1)]
+    for (g, b, c), y in zip(choices, usual, strict=True):
+        assert torch.equal(check(x, g, b, weight, c)[:, others], y[:, others])
+    x[m - 1, 3] = torch.inf
+    for value in (torch.inf, -torch.inf, torch.nan):
+        broken = gamma.clone()
+        broken[5] = value
+        for w in (weight, finite):
+            check(x, broken, beta, w, bias)
+            check(x, gamma, broken, w, None)
+    gamma[5], beta[5] = 0.0, 0.0
+    check(x, gamma, beta, weight, bias)
 
 
 @pytest.mark.gpu
@@ -311,6 +357,68 @@ def test_graphs_at_once(normal) -> None:
     torch.cuda.synchronize()
     for results, y in zip(found, expected, strict=True):
         assert all(torch.equal(result, y) for result in results)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("endless", ["weights", "weights, with parameters", "gamma", "beta"])
+@pytest.mark.parametrize(("beside", "patience"), [(False, 1000), (True, 1000), (True, 0)])
+@pytest.mark.parametrize(("m", "n", "k"), [(300, 512, 264), (128 * 140, 1000, 192), (100, 264, 64)])
+def test_what_is_infinite(m: int, n: int, k: int, beside: bool, patience: int, endless: str, normal) -> None:
+    """Is so in the result, too, with the sign that norm and product one after the other give it; nothing else is."""
+    x, weight = normal(m, k) + 3, normal(n, k) / k**0.5
+    places = torch.tensor([0, 7, k - 1], device=CUDA)
+    x[:, places] = 3 + 2 * normal(m, 3).sign()
+    x[5, :] = 1.0  # a row that is its mean everywhere
+    gamma = beta = None
+    if endless != "weights":
+        gamma, beta = normal(k).sigmoid() + 0.5, normal(k).sigmoid() * 0.6 - 0.3
+    if endless == "gamma":
+        gamma[7] = torch.inf
+    if endless == "beta":
+        beta[7] = -torch.inf
+    weight[2, 7] = weight[255, 0] = weight[n - 1, k - 1] = torch.inf
+    weight[256, k - 1], weight[77, 3] = -torch.inf, torch.nan
+    y = layernorm_linear.by_hopper(x, gamma, beta, weight, None, 1e-5, beside, patience).float()
+    parameters = (None if p is None else p.float() for p in (gamma, beta))
+    expected = F.linear(F.layer_norm(x.float(), (k,), *parameters), weight.float())
+    assert torch.equal(y.isnan(), expected.isnan())
+    assert torch.equal(y.isinf(), expected.isinf())
+    assert torch.equal(y[y.isinf()], expected[y.isinf()])
+    assert torch.allclose(y, expected, rtol=0.02, atol=0.02, equal_nan=True)
+
+
+@pytest.mark.gpu
+def test_graphs_that_are_gone_give_their_memory_back(normal) -> None:
+    x, weight = normal(300, 64), normal(512, 64) / 8
+    expected = layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5)
+
+    def used_by(captures: int) -> int:
+        free = torch.cuda.mem_get_info()[0]
+        for _ in range(captures):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                result = layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5)
+            graph.replay()
+            assert torch.equal(result, expected)
+            del graph, result
+        torch.cuda.synchronize()
+        return free - torch.cuda.mem_get_info()[0]
+
+    used_by(20)
+    assert used_by(300) < 50e6  # kept, they would take 190 MB, and 44 of them would have none
+
+
+@pytest.mark.gpu
+def test_two_threads_ask_on_one_stream(normal) -> None:
+    weight, inputs = normal(2048, 512) / 23, [normal(2048, 512), normal(2048, 512) * 3 + 1]
+    expected = [layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5) for x in inputs]
+
+    def differ(index: int) -> int:
+        results = [layernorm_linear.by_hopper(inputs[index], None, None, weight, None, 1e-5) for _ in range(200)]
+        return sum(not torch.equal(result, expected[index]) for result in results)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(differ, range(2))) == [0, 0]
 
 
 @pytest.mark.gpu
