@@ -352,7 +352,7 @@ def layernorm(
     """
     if is_small(x):
         try:
-            return reference(x, normalized_shape, weight, bias, eps)
+            return torch.layer_norm(x, as_shape(normalized_shape), weight, bias, eps)  # without what F does in Python
         except REFUSED:
             pass  # for a reason that the checks will tell
     columns = check_norm("layernorm", x, normalized_shape, weight, bias)

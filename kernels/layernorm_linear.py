@@ -404,7 +404,7 @@ def layernorm_linear(
     one = isinstance(normalized_shape, int) or len(normalized_shape) == 1  # dimension, where torch would take several
     if one and is_small_product(x, weight, bias, _operations):
         try:
-            return reference(x, normalized_shape, gamma, beta, weight, bias, eps)
+            return F.linear(torch.layer_norm(x, as_shape(normalized_shape), gamma, beta, eps), weight, bias)
         except REFUSED:
             pass  # for a reason that the checks will tell
     check_arguments(x, normalized_shape, gamma, beta, weight, bias)

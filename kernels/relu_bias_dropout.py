@@ -164,7 +164,7 @@ def relu_bias_dropout(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = 
     """dropout(relu(x) + bias), with a bias for each element of the last dimension; p in steps of 1/65536."""
     if is_small_with_row(x, bias, 3):
         try:
-            return reference(x, bias, p, training)
+            return torch.dropout(torch.relu(x) + bias, p, training)  # without what F does in Python
         except REFUSED:
             pass  # for a reason that the checks will tell
     check_tensors("relu_bias_dropout", x, bias)

@@ -155,7 +155,7 @@ def relu_bias_scale(x: Tensor, bias: Tensor, scale: float) -> Tensor:
     """(relu(x) + bias)·scale, with a bias for each element of the last dimension."""
     if isinstance(scale, (int, float)) and is_small_with_row(x, bias, 3):
         try:
-            return reference(x, bias, scale)
+            return (torch.relu(x) + bias).mul_(scale)
         except REFUSED:
             pass  # for a reason that the checks will tell
     check_arguments(x, bias, scale)

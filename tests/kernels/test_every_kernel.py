@@ -321,10 +321,14 @@ def test_a_small_call_is_torch_s_and_waits_for_no_check(
     module = treat_as_small(kernel, device, monkeypatch)
     monkeypatch.setattr(module, "check_tensors", None)
     args = arguments(kernel.cases[1], device)
-    torch.manual_seed(0)
-    ours = kernel.function(*args)
-    torch.manual_seed(0)
-    assert torch.equal(ours, kernel.reference(*args))
+    leaves = [arg.requires_grad_() if isinstance(arg, Tensor) else arg for arg in args]
+    results = []
+    for function in (kernel.function, kernel.reference):
+        torch.manual_seed(0)
+        y = function(*leaves)
+        wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        results.append([y, *torch.autograd.grad(y, wanted, torch.ones_like(y))])
+    assert all(map(torch.equal, *results))
 
 
 @on_gpus
