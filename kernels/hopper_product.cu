@@ -24,6 +24,9 @@
 // So the first clusters sum columns in place of a tile, while others make their first. Where all have a tile in each
 // round, a small kernel before sums them, which costs some 3 µs.
 //
+// Where such a sum is not finite, as with an infinite weight, it would cancel what is infinite in the product, too. So there
+// a column is made again as norm and product one after the other make it, slowly.
+//
 // What is not on the board is summed from memory: none waits without an end for another block, which may not have begun.
 // (Two products side by side, each with blocks that wait for others of theirs, could wait for ever.) What a tile finds
 // are the bits that it would have summed itself, so that y does not depend on who was first.
