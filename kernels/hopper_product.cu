@@ -452,34 +452,42 @@ __device__ __forceinline__ bool any_endless(uint32_t base) {
     return __any_sync(0xffffffff, endless);
 }
 
-// Such columns, as norm and product one after the other have them, but not yet times the row's scale: an element after the
-// other by the lane that has it.
+// Such columns, as norm and product one after the other have them: an element after the other by the lane that has it. The
+// rest is scaled here, as a scale of 0 would spoil them. x may be as near its mean as float32 can tell, so that is summed
+// anew: what is left of x − c is rounded.
 template <typename T>
 __device__ __forceinline__ void make_endless(
-    float (&z)[128], const Norm& norm, const uint32_t (&means)[2], uint32_t columns, const Operands<T>& given, int row,
-    int column) {
+    float (&z)[128], Norm& norm, uint32_t columns, const Operands<T>& given, int row, int column) {
     const int first = threadIdx.x % 4 * 2;
+    const T* const x_row[2] = {
+        given.x + min(row, given.m - 1) * given.x_stride, given.x + min(row + 8, given.m - 1) * given.x_stride};
+    float mean[2] = {};
+#pragma unroll 1
+    for (int i = 0; i < given.k; i++) mean[0] += float(x_row[0][i]), mean[1] += float(x_row[1][i]);
+    mean[0] /= given.k, mean[1] /= given.k;
+#pragma unroll
+    for (int i = 0; i < 128; i++) z[i] *= norm.scale[i / 2 % 2];
 #pragma unroll 1
     for (int element = 0; element < 128; element++) {
         const int of_tile = element / 4 * 8 + first + element % 2;
-        const bool lower = element / 2 % 2;
         if (load_shared(columns + of_tile * 8) != ENDLESS.x || column + of_tile >= given.n) continue;
-        const float mean = unpacked<T>(lower ? means[1] : means[0]).x + (lower ? norm.mean[1] : norm.mean[0]);
-        const float scale = lower ? norm.scale[1] : norm.scale[0];
-        const T* const x = given.x + min(row + lower * 8, given.m - 1) * given.x_stride;
-        const T* const w = given.w + (column + of_tile) * given.w_stride;
+        const bool lower = element / 2 % 2;
+        const float own_mean = lower ? mean[1] : mean[0], scale = lower ? norm.scale[1] : norm.scale[0];
+        const T *const x = lower ? x_row[1] : x_row[0], *const w = given.w + (column + of_tile) * given.w_stride;
         float sum = given.bias == nullptr ? 0.0f : float(given.bias[column + of_tile]);
 #pragma unroll 1
         for (int i = 0; i < given.k; i++) {
             const float gamma = given.gamma == nullptr ? 1.0f : float(given.gamma[i]);
             const float beta = given.beta == nullptr ? 0.0f : float(given.beta[i]);
-            sum = fmaf(float(T((float(x[i]) - mean) * scale * gamma + beta)), float(w[i]), sum);
+            sum = fmaf(float(T((float(x[i]) - own_mean) * scale * gamma + beta)), float(w[i]), sum);
         }
 #pragma unroll
         for (int i = 0; i < 128; i++) {
-            if (i == element) z[i] = sum / scale;
+            if (i == element) z[i] = sum;
         }
     }
+#pragma unroll
+    for (int half = 0; half < 2; half++) norm.mean[half] = norm.distance(half), norm.scale[half] = 1.0f;
 }
 
 // Of a tile's columns, by its block alone, beside a tile that fills the registers.
@@ -920,7 +928,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
                 }
                 if (again) redo(z, norm, means, given, rows.row + lane / 4, rows.column);
                 if (kind == WITH_ENDLESS) {
-                    make_endless<T>(z, norm, means, base + COLUMNS, given, rows.row + lane / 4, rows.column);
+                    make_endless<T>(z, norm, base + COLUMNS, given, rows.row + lane / 4, rows.column);
                 }
             }
             normalise<T>(z, norm, rows, base + COLUMNS);

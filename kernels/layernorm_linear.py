@@ -143,8 +143,8 @@ def layernorm_linear_forward(
             wide = again.to(tl.float32)
             mean += tl.sum(wide, axis=1)
             square += tl.sum(wide * wide, axis=1)
+        whole = mean
         mean /= k
-        centre = mean
         variance = tl.maximum(square / k - mean * mean, 0.0)
         if tl.max(mean * mean - LARGE_MEAN * LARGE_MEAN * variance, axis=0) > 0.0:
             z = tl.zeros([M, N], tl.float32)
@@ -164,8 +164,9 @@ def layernorm_linear_forward(
         total = tl.load(sum_ptr + columns, mask=columns < n, other=0.0)
         offset = tl.load(offset_ptr + columns, mask=columns < n, other=0.0)
         if tl.max(tl.where(tl.abs(total) < INFINITE, 0, 1), axis=0) > 0:
+            mean = tl.div_rn(whole, tl.full([M], k, tl.float32))  # x may be as near it as float32 can tell
             z = unfolded(
-                x_ptr, w_ptr, gamma_ptr, beta_ptr, rows, columns, centre, scale, n, k, x_stride, w_stride, M, N, STEP=32
+                x_ptr, w_ptr, gamma_ptr, beta_ptr, rows, columns, mean, scale, n, k, x_stride, w_stride, M, N, STEP=32
             )
             mean, scale = tl.zeros([M], tl.float32), tl.full([M], 1.0, tl.float32)
             total = tl.zeros([N], tl.float32)

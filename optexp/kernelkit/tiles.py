@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from optexp.kernel import SMALL, ceil_div, laid_out_like, launch, multiprocessors, power_of_two
 from optexp.kernelkit.tuning import bucket, fastest
 
-AT_ONCE = tl.constexpr(512)  # programs, of four warps, on any GPU that can launch early
+AT_ONCE = tl.constexpr(512)  # programs, of four warps: a quarter of an H100
 
 
 @triton.jit
