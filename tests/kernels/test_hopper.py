@@ -362,15 +362,17 @@ def test_graphs_at_once(normal) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("endless", ["weights", "weights, with parameters", "gamma", "beta"])
 @pytest.mark.parametrize(("beside", "patience"), [(False, 1000), (True, 1000), (True, 0)])
-@pytest.mark.parametrize(("m", "n", "k"), [(300, 512, 264), (128 * 140, 1000, 192), (100, 264, 64), (90, 512, 328)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(300, 512, 264), (128 * 140, 1000, 192), (100, 264, 64), (90, 512, 328), (90, 512, 1024)]
+)
 def test_what_is_infinite(m: int, n: int, k: int, beside: bool, patience: int, endless: str, normal) -> None:
     """Is so in the result, too, with the sign that norm and product one after the other give it; nothing else is."""
     x, weight = normal(m, k) + 3, normal(n, k) / k**0.5
     places = torch.tensor([0, 7, k - 1], device=CUDA)
     x[:, places] = 3 + 2 * normal(m, 3).sign()
     x[5] = 1.0  # a row that is its mean everywhere
-    x[6] *= 1e20  # whose squares overflow
-    gamma = beta = None
+    x[6] *= 1e20  # whose squares overflow: of it beta is left
+    gamma, beta = torch.ones_like(x[0]), torch.zeros_like(x[0])
     if endless != "weights":
         gamma, beta = normal(k).sigmoid() + 0.5, normal(k).sigmoid() * 0.6 - 0.3
     if endless == "gamma":
@@ -379,9 +381,12 @@ def test_what_is_infinite(m: int, n: int, k: int, beside: bool, patience: int, e
         beta[7] = -torch.inf
     weight[2, 7] = weight[255, 0] = weight[n - 1, k - 1] = torch.inf
     weight[256, k - 1], weight[77, 3] = -torch.inf, torch.nan
-    y = layernorm_linear.by_hopper(x, gamma, beta, weight, None, 1e-5, beside, patience).float()
-    parameters = (None if p is None else p.float() for p in (gamma, beta))
-    expected = F.linear(F.layer_norm(x.float(), (k,), *parameters), weight.float())
+    parameters = (None, None) if endless == "weights" else (gamma, beta)
+    y = layernorm_linear.by_hopper(x, *parameters, weight, None, 1e-5, beside, patience).float()
+    centred = x.double() - x.double().sum(-1, keepdim=True) / k  # exactly, which torch's means are not
+    normed = centred * (centred.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    normed[6] = 0.0
+    expected = F.linear(normed * gamma.double() + beta.double(), weight.double()).float()
     assert torch.equal(y.isnan(), expected.isnan())
     assert torch.equal(y.isinf(), expected.isinf())
     assert torch.equal(y[y.isinf()], expected[y.isinf()])
