@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from optexp.equivalence.gates import SPREAD
 from optexp.reporting import summary, timeline
-from optexp.reporting.wording import duration
+from optexp.reporting.wording import GATES, duration
 from optexp.result import Result
 
 WIDTH, MARGIN, ROW = 720, 24, 22  # of the strip plot, in pixels
@@ -41,6 +41,7 @@ def render(result: Result, command: str = "") -> str:
     return environment.get_template("report.html.j2").render(
         result=result,
         summary=summary,
+        gates=GATES,
         what_now=summary.what_now(result),
         arms=arms,
         breakdowns={arm: parts for arm, parts in breakdowns.items() if parts},

@@ -6,6 +6,20 @@ from math import floor, log10
 
 from optexp.result import Result, Verdict
 
+# What a gate asks of every tensor; errors are distances from fp64.
+GATES = {
+    "G0": "the same names, shapes, dtypes and devices, with NaN and infinities in the same places",
+    "G1": "the RMS error of a tensor is at most a few times the baseline's",
+    "G2": "so is the error of its worst element",
+    "G3": "and the RMS error of each block of 4096 elements",
+    "BITWISE": "the same bits as the baseline, which the strategy promises",
+    "CAP": "whatever plain autocast does, the error has a limit of its own",
+    "EXACT": "integers and truth values are equal, but for ties",
+    "DICE": "random numbers: the same seed repeats them, others differ, and their distribution is the baseline's",
+    "TRAJECTORY": "the losses of a short training stay as near as small disturbances of the baseline leave them",
+    "REPEATED": "what was computed while the clock ran is right, too",
+}
+
 
 def ratio(value: float) -> str:
     """1.31×, 12.4×, 104×: three digits are all that a measurement carries. 0.0037× where two say nothing."""

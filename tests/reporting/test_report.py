@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from optexp.reporting import report
+from optexp.reporting.wording import GATES
 from optexp.result import Result, Verdict
 
 RESULTS = {path.stem.upper(): Result.read(path) for path in (Path(__file__).parents[1] / "results").glob("*.json")}
@@ -131,12 +132,14 @@ def test_what_verification_found_is_shown_by_tensor() -> None:
         "visible": {"output": [1e-6, 3e-6]},
         "distribution": {"tensor": "output", "baseline": shares, "candidate": shares},
         "trajectory": {"steps": 32, "step": 7, "share": 0.25},
+        "gates": {"G2": {"passed": True, "worst_ratio": 1.25}, "another": {"passed": False, "worst_ratio": None}},
     }
     page = report.render(replace(result, equivalence=equivalence))
     text = re.sub(r"\s+", " ", Outline(page).text)
     for part in (
         "[3, 4]", "1.2345678", "1.2345679", "1.23456785", "offset, seed 3, step 0", "50%", "∞",
         "2 of 3", "visible from 1e-06", "baseline: 50% exactly", "1e-8", "25% of what one rounding",
+        GATES["G2"], "another",
     ):  # fmt: skip
         assert part in text, part
     assert page.count("<polyline") == 2
