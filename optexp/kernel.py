@@ -363,7 +363,8 @@ def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
 def _early(device: torch.device) -> dict[str, bool]:
     """Programmatic dependent launch, from Hopper on:
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization"""
-    possible = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    possible = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
     return {"EARLY": True, "launch_pdl": True} if possible else {"EARLY": False}
 
 
