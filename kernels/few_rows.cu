@@ -80,14 +80,10 @@ __device__ void make_again(const Operands<T>& given, int row, int first, uint32_
     const float mean = divided(sum_of([&](int i) { return float(x[i]); }), given.k, given.share);
     const auto centred = [&](int i) { return float(x[i]) - mean; };
     const float r = rsqrtf(sum_of([&](int i) { return centred(i) * centred(i); }) * given.share + given.eps);
-    const auto normal = [&](int i) {
-        const float scaled = centred(i) * r * (given.gamma == nullptr ? 1.0f : float(given.gamma[i]));
-        return float(T(scaled + (given.beta == nullptr ? 0.0f : float(given.beta[i]))));
-    };
     for (; which != 0; which &= which - 1) {
         const int column = first + (__ffs(which) - 1) / 4;
         const T* const w = given.w + column * given.w_stride;
-        const float y = sum_of([&](int i) { return normal(i) * float(w[i]); });
+        const float y = sum_of([&](int i) { return normalised(x, given.gamma, given.beta, i, mean, r) * float(w[i]); });
         const float bias = given.bias == nullptr ? 0.0f : float(given.bias[column]);
         if (lane == 0) given.y[int64_t(row) * given.n + column] = T(y + bias);
     }

@@ -133,6 +133,15 @@ __device__ float2 unpacked(uint32_t both) {
     return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000)};
 }
 
+// --- a norm --------------------------------------------------------------------------------------------------------
+
+// An element of a row as a norm of its own leaves it, rounded. γ, β: null where there is none.
+template <typename T>
+__device__ inline float normalised(const T* x, const T* gamma, const T* beta, int i, float mean, float scale) {
+    const float scaled = (float(x[i]) - mean) * scale * (gamma == nullptr ? 1.0f : float(gamma[i]));
+    return float(T(scaled + (beta == nullptr ? 0.0f : float(beta[i]))));
+}
+
 // --- registers, which the warpgroups of a block share out anew ---------------------------------------------------
 
 template <int COUNT>

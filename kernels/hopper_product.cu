@@ -477,9 +477,7 @@ __device__ __forceinline__ void make_endless(
         float sum = given.bias == nullptr ? 0.0f : float(given.bias[column + of_tile]);
 #pragma unroll 1
         for (int i = 0; i < given.k; i++) {
-            const float gamma = given.gamma == nullptr ? 1.0f : float(given.gamma[i]);
-            const float beta = given.beta == nullptr ? 0.0f : float(given.beta[i]);
-            sum = fmaf(float(T((float(x[i]) - own_mean) * scale * gamma + beta)), float(w[i]), sum);
+            sum = fmaf(normalised(x, given.gamma, given.beta, i, own_mean, scale), float(w[i]), sum);
         }
 #pragma unroll
         for (int i = 0; i < 128; i++) {

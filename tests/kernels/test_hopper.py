@@ -14,6 +14,7 @@ from torch import Tensor
 from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms
 from optexp.kernelkit import extension, hopper
 from optexp.kernels import layernorm_linear, linear_gelu
+from tests.kernels.golden import exact
 
 CUDA = torch.device("cuda", 0)
 SHAPES = [
@@ -111,15 +112,9 @@ def test_the_norm_of_few_rows_before_it(m: int, n: int, k: int, dtype: torch.dty
 def test_infinite_weights_of_few_rows(m: int, n: int, k: int, dtype: torch.dtype, normal) -> None:
     """They take their signs from normalised rows, and other columns keep their bits; infinite parameters leave none."""
 
-    def exact(x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Also the mean, where it can be: torch's may be a bit beside it, and what is then almost zero has a sign."""
-        x = x - x.sum(-1, keepdim=True) / k
-        x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-        return F.linear(x * (1 if gamma is None else gamma) + (0 if beta is None else beta), weight, bias)
-
     def check(*args: Tensor | None) -> Tensor:
         y = layernorm_linear.by_few(*args, 1e-5)
-        golden = exact(*(None if arg is None else arg.double() for arg in args))
+        golden = exact(*(None if arg is None else arg.double() for arg in args), 1e-5)
         finite = golden.isfinite()
         torch.testing.assert_close(y[~finite].double(), golden[~finite], equal_nan=True)
         assert y[finite].isfinite().all()
@@ -383,10 +378,10 @@ def test_what_is_infinite(m: int, n: int, k: int, beside: bool, patience: int, e
     weight[256, k - 1], weight[77, 3] = -torch.inf, torch.nan
     parameters = (None, None) if endless == "weights" else (gamma, beta)
     y = layernorm_linear.by_hopper(x, *parameters, weight, None, 1e-5, beside, patience).float()
-    centred = x.double() - x.double().sum(-1, keepdim=True) / k  # exactly, which torch's means are not
-    normed = centred * (centred.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
-    normed[6] = 0.0
-    expected = F.linear(normed * gamma.double() + beta.double(), weight.double()).float()
+    gamma, beta, weight = gamma.double(), beta.double(), weight.double()
+    expected = exact(x.double(), gamma, beta, weight, None, 1e-5)
+    expected[6] = F.linear(0.0 * gamma + beta, weight)
+    expected = expected.float()
     assert torch.equal(y.isnan(), expected.isnan())
     assert torch.equal(y.isinf(), expected.isinf())
     assert torch.equal(y[y.isinf()], expected[y.isinf()])

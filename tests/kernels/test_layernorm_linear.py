@@ -13,6 +13,7 @@ from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measu
 from optexp.kernelkit.products import TILINGS, Tiling, library_ways
 from optexp.kernels import layernorm, layernorm_linear
 from optexp.kernels.layernorm_linear import by_tiles, layernorm_linear_forward
+from tests.kernels.golden import exact
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run
 EVERY = [
@@ -21,15 +22,6 @@ EVERY = [
     pytest.param("cuda", TILINGS[1], torch.float16, marks=pytest.mark.gpu),
 ]
 MEDIUM = [pytest.param("cpu", SMALL), pytest.param("cuda", TILINGS[1], marks=pytest.mark.gpu)]
-
-
-def exact(
-    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
-) -> Tensor:
-    """Also the mean, where it can be: torch's may be a bit beside it, and what is then almost zero has a sign."""
-    x = x - x.sum(-1, keepdim=True) / x.shape[-1]
-    x = x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
-    return F.linear(x * (1 if gamma is None else gamma) + (0 if beta is None else beta), weight, bias)
 
 
 def compare(tiling: Tiling, x: Tensor, *parameters: Tensor | None, eps: float = 1e-5) -> None:
