@@ -23,7 +23,7 @@ from optexp.kernel import (
     operation,
     pays,
 )
-from optexp.kernelkit.tiles import begin, over_columns, over_tiles, place, share, tile, wide
+from optexp.kernelkit.tiles import begin, from_last, over_columns, over_tiles, place, share, tile, wide
 from optexp.kernels.gelu import cdf, check_form, derivative
 
 
@@ -49,7 +49,7 @@ def bias_gelu_backward(
 
     A tall tile may be a program's only one, and brings its part of the bias: read earlier, that would hold it up.
     """
-    begin(EARLY, LOOPS=not ALONE)
+    begin(EARLY, LETS_NEXT=ALONE)
     tall: tl.constexpr = ROWS >= 32
     block, group, count = share(columns, ALONE, BLOCK)
     column = block * BLOCK + tl.arange(0, BLOCK)
@@ -58,7 +58,7 @@ def bias_gelu_backward(
         bias = tl.load(bias_ptr + column, mask=column < columns).to(WIDE)
     sums = tl.zeros([BLOCK], WIDE)
     for number in range(group, (rows - 1) // ROWS + 1, count):
-        first = tl.cast(number, tl.int64) * ROWS
+        first = from_last(number, rows, ROWS)
         start, offsets, mask, _ = tile(first, block, rows, columns, ROWS, BLOCK)
         z = tl.load(x_ptr + start + offsets, mask=mask).to(WIDE)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE)

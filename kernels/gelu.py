@@ -25,7 +25,7 @@ from optexp.kernel import (
     pays,
 )
 from optexp.kernelkit import extension
-from optexp.kernelkit.tiles import begin, exp, load, over_vector, store, wide
+from optexp.kernelkit.tiles import begin, exp, from_last, load, over_vector, store, wide
 
 FORMS = ("none", "tanh")
 
@@ -65,7 +65,7 @@ def gelu_forward(x_ptr, y_ptr, size, TANH: tl.constexpr, BLOCK: tl.constexpr, EA
 @triton.jit
 def gelu_backward(dy_ptr, x_ptr, dx_ptr, size, TANH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     begin(EARLY)
-    start = tl.program_id(0).to(tl.int64) * BLOCK
+    start = from_last(tl.program_id(0), size, BLOCK)
     x = wide(load(x_ptr, start, size, BLOCK))
     dy = wide(load(dy_ptr, start, size, BLOCK))
     store(dx_ptr, start, size, dy * derivative(x, TANH), BLOCK)

@@ -31,7 +31,7 @@ from optexp.kernel import (
     power_of_two,
 )
 from optexp.kernelkit.rows import Launch, in_rows
-from optexp.kernelkit.tiles import FEW, add_up, begin, left, matrix, narrow, wide
+from optexp.kernelkit.tiles import FEW, add_up, begin, from_last, left, matrix, narrow, wide
 from optexp.kernelkit.tuning import bucket, fastest
 
 LONGEST = 16384  # columns whose two gradient sums fit in registers beside the row; longer rows are torch's business
@@ -47,7 +47,7 @@ def layernorm_forward(
     A program that loops keeps weight and bias; one that does not loads them when registers are free again, or at once
     (without stages). Then there is no loop: what is made of them in front of one would hold up x until they are there.
     """
-    begin(EARLY, LOOPS=STAGES > 1)
+    begin(EARLY, LETS_NEXT=STAGES <= 1)
     column = tl.arange(0, BLOCK)[None, :]
     weight = 0.0
     bias = 0.0
@@ -111,7 +111,9 @@ def layernorm_backward(
 
     dx is the `gradient` of g = dy·weight.
     """
-    begin(EARLY, LOOPS=True)
+    begin(EARLY, LETS_NEXT=False)
+    if EARLY and BLOCK <= 1024:  # registers have room for what adds the sums up: it may be launched, and waits for them
+        gdc_launch_dependents()
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     dtype = sums_ptr.dtype.element_ty
     to_weight = tl.zeros([ROWS, BLOCK], dtype)
@@ -119,7 +121,7 @@ def layernorm_backward(
     if weight_ptr is not None:
         weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
     for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
-        first = tl.cast(tile, tl.int64) * ROWS
+        first = from_last(tile, rows, ROWS)
         start = first * columns
         exists = row < left(first, rows, ROWS)
         mask = (column < columns) & exists
@@ -136,7 +138,7 @@ def layernorm_backward(
         tl.store(dx_ptr + start + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         to_weight += dy * normal
         to_bias += dy
-    if EARLY:  # what adds the sums up may be launched, and waits until they are written
+    if EARLY:  # else it may be launched now
         gdc_launch_dependents()
     column = tl.arange(0, BLOCK)
     sums_ptr += tl.program_id(0) * 2 * columns

@@ -44,7 +44,7 @@ from optexp.kernel import (
 )
 from optexp.kernelkit import extension, hopper
 from optexp.kernelkit.products import TILINGS, Tiling, in_rows, in_shape, multiply, place, product, takes
-from optexp.kernelkit.tiles import begin, share, summed, tile
+from optexp.kernelkit.tiles import begin, from_last, share, summed, tile
 from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.layernorm import (
     LONGEST,
@@ -183,12 +183,12 @@ def bias_gradient(
     WIDE: tl.constexpr, ALONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """For each group of rows their sum. A tall tile may be a program's only one, and asynchronous copies are slower."""
-    begin(EARLY, LOOPS=not ALONE)
+    begin(EARLY, LETS_NEXT=ALONE)
     ahead: tl.constexpr = 1 if ROWS >= 32 else 3
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([ROWS, BLOCK], WIDE)
     for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=ahead):
-        start, offsets, mask, _ = tile(tl.cast(number, tl.int64) * ROWS, block, rows, columns, ROWS, BLOCK)
+        start, offsets, mask, _ = tile(from_last(number, rows, ROWS), block, rows, columns, ROWS, BLOCK)
         sums += tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE)
     column = block * BLOCK + tl.arange(0, BLOCK)
     total = tl.sum(sums, axis=0).to(sums_ptr.dtype.element_ty)

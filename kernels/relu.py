@@ -27,7 +27,7 @@ from optexp.kernel import (
     pays,
 )
 from optexp.kernelkit import extension
-from optexp.kernelkit.tiles import begin, load, over_vector, store, wide
+from optexp.kernelkit.tiles import begin, from_last, load, over_vector, store, wide
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def relu_forward(x_ptr, y_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
 @triton.jit
 def relu_backward(dy_ptr, y_ptr, dx_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     begin(EARLY)
-    start = tl.program_id(0).to(tl.int64) * BLOCK
+    start = from_last(tl.program_id(0), size, BLOCK)
     y = wide(load(y_ptr, start, size, BLOCK))
     dy = wide(load(dy_ptr, start, size, BLOCK))
     store(dx_ptr, start, size, tl.where(y <= 0, 0.0, dy), BLOCK)

@@ -26,7 +26,7 @@ from optexp.kernel import (
     operation,
     pays,
 )
-from optexp.kernelkit.tiles import begin, over_columns, over_tiles, place, share, tile, wide
+from optexp.kernelkit.tiles import begin, from_last, over_columns, over_tiles, place, share, tile, wide
 from optexp.kernels.relu_bias_scale import derived_backward, fake_backward, relu_bias_scale
 
 STEPS = 2**16  # a drawn number has 16 bits: eight elements share the four words that Philox makes at once
@@ -89,11 +89,11 @@ def relu_bias_dropout_backward(
     WIDE: tl.constexpr, ALONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each group of rows the sum of what arrives at the bias."""
-    begin(EARLY, LOOPS=not ALONE)
+    begin(EARLY, LETS_NEXT=ALONE)
     block, group, count = share(columns, ALONE, BLOCK)
     sums, seed = tl.zeros([ROWS, BLOCK], WIDE), tl.load(seed_ptr)
     for number in range(group, (rows - 1) // ROWS + 1, count):
-        first = tl.cast(number, tl.int64) * ROWS
+        first = from_last(number, rows, ROWS)
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
         x = tl.load(x_ptr + start + offsets, mask=mask).to(WIDE)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE)

@@ -26,7 +26,7 @@ from optexp.kernel import (
     pays,
 )
 from optexp.kernelkit import extension
-from optexp.kernelkit.tiles import begin, matrix, over_columns, over_tiles, place, share, tile, wide
+from optexp.kernelkit.tiles import begin, from_last, matrix, over_columns, over_tiles, place, share, tile, wide
 
 
 @triton.jit
@@ -59,11 +59,11 @@ def relu_bias_scale_backward(
     EARLY: tl.constexpr,
 ):
     """dx, and for each group of rows the sum of what arrives at the bias."""
-    begin(EARLY, LOOPS=not ALONE)
+    begin(EARLY, LETS_NEXT=ALONE)
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([BLOCK], WIDE)
     for number in range(group, (rows - 1) // ROWS + 1, count):
-        first = tl.cast(number, tl.int64) * ROWS
+        first = from_last(number, rows, ROWS)
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
         x = tl.load(x_ptr + start + offsets, mask=mask).to(WIDE)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE) * tl.cast(scale, WIDE)

@@ -27,7 +27,7 @@ from optexp.kernel import (
     power_of_two,
 )
 from optexp.kernelkit.rows import LONGEST, Launch, in_rows
-from optexp.kernelkit.tiles import FEW, begin, exp, left, matrix, wide
+from optexp.kernelkit.tiles import FEW, begin, exp, from_last, left, matrix, wide
 from optexp.kernelkit.tuning import bucket, fastest
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
@@ -41,7 +41,7 @@ def softmax_forward(
     """Tiles of ROWS whole rows. Without stages a row is read three times, from L1 where it fits, and never all of it
     is held in float32: then two programs share a multiprocessor.
     """
-    begin(EARLY, LOOPS=STAGES > 1)
+    begin(EARLY, LETS_NEXT=STAGES <= 1)
     ahead: tl.constexpr = STAGES if STAGES > 0 else 1
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=ahead):
@@ -71,11 +71,11 @@ def softmax_backward(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx = y·(dy − Σ y·dy). Without stages dy is read twice, the second time from L2, and only y is held."""
-    begin(EARLY, LOOPS=STAGES > 1)
+    begin(EARLY, LETS_NEXT=STAGES <= 1)
     ahead: tl.constexpr = STAGES if STAGES > 0 else 1
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=ahead):
-        first = tl.cast(tile, tl.int64) * ROWS
+        first = from_last(tile, rows, ROWS)
         start = first * columns
         exists = row < left(first, rows, ROWS)
         mask = (column < columns) & exists

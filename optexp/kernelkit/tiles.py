@@ -20,15 +20,16 @@ AT_ONCE = tl.constexpr(512)  # programs, of four warps: a quarter of an H100
 
 
 @triton.jit
-def begin(EARLY: tl.constexpr, LOOPS: tl.constexpr = False):
+def begin(EARLY: tl.constexpr, LETS_NEXT: tl.constexpr = True):
     """A kernel's first line. If EARLY it was launched while the one before still runs, and waits until that has ended,
     with all that came before it: it has waited, too.
 
-    Where all programs run at once, and soon end, the next kernel may be launched now. Else its programs would sit there
-    for long, and few that loop would not be dealt out evenly to multiprocessors, but as these have room.
+    Where all programs run at once, and soon end, the next kernel may be launched now, if it LETS_NEXT. Else its
+    programs would sit there for long, and few that loop would not be dealt out evenly to multiprocessors, but as these
+    have room.
     """
     if EARLY:
-        if not LOOPS and tl.num_programs(0) <= AT_ONCE:
+        if LETS_NEXT and tl.num_programs(0) <= AT_ONCE:
             gdc_launch_dependents()
         gdc_wait()
 
@@ -74,6 +75,13 @@ def left(first, rows, ROWS: tl.constexpr):
 
 
 @triton.jit
+def from_last(number, rows, ROWS: tl.constexpr):
+    """The first row of a tile, in 64 bits, where tiles are counted from the last on: so gradients go through them. What
+    came before wrote the last rows of dy, or read those of x, last, and left them in L2."""
+    return tl.cast((rows - 1) // ROWS - number, tl.int64) * ROWS
+
+
+@triton.jit
 def tile(first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Where rows `first` … `first` + ROWS of column block `block` lie in a matrix, and which of them exist.
 
@@ -115,8 +123,11 @@ def share(columns, ALONE: tl.constexpr, BLOCK: tl.constexpr):
 def column_sums(
     sums_ptr, first_ptr, second_ptr, groups, columns, GROUPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
-    """A block of columns of one of the results: groups are added in an order that never changes, and rounded once."""
-    begin(EARLY)
+    """A block of columns of one of the results: groups are added in an order that never changes, and rounded once.
+
+    It waits for a kernel that may loop, and does not let the next begin, which may loop, too: see `begin`.
+    """
+    begin(EARLY, LETS_NEXT=False)
     across = (columns - 1) // BLOCK + 1
     column = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)[None, :]
     is_second, width = tl.program_id(0) // across, columns
