@@ -112,7 +112,7 @@ def layernorm_backward(
     dx is the `gradient` of g = dy·weight.
     """
     begin(EARLY, LETS_NEXT=False)
-    if EARLY and BLOCK <= 1024:  # registers have room for what adds the sums up: it may be launched, and waits for them
+    if EARLY and BLOCK <= 1024:  # registers have room for what adds the sums up, while that waits
         gdc_launch_dependents()
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     dtype = sums_ptr.dtype.element_ty
@@ -138,7 +138,7 @@ def layernorm_backward(
         tl.store(dx_ptr + start + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         to_weight += dy * normal
         to_bias += dy
-    if EARLY:  # else it may be launched now
+    if EARLY and BLOCK > 1024:
         gdc_launch_dependents()
     column = tl.arange(0, BLOCK)
     sums_ptr += tl.program_id(0) * 2 * columns

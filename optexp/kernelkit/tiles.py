@@ -77,7 +77,7 @@ def left(first, rows, ROWS: tl.constexpr):
 @triton.jit
 def from_last(number, rows, ROWS: tl.constexpr):
     """The first row of a tile, in 64 bits, where tiles are counted from the last on: so gradients go through them. What
-    came before wrote the last rows of dy, or read those of x, last, and left them in L2."""
+    wrote dy, or read x before, and went from the first row on, left the last ones in L2."""
     return tl.cast((rows - 1) // ROWS - number, tl.int64) * ROWS
 
 
