@@ -107,6 +107,24 @@ def test_the_faster_copy_is_the_floor() -> None:
     assert benchmark.copying(None, torch.device("cpu")) == {}
 
 
+def test_no_backward_pass_comes_right_behind_its_forward_pass() -> None:
+    order: list[str] = []
+
+    def square(x: torch.Tensor) -> torch.Tensor:
+        order.append("forward")
+        y = x * x
+        y.register_hook(lambda _: order.append("backward"))
+        return y
+
+    xs, dys = [torch.tensor(3.0), torch.tensor(5.0)], [torch.tensor(1.0), torch.tensor(10.0)]
+    calls = benchmark.passes(square, [(x,) for x in xs], dys)
+    for _ in range(2):  # a forward pass alone, as a warm-up makes, leaves nothing behind
+        calls[0]()
+        order.clear()
+        assert [found for call in calls if (found := call())] == [(torch.tensor(6.0),), (torch.tensor(100.0),)]
+        assert order == ["forward", "forward", "backward", "backward"]
+
+
 def row(goal: float | None = None, **us: float | None) -> Row:
     return Row("gelu", "4", "float32", "forward", "cold", 16, us, goal)
 
