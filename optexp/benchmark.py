@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -108,13 +109,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "kernels.md").write_text(text)
     (options.output / "kernels.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    if options.plots:
-        for kernel in chosen:
-            draw(kernel, sweep(kernel, device, options), ceilings, options.output / f"kernels-{kernel.name}.png")
+    plots = [options.output / f"kernels-{kernel.name}.svg" for kernel in chosen] if options.plots else []
+    for kernel, path in zip(chosen, plots, strict=False):
+        draw(kernel, sweep(kernel, device), ceilings, path)
     if options.code:
         assembly.write(options.output / "code")
     if options.into:
-        put_into(options.into, text)
+        put_into(options.into, text, plots)
     missed = [line for row in rows for line in row.missed()] + slow(overheads)
     print(f"\n{text}\nwritten to {options.output}\n\n{len(missed)} goals missed", *missed, sep="\n")
 
@@ -134,7 +135,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--compile", choices=COMPILED, default="default", help="what of torch.compile to time")
     parser.add_argument("--forward", action="store_true", help="leave backward out")
     parser.add_argument("--quick", action="store_true", help="three short rounds instead of nine")
-    parser.add_argument("--plots", action="store_true", help="also over size")
+    parser.add_argument("--plots", action="store_true", help="also over size, as pictures")
     parser.add_argument("--code", action="store_true", help="also keep PTX, machine code, registers and spills")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--output", type=Path, default=Path("outputs/kernels"), help="folder for table, data, plots")
@@ -381,7 +382,7 @@ def slow(overheads: Sequence[dict[str, Any]]) -> list[str]:
 # --- over size ---------------------------------------------------------------------------------------------------
 
 
-def sweep(kernel: Kernel, device: torch.device, options: argparse.Namespace) -> list[Row]:
+def sweep(kernel: Kernel, device: torch.device) -> list[Row]:
     """Forward in bfloat16 at sizes from 4 K elements to 256 M, cold where that is possible."""
     rows: list[Row] = []
     for power in range(12, 29, 2):
@@ -393,17 +394,18 @@ def sweep(kernel: Kernel, device: torch.device, options: argparse.Namespace) -> 
 
 def draw(kernel: Kernel, rows: Sequence[Row], ceilings: Calibration, path: Path) -> None:
     """GB/s over size beside the measured copy rate; TFLOP/s where the work is a product."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     product = kernel.floor is not None
     figure = Figure(figsize=(6.5, 4), layout="constrained")
     axes = figure.subplots()
-    for name in ("eager", "rival", "cuda", "ours", "floor"):
+    for index, name in enumerate(("eager", "rival", "cuda", "ours", "floor")):
         shown = {int(row.shape): us for row in rows if (us := row.us.get(name))}
         if shown:
             label = "bare product" if name == "floor" and product else "copy" if name == "floor" else name
             rates = [_work(kernel, size) / us * 1e6 for size, us in shown.items()]
-            axes.plot(list(shown), rates, marker="o", markersize=3, label=label)
+            axes.plot(list(shown), rates, color=f"C{index}", marker="o", markersize=3, label=label)
     ceiling = ceilings.matrix.get("bfloat16", 0.0) / 1e12 if product else ceilings.bandwidth / 1e9
     axes.axhline(ceiling, color="grey", linewidth=0.8, linestyle="--")
     axes.set_xscale("log", base=2)
@@ -412,7 +414,8 @@ def draw(kernel: Kernel, rows: Sequence[Row], ceilings: Calibration, path: Path)
     axes.set_title(f"{kernel.name} on {ceilings.device}; dashed: the measured ceiling", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=120)
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": kernel.name}):  # the same from the same numbers
+        figure.savefig(path, metadata={"Date": None})
 
 
 def _work(kernel: Kernel, size: int) -> float:
@@ -479,8 +482,15 @@ def _number(us: float | None) -> str:
     return "" if us is None else f"{us:.3g}" if us < 1000 else f"{us:.0f}"
 
 
-def put_into(path: Path, text: str) -> None:
-    """Replace what stands between the marks, or add it at the end."""
+def put_into(path: Path, text: str, plots: Sequence[Path] = ()) -> None:
+    """Replace what stands between the marks, or add it at the end; plots go into a folder beside the file."""
+    if plots:
+        folder = path.parent / "plots"
+        folder.mkdir(exist_ok=True)
+        text += "\nOver size, bfloat16, cold:\n\n"
+        for plot in plots:
+            shutil.copy(plot, folder)
+            text += f"![{plot.stem}](plots/{plot.name})\n"
     old = path.read_text() if path.exists() else ""
     before, begin, rest = old.partition(MARKS[0])
     after = rest.partition(MARKS[1])[2] if begin else "\n"

@@ -78,13 +78,18 @@ def test_without_a_gpu_it_says_so() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_picture_over_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_over_size(tmp_path: Path) -> None:
     sizes = [16, 64]
     ceilings = Calibration("card", 1e12, {"bfloat16": 1e14})
     for name in ("gelu", "linear_gelu"):
         rows = [Row(name, str(size), "bfloat16", "forward", "cold", 1, {"ours": 2.0, "eager": None}) for size in sizes]
-        benchmark.draw(benchmark.kernels()[name], rows, ceilings, tmp_path / f"{name}.png")
-        assert (tmp_path / f"{name}.png").stat().st_size > 1000
+        drawn = []
+        for path in (tmp_path / f"{name}.svg", tmp_path / "again.svg"):
+            benchmark.draw(benchmark.kernels()[name], rows, ceilings, path)
+            drawn.append(path.read_text())
+        assert f"{name} on card" in drawn[0]
+        assert ("TFLOP/s" in drawn[0]) == (name == "linear_gelu")
+        assert drawn[0] == drawn[1]
 
 
 def test_what_fails_is_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,3 +169,12 @@ def test_the_table_goes_between_its_marks(tmp_path: Path) -> None:
     path.write_text(f"a\n{MARKS[0]}\nold\n{MARKS[1]}\nb\n")
     benchmark.put_into(path, "new\n")
     assert path.read_text() == f"a\n{MARKS[0]}\nnew\n{MARKS[1]}\nb\n"
+
+
+def test_plots_go_beside_the_table(tmp_path: Path) -> None:
+    (tmp_path / "kernels-gelu.svg").write_text("<svg/>")
+    results = tmp_path / "experiments" / "RESULTS.md"
+    results.parent.mkdir()
+    benchmark.put_into(results, "a table\n", [tmp_path / "kernels-gelu.svg"])
+    link = results.read_text().partition("](")[2].partition(")")[0]
+    assert (results.parent / link).read_text() == "<svg/>"
