@@ -7,10 +7,13 @@ are not seen. Where even that would be a guess, the kernel stays unclassified.
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 from ast import literal_eval
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from math import prod
 
 from torch.utils.flop_counter import conv_flop_count, sdpa_backward_flop_count, sdpa_flop_count
@@ -81,13 +84,21 @@ def _launch(kernel: Kernel) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
 
 
 def _by_launch(kernel: Kernel, multiprocessors: int | None) -> str:
-    """What can be said without shapes: too few blocks for the card, or a long pointwise kernel of Inductor's."""
+    """What can be said without shapes: too few blocks for the card, or a long kernel that makes one pass."""
     blocks = kernel.blocks
     if kernel.duration < SHORT_US and blocks is not None and multiprocessors and blocks < multiprocessors:
         return "latency_bound"
-    if kernel.duration >= SHORT_US and kernel.name.startswith("triton_poi_"):
+    if kernel.duration >= SHORT_US and _passes().match(kernel.name):
         return "memory_bound"
     return "unclassified"
+
+
+@cache
+def _passes() -> re.Pattern[str]:
+    """The names of kernels that read and write once: Inductor's pointwise ones, and ours but for products."""
+    files = pkgutil.iter_modules(importlib.import_module("optexp.kernels").__path__)
+    ours = "|".join(file.name for file in files if "linear" not in file.name)
+    return re.compile(rf"triton_poi_|({ours})_(forward|backward)$")
 
 
 def _by_work(op: Op, kernels: list[Kernel], calibration: Calibration) -> str | None:

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from optexp.insight.breakdown import breakdown
-from optexp.insight.roofline import work_of
+from optexp.insight.roofline import CLASSES, work_of
 from optexp.insight.trace import Op
 from optexp.kernelkit.products import FLOAT32_TILINGS, product
 from tests.insight.recording import undisturbed
@@ -130,6 +130,24 @@ def test_kernels_of_a_graph_are_what_they_were_outside(chrome, passes, card):
     other = chrome()
     trace = other.steps(lambda: other.graph(1, 3 * 2**28 / 3.6e6, kernel="void add<4>", grid=512))
     assert breakdown(trace, card, beside=passes).terms["unclassified"] > 0.9  # another launch is other work
+
+
+@pytest.mark.parametrize(
+    ("kernel", "duration", "expected"),
+    [
+        ("triton_poi_fused_gelu_0", 40.0, "memory_bound"),
+        ("softmax_forward", 40.0, "memory_bound"),
+        ("relu_bias_dropout_backward", 40.0, "memory_bound"),
+        ("softmax_forward", 4.0, "unclassified"),  # so short that anything may bound it
+        ("linear_gelu_forward", 40.0, "unclassified"),  # a product
+        ("add_forward_of_somebody", 40.0, "unclassified"),
+    ],
+)
+def test_long_passes_through_memory_are_known_inside_a_graph(chrome, card, kernel, duration, expected):
+    build = chrome()
+    trace = build.steps(lambda: build.graph(1, duration, kernel=kernel, grid=1024))
+    found = breakdown(trace, card).terms
+    assert found[expected] > 5 * sum(found[name] for name in CLASSES if name != expected)
 
 
 MATRICES = ("bfloat16", (8, 16)), ("bfloat16", (4, 16)), ("bfloat16", (8, 4))
