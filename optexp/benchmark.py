@@ -109,9 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "kernels.md").write_text(text)
     (options.output / "kernels.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    plots = [options.output / f"kernels-{kernel.name}.svg" for kernel in chosen] if options.plots else []
-    for kernel, path in zip(chosen, plots, strict=False):
-        draw(kernel, sweep(kernel, device), ceilings, path)
+    plots = []
+    if options.plots:
+        for kernel in chosen:
+            plots.append(options.output / f"kernels-{kernel.name}.svg")
+            draw(kernel, sweep(kernel, device), ceilings, plots[-1])
     if options.code:
         assembly.write(options.output / "code")
     if options.into:
@@ -191,8 +193,8 @@ def rows_of(
     both = {name: passes(f, sets, dys) for name, f in candidates.items()}
     moved = None if kernel.floor else once
     both |= copying(moved, device, 1 if cache == "warm" else len(sets))
-    halves = race(both, device, *timing)
-    times = lowest({name: us if name in FLOORS or us is None else 2 * us for name, us in halves.items()})
+    found = race(both, device, *timing)  # of a pass, half of what is asked, but for the copies
+    times = lowest({name: us if name in FLOORS or us is None else 2 * us for name, us in found.items()})
     if moved is None:
         yield Row(kernel.name, case.name, dtype, "both passes", cache, moved, times)
         return

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _cuda_isCurrentStreamCapturing as is_captured  # without a step through Python
 from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad, profiler
 from torch.compiler import assume_constant_result, is_compiling
+from torch.cuda import is_current_stream_capturing
 from torch.nn import Parameter
 from triton import knobs
 from triton.runtime import KernelInterface
@@ -312,7 +312,7 @@ def is_small(x: Any, operations: float = 1) -> bool:
         and not is_compiling()
         and x.numel() * operations < SMALL
         and not _recorded.get()
-        and not (CUDA and is_captured())
+        and not (CUDA and is_current_stream_capturing())
     )
 
 
