@@ -801,6 +801,8 @@ __device__ __forceinline__ void normalise(float (&z)[128], const Norm& norm, Hal
 // A step of x by registers. What is being multiplied is summed meanwhile, before the next is begun: else the compiler
 // sums all of a step before its last products, longer than those before run, and tensor cores idle. Not at a step's
 // begin, which has waits of its own. So the last 16 columns, `centred`, are left to be summed.
+//
+// Products are begun two by two, with one fence for both.
 template <bool SUMMED>
 __device__ __forceinline__ void multiply_step(
     float (&z)[128], Sums& sums, uint32_t (&centred)[4], const uint32_t (&means)[2], uint32_t x, uint64_t w,
@@ -817,14 +819,16 @@ __device__ __forceinline__ void multiply_step(
             sums.add(centred);
             if (part > 0) settled = sums.settled(zero);
         }
-        await_products<K / 16 - 1>();  // until the registers were read that are written now
+        if (part % 2 == 0) await_products<1>();  // until the registers were read that are written now
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             centred[i] = minus(found[i], means[i % 2]);
             own[part][i] = times(centred[i], by[part / 2][part % 2 * 2 + i / 2], settled);
         }
+        if (part % 2 == 0) continue;
         begin_products();
-        multiply(z, own[part], w + 2 * part, add || part > 0);
+        multiply(z, own[part - 1], w + 2 * (part - 1), add || part > 1);
+        multiply(z, own[part], w + 2 * part, true);
         end_products();
     }
 }

@@ -316,8 +316,12 @@ def race(
         except (RuntimeError, ValueError, TritonError) as error:
             print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
     samples: dict[str, list[float]] = {name: [] for name in ready}
-    for _ in range(rounds):
-        for name, (work, count, steps) in ready.items():
+    order = list(ready)
+    for number in range(rounds):
+        # Each begins a round in its turn: what comes after a product meets a hotter card.
+        begin = number % max(1, len(order))
+        for name in order[begin:] + order[:begin]:
+            work, count, steps = ready[name]
             if steps == 1 and samples[name]:
                 continue
             timing = clock.time_block(work, steps, device)
@@ -330,10 +334,11 @@ def prepare(every: list[Call], device: torch.device, block_s: float) -> tuple[Ca
     for call in (*every, every[0]):  # compiles, and chooses the fastest way
         call()
     if device.type == "cuda":
-        if len(every) == 1:
-            # enough that the device is not done before a slow host has asked for the next replay
-            every = every * max(4, min(100, int(4e-3 / clock.time_block(every[0], 1, device).wall_s)))
-        work = recorded(every, device)
+        # Enough that the device is not done before a slow host has asked for the next replay, which also sets torch's
+        # random numbers going before each.
+        least = 4 if len(every) == 1 else 1
+        once = clock.time_block(partial(_all, every), 1, device).wall_s
+        work = recorded(every := every * max(least, min(100 // len(every), int(4e-3 / once))), device)
     else:
         work = partial(_all, every)
     once = clock.time_block(work, 1, device).wall_s
