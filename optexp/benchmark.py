@@ -318,7 +318,7 @@ def race(
     samples: dict[str, list[float]] = {name: [] for name in ready}
     order = list(ready)
     for number in range(rounds):
-        # Each begins a round in its turn: what comes after a product meets a hotter card.
+        # Each begins a round in its turn.
         begin = number % max(1, len(order))
         for name in order[begin:] + order[:begin]:
             work, count, steps = ready[name]
