@@ -802,11 +802,13 @@ __device__ __forceinline__ void normalise(float (&z)[128], const Norm& norm, Hal
 // sums all of a step before its last products, longer than those before run, and tensor cores idle. Not at a step's
 // begin, which has waits of its own. So the last 16 columns, `centred`, are left to be summed.
 //
-// Products are begun two by two, with one fence for both.
+// Products are begun two by two, with one fence for both: a step has K / 32 of such pairs, and one less may be on its way
+// when the registers of its counterpart in the step before are written.
 template <bool SUMMED>
 __device__ __forceinline__ void multiply_step(
     float (&z)[128], Sums& sums, uint32_t (&centred)[4], const uint32_t (&means)[2], uint32_t x, uint64_t w,
     uint32_t gamma, bool add, uint32_t zero = 0) {
+    static_assert(K % 32 == 0);
     uint32_t own[K / 16][4], by[K / 32][4];
     // Of matrices whose rows are all the same every lane gets what belongs to its columns.
 #pragma unroll
@@ -819,7 +821,7 @@ __device__ __forceinline__ void multiply_step(
             sums.add(centred);
             if (part > 0) settled = sums.settled(zero);
         }
-        if (part % 2 == 0) await_products<1>();  // until the registers were read that are written now
+        if (part % 2 == 0) await_products<K / 32 - 1>();  // until the registers were read that are written now
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             centred[i] = minus(found[i], means[i % 2]);

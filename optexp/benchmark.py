@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -316,11 +317,10 @@ def race(
         except (RuntimeError, ValueError, TritonError) as error:
             print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
     samples: dict[str, list[float]] = {name: [] for name in ready}
-    order = list(ready)
-    for number in range(rounds):
-        # Each begins a round in its turn.
-        begin = number % max(1, len(order))
-        for name in order[begin:] + order[:begin]:
+    order, shuffle = list(ready), random.Random(0).shuffle
+    for _ in range(rounds):
+        shuffle(order)  # whoever comes after a long product meets a hotter card
+        for name in order:
             work, count, steps = ready[name]
             if steps == 1 and samples[name]:
                 continue
@@ -334,11 +334,11 @@ def prepare(every: list[Call], device: torch.device, block_s: float) -> tuple[Ca
     for call in (*every, every[0]):  # compiles, and chooses the fastest way
         call()
     if device.type == "cuda":
-        # Enough that the device is not done before a slow host has asked for the next replay, which also sets torch's
-        # random numbers going before each.
-        least = 4 if len(every) == 1 else 1
+        # Up to 100 calls, so that the device is not done before a slow host has asked for the next replay: before each,
+        # torch also sets random numbers going, where there are such.
         once = clock.time_block(partial(_all, every), 1, device).wall_s
-        work = recorded(every := every * max(least, min(100 // len(every), int(4e-3 / once))), device)
+        every = every * max(4 if len(every) == 1 else 1, min(100 // len(every), int(4e-3 / once)))
+        work = recorded(every, device)
     else:
         work = partial(_all, every)
     once = clock.time_block(work, 1, device).wall_s
