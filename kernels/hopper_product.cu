@@ -17,8 +17,10 @@
 //
 // All four are summed once, and told to others on a board in memory.
 //
-// μ and r belong to a row of x: of each panel of rows the tiles of the first columns come first. They sum, and so do
-// tiles that are made in the same round; all others look at their end, a tile's time later.
+// μ and r belong to a row of x. Where each row has many tiles, two warps of each block that multiply nothing sum rows, in
+// the order in which tiles come to them, and all tiles look at their end. Where it has few, these warps would not keep up.
+// Then of each panel of rows the tiles of the first columns come first. They sum, and so do tiles that are made in the same
+// round; all others look at their end, a tile's time later.
 //
 // Both sums over w belong to a column of y. Tiles seldom come out even: in the last round some clusters would have none.
 // So the first clusters sum columns in place of a tile, while others make their first. Where all have a tile in each
@@ -43,8 +45,10 @@ constexpr int M = 128, N = 256, K = 64;  // of a tile and a step: 128 bytes of a
 constexpr int STAGES = 4;                // steps in shared memory
 constexpr int CLUSTER = 2, GROUP = 8;    // blocks that share w, and clusters one above the other that share L2
 constexpr int PANEL = 32;                // clusters one above the other, whose rows are summed first
+constexpr int FEW_ROWS = 4;              // a group where rows are summed apart: those of the first must soon be there
+constexpr int MANY_TILES = 8;            // of a row, for which summing apart keeps up
 constexpr int BLOCK = 384;
-constexpr int MULTIPLIERS = 8;  // warps
+constexpr int MULTIPLIERS = 8, SUMMERS = 2;  // warps
 constexpr int CHUNK = 64;       // columns that are written at once
 constexpr int PARTS = N / 16;   // of a tile, in which it is finished
 
@@ -93,6 +97,7 @@ struct Board {
 struct Grid {
     int down, across, steps;  // clusters one above the other, and side by side
     unsigned summing;         // the first clusters, which sum columns before they make tiles
+    bool apart;               // rows are summed by warps that multiply nothing, and not by tiles
 };
 
 template <typename T>
@@ -115,12 +120,11 @@ struct Tile {
     __device__ __forceinline__ void settle() { asm volatile("" : "+r"(row), "+r"(column), "+r"(sums)); }
 };
 
-// The tiles of a block, of which those of a cluster are one above the other: by groups of rows, in these by columns. For
-// a norm rows are in panels, where tiles of the first columns come before all others: all rows at once would have all of
-// x read in the first round, as fast as memory is.
+// The tiles of a block, of which those of a cluster are one above the other: by groups of rows, in these by columns. Where
+// tiles sum rows, these are in panels, where tiles of the first columns come before all others: all rows at once would
+// have all of x read in the first round, as fast as memory is.
 template <Form FORM>
 struct Tiles {
-    static constexpr int FIRST = FORM == NORM;  // columns
     const Grid& grid;
     int turn;  // those in which columns are summed counted, too
 
@@ -131,20 +135,22 @@ struct Tiles {
 
     // Divisions take long: best beside products.
     __device__ Tile tile() const {
+        const bool panels = FORM == NORM && !grid.apart;
+        const int group = FORM == NORM && grid.apart ? FEW_ROWS : GROUP, alone = panels;  // columns that come first
         const int cluster = turn - int(grid.summing);
-        const int top = FORM == NORM ? cluster / (PANEL * grid.across) * PANEL : 0, before = top * grid.across;
-        const int tall = FORM == NORM ? min(grid.down - top, PANEL) : grid.down;
+        const int top = panels ? cluster / (PANEL * grid.across) * PANEL : 0, before = top * grid.across;
+        const int tall = panels ? min(grid.down - top, PANEL) : grid.down;
         const int round = turn - int(blockIdx.x / CLUSTER + grid.summing);  // its first
         int down = cluster - before, across = 0;
-        bool sums = FORM == NORM;
-        if (FORM != NORM || down >= tall) {
-            const int of_others = down - tall * FIRST, columns = grid.across - FIRST;
-            const int first = of_others / (GROUP * columns) * GROUP, of_group = of_others - first * columns;
-            const int height = min(tall - first, GROUP);
+        bool sums = panels;
+        if (down >= tall * alone) {
+            const int of_others = down - tall * alone, columns = grid.across - alone;
+            const int first = of_others / (group * columns) * group, of_group = of_others - first * columns;
+            const int height = min(tall - first, group);
             across = of_group / height;
             down = first + of_group - across * height;
-            across += FIRST;
-            sums = FORM == NORM && before + down >= round;
+            across += alone;
+            sums = panels && before + down >= round;
         }
         return {((top + down) * CLUSTER + int(cluster_rank())) * M, across * N, sums};
     }
@@ -189,6 +195,22 @@ __device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b, uint32_t plus 
 }
 
 // --- mean and deviation --------------------------------------------------------------------------------------------
+
+// Over so many lanes side by side.
+template <int COUNT>
+__device__ __forceinline__ float over_lanes(float value) {
+#pragma unroll
+    for (int step = 1; step < COUNT; step *= 2) value += __shfl_xor_sync(0xffffffff, value, step);
+    return value;
+}
+
+__device__ __forceinline__ float mean_of(float sum, float share) { return __fmul_rn(sum, share); }  // rounded, as it is told
+
+// Squares that overflow leave a scale of 0, as F.layer_norm does: fmaf does not overflow before it subtracts.
+__device__ __forceinline__ float scale_of(float mean, float square, float share, float eps) {
+    const float variance = fmaf(-mean, mean, square * share);
+    return rsqrtf((variance < 0.0f ? 0.0f : variance) + eps);  // NaN stays
+}
 
 // Of the two rows of which a lane has elements, as a product's operand has them, even registers and odd ones: how far
 // the mean is from what was taken for it, and 1/deviation. On the board a row is one word: nothing has to be ordered.
@@ -257,38 +279,39 @@ struct Sums {
         return all & zero;
     }
 
-    // Squares that overflow leave a scale of 0, as F.layer_norm does: fmaf does not overflow before it subtracts.
     __device__ __forceinline__ Norm norm(float share, float eps) const {
         Norm norm;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float mean = __fmul_rn(over_row(sum[half]), share);  // rounded, as it is told
-            const float variance = fmaf(-mean, mean, over_row(square[half]) * share);
-            norm.mean[half] = mean;
-            norm.scale[half] = rsqrtf((variance < 0.0f ? 0.0f : variance) + eps);  // NaN stays
+            norm.mean[half] = mean_of(over_lanes<4>(sum[half]), share);
+            norm.scale[half] = scale_of(norm.mean[half], over_lanes<4>(square[half]), share, eps);
         }
         return norm;
     }
-
-    // Over the four lanes that have a row between them.
-    static __device__ float over_row(float value) {
-        value += __shfl_xor_sync(0xffffffff, value, 1);
-        return value + __shfl_xor_sync(0xffffffff, value, 2);
-    }
 };
 
-// What a row's mean may be, from its first 16 columns: of four lanes' means the nearest to 0, or 0 between them. So a
-// mean that is small beside the deviation is left alone, and x exact; and one channel far from all others is no mean.
+// Of four of a row's first 16 columns.
+__device__ __forceinline__ float mean_of_four(uint32_t pair, uint32_t next_pair) {
+    const float2 one = unpacked<__nv_bfloat16>(pair), two = unpacked<__nv_bfloat16>(next_pair);
+    return (one.x + one.y + two.x + two.y) * 0.25f;
+}
+
+// What a row's mean may be: of four such means the nearest to 0, or 0 between them. So a mean that is small beside the
+// deviation is left alone, and x exact; and one channel far from all others is no mean.
+__device__ __forceinline__ uint32_t nearest_to_zero(float lowest, float highest) {
+    return twice(fmaxf(lowest, fminf(highest, 0.0f)));
+}
+
+// The same of a lane's two rows, whose columns four lanes have between them.
 __device__ __forceinline__ void guess_means(uint32_t (&means)[2], const uint32_t (&x)[4]) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const float2 one = unpacked<__nv_bfloat16>(x[half]), two = unpacked<__nv_bfloat16>(x[half + 2]);
-        float lowest = (one.x + one.y + two.x + two.y) * 0.25f, highest = lowest;
+        float lowest = mean_of_four(x[half], x[half + 2]), highest = lowest;
         for (int step = 1; step <= 2; step *= 2) {
             lowest = fminf(lowest, __shfl_xor_sync(0xffffffff, lowest, step));
             highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, step));
         }
-        means[half] = twice(fmaxf(lowest, fminf(highest, 0.0f)));
+        means[half] = nearest_to_zero(lowest, highest);
     }
 }
 
@@ -315,6 +338,69 @@ __device__ __forceinline__ Norm sum_from_memory(uint32_t mean, uint32_t other_me
         sums.add(x);
     }
     return sums.norm(given.share, given.eps);
+}
+
+// Four rows from memory, of which eight lanes have each, in an order of their own.
+template <int AHEAD, typename T>
+__device__ __forceinline__ void tell_four(const Operands<T>& given, uint32_t epoch, int first) {
+    const int own = threadIdx.x % 8, packs = given.k / 8, row = first + threadIdx.x % 32 / 8;
+    const auto* from = reinterpret_cast<const Eight*>(given.x + min(row, given.m - 1) * given.x_stride);
+    uint32_t mean = 0;
+    if (given.k % K == 0) {  // as where it is multiplied
+        const Eight one = from[0], two = from[1];
+        float lowest = mean_of_four(one.values[0], two.values[0]), highest = lowest;
+#pragma unroll
+        for (int i = 1; i < 4; i++) {
+            const float next = mean_of_four(one.values[i], two.values[i]);
+            lowest = fminf(lowest, next), highest = fmaxf(highest, next);
+        }
+        mean = nearest_to_zero(lowest, highest);
+    }
+    float sum = 0.0f, square = 0.0f;
+#pragma unroll 1
+    for (int pack = own; pack < packs; pack += 8 * AHEAD) {
+        Eight x[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) x[i] = pack + i * 8 < packs ? from[pack + i * 8] : Eight{mean, mean, mean, mean};
+#pragma unroll
+        for (int i = 0; i < AHEAD * 4; i++) {
+            const float2 both = unpacked<__nv_bfloat16>(minus(x[i / 4].values[i % 4], mean));
+            sum = sum + both.x + both.y;
+            square = fmaf(both.y, both.y, fmaf(both.x, both.x, square));
+        }
+    }
+    Row told = {mean_of(over_lanes<8>(sum), given.share), 0.0f, epoch, row};
+    told.scale = scale_of(told.mean, over_lanes<8>(square), given.share, given.eps);
+    if (own == 0) post(given.board->row(row), told);
+}
+
+// All rows, in the order in which tiles come to them, by warps that multiply nothing.
+template <typename T>
+__device__ void tell_rows(uint32_t base, int summer, const Operands<T>& given) {
+    wait(base + ENROLLED, 0);
+    const uint32_t epoch = load_shared(base + EPOCH);
+    const int first = (blockIdx.x * SUMMERS + summer) * 4, all = given.grid.down * CLUSTER * M;
+    for (int row = first; row < all; row += gridDim.x * SUMMERS * 4) tell_four<4>(given, epoch, row);
+}
+
+// A warp's 16 rows, which were not on the board when it looked.
+template <typename T>
+__device__ __forceinline__ Norm await_rows(uint32_t base, const Operands<T>& given, int first) {
+    const int row = first + threadIdx.x % 32 / 4;
+    const uint32_t epoch = load_shared(base + EPOCH);
+    Norm norm;
+    Told told;
+    bool found = false;
+    for (int look = 0; look <= given.patience && !found; look++) {
+        if (look == given.patience) {
+#pragma unroll 1
+            for (int of = 0; of < 16; of += 4) tell_four<1>(given, epoch, first + of);
+            __syncwarp();
+        }
+        told.look(*given.board, row);
+        found = __all_sync(0xffffffff, told.found(norm, epoch, row));
+    }
+    return norm;
 }
 
 // A warp's 16 rows once more, from memory and with their true means: far from these, rounding x − c costs too much. Of
@@ -926,7 +1012,11 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
                     if (any_endless(base)) kind = WITH_ENDLESS;
                 }
                 if (lost) {
-                    norm = sum_from_memory(means[0], means[1], given, rows.row + lane / 4);
+                    if (given.grid.apart) {
+                        norm = await_rows(base, given, rows.row);
+                    } else {
+                        norm = sum_from_memory(means[0], means[1], given, rows.row + lane / 4);
+                    }
                     again = __any_sync(0xffffffff, norm.far());
                     if (again) norm.correct(means);
                 }
@@ -981,14 +1071,15 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
     if (FORM != NORM || given.grid.summing > 0) await_previous();
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     if (warp >= MULTIPLIERS) {
-        give_registers<24>();  // of 168 each: 128·24 + 256·240 = 384·168
+        give_registers<40>();  // of 168 each: 128·40 + 256·232 = 384·168
         const bool first_lane = threadIdx.x % 32 == 0;
         if (warp == MULTIPLIERS && first_lane) fetch_all<T, FORM>(base, x, w, given);
         if constexpr (FORM == NORM) {
             if (warp == MULTIPLIERS + 1) fetch_columns(base, given);
+            if (warp > MULTIPLIERS + 1 && given.grid.apart) tell_rows(base, warp - MULTIPLIERS - 2, given);
         }
     } else {
-        take_registers<240>();
+        take_registers<232>();
         multiply_all<T, FORM>(base, warp, y, given);
     }
     cluster_sync();  // until nobody writes into the other block any more
@@ -1022,16 +1113,17 @@ int possible_clusters() {
     return std::min(multiprocessors / CLUSTER, int(Board::SEATS) / CLUSTER);
 }
 
-Grid grid_of(int64_t m, int64_t n, int64_t k) { return {pieces(m, M * CLUSTER), pieces(n, N), pieces(k, K), 0}; }
+Grid grid_of(int64_t m, int64_t n, int64_t k) { return {pieces(m, M * CLUSTER), pieces(n, N), pieces(k, K), 0, false}; }
 
 }  // namespace
 
 // columns:   to work in, 8 bytes for each row of w that whole tiles have: beyond n it does not matter what they are
 // beside:    1: some blocks sum columns beside tiles, 0: a kernel before does, -1: whichever is likely quicker
+// apart:     1: warps that multiply nothing sum rows, 0: tiles do, -1: whichever is likely quicker
 // patience:  how often the board is looked at, some 0.4 µs each, before a block sums for itself
 extern "C" int layernorm_linear(
     const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* columns, void* y, int64_t m,
-    int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, int64_t beside, int64_t patience,
+    int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, int64_t beside, int64_t apart, int64_t patience,
     cudaStream_t stream) {
     using T = __nv_bfloat16;
     Operands<T> given = {
@@ -1040,6 +1132,8 @@ extern "C" int layernorm_linear(
     static auto& boards = *new Boards<Board>;  // never destroyed: a graph may be after the program's end
     given.board = boards.of(stream);
     if (given.board == nullptr) given.patience = 0;
+    const bool keeps = given.board != nullptr && m <= Board::ROWS;  // what is told, until all have looked
+    given.grid.apart = keeps && (apart == 1 || (apart < 0 && given.grid.across >= MANY_TILES));
     const int tiles = given.grid.down * given.grid.across, summing = pieces(given.grid.across, CLUSTER);
     const int clusters = possible_clusters();
     const bool fits = given.board != nullptr && summing <= clusters && given.grid.across * N <= Board::COLUMNS;

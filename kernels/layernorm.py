@@ -31,7 +31,7 @@ from optexp.kernel import (
     power_of_two,
 )
 from optexp.kernelkit.rows import Launch, in_rows
-from optexp.kernelkit.tiles import FEW, add_up, begin, from_last, left, matrix, narrow, wide
+from optexp.kernelkit.tiles import FEW, add_up, begin, from_last, left, matrix, wide
 from optexp.kernelkit.tuning import bucket, fastest
 
 LONGEST = 16384  # columns whose two gradient sums fit in registers beside the row; longer rows are torch's business
@@ -272,7 +272,7 @@ def backward_of_rows(
 
     def run(how: Launch | str) -> None:
         if not isinstance(how, Launch):
-            few = {"WHOLE": block, **narrow(rows, x.element_size()), "num_warps": min(max(block // 512, 4), 16)}
+            few = _few_rows(rows, block)
             each = rows + ceil_div(columns, few["BLOCK"])
             launch(layernorm_backward_few, each, *operands, mean, scale, dx, dweight, dbias, rows, columns, **few)
             return
@@ -288,6 +288,13 @@ def backward_of_rows(
     return dx, dweight, dbias
 
 
+def _few_rows(rows: int, block: int) -> dict[str, int]:
+    """What `layernorm_backward_few` is compiled for: who sums columns reads 16 of them in 128 rows at once, by eight
+    warps, or in 32, by four, where there are no more than 128 rows."""
+    together, warps = (128, 8) if rows > 128 else (min(power_of_two(rows), 32), 4)
+    return {"WHOLE": block, "ROWS": together, "BLOCK": 16, "num_warps": max(warps, block // 1024)}
+
+
 @cache
 def _ways(block: int) -> list[Launch]:
     """Each program writes its sums: few programs write little, and must have more on its way at once.
@@ -296,8 +303,9 @@ def _ways(block: int) -> list[Launch]:
     """
     if block <= 1024:
         one = 1024 // block
-        few = [Launch(4 * one, 4, 1, 4), Launch(4 * one, 4, 1, 5), Launch(8 * one, 8, 1, 3), Launch(8 * one, 16, 1)]
-        more = [Launch(2 * one, 4, 3, 3), Launch(2 * one, 4, 4, 3), Launch(one, 4, 4, 4)]
+        few = [Launch(4 * one, 4, 1, stages) for stages in (3, 4, 5)]
+        few += [Launch(8 * one, 8, 1, 3), Launch(8 * one, 16, 1)]
+        more = [Launch(2 * one, 4, 2, 4), Launch(2 * one, 4, 3, 3), Launch(2 * one, 4, 4, 3), Launch(one, 4, 4, 4)]
         return [Launch(4 * one, 4, 2, 3), *few, *more]
     warps = min(max(block // 512, 4), 32)
     programs = max(1, 16 // warps)

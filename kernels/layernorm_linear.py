@@ -290,19 +290,23 @@ def by_hopper(
     bias: Tensor | None,
     eps: float,
     beside: bool | None = None,
+    apart: bool | None = None,
     patience: int = 1000,
 ) -> Tensor:
     """In CUDA C++, of matrices that `hopper.takes`: x goes through registers there, where γ is multiplied to it, and
-    mean and deviation come from what the product reads anyway. Whatever the last two are, the bits are the same.
+    mean and deviation are summed beside the product. Whoever sums first, the bits are the same.
 
     beside:    whether some blocks sum over w beside the product, and no kernel before it; None: where they have time
+    apart:     whether warps that multiply nothing sum over x, in an order of their own, of up to 32768 rows; None:
+               where they keep up
     patience:  how often a block looks for what another sums before it does so itself; 0: never
     """
     (m, k), n = x.shape, weight.shape[0]
     columns = weight.new_empty(ceil_div(n, 256) * 256, 4)  # of all that tiles have
     y = x.new_empty(m, n)
     parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
-    sizes = (m, n, k, x.stride(0), weight.stride(0), eps, -1 if beside is None else beside, patience)
+    choices = (-1 if choice is None else choice for choice in (beside, apart))
+    sizes = (m, n, k, x.stride(0), weight.stride(0), eps, *choices, patience)
     extension.run("hopper_product", "layernorm_linear", x, *parameters, columns, y, *sizes)
     return y
 

@@ -223,11 +223,6 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, warps: int
     return total
 
 
-def narrow(rows: int, element_size: int) -> dict[str, int]:
-    """A tile of two sectors of memory in each of up to 128 rows."""
-    return {"ROWS": min(power_of_two(rows), 128), "BLOCK": max(64 // element_size, 16)}
-
-
 def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:
     """Write the sum over all groups of what each has for `first` and, behind that, for `second`."""
     at_once = max(128, min(1024, power_of_two(len(sums))))  # up to sixteen 16-byte reads of a thread: one latency

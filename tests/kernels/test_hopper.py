@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -63,7 +64,16 @@ def normed(x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor,
     return F.linear(F.layer_norm(x, x.shape[-1:], gamma, beta, 1e-5), weight, bias)
 
 
-def check_norm(*args: Tensor | None, by: Callable[..., Tensor] = layernorm_linear.by_hopper) -> None:
+BOTH = [partial(layernorm_linear.by_hopper, apart=apart) for apart in (True, False)]
+
+
+def check_norm(*args: Tensor | None) -> None:
+    """Whoever sums rows."""
+    for way in BOTH:
+        check_way(way, *args)
+
+
+def check_way(by: Callable[..., Tensor], *args: Tensor | None) -> None:
     """As accurate as the norm and the product one after the other, and the same bits in every run."""
     first = by(*args, 1e-5)
     golden = normed(*(None if arg is None else arg.double() for arg in args))
@@ -85,13 +95,13 @@ def test_the_norm_of_few_rows_before_it(m: int, n: int, k: int, dtype: torch.dty
     x[:, k:], weight[:, k:] = torch.nan, torch.nan
     x, weight = x[:, :k], weight[:, :k]
     gamma, beta, bias = normal(k, dtype=dtype) / 8 + 1, normal(k, dtype=dtype), normal(n, dtype=dtype)
-    check_norm(x, gamma, beta, weight, bias, by=by)
-    check_norm(x, None, beta, weight, None, by=by)
-    check_norm(x, gamma, None, weight, None, by=by)
-    check_norm(x, None, None, weight, bias, by=by)
+    check_way(by, x, gamma, beta, weight, bias)
+    check_way(by, x, None, beta, weight, None)
+    check_way(by, x, gamma, None, weight, None)
+    check_way(by, x, None, None, weight, bias)
     x[m // 2 :] += 40
     x[m // 3, : k // 2] -= 100
-    check_norm(x, gamma, beta, weight, bias, by=by)
+    check_way(by, x, gamma, beta, weight, bias)
     x[m // 2] = 300.0  # without any spread, also beside a block that has no columns
     constant = F.linear(beta.double(), weight.double(), bias.double())
     y = by(x, gamma, beta, weight, bias, 1e-5)
@@ -233,15 +243,16 @@ def test_rows_without_any_spread(k: int, normal) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("by", BOTH)
 @pytest.mark.parametrize("k", [1024, 1032])
-def test_what_is_not_a_number_stays_in_its_row(k: int, normal) -> None:
+def test_what_is_not_a_number_stays_in_its_row(k: int, by: Callable[..., Tensor], normal) -> None:
     """And squares that overflow are those of a row without an end, whose normalised elements are zero."""
     x, weight, beta, bias = normal(300, k), normal(264, k) / 32, normal(k), normal(264)
-    usual = layernorm_linear.by_hopper(x, None, beta, weight, bias, 1e-5)
+    usual = by(x, None, beta, weight, bias, 1e-5)
     broken, huge = [3, 20, 130, 131], [40, 41]
     x[3, 5], x[20, k - 1], x[130, 700], x[131, 0] = torch.nan, torch.inf, -torch.inf, torch.inf
     x[huge] *= 1e30
-    y = layernorm_linear.by_hopper(x, None, beta, weight, bias, 1e-5)
+    y = by(x, None, beta, weight, bias, 1e-5)
     assert y[broken].isnan().all()
     constant = F.linear(beta.double(), weight.double(), bias.double()).expand(2, -1)
     torch.testing.assert_close(y[huge].double(), constant, rtol=2**-7, atol=2**-7)
@@ -312,11 +323,12 @@ def test_whoever_sums(m: int, n: int, k: int, normal) -> None:
     x, weight = normal(m, k) + 1, normal(n, k) / k**0.5
     gamma, beta, bias = normal(k) / 8 + 1, normal(k), normal(n)
     for given in ((x, gamma, beta, weight, bias), (x, None, None, weight, None)):
-        first = layernorm_linear.by_hopper(*given, 1e-5, beside=False)
-        for beside in (True, False):
-            for patience in (0, 1, 100):
-                y = layernorm_linear.by_hopper(*given, 1e-5, beside=beside, patience=patience)
-                assert torch.equal(y, first), (beside, patience)
+        for apart in (True, False):
+            first = layernorm_linear.by_hopper(*given, 1e-5, beside=False, apart=apart)
+            for beside in (True, False):
+                for patience in (0, 1, 100):
+                    y = layernorm_linear.by_hopper(*given, 1e-5, beside=beside, apart=apart, patience=patience)
+                    assert torch.equal(y, first), (apart, beside, patience)
 
 
 @pytest.mark.gpu
@@ -356,11 +368,15 @@ def test_graphs_at_once(normal) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("endless", ["weights", "weights, with parameters", "gamma", "beta"])
-@pytest.mark.parametrize(("beside", "patience"), [(False, 1000), (True, 1000), (True, 0)])
+@pytest.mark.parametrize(
+    ("beside", "apart", "patience"), [(False, False, 1000), (True, False, 0), (True, True, 1000), (False, True, 0)]
+)
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(300, 512, 264), (128 * 140, 1000, 192), (100, 264, 64), (90, 512, 328), (90, 512, 1024)]
 )
-def test_what_is_infinite(m: int, n: int, k: int, beside: bool, patience: int, endless: str, normal) -> None:
+def test_what_is_infinite(
+    m: int, n: int, k: int, beside: bool, apart: bool, patience: int, endless: str, normal
+) -> None:
     """Is so in the result, too, with the sign that norm and product one after the other give it; nothing else is."""
     x, weight = normal(m, k) + 3, normal(n, k) / k**0.5
     places = torch.tensor([0, 7, k - 1], device=CUDA)
@@ -377,7 +393,7 @@ def test_what_is_infinite(m: int, n: int, k: int, beside: bool, patience: int, e
     weight[2, 7] = weight[255, 0] = weight[n - 1, k - 1] = torch.inf
     weight[256, k - 1], weight[77, 3] = -torch.inf, torch.nan
     parameters = (None, None) if endless == "weights" else (gamma, beta)
-    y = layernorm_linear.by_hopper(x, *parameters, weight, None, 1e-5, beside, patience).float()
+    y = layernorm_linear.by_hopper(x, *parameters, weight, None, 1e-5, beside, apart, patience).float()
     gamma, beta, weight = gamma.double(), beta.double(), weight.double()
     expected = exact(x.double(), gamma, beta, weight, None, 1e-5)
     expected[6] = F.linear(0.0 * gamma + beta, weight)
