@@ -45,7 +45,7 @@ constexpr int M = 128, N = 256, K = 64;  // of a tile and a step: 128 bytes of a
 constexpr int STAGES = 4;                // steps in shared memory
 constexpr int CLUSTER = 2, GROUP = 8;    // blocks that share w, and clusters one above the other that share L2
 constexpr int PANEL = 32;                // clusters one above the other, whose rows are summed first
-constexpr int FEW_ROWS = 4;              // a group where rows are summed apart: those of the first must soon be there
+constexpr int GROUP_APART = 4;           // where rows are summed apart: fewer, as those of the first round must soon be told
 constexpr int MANY_TILES = 8;            // of a row, for which summing apart keeps up
 constexpr int BLOCK = 384;
 constexpr int MULTIPLIERS = 8, SUMMERS = 2;  // warps
@@ -58,7 +58,7 @@ constexpr int GAMMA = OUT + 2 * MULTIPLIERS * OUT_BYTES, GAMMA_BYTES = K * 2;
 constexpr int COLUMNS = GAMMA + STAGES * GAMMA_BYTES, COLUMNS_BYTES = N * 8;
 constexpr int FULL = COLUMNS + COLUMNS_BYTES, EMPTY = FULL + STAGES * 8, COLUMNS_READ = EMPTY + STAGES * 8;
 constexpr int COLUMNS_FULL = COLUMNS_READ + 8, COLUMNS_KNOWN = COLUMNS_FULL + 8, ENROLLED = COLUMNS_KNOWN + 8;
-constexpr int EPOCH = ENROLLED + 8, KIND = EPOCH + 4, SHARED = KIND + 4;
+constexpr int EPOCH = ENROLLED + 8, KIND = EPOCH + 4, PATIENCE = KIND + 4, SHARED = PATIENCE + 4;
 static_assert(SHARED <= 227 * 1024);
 
 constexpr uint32_t ONES = 0x3f803f80;  // two of bfloat16
@@ -76,7 +76,7 @@ struct __align__(16) Row {
 // which must not begin before that one has ended: each knows by its epoch what was told in it.
 struct Board {
     static constexpr uint32_t SEATS = 4096;              // more than a launch has blocks
-    static constexpr int ROWS = 32768, COLUMNS = 16384;  // rows of x take turns
+    static constexpr int ROWS = 32768, COLUMNS = 16384;  // rows of x take turns, where they are more
 
     uint64_t enrolled;           // blocks of all launches, rounded up to SEATS for each
     uint32_t told[COLUMNS / N];  // the epoch, where a tile's columns are there
@@ -136,14 +136,14 @@ struct Tiles {
     // Divisions take long: best beside products.
     __device__ Tile tile() const {
         const bool panels = FORM == NORM && !grid.apart;
-        const int group = FORM == NORM && grid.apart ? FEW_ROWS : GROUP, alone = panels;  // columns that come first
+        const int group = FORM == NORM && grid.apart ? GROUP_APART : GROUP, alone = panels;  // columns that come first
         const int cluster = turn - int(grid.summing);
         const int top = panels ? cluster / (PANEL * grid.across) * PANEL : 0, before = top * grid.across;
         const int tall = panels ? min(grid.down - top, PANEL) : grid.down;
         const int round = turn - int(blockIdx.x / CLUSTER + grid.summing);  // its first
         int down = cluster - before, across = 0;
         bool sums = panels;
-        if (down >= tall * alone) {
+        if (!alone || down >= tall) {
             const int of_others = down - tall * alone, columns = grid.across - alone;
             const int first = of_others / (group * columns) * group, of_group = of_others - first * columns;
             const int height = min(tall - first, group);
@@ -340,9 +340,9 @@ __device__ __forceinline__ Norm sum_from_memory(uint32_t mean, uint32_t other_me
     return sums.norm(given.share, given.eps);
 }
 
-// Four rows from memory, of which eight lanes have each, in an order of their own.
+// Four rows from memory, of which eight lanes have each, in an order of their own; they are told, where there is a board.
 template <int AHEAD, typename T>
-__device__ __forceinline__ void tell_four(const Operands<T>& given, uint32_t epoch, int first) {
+__device__ __forceinline__ Row tell_four(const Operands<T>& given, uint32_t epoch, int first) {
     const int own = threadIdx.x % 8, packs = given.k / 8, row = first + threadIdx.x % 32 / 8;
     const auto* from = reinterpret_cast<const Eight*>(given.x + min(row, given.m - 1) * given.x_stride);
     uint32_t mean = 0;
@@ -371,10 +371,11 @@ __device__ __forceinline__ void tell_four(const Operands<T>& given, uint32_t epo
     }
     Row told = {mean_of(over_lanes<8>(sum), given.share), 0.0f, epoch, row};
     told.scale = scale_of(told.mean, over_lanes<8>(square), given.share, given.eps);
-    if (own == 0) post(given.board->row(row), told);
+    if (own == 0 && given.board != nullptr) post(given.board->row(row), told);
+    return told;
 }
 
-// All rows, in the order in which tiles come to them, by warps that multiply nothing.
+// A warp's share of all rows, in the order in which tiles come to them, beside the products of others.
 template <typename T>
 __device__ void tell_rows(uint32_t base, int summer, const Operands<T>& given) {
     wait(base + ENROLLED, 0);
@@ -383,22 +384,30 @@ __device__ void tell_rows(uint32_t base, int summer, const Operands<T>& given) {
     for (int row = first; row < all; row += gridDim.x * SUMMERS * 4) tell_four<4>(given, epoch, row);
 }
 
-// A warp's 16 rows, which were not on the board when it looked.
+// A warp's 16 rows, which are not on the board yet: who has looked in vain sums them, and nobody of the block waits again.
 template <typename T>
 __device__ __forceinline__ Norm await_rows(uint32_t base, const Operands<T>& given, int first) {
-    const int row = first + threadIdx.x % 32 / 4;
+    const int lane = threadIdx.x % 32, row = first + lane / 4;
     const uint32_t epoch = load_shared(base + EPOCH);
     Norm norm;
     Told told;
-    bool found = false;
-    for (int look = 0; look <= given.patience && !found; look++) {
-        if (look == given.patience) {
-#pragma unroll 1
-            for (int of = 0; of < 16; of += 4) tell_four<1>(given, epoch, first + of);
-            __syncwarp();
-        }
+    const int patience = load_shared(base + PATIENCE);
+    for (int look = 0; look < patience; look++) {
         told.look(*given.board, row);
-        found = __all_sync(0xffffffff, told.found(norm, epoch, row));
+        if (__all_sync(0xffffffff, told.found(norm, epoch, row))) return norm;
+    }
+    store_shared(base + PATIENCE, 0u);
+#pragma unroll 1
+    for (int of = 0; of < 16; of += 4) {
+        const Row own = tell_four<1>(given, epoch, first + of);
+        const float mean = __shfl_sync(0xffffffff, own.mean, lane / 4 % 4 * 8);
+        const float scale = __shfl_sync(0xffffffff, own.scale, lane / 4 % 4 * 8);
+        if (lane / 16 != of / 4 % 2) continue;
+        if (of < 8) {
+            norm.mean[0] = mean, norm.scale[0] = scale;
+        } else {
+            norm.mean[1] = mean, norm.scale[1] = scale;
+        }
     }
     return norm;
 }
@@ -1059,6 +1068,7 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
         make_barrier(base + COLUMNS_FULL, 1);
         make_barrier(base + COLUMNS_KNOWN, 1);
         make_barrier(base + ENROLLED, 1);
+        if (FORM == NORM) store_shared(base + PATIENCE, uint32_t(given.patience));
         publish_barriers();
     }
     if (FORM == NORM && threadIdx.x < STAGES * GAMMA_BYTES / 4) {  // for no γ, and beyond its end
@@ -1076,7 +1086,7 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
         if (warp == MULTIPLIERS && first_lane) fetch_all<T, FORM>(base, x, w, given);
         if constexpr (FORM == NORM) {
             if (warp == MULTIPLIERS + 1) fetch_columns(base, given);
-            if (warp > MULTIPLIERS + 1 && given.grid.apart) tell_rows(base, warp - MULTIPLIERS - 2, given);
+            if (warp > MULTIPLIERS + 1 && given.grid.apart && given.board != nullptr) tell_rows(base, warp - MULTIPLIERS - 2, given);
         }
     } else {
         take_registers<232>();
@@ -1120,7 +1130,7 @@ Grid grid_of(int64_t m, int64_t n, int64_t k) { return {pieces(m, M * CLUSTER), 
 // columns:   to work in, 8 bytes for each row of w that whole tiles have: beyond n it does not matter what they are
 // beside:    1: some blocks sum columns beside tiles, 0: a kernel before does, -1: whichever is likely quicker
 // apart:     1: warps that multiply nothing sum rows, 0: tiles do, -1: whichever is likely quicker
-// patience:  how often the board is looked at, some 0.4 µs each, before a block sums for itself
+// patience:  how often the board is looked at for what is awaited, some 0.4 µs each, before a block sums for itself
 extern "C" int layernorm_linear(
     const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* columns, void* y, int64_t m,
     int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, int64_t beside, int64_t apart, int64_t patience,
@@ -1132,8 +1142,8 @@ extern "C" int layernorm_linear(
     static auto& boards = *new Boards<Board>;  // never destroyed: a graph may be after the program's end
     given.board = boards.of(stream);
     if (given.board == nullptr) given.patience = 0;
-    const bool keeps = given.board != nullptr && m <= Board::ROWS;  // what is told, until all have looked
-    given.grid.apart = keeps && (apart == 1 || (apart < 0 && given.grid.across >= MANY_TILES));
+    // By the shape alone, as the order of sums is another. Summers do not wait until others have looked.
+    given.grid.apart = m <= Board::ROWS && (apart == 1 || (apart < 0 && given.grid.across >= MANY_TILES));
     const int tiles = given.grid.down * given.grid.across, summing = pieces(given.grid.across, CLUSTER);
     const int clusters = possible_clusters();
     const bool fits = given.board != nullptr && summing <= clusters && given.grid.across * N <= Board::COLUMNS;

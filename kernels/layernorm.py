@@ -289,10 +289,11 @@ def backward_of_rows(
 
 
 def _few_rows(rows: int, block: int) -> dict[str, int]:
-    """What `layernorm_backward_few` is compiled for: who sums columns reads 16 of them in 128 rows at once, by eight
-    warps, or in 32, by four, where there are no more than 128 rows."""
+    """What `layernorm_backward_few` is compiled for: who sums columns reads 128 rows at once, or 32, where there are no
+    more than 128; who makes dx of a row has it in registers."""
     together, warps = (128, 8) if rows > 128 else (min(power_of_two(rows), 32), 4)
-    return {"WHOLE": block, "ROWS": together, "BLOCK": 16, "num_warps": max(warps, block // 1024)}
+    tile = {"ROWS": together, "BLOCK": 16 if block <= 4096 else 32}
+    return {"WHOLE": block, **tile, "num_warps": max(warps, block // 1024)}
 
 
 @cache
