@@ -391,7 +391,7 @@ __device__ __forceinline__ Norm await_rows(uint32_t base, const Operands<T>& giv
     const uint32_t epoch = load_shared(base + EPOCH);
     Norm norm;
     Told told;
-    const int patience = load_shared(base + PATIENCE);
+    const int patience = __shfl_sync(0xffffffff, load_shared(base + PATIENCE), 0);  // another warp may take it away
     for (int look = 0; look < patience; look++) {
         told.look(*given.board, row);
         if (__all_sync(0xffffffff, told.found(norm, epoch, row))) return norm;
