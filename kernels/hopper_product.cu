@@ -49,8 +49,8 @@ constexpr int GROUP_APART = 4;           // where rows are summed apart: fewer, 
 constexpr int MANY_TILES = 8;            // of a row, for which summing apart keeps up
 constexpr int BLOCK = 384;
 constexpr int MULTIPLIERS = 8, SUMMERS = 2;  // warps
-constexpr int CHUNK = 64;       // columns that are written at once
-constexpr int PARTS = N / 16;   // of a tile, in which it is finished
+constexpr int CHUNK = 64;                    // columns that are written at once
+constexpr int PARTS = N / 16;                // of a tile, in which it is finished
 
 constexpr int X_BYTES = M * K * 2, W_BYTES = N * K * 2, STAGE = X_BYTES + W_BYTES;
 constexpr int OUT = STAGES * STAGE, OUT_BYTES = 16 * CHUNK * 2;  // two for each warp
@@ -1086,7 +1086,8 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
         if (warp == MULTIPLIERS && first_lane) fetch_all<T, FORM>(base, x, w, given);
         if constexpr (FORM == NORM) {
             if (warp == MULTIPLIERS + 1) fetch_columns(base, given);
-            if (warp > MULTIPLIERS + 1 && given.grid.apart && given.board != nullptr) tell_rows(base, warp - MULTIPLIERS - 2, given);
+            const int summer = warp - (MULTIPLIERS + 2);
+            if (summer >= 0 && given.grid.apart && given.board != nullptr) tell_rows(base, summer, given);
         }
     } else {
         take_registers<232>();

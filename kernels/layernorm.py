@@ -272,7 +272,7 @@ def backward_of_rows(
 
     def run(how: Launch | str) -> None:
         if not isinstance(how, Launch):
-            few = _few_rows(rows, block)
+            few = _few_rows(rows, block, x.element_size())
             each = rows + ceil_div(columns, few["BLOCK"])
             launch(layernorm_backward_few, each, *operands, mean, scale, dx, dweight, dbias, rows, columns, **few)
             return
@@ -288,12 +288,16 @@ def backward_of_rows(
     return dx, dweight, dbias
 
 
-def _few_rows(rows: int, block: int) -> dict[str, int]:
-    """What `layernorm_backward_few` is compiled for: who sums columns reads 128 rows at once, or 32, where there are no
-    more than 128; who makes dx of a row has it in registers."""
-    together, warps = (128, 8) if rows > 128 else (min(power_of_two(rows), 32), 4)
-    tile = {"ROWS": together, "BLOCK": 16 if block <= 4096 else 32}
-    return {"WHOLE": block, **tile, "num_warps": max(warps, block // 1024)}
+def _few_rows(rows: int, block: int, element_size: int) -> dict[str, int]:
+    """What `layernorm_backward_few` is compiled for: who sums columns reads a few of them in so many rows at once;
+    who makes dx of a row has all of it in registers."""
+    if block > 4096:
+        together, width, warps = 128, max(64 // element_size, 16), 16
+    elif rows > 128:
+        together, width, warps = 128, 16, 8
+    else:
+        together, width, warps = 32, 16, 4
+    return {"WHOLE": block, "ROWS": min(power_of_two(rows), together), "BLOCK": width, "num_warps": warps}
 
 
 @cache
