@@ -32,7 +32,7 @@ from optexp.equivalence.trajectory import RATES, Rates
 from optexp.insight.calibration import calibrate
 from optexp.insight.trace import record
 from optexp.kernelkit.toolchain import counted
-from optexp.measurement import clock, heap, placement
+from optexp.measurement import clock, heap, openmp, placement
 from optexp.program import Batch, Outputs, Program, Snapshot, gradients, map_batch, tensors_of
 from optexp.strategy import REASSOCIATES, Contract, Notes, Strategy, Unsupported, captures, compose
 from optexp.takehome.repro import Script
@@ -501,6 +501,10 @@ class Arm:
         """Writes twice the L2 cache: nothing that a step reads is left in it."""
         size = 2 * torch.cuda.get_device_properties(self.device).L2_cache_size
         return torch.empty(size, dtype=torch.uint8, device=self.device).zero_
+
+    def dismiss(self) -> None:
+        """End threads that only look out for work: one that runs now works."""
+        openmp.dismiss()
 
     def counters(self) -> dict[str, float]:
         """What torch's compiler counted so far, and this process's cores."""

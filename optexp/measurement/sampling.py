@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, lcm, log
 from random import Random
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 from typing import Protocol as Interface
 
 from optexp.measurement.clock import Timing, account, now, share_taken, until_at_rest, worked_s
@@ -32,6 +32,14 @@ class Caller(Interface):
     """An arm, in a process of its own or not."""
 
     def call(self, method: str, **arguments: Any) -> Any: ...
+
+
+class Late(NamedTuple):
+    """Seconds of all cores together: how long an arm worked once it had said that it was done with a block, and how
+    long it could have worked in that block. Its clock sees none of the former."""
+
+    worked_s: float
+    block_s: float
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,7 @@ class Sample:
     floor_s: float = 0.0  # what no program can beat, where that is known
     busy_s: dict[str, float] = field(default_factory=dict)  # by arm: seconds of a step in which the card works (traced)
     idle: dict[str, list[float]] = field(default_factory=dict)  # by arm: share of its cores it kept busy, not its turn
+    late: dict[str, list[Late]] = field(default_factory=dict)  # by arm: what it did after blocks that were looked at
     load: dict[str, Load] = field(default_factory=dict)  # by arm, where it was looked at
     aim: str = ""
 
@@ -136,9 +145,21 @@ class Ready:
             queued = share_taken(before, after, seconds, len(os.sched_getaffinity(pid)))
         return replace(timing, aside_s=seconds - timing.wall_s * (timing.steps + self.lead_in), queued=queued)
 
-    def look(self, order: Random, cold: bool, anywhere: bool) -> None:
-        """A block that is cut short at any step: which of them are looked at is anybody's guess."""
-        self.block(order.randint(1, self.jittered(_swing(order))), cold, anywhere)
+    def look(self, order: Random, cold: bool, anywhere: bool) -> Late | None:
+        """A block that is cut short at any step: which of them are looked at is anybody's guess. And what the arm does
+        after it; None where it has no process of its own."""
+        timing = self.block(order.randint(1, self.jittered(_swing(order))), cold, anywhere)
+        pid = getattr(self.arm, "pid", None)
+        if not pid:
+            return None
+        begin = now()
+        self.arm.call("dismiss")  # which waits for a thread that works under the interpreter's lock
+        late_s, before = now() - begin, worked_s(pid)  # of threads that run now Linux tells the last tick's: 4 ms less
+        _rest(self.arm)
+        late_s += worked_s(pid) - before
+        if self.steps > 1:
+            self.block(1)  # the threads that were dismissed are there again before anything is timed
+        return Late(late_s, timing.wall_s * (timing.steps + self.lead_in) * len(os.sched_getaffinity(pid)))
 
 
 def sample(
@@ -172,7 +193,7 @@ def sample(
             break
         timings, baseline_first = _in_turn(ready, order, protocol.l2 == COLD, result)
         if index % LOOK_EVERY == 0:
-            _look(ready, order, protocol.l2 == COLD)
+            _look(ready, order, protocol.l2 == COLD, result)
         after = read()  # last: a card rests meanwhile, so that every pair finds it rested
         result.pairs.append(Pair(*timings, baseline_first, MAIN, _known(before, after)))
         before = after
@@ -187,7 +208,7 @@ def sample(
             timings, baseline_first = _in_turn(ready, order, True, result)
             result.pairs.append(Pair(*timings, baseline_first, COLD, _known(before, read())))
             if index % LOOK_EVERY == 0:
-                _look(ready, order, cold=True)
+                _look(ready, order, True, result)
     result.recompiled = compiled != {name: _compilations(arm) for name, arm in arms.items()}
     return result
 
@@ -200,8 +221,8 @@ def _in_turn(
     timings: dict[str, Timing] = {}
     for name in ("baseline", "candidate") if baseline_first else ("candidate", "baseline"):
         others = {other: ready[other].arm for other in ready if other != name}
-        with _watched(others, result):  # what they do until they rest is work of theirs, too
-            _rest(*others.values())
+        _rest(*others.values())
+        with _watched(others, result):
             timings[name] = ready[name].block(ready[name].jittered(swing), cold)
     return (timings["baseline"], timings["candidate"]), baseline_first
 
@@ -211,12 +232,13 @@ def _swing(order: Random) -> float:
     return order.uniform(0.9, 1.1)
 
 
-def _look(ready: Mapping[str, Ready], order: Random, cold: bool) -> None:
+def _look(ready: Mapping[str, Ready], order: Random, cold: bool, result: Sample) -> None:
     """At the candidate; the baseline does as much, before or after it: else whenever the candidate comes first in the
-    next pair it follows itself, and the baseline never does."""
+    next pair it follows itself, and the baseline never does. What they do afterwards goes into `result`."""
     for name in order.sample(("baseline", "candidate"), 2):
         _rest(*(ready[other].arm for other in ready if other != name))
-        ready[name].look(order, cold, anywhere=name == "candidate")
+        if (late := ready[name].look(order, cold, anywhere=name == "candidate")) is not None:
+            result.late.setdefault(name, []).append(late)
 
 
 def _on_the_same_batches(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import hypot, pi, sqrt
@@ -117,18 +117,29 @@ def foreign(samples: Sequence[Sample]) -> Watch:
 
 
 def waiting_arm(samples: Sequence[Sample]) -> Watch:
-    """Both arms are bound to the same cores: one that works while it waits slows the other, and seems the faster."""
-    busy = {
-        arm: median(shares)
-        for arm in ("baseline", "candidate")
-        if (shares := [share for s in samples for share in s.idle.get(arm, [])])
-    }
-    if len(busy) < 2:
-        return Watch("waiting arm", True, "the arms have no processes of their own")
-    (quiet, least), (restless, most) = sorted(busy.items(), key=lambda item: item[1])
-    text = f"the {restless} keeps its cores {most:.1%} busy while the {quiet} is timed, which does {least:.1%} in turn"
-    ok = most - least < RESTLESS
+    """Both arms are bound to the same cores: one that works while it waits slows the other, and seems the faster. So
+    does one that goes on working after it has said that it is done, where its clock does not see it."""
+    idle, late = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    for sample in samples:
+        for arm, shares in sample.idle.items():
+            idle[arm] += shares
+        for arm, looks in sample.late.items():
+            late[arm].append(sum(look.worked_s for look in looks) / sum(look.block_s for look in looks))
+    found = [
+        *_excess(idle, "keeps its cores {:.1%} busy while the other is timed"),
+        *_excess(late, "goes on for {:.1%} of a block on its cores after it"),
+    ]
+    gap, text = max(found, default=(0.0, "the arms have no processes of their own"))
+    ok = gap < RESTLESS
     return Watch("waiting arm", ok, text if ok else f"{text}: does a thread of it never rest?", fatal=True)
+
+
+def _excess(shares: Mapping[str, Sequence[float]], words: str) -> Iterator[tuple[float, str]]:
+    """By how much the busier arm is busier, and that in words; nothing where nobody looked at both."""
+    found = sorted((median(shares[arm]), arm) for arm in ("baseline", "candidate") if arm in shares)
+    if len(found) == 2:
+        (least, quiet), (most, restless) = found
+        yield most - least, f"the {restless} {words.format(most)}, the {quiet} {least:.1%}"
 
 
 def aside(samples: Sequence[Sample]) -> Watch:

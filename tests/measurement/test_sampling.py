@@ -40,6 +40,8 @@ class Scripted:
             return {"alone_s": [self.step_s] * 20, "timer_s": 1e-6, "queue": 0, "constant": ["0"]}
         if method == "period":
             return 4
+        if method == "dismiss":
+            return None
         if method == "counters":
             late = self.compiles_after is not None and len(self.calls) > self.compiles_after
             return {"stats/unique_graphs": 3.0 if late else 2.0}
@@ -324,6 +326,63 @@ def test_what_an_arm_does_while_it_waits_is_seen() -> None:
             process.kill()
     assert median(found.idle["baseline"]) < 0.05
     assert median(found.idle["candidate"]) > 0.1
+
+
+AFTERWARDS = """
+import sys, threading, time
+import torch
+from optexp.measurement import openmp
+
+def on():
+    end = time.thread_time() + 0.02
+    while time.thread_time() < end:
+        pass
+
+torch.set_num_threads(2)
+x = torch.randn(500, 500)
+for line in sys.stdin:
+    if line == "dismiss\\n":
+        openmp.dismiss()
+    elif sys.argv[1] == "operations":
+        x.add(1.0)
+    else:
+        threading.Thread(target=on).start()
+    print(flush=True)
+"""
+
+
+class Afterwards(Scripted):
+    """An arm whose process does something after it has answered: `thread`, a hidden one; `operations`, OpenMP's."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(1e-3)
+        self.process = Popen([sys.executable, "-c", AFTERWARDS, kind], stdin=PIPE, stdout=PIPE, text=True)
+        self.pid = self.process.pid
+        self.ask("dismiss")
+
+    def ask(self, what: str) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(what, file=self.process.stdin, flush=True)
+        self.process.stdout.readline()
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        if method in ("block", "dismiss"):
+            self.ask(method)
+        return super().call(method, **arguments)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="OpenMP needs a second core")
+def test_what_an_arm_does_after_its_block_is_work_unless_openmp_looks_out_for_more() -> None:
+    arms = {"baseline": Afterwards("operations"), "candidate": Afterwards("thread")}
+    found = measured(pairs=10, **arms)
+    for arm in arms.values():
+        arm.process.kill()
+        arm.process.communicate()
+    late = {name: sum(look.worked_s for look in looks) for name, looks in found.late.items()}
+    assert late["candidate"] > 0.05  # after each of five most of 20 ms: its answer waits for the interpreter's lock
+    assert late["baseline"] < 0.45 * late["candidate"]  # 0.02 on a quiet machine; 0.55 if OpenMP's threads stayed
+    assert max(map(median, found.idle.values())) < 0.05  # each of them is waited for
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the account is Linux's")

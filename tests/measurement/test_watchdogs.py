@@ -10,7 +10,7 @@ import pytest
 from optexp.measurement import watchdogs
 from optexp.measurement.floor import floor_s
 from optexp.measurement.gpu import Gpu, Reading
-from optexp.measurement.sampling import COLD, Pair, Sample
+from optexp.measurement.sampling import COLD, Late, Pair, Sample
 from optexp.measurement.watchdogs import WATCHDOGS, split
 from tests.measurement.nvml import Nvml
 from tests.measurement.samples import constant, made, timing
@@ -102,7 +102,19 @@ def test_an_arm_that_works_while_it_waits_is_named_and_fatal() -> None:
         sample.idle["candidate"] = [0.45] * 40
     watch = barking(samples)["waiting arm"]
     assert watch.fatal
-    assert "the candidate keeps its cores 45.0% busy while the baseline is timed" in watch.text
+    assert "the candidate keeps its cores 45.0% busy while the other is timed, the baseline 0.4%" in watch.text
+
+
+def test_an_arm_that_goes_on_after_it_has_said_that_it_is_done_is_fatal() -> None:
+    samples = made(constant(2e-3), constant(1e-3))
+    for sample in samples:
+        sample.late = {"baseline": [Late(4e-4, 0.04)] * 20, "candidate": [Late(1e-3, 0.001), Late(0.01, 0.0265)] * 10}
+    watch = barking(samples)["waiting arm"]
+    assert watch.fatal
+    assert "the candidate goes on for 40.0% of a block on its cores after it, the baseline 1.0%" in watch.text
+    for sample in samples:
+        sample.idle = {"baseline": [0.004] * 40, "candidate": [0.004] * 40}
+    assert barking(samples)["waiting arm"].text == watch.text  # at rest while the other is timed, all the same
 
 
 def test_cores_that_others_want_too_are_named() -> None:

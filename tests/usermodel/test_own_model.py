@@ -133,8 +133,8 @@ def test_nested_outputs_keyword_arguments_and_no_parameters(tmp_path: Path) -> N
         "def Model():\n    return lambda x, *, scale, flag: Out((x * scale, x.argmax()), {'a': [x + 1], 'b': flag})\n"
         "def get_inputs():\n    return {'x': torch.randn(8, 4), 'scale': torch.ones(4), 'flag': True}\n"
     )
-    result = run(tmp_path, written(tmp_path, text))
-    assert measured(result), result.headline
+    result = run(tmp_path, written(tmp_path, text), "measurement.min_effect=0.2")  # a busy machine disturbs by less
+    assert result.verdict.measured, result.headline
     assert result.equivalence["ok"]
     assert result.baseline.throughput is not None
 
