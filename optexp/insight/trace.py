@@ -10,6 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,7 @@ _WRAPPERS = ("cutlass::Kernel", "cutlass::Kernel2")  # the name is of what they 
 
 LONGEST_S = 3.0  # of steps that are traced: of slow ones, fewer tell as much
 SHORT_S, TRIES = 0.1, 3  # of steps on a CPU: what interrupts those that take no longer would be most of what is seen
+STEADY_S, FEW = 0.02, 100  # of steps on a CPU, at most so many: until threads that slept while tracing began are spread
 
 MATRIX_OPS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution")
 
@@ -51,16 +54,24 @@ def record(run: Callable[[], object], steps: int, path: Path, device: torch.devi
     """Profile `steps` calls of `run`, fewer where they are slow, and write a gzipped Chrome trace to `path`.
 
     The same steps are timed first, since tracing slows the host. Short ones on a CPU are traced three times, and the
-    quickest trace stays. Nothing should be timed in this process afterwards.
+    quickest trace stays: what a trace keeps lies between tensors, so that what they leave is too small for the next
+    ones, which get new pages step by step; a next trace finds pages that are there already. Nothing should be timed in
+    this process afterwards.
     """
-    from optexp.measurement import clock
+    from optexp.measurement import clock, heap
 
     first = clock.time_block(run, 1, device).wall_s
     steps = max(1, min(steps, round(LONGEST_S / first)))
     blocks = 3 if steps * first < LONGEST_S / 3 else 1
     timed = median(clock.time_block(run, steps, device).wall_s for _ in range(blocks))
     tries = TRIES if device.type == "cpu" and steps * first < SHORT_S else 1
-    _, profiler = min((_traced(run, steps, device, timed) for _ in range(tries)), key=lambda taken: taken[0])
+    traced, most = [], 0
+    for _ in range(tries):
+        heap.reserve(2 * most)
+        before = heap.given()
+        traced.append(_traced(run, steps, device, timed))
+        most = max(most, heap.given() - before)
+    _, profiler = min(traced, key=itemgetter(0))
     plain = path.with_suffix("")
     profiler.export_chrome_trace(str(plain))
     with plain.open("rb") as written, gzip.open(path, "wb", compresslevel=3) as packed:
@@ -84,7 +95,8 @@ def _traced(run: Callable[[], object], steps: int, device: torch.device, timed: 
         for _ in range(2):
             run()
         profiler.step()  # once: its own cost between steps would look like the program's
-        run()  # unmarked: the first step that is traced is slow
+        for _ in range(1 if on_gpu else min(FEW, ceil(STEADY_S / timed))):
+            run()  # unmarked: the first steps that are traced are slow
         clock.synchronize(device)
         start = clock.now()
         for _ in range(steps):
