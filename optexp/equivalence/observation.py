@@ -11,7 +11,7 @@ from torch import Tensor
 from optexp.equivalence import dice
 from optexp.equivalence.gates import alike, identical
 from optexp.equivalence.noise import noisy
-from optexp.equivalence.poison import poison, scribble
+from optexp.equivalence.poison import hold, poison, scribble
 from optexp.program import Batch, Outputs, Packed, Program, Snapshot, gradients, map_batch, tensors_of
 
 Observation = dict[str, Tensor]
@@ -61,6 +61,7 @@ def observed(
     seen |= _packed("memory", program.memory.news(memory)) if program.memory is not None else {}
     generators = dice.state(program.device)
     poison(program.device)
+    hold(program.device)
     with nullcontext(set[torch.dtype]()) if noise is None else noisy(program.model, noise) as met:
         outputs = program.step(program, given)
     returned = {f"out/{name}": _copy(tensor) for name, tensor in outputs.items()}

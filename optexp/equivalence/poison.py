@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from random import Random
 
 import torch
 from torch import Tensor
 
 SMALL = 2**20  # bytes; the allocator takes requests up to this size from other segments than larger ones
+HOLD = 10_000_000  # cycles, some 5 ms: longer than most steps take to be asked for
+_chance = Random()  # nobody knows which
+_sleep: Callable[[int], None] = getattr(torch._C, "_cuda_sleep", lambda cycles: None)  # below torch.cuda._sleep
 
 
 def poison(device: torch.device) -> None:
@@ -27,6 +31,18 @@ def poison(device: torch.device) -> None:
     held = [torch.empty(size, dtype=torch.uint8, device=device) for size in sorted(sizes, reverse=True)]
     for memory in held:
         memory.fill_(0xFF)  # NaN in every floating-point format, −1 in integers
+
+
+def hold(device: torch.device) -> None:
+    """Every other time, let the device begin what its current stream is asked for next only some milliseconds later.
+
+    What a step leaves to another stream, and nobody waits for, is then not done by the time its results are read,
+    though the host may be slow, and they are what `poison` left. Not every time: a stream that does not wait for the
+    step's own either would be done by then.
+    """
+    if device.type == "cuda" and _chance.random() < 0.5:
+        with torch.cuda.device(device):
+            _sleep(HOLD)
 
 
 def scribble(results: Iterable[Tensor], spared: Iterable[Tensor]) -> None:

@@ -30,6 +30,7 @@ _WRAPPERS = ("cutlass::Kernel", "cutlass::Kernel2")  # the name is of what they 
 
 LONGEST_S = 3.0  # of steps that are traced: of slow ones, fewer tell as much
 SHORT_S, TRIES = 0.1, 3  # of steps on a CPU: what interrupts those that take no longer would be most of what is seen
+RESERVED = 2**30  # bytes at most
 STEADY_S, FEW = 0.02, 100  # of steps on a CPU, at most so many: until threads that slept while tracing began are spread
 
 MATRIX_OPS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution")
@@ -67,7 +68,7 @@ def record(run: Callable[[], object], steps: int, path: Path, device: torch.devi
     tries = TRIES if device.type == "cpu" and steps * first < SHORT_S else 1
     traced, most = [], 0
     for _ in range(tries):
-        heap.reserve(2 * most)
+        heap.reserve(min(2 * most, RESERVED))
         before = heap.given()
         traced.append(_traced(run, steps, device, timed))
         most = max(most, heap.given() - before)

@@ -30,7 +30,7 @@ def keep() -> None:
 
 
 def given() -> int:
-    """Bytes in pages that the system has given this process so far, again and again counted again."""
+    """Bytes in pages that the system has given this process so far; what it took back and gave again counts twice."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt * resource.getpagesize()
 
 

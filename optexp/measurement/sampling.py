@@ -152,14 +152,15 @@ class Ready:
         pid = getattr(self.arm, "pid", None)
         if not pid:
             return None
-        begin = now()
+        cores, begin, before = len(os.sched_getaffinity(pid)), now(), worked_s(pid)
         self.arm.call("dismiss")  # which waits for a thread that works under the interpreter's lock
-        late_s, before = now() - begin, worked_s(pid)  # of threads that run now Linux tells the last tick's: 4 ms less
+        between, most = worked_s(pid), (now() - begin) * cores
         _rest(self.arm)
-        late_s += worked_s(pid) - before
-        if self.steps > 1:
+        # Of threads that run, Linux tells what they did until the last tick: 4 ms of the block may be told after it.
+        late_s = min(between - before, most) + worked_s(pid) - between
+        if self.steps > 1 and cores > 1:
             self.block(1)  # the threads that were dismissed are there again before anything is timed
-        return Late(late_s, timing.wall_s * (timing.steps + self.lead_in) * len(os.sched_getaffinity(pid)))
+        return Late(late_s, timing.wall_s * (timing.steps + self.lead_in) * cores)
 
 
 def sample(

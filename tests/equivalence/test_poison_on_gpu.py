@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from optexp.equivalence.poison import poison
+from optexp.equivalence.poison import hold, poison
 
 pytestmark = pytest.mark.gpu
 
@@ -37,3 +40,20 @@ def test_it_asks_for_no_new_memory():
     reserved = torch.cuda.memory_reserved()
     poison(CUDA)
     assert torch.cuda.memory_reserved() == reserved
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_what_nobody_waits_for_is_not_done_when_a_slow_host_reads_it(held, monkeypatch):
+    monkeypatch.setattr("optexp.equivalence.poison._chance", SimpleNamespace(random=lambda: 0.0 if held else 1.0))
+    side, counted = torch.cuda.Stream(), torch.zeros(4_000_000, device=CUDA)
+    counted.add_(0.0).clone()  # kernels are loaded at their first launch
+    torch.cuda.synchronize()
+    hold(CUDA)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(20):
+            counted.add_(1.0)
+    time.sleep(2e-3)
+    read = counted.clone()
+    torch.cuda.synchronize()
+    assert bool((read == 20.0).all()) != held

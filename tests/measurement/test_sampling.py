@@ -375,10 +375,12 @@ class Afterwards(Scripted):
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="OpenMP needs a second core")
 def test_what_an_arm_does_after_its_block_is_work_unless_openmp_looks_out_for_more() -> None:
     arms = {"baseline": Afterwards("operations"), "candidate": Afterwards("thread")}
-    found = measured(pairs=10, **arms)
-    for arm in arms.values():
-        arm.process.kill()
-        arm.process.communicate()
+    try:
+        found = measured(pairs=10, **arms)
+    finally:
+        for arm in arms.values():
+            arm.process.kill()
+            arm.process.communicate()
     late = {name: sum(look.worked_s for look in looks) for name, looks in found.late.items()}
     assert late["candidate"] > 0.05  # after each of five most of 20 ms: its answer waits for the interpreter's lock
     assert late["baseline"] < 0.45 * late["candidate"]  # 0.02 on a quiet machine; 0.55 if OpenMP's threads stayed
