@@ -31,7 +31,7 @@ _WRAPPERS = ("cutlass::Kernel", "cutlass::Kernel2")  # the name is of what they 
 LONGEST_S = 3.0  # of steps that are traced: of slow ones, fewer tell as much
 SHORT_S, TRIES = 0.1, 3  # of steps on a CPU: what interrupts those that take no longer would be most of what is seen
 RESERVED = 2**30  # bytes at most
-STEADY_S, FEW = 0.02, 100  # of steps on a CPU, at most so many: until threads that slept while tracing began are spread
+STEADY_S, FEW = 0.02, 10  # of steps on a CPU, at most so many: until threads that slept while tracing began are spread
 
 MATRIX_OPS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution")
 
