@@ -503,7 +503,7 @@ class Arm:
         return torch.empty(size, dtype=torch.uint8, device=self.device).zero_
 
     def dismiss(self) -> None:
-        """End threads that only look out for work: one that runs now works."""
+        """Let go of threads that only look out for work: one that runs now works."""
         openmp.dismiss()
 
     def counters(self) -> dict[str, float]:

@@ -94,7 +94,7 @@ class Sample:
     floor_s: float = 0.0  # what no program can beat, where that is known
     busy_s: dict[str, float] = field(default_factory=dict)  # by arm: seconds of a step in which the card works (traced)
     idle: dict[str, list[float]] = field(default_factory=dict)  # by arm: share of its cores it kept busy, not its turn
-    late: dict[str, list[Late]] = field(default_factory=dict)  # by arm: what it did after blocks that were looked at
+    late: dict[str, list[Late]] = field(default_factory=dict)  # by arm: what it did after blocks of pairs that it ended
     load: dict[str, Load] = field(default_factory=dict)  # by arm, where it was looked at
     aim: str = ""
 
@@ -145,10 +145,12 @@ class Ready:
             queued = share_taken(before, after, seconds, len(os.sched_getaffinity(pid)))
         return replace(timing, aside_s=seconds - timing.wall_s * (timing.steps + self.lead_in), queued=queued)
 
-    def look(self, order: Random, cold: bool, anywhere: bool) -> Late | None:
-        """A block that is cut short at any step: which of them are looked at is anybody's guess. And what the arm does
-        after it; None where it has no process of its own."""
-        timing = self.block(order.randint(1, self.jittered(_swing(order))), cold, anywhere)
+    def look(self, order: Random, cold: bool, anywhere: bool) -> None:
+        """A block that is cut short at any step: which of them are looked at is anybody's guess."""
+        self.block(order.randint(1, self.jittered(_swing(order))), cold, anywhere)
+
+    def late(self, timing: Timing) -> Late | None:
+        """What the arm does after this block of its, which was the last; None where it has no process of its own."""
         pid = getattr(self.arm, "pid", None)
         if not pid:
             return None
@@ -194,7 +196,7 @@ def sample(
             break
         timings, baseline_first = _in_turn(ready, order, protocol.l2 == COLD, result)
         if index % LOOK_EVERY == 0:
-            _look(ready, order, protocol.l2 == COLD, result)
+            _look(ready, order, protocol.l2 == COLD)
         after = read()  # last: a card rests meanwhile, so that every pair finds it rested
         result.pairs.append(Pair(*timings, baseline_first, MAIN, _known(before, after)))
         before = after
@@ -209,7 +211,7 @@ def sample(
             timings, baseline_first = _in_turn(ready, order, True, result)
             result.pairs.append(Pair(*timings, baseline_first, COLD, _known(before, read())))
             if index % LOOK_EVERY == 0:
-                _look(ready, order, True, result)
+                _look(ready, order, cold=True)
     result.recompiled = compiled != {name: _compilations(arm) for name, arm in arms.items()}
     return result
 
@@ -217,7 +219,8 @@ def sample(
 def _in_turn(
     ready: Mapping[str, Ready], order: Random, cold: bool, result: Sample
 ) -> tuple[tuple[Timing, Timing], bool]:
-    """A block of each arm, in an order drawn at random; what the others do meanwhile goes into `result`."""
+    """A block of each arm, in an order drawn at random; what the others do meanwhile goes into `result`, and what the
+    second does afterwards."""
     baseline_first, swing = order.random() < 0.5, _swing(order)
     timings: dict[str, Timing] = {}
     for name in ("baseline", "candidate") if baseline_first else ("candidate", "baseline"):
@@ -225,6 +228,8 @@ def _in_turn(
         _rest(*others.values())
         with _watched(others, result):
             timings[name] = ready[name].block(ready[name].jittered(swing), cold)
+    if (late := ready[name].late(timings[name])) is not None:
+        result.late.setdefault(name, []).append(late)
     return (timings["baseline"], timings["candidate"]), baseline_first
 
 
@@ -233,13 +238,12 @@ def _swing(order: Random) -> float:
     return order.uniform(0.9, 1.1)
 
 
-def _look(ready: Mapping[str, Ready], order: Random, cold: bool, result: Sample) -> None:
+def _look(ready: Mapping[str, Ready], order: Random, cold: bool) -> None:
     """At the candidate; the baseline does as much, before or after it: else whenever the candidate comes first in the
-    next pair it follows itself, and the baseline never does. What they do afterwards goes into `result`."""
+    next pair it follows itself, and the baseline never does."""
     for name in order.sample(("baseline", "candidate"), 2):
         _rest(*(ready[other].arm for other in ready if other != name))
-        if (late := ready[name].look(order, cold, anywhere=name == "candidate")) is not None:
-            result.late.setdefault(name, []).append(late)
+        ready[name].look(order, cold, anywhere=name == "candidate")
 
 
 def _on_the_same_batches(

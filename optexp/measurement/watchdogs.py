@@ -123,8 +123,8 @@ def waiting_arm(samples: Sequence[Sample]) -> Watch:
     for sample in samples:
         for arm, shares in sample.idle.items():
             idle[arm] += shares
-        for arm, looks in sample.late.items():
-            late[arm].append(sum(look.worked_s for look in looks) / sum(look.block_s for look in looks))
+        for arm, blocks in sample.late.items():
+            late[arm].append(sum(block.worked_s for block in blocks) / sum(block.block_s for block in blocks))
     found = [
         *_excess(idle, "keeps its cores {:.1%} busy while the other is timed"),
         *_excess(late, "goes on for {:.1%} of a block on its cores after it"),
@@ -135,9 +135,9 @@ def waiting_arm(samples: Sequence[Sample]) -> Watch:
 
 
 def _excess(shares: Mapping[str, Sequence[float]], words: str) -> Iterator[tuple[float, str]]:
-    """By how much the busier arm is busier, and that in words; nothing where nobody looked at both."""
-    found = sorted((median(shares[arm]), arm) for arm in ("baseline", "candidate") if arm in shares)
-    if len(found) == 2:
+    """By how much the busier arm is busier, and that in words; an arm that nobody looked at counts as quiet."""
+    if shares:
+        found = sorted((median(shares.get(arm, [0.0])), arm) for arm in ("baseline", "candidate"))
         (least, quiet), (most, restless) = found
         yield most - least, f"the {restless} {words.format(most)}, the {quiet} {least:.1%}"
 

@@ -381,9 +381,9 @@ def test_what_an_arm_does_after_its_block_is_work_unless_openmp_looks_out_for_mo
         for arm in arms.values():
             arm.process.kill()
             arm.process.communicate()
-    late = {name: sum(look.worked_s for look in looks) for name, looks in found.late.items()}
-    assert late["candidate"] > 0.05  # after each of five most of 20 ms: its answer waits for the interpreter's lock
-    assert late["baseline"] < 0.45 * late["candidate"]  # 0.02 on a quiet machine; 0.55 if OpenMP's threads stayed
+    late = {name: fmean(block.worked_s for block in blocks) for name, blocks in found.late.items()}
+    assert late["candidate"] > 0.012  # most of 20 ms: its answer waits for the interpreter's lock
+    assert late["baseline"] < 0.4 * late["candidate"]  # 0.02 if quiet; 0.44 and more if OpenMP's threads stayed
     assert max(map(median, found.idle.values())) < 0.05  # each of them is waited for
 
 
