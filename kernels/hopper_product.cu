@@ -58,7 +58,7 @@ constexpr int GAMMA = OUT + 2 * MULTIPLIERS * OUT_BYTES, GAMMA_BYTES = K * 2;
 constexpr int COLUMNS = GAMMA + STAGES * GAMMA_BYTES, COLUMNS_BYTES = N * 8;
 constexpr int FULL = COLUMNS + COLUMNS_BYTES, EMPTY = FULL + STAGES * 8, COLUMNS_READ = EMPTY + STAGES * 8;
 constexpr int COLUMNS_FULL = COLUMNS_READ + 8, COLUMNS_KNOWN = COLUMNS_FULL + 8, ENROLLED = COLUMNS_KNOWN + 8;
-constexpr int EPOCH = ENROLLED + 8, KIND = EPOCH + 4, PATIENCE = KIND + 4, SHARED = PATIENCE + 4;
+constexpr int EPOCH = ENROLLED + 8, KIND = EPOCH + 4, PATIENCE = KIND + 4, SHARED = PATIENCE + MULTIPLIERS * 4;
 static_assert(SHARED <= 227 * 1024);
 
 constexpr uint32_t ONES = 0x3f803f80;  // two of bfloat16
@@ -384,19 +384,20 @@ __device__ void tell_rows(uint32_t base, int summer, const Operands<T>& given) {
     for (int row = first; row < all; row += gridDim.x * SUMMERS * 4) tell_four<4>(given, epoch, row);
 }
 
-// A warp's 16 rows, which are not on the board yet: who has looked in vain sums them, and nobody of the block waits again.
+// A warp's 16 rows, which are not on the board yet: who has looked in vain sums them, and does not wait again.
 template <typename T>
 __device__ __forceinline__ Norm await_rows(uint32_t base, const Operands<T>& given, int first) {
     const int lane = threadIdx.x % 32, row = first + lane / 4;
     const uint32_t epoch = load_shared(base + EPOCH);
     Norm norm;
     Told told;
-    const int patience = __shfl_sync(0xffffffff, load_shared(base + PATIENCE), 0);  // another warp may take it away
+    const auto own_patience = [&] { return base + PATIENCE + threadIdx.x / 32 * 4; };
+    const int patience = __shfl_sync(0xffffffff, load_shared(own_patience()), 0);
     for (int look = 0; look < patience; look++) {
         told.look(*given.board, row);
         if (__all_sync(0xffffffff, told.found(norm, epoch, row))) return norm;
     }
-    store_shared(base + PATIENCE, 0u);
+    store_shared(own_patience(), 0u);
 #pragma unroll 1
     for (int of = 0; of < 16; of += 4) {
         const Row own = tell_four<1>(given, epoch, first + of);
@@ -702,11 +703,11 @@ __device__ void fetch_columns(uint32_t base, const Operands<T>& given) {
                 arrive(base + COLUMNS_FULL);
             }
         }
-        __syncwarp();
+        kind = Kind(__shfl_sync(0xffffffff, kind, 0));
         wait(base + COLUMNS_FULL, parity);
-        const bool endless = any_endless(base);  // of what was there, where nobody has told
+        if (kind == USUAL && any_endless(base)) kind = WITH_ENDLESS;
+        __syncwarp();
         if (first_lane) {
-            if (kind == USUAL && endless) kind = WITH_ENDLESS;
             store_shared(base + KIND, kind);
             arrive(base + COLUMNS_KNOWN);
         }
@@ -980,6 +981,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
                 if (rows.next < PARTS) rows.finish_next();
                 await_products<1>();
             }
+            __syncwarp();
             if (step > 0 && lane < CLUSTER) arrive_at(before, lane);
             before = ring.empty();
             ring.next();
@@ -1013,6 +1015,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
         }
         await_products<0>();
         refresh(z);
+        __syncwarp();
         if (lane < CLUSTER) arrive_at(before, lane);
         if constexpr (FORM == NORM) {
             if (lost || again || kind != USUAL) {
@@ -1035,7 +1038,8 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
                 }
             }
             normalise<T>(z, norm, rows, base + COLUMNS);
-            if (lane == 0) arrive(base + COLUMNS_READ);  // the whole warp has: it has multiplied by them
+            __syncwarp();
+            if (lane == 0) arrive(base + COLUMNS_READ);
         } else {
             while (rows.next < PARTS) rows.finish_next();  // there were fewer steps
             rows.take(z, bias);
@@ -1068,9 +1072,9 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
         make_barrier(base + COLUMNS_FULL, 1);
         make_barrier(base + COLUMNS_KNOWN, 1);
         make_barrier(base + ENROLLED, 1);
-        if (FORM == NORM) store_shared(base + PATIENCE, uint32_t(given.patience));
         publish_barriers();
     }
+    if (FORM == NORM && threadIdx.x < MULTIPLIERS) store_shared(base + PATIENCE + threadIdx.x * 4, uint32_t(given.patience));
     if (FORM == NORM && threadIdx.x < STAGES * GAMMA_BYTES / 4) {  // for no γ, and beyond its end
         reinterpret_cast<uint32_t*>(memory + GAMMA)[threadIdx.x] = ONES;
         publish_writes();

@@ -20,17 +20,26 @@ def poison(device: torch.device) -> None:
         return
     stream, index = torch.cuda.current_stream(device).cuda_stream, torch.cuda.current_stream(device).device_index
     sizes = [
-        block["size"]
+        size
         for segment in torch.cuda.memory_snapshot()
         if segment["device"] == index and segment["stream"] == stream
         if tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0)
         for block in segment["blocks"]
-        if block["state"] == "inactive" and (block["size"] <= SMALL) == (segment["segment_type"] == "small")
+        if block["state"] == "inactive"
+        for size in _requests(block["size"], segment["segment_type"] == "small")
     ]
     # The largest first: the best fit of each request is then the block that it was made for.
     held = [torch.empty(size, dtype=torch.uint8, device=device) for size in sorted(sizes, reverse=True)]
     for memory in held:
         memory.fill_(0xFF)  # NaN in every floating-point format, −1 in integers
+
+
+def _requests(block: int, small: bool) -> list[int]:
+    """What can be asked of a free block: all of it, of a segment for small requests by as many as it takes."""
+    if not small:
+        return [block] if block > SMALL else []
+    whole, rest = divmod(block, SMALL)
+    return [SMALL] * whole + [rest] * (rest > 0)
 
 
 def hold(device: torch.device) -> None:
