@@ -79,7 +79,7 @@ def add(a: Tensor, b: Tensor) -> Tensor:
         and a.shape == b.shape
         and a.get_device() == b.get_device()
     ):
-        return reference(a, b)
+        return torch.add(a, b)  # as an operator costs Python a tenth more
     check_same(a, b)
     return _add(a, b) if pays(a) else reference(a, b)
 

@@ -123,7 +123,7 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
     """gelu(x + bias), with a bias for each element of the last dimension; `approximate` is "none" or "tanh"."""
     if is_small_with_row(x, bias, 2):
         try:
-            return reference(x, bias, approximate)
+            return F.gelu(x + bias, approximate=approximate)
         except REFUSED:
             pass  # for a reason that the checks will tell
     check_tensors("bias_gelu", x, bias)

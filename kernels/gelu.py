@@ -131,7 +131,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """GELU of every element; `approximate` is "none" (with erf) or "tanh"."""
     if is_small(x):
         try:
-            return reference(x, approximate)
+            return F.gelu(x, approximate=approximate)
         except REFUSED:
             pass  # for a reason that the checks will tell
     check_tensors("gelu", x)

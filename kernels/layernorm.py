@@ -187,19 +187,39 @@ def layernorm_backward_columns(
 
 
 @triton.jit
+def sum_over_rows(dz_ptr, sums_ptr, block, rows, columns, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Of a block of columns of another matrix."""
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    sums = tl.zeros([ROWS, BLOCK], WIDE)
+    for first in range(0, rows, ROWS):
+        row = first + tl.arange(0, ROWS)[:, None]
+        mask = (row < rows) & (column[None, :] < columns)
+        sums += tl.load(dz_ptr + row * columns + column[None, :], mask=mask, other=0.0).to(WIDE)
+    total = tl.sum(sums, axis=0).to(sums_ptr.dtype.element_ty)
+    tl.store(sums_ptr + column, total, mask=column < columns)
+
+
+@triton.jit
 def layernorm_backward_few(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, to_weight_ptr, to_bias_ptr, rows, columns,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    dz_ptr, sums_ptr, outputs, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Of few rows, in one launch: a program for each, and one for each few columns, which reads all rows again."""
+    """Of few rows, in one launch: a program for each, and one for each few columns, which reads all rows again.
+
+    Then come columns of dz, where that is given: a matrix of as many rows, whose sums somebody else wants.
+    """
     begin(EARLY)
     program = tl.program_id(0)
+    block = program - rows
+    across = tl.cdiv(columns, BLOCK)
     if program < rows:
         layernorm_backward_row(dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, program, columns, WHOLE)
-    else:
+    elif block < across:
         layernorm_backward_columns(
-            dy_ptr, x_ptr, mean_ptr, scale_ptr, to_weight_ptr, to_bias_ptr, program - rows, rows, columns, ROWS, BLOCK
+            dy_ptr, x_ptr, mean_ptr, scale_ptr, to_weight_ptr, to_bias_ptr, block, rows, columns, ROWS, BLOCK
         )
+    elif dz_ptr is not None:
+        sum_over_rows(dz_ptr, sums_ptr, block - across, rows, outputs, mean_ptr.dtype.element_ty, ROWS, BLOCK)
 
 
 @triton.jit
@@ -266,15 +286,13 @@ def backward_of_rows(
     dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, columns: int, bias: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, and the gradients of weight and of a bias of this dtype, where there are such; both as one row."""
-    dx, dweight, dbias = _fake_backward(dy, x, weight, mean, scale, columns, bias)
+    dx, dweight, dbias = results = fake_gradients(dy, x, weight, mean, scale, columns, bias)
     rows, block = mean.numel(), max(power_of_two(columns), 16)
     operands = [contiguous(tensor) for tensor in (dy, x, weight)]
 
     def run(how: Launch | str) -> None:
         if not isinstance(how, Launch):
-            few = _few_rows(rows, block, x.element_size())
-            each = rows + ceil_div(columns, few["BLOCK"])
-            launch(layernorm_backward_few, each, *operands, mean, scale, dx, dweight, dbias, rows, columns, **few)
+            backward_of_few(dy, x, weight, mean, scale, results)
             return
         programs = max(1, min(ceil_div(rows, how.rows), how.resident * multiprocessors(x.device)))
         sums = mean.new_empty((programs, 2, columns))
@@ -286,6 +304,26 @@ def backward_of_rows(
     ways: list[Launch | str] = [*(["few rows"] if rows <= FEW else []), *_ways(block)]
     run(fastest("layernorm_backward", key, ways, run, x.device))
     return dx, dweight, dbias
+
+
+def backward_of_few(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    scale: Tensor,
+    results: tuple[Tensor, Tensor, Tensor],
+    dz: Tensor | None = None,
+    sums: Tensor | None = None,
+) -> None:
+    """Write the same of few rows, in one launch, and in that the sums over rows of `dz`, a matrix with as many."""
+    (_, dweight, _), rows = results, mean.numel()
+    columns, outputs = dweight.numel(), 0 if sums is None else sums.numel()
+    how = _few_rows(rows, max(power_of_two(columns), 16), x.element_size())
+    programs = rows + ceil_div(columns, how["BLOCK"]) + ceil_div(outputs, how["BLOCK"])
+    operands = (contiguous(tensor) for tensor in (dy, x, weight))
+    more = (contiguous(dz), sums, outputs)
+    launch(layernorm_backward_few, programs, *operands, mean, scale, *results, rows, columns, *more, **how)
 
 
 def _few_rows(rows: int, block: int, element_size: int) -> dict[str, int]:
@@ -319,7 +357,7 @@ def _ways(block: int) -> list[Launch]:
     return [Launch(1, warps, programs), *ahead, Launch(1, 32, 1, 3), *few]
 
 
-def _fake_backward(
+def fake_gradients(
     dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, columns: int, bias: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     dweight = (mean if weight is None else weight).new_empty(columns)
@@ -350,7 +388,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None
     return dx, *both, None, None, None
 
 
-layernorm_gradients = operation("layernorm_backward", backward_of_rows, _fake_backward)
+layernorm_gradients = operation("layernorm_backward", backward_of_rows, fake_gradients)
 _layernorm = operation("layernorm", forward_of_rows, _fake, _save, _differentiate, inference=normalised_rows)
 
 

@@ -44,12 +44,16 @@ from optexp.kernel import (
 )
 from optexp.kernelkit import extension, hopper
 from optexp.kernelkit.products import TILINGS, Tiling, in_rows, in_shape, multiply, place, product, takes
+from optexp.kernelkit.tiles import FEW as FEW_SUMMED
 from optexp.kernelkit.tiles import begin, from_last, share, summed, tile
 from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.layernorm import (
     LONGEST,
     as_shape,
+    backward_of_few,
+    backward_of_rows,
     check_norm,
+    fake_gradients,
     forward_of_rows,
     layernorm_gradients,
     normalised_rows,
@@ -359,8 +363,43 @@ def _fake(
     return y, weight.new_empty(rows, x.shape[-1]), mean, torch.empty_like(mean)
 
 
-def _bias_gradient(dy: Tensor) -> Tensor:
-    return summed(bias_gradient, dy.dtype, dy.contiguous())
+def _gradients(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    scale: Tensor,
+    columns: int,
+    bias: torch.dtype | None,
+    dz: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Those of the norm, and the sums over rows of dz, the product's: of few rows maybe in one launch."""
+
+    def run(way: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if way == "apart":
+            results = backward_of_rows(dy, x, weight, mean, scale, columns, bias)
+            return *results, summed(bias_gradient, dz.dtype, dz.contiguous())
+        results, sums = fake_gradients(dy, x, weight, mean, scale, columns, bias), dz.new_empty(dz.shape[1])
+        backward_of_few(dy, x, weight, mean, scale, results, dz, sums)
+        return *results, sums
+
+    rows = len(dz)
+    ways = ["together", "apart"] if rows <= FEW_SUMMED and dz.numel() < 2**31 else ["apart"]
+    key = (dy.dtype, x.dtype, None if weight is None else weight.dtype, columns, dz.shape[1], bucket(rows))
+    return run(fastest("layernorm_linear_backward", key, ways, run, x.device))
+
+
+def _fake_gradients(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    scale: Tensor,
+    columns: int,
+    bias: torch.dtype | None,
+    dz: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return *fake_gradients(dy, x, weight, mean, scale, columns, bias), dz.new_empty(dz.shape[1])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -380,14 +419,17 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None
             return F.linear(normal.to(weight.dtype), weight, bias)
 
         return *derived(plainly, [x, gamma, beta, weight, bias], dy), None, None
-    arrived, dtype = in_rows(dy), None if beta is None else beta.dtype
-    dx, dgamma, dbeta = layernorm_gradients(multiply(arrived, weight.T), x, gamma, mean, scale, x.shape[-1], dtype)
+    arrived, dbias = in_rows(dy), None
+    to_norm = (multiply(arrived, weight.T), x, gamma, mean, scale, x.shape[-1], None if beta is None else beta.dtype)
+    if ctx.needs_input_grad[4]:
+        dx, dgamma, dbeta, dbias = all_gradients(*to_norm, arrived)
+    else:
+        dx, dgamma, dbeta = layernorm_gradients(*to_norm)
     dweight = multiply(arrived.T, normal.T) if ctx.needs_input_grad[3] else None
-    dbias = bias_gradient_of(arrived) if ctx.needs_input_grad[4] else None
     return dx, None if gamma is None else dgamma, None if beta is None else dbeta, dweight, dbias, None, None
 
 
-bias_gradient_of = operation("bias_gradient", _bias_gradient, lambda dy: dy.new_empty(dy.shape[1]))
+all_gradients = operation("layernorm_linear_backward", _gradients, _fake_gradients)
 _layernorm_linear = operation("layernorm_linear", _forward, _fake, _save, _differentiate, inference=_computed)
 _layernorm_linear_cuda = operation("layernorm_linear_cuda", _cuda_forward, _fake, _save, _differentiate)
 

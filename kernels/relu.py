@@ -102,7 +102,7 @@ _relu_cuda = _operation("relu_cuda", _cuda_forward, _cuda_backward)
 def relu(x: Tensor) -> Tensor:
     """max(x, 0); NaN stays NaN."""
     if is_small(x) and x.dtype in SUPPORTED:
-        return reference(x)
+        return torch.relu(x)
     check_tensors("relu", x)
     return _relu(x) if pays(x) else reference(x)
 

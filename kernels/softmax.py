@@ -220,7 +220,7 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
     """
     if is_small(x) and x.dim():
         try:
-            return reference(x, dim, dtype)
+            return torch.softmax(x, dim, dtype)
         except REFUSED:
             pass  # for a reason that the checks will tell
     check_tensors("softmax", x)

@@ -7,7 +7,6 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache, wraps
 from typing import Any
@@ -88,11 +87,11 @@ def for_graphs(kernel: Kernel) -> Kernel:
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_compiling():  # nothing is small then
                 return function(*args, **kwargs)
-            token = _recorded.set(True)
+            _recorded.append(kernel.name)
             try:
                 return function(*args, **kwargs)
             finally:
-                _recorded.reset(token)
+                _recorded.pop()
 
         return call
 
@@ -291,7 +290,8 @@ def _has_interpreter() -> bool:
 
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError)  # what torch raises where it cannot serve its arguments
 CUDA = torch.backends.cuda.is_built()  # without, even a fake tensor may say it lies on such a device
-_recorded = ContextVar("recorded", default=False)  # what runs now will be captured as a CUDA Graph
+_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if CUDA else lambda device: 0
+_recorded: list[str] = []  # calls that a CUDA Graph will capture; another thread's count as such meanwhile
 SMALL = 2**20  # elements; below, a call costs what its launch costs, and torch's own launch is the cheapest
 
 
@@ -303,16 +303,17 @@ def pays(x: Tensor, operations: float = 1) -> bool:
 def is_small(x: Any, operations: float = 1) -> bool:
     """Whether launches are all that counts: then torch's checks, too, come before ours, and what it refuses is checked.
 
-    Each look at a tensor takes Python 50 ns, and such a call 6 µs in all. In a graph that is captured launches cost
-    the device alone, where one of ours takes no longer than one of torch's.
+    Each look at a tensor takes Python 50 ns, to ask whether a stream is captured ten times that, and such a call 6 µs
+    in all. In a graph that is captured launches cost the device alone, where one of ours takes no longer than one of
+    torch's.
     """
     return (
         isinstance(x, Tensor)
         and x.is_cuda
         and not is_compiling()
         and x.numel() * operations < SMALL
-        and not _recorded.get()
-        and not (CUDA and is_current_stream_capturing())
+        and not _recorded
+        and not (_stream(-1) and is_current_stream_capturing())  # which the default stream never is
     )
 
 

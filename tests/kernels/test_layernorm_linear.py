@@ -11,6 +11,7 @@ from torch import Tensor
 
 from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms
 from optexp.kernelkit.products import TILINGS, Tiling, library_ways
+from optexp.kernelkit.tiles import FEW
 from optexp.kernels import layernorm, layernorm_linear
 from optexp.kernels.layernorm_linear import by_tiles, layernorm_linear_forward
 from tests.kernels.golden import exact
@@ -155,6 +156,36 @@ def test_a_buffer_for_each_stage(normal) -> None:
     for variant in variants:
         buffers = re.findall(r"local_alloc : \(\) -> !ttg\.memdesc<(\d+)x\d+x\d+x", variant.asm["ttgir"])
         assert [int(count) for count in buffers] == 2 * [variant.metadata.num_stages]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=name_of)
+@pytest.mark.parametrize(("rows", "outputs"), [(1, 8), (21, 70), (130, 16), (FEW, 40)])
+def test_gradients_of_few_rows_come_out_of_one_launch(
+    rows: int, outputs: int, dtype: torch.dtype, device: str, normal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from launches of their own, but for the order of sums; it is the first way, for that is what a graph takes."""
+    offered, columns = [], 72
+    dy, x, dz = (normal(device, dtype, rows, width) for width in (columns, columns, outputs))
+    _, mean, scale = layernorm.forward_of_rows(x, None, None, columns, 1e-5, dtype)
+    for weight in (None, normal(device, dtype, columns)):
+        found = []
+        for way in ("together", "apart"):
+            monkeypatch.setattr(
+                layernorm_linear, "fastest", lambda what, key, ways, *_, way=way: offered.append(ways) or way
+            )
+            found.append(layernorm_linear.all_gradients(dy, x, weight, mean, scale, columns, dtype, dz))
+        torch.testing.assert_close(*found)
+        torch.testing.assert_close(found[0][3], dz.double().sum(0).to(dtype))
+    assert {ways[0] for ways in offered} == {"together"}
+
+
+def test_gradients_of_many_rows_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    offered = []
+    monkeypatch.setattr(layernorm_linear, "fastest", lambda what, key, ways, *_: offered.append(ways) or ways[0])
+    x, weight, bias = torch.randn(FEW + 1, 5, requires_grad=True), torch.randn(3, 5), torch.randn(3, requires_grad=True)
+    layernorm_linear.layernorm_linear(x, 5, None, None, weight, bias).sum().backward()
+    assert offered[-1] == ["apart"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name_of)
