@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from optexp.kernel import (
 )
 from optexp.kernelkit.tiles import begin, from_last, over_columns, over_tiles, place, share, tile, wide
 from optexp.kernels.gelu import cdf, check_form, derivative
+
+gelu_: Callable[..., Tensor] = torch._C._nn.gelu_  # type: ignore[attr-defined]  # from where F has `gelu`
 
 
 @triton.jit
@@ -123,7 +126,8 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
     """gelu(x + bias), with a bias for each element of the last dimension; `approximate` is "none" or "tanh"."""
     if is_small_with_row(x, bias, 2):
         try:
-            return F.gelu(x + bias, approximate=approximate)
+            z = x + bias
+            return F.gelu(z, approximate=approximate) if torch.is_grad_enabled() else gelu_(z, approximate=approximate)
         except REFUSED:
             pass  # for a reason that the checks will tell
     check_tensors("bias_gelu", x, bias)

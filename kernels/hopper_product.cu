@@ -397,6 +397,7 @@ __device__ __forceinline__ Norm await_rows(uint32_t base, const Operands<T>& giv
         told.look(*given.board, row);
         if (__all_sync(0xffffffff, told.found(norm, epoch, row))) return norm;
     }
+    __syncwarp();
     store_shared(own_patience(), 0u);
 #pragma unroll 1
     for (int of = 0; of < 16; of += 4) {

@@ -218,18 +218,18 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
 
     Under autocast on a GPU the result is float32, as torch's. Another dimension than the last is torch's business.
     """
-    if is_small(x) and x.dim():
+    if is_small(x):
         try:
             return torch.softmax(x, dim, dtype)
         except REFUSED:
             pass  # for a reason that the checks will tell
     check_tensors("softmax", x)
-    last = x.dim() - 1
+    last = max(x.dim() - 1, 0)
     if not -last - 1 <= dim <= last:
         raise ValueError(f"softmax: dim is {dim}, and an input of shape {list(x.shape)} has {last + 1} dimensions")
     if dtype is not None and dtype not in SUPPORTED:
         raise ValueError(f"softmax: dtype is {dtype}, and must be one of {', '.join(map(str, SUPPORTED))}")
-    if not pays(x) or dim not in (-1, last):
+    if not pays(x) or dim not in (-1, last) or not x.dim():
         return reference(x, dim, dtype)
     widened = x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64
     return _softmax(x, dtype or (torch.float32 if widened else x.dtype))
@@ -271,6 +271,7 @@ KERNEL = Kernel(
         Case("rows too long for registers", lambda fill: (fill(2, 40000) * 3, -1)),
         Case("long rows that are masked", lambda fill: (_masked(fill(2, 40000)), -1)),
         Case("another dimension", lambda fill: (fill(6, 5, 4), 1)),
+        Case("a number", lambda fill: (fill(1)[0], -1)),
     ],
     large=Case("large", lambda fill: (fill(2**21 + 1, 1025), -1)),
     mistakes=[
