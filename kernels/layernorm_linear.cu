@@ -6,11 +6,11 @@ namespace optexp {
 constexpr int MOST_WARPS = 32;
 
 // One row a block. The variance is that of the differences from the mean: a large mean costs nothing.
-template <typename T, typename R, int N>
+template <typename T, typename R, typename P, int N>
 __global__ void normalise(
-    const T* __restrict__ x, const float* __restrict__ gamma, const float* __restrict__ beta, R* __restrict__ y,
+    const T* __restrict__ x, const P* __restrict__ gamma, const P* __restrict__ beta, R* __restrict__ y,
     float* __restrict__ means, float* __restrict__ scales, int columns, float eps) {
-    constexpr int V = N < 4 ? N : 4;  // parameters that are read at once
+    constexpr int V = N < 16 / int(sizeof(P)) ? N : 16 / int(sizeof(P));  // parameters that are read at once
     extern __shared__ float row[];
     __shared__ float scratch[MOST_WARPS];
     x += int64_t(blockIdx.x) * columns;
@@ -43,11 +43,15 @@ __global__ void normalise(
         Pack<R, N> values;
 #pragma unroll
         for (int i = 0; i < N; i += V) {
-            const auto factors = load<V>(gamma, (pack * N + i) / V), offsets = load<V>(beta, (pack * N + i) / V);
+            Pack<P, V> factors, offsets;
+            if (gamma != nullptr) factors = load<V>(gamma, (pack * N + i) / V);
+            if (beta != nullptr) offsets = load<V>(beta, (pack * N + i) / V);
 #pragma unroll
             for (int j = 0; j < V; j++) {
-                const float normal = (row[pack * N + i + j] - mean) * scale;
-                values.values[i + j] = R(normal * factors.values[j] + offsets.values[j]);
+                float normal = (row[pack * N + i + j] - mean) * scale;
+                if (gamma != nullptr) normal *= float(factors.values[j]);
+                if (beta != nullptr) normal += float(offsets.values[j]);
+                values.values[i + j] = R(normal);
             }
         }
         store<N>(y, pack, values);
@@ -102,23 +106,29 @@ void allow(K kernel, size_t bytes) {
 
 }  // namespace
 
+// gamma, beta:  null where there is none
+// parameters:   their type, which is that of x, or float
 extern "C" int forward(
     const void* x, const void* gamma, const void* beta, void* y, void* means, void* scales, int64_t rows,
-    int64_t columns, double eps, int64_t result, int64_t type, cudaStream_t stream) {
+    int64_t columns, double eps, int64_t parameters, int64_t result, int64_t type, cudaStream_t stream) {
     int status = 0;
     const int chosen = with_type(type, [&](auto from) {
         status = with_type(result, [&](auto to) {
             using T = decltype(from);
             using R = decltype(to);
             const bool wide = aligned(x, y, gamma, beta) && columns * sizeof(T) % 16 == 0 && columns * sizeof(R) % 16 == 0;
-            with_width<T>(wide, [&](auto n) {
-                constexpr int N = decltype(n)::value;
-                const size_t bytes = columns * sizeof(float);
-                allow(normalise<T, R, N>, bytes);
-                normalise<T, R, N><<<unsigned(rows), threads(columns, N), bytes, stream>>>(
-                    (const T*)x, (const float*)gamma, (const float*)beta, (R*)y, (float*)means, (float*)scales,
-                    int(columns), float(eps));
-            });
+            const auto run = [&](auto parameter) {
+                using P = decltype(parameter);
+                with_width<T>(wide, [&](auto n) {
+                    constexpr int N = decltype(n)::value;
+                    const size_t bytes = columns * sizeof(float);
+                    allow(normalise<T, R, P, N>, bytes);
+                    normalise<T, R, P, N><<<unsigned(rows), threads(columns, N), bytes, stream>>>(
+                        (const T*)x, (const P*)gamma, (const P*)beta, (R*)y, (float*)means, (float*)scales,
+                        int(columns), float(eps));
+                });
+            };
+            parameters == type ? run(from) : run(float());
         });
     });
     return chosen ? chosen : status;

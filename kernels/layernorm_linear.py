@@ -341,12 +341,10 @@ def _cuda_forward(
     mean = x.new_empty(len(rows), dtype=torch.float32)
     scale = torch.empty_like(mean)
     if rows.numel():
-        k, single = rows.shape[1], torch.float32
-        parameters = (
-            x.new_ones(k, dtype=single) if gamma is None else gamma.float().contiguous(),
-            x.new_zeros(k, dtype=single) if beta is None else beta.float().contiguous(),
-        )
-        sizes = (*rows.shape, eps, weight.dtype, x.dtype)
+        given = [p for p in (gamma, beta) if p is not None]
+        dtype = x.dtype if all(p.dtype == x.dtype for p in given) else torch.float32
+        parameters = (0 if p is None else p.to(dtype).contiguous() for p in (gamma, beta))
+        sizes = (*rows.shape, eps, dtype, weight.dtype, x.dtype)
         extension.run("layernorm_linear", "forward", rows, *parameters, normal, mean, scale, *sizes)
     y = in_shape(F.linear(normal, weight, bias), x)
     return (y, normal, mean, scale) if keep else (y, x.new_empty(0), x.new_empty(0), x.new_empty(0))

@@ -135,7 +135,8 @@ sys.path[:] = {sys.path!r}
 import torch
 from optexp.kernel import kernels
 from optexp.kernelkit import hopper
-from optexp.kernels.layernorm_linear import by_few
+from optexp.kernels.layernorm_linear import by_few, by_hopper
+from optexp.kernels.linear_gelu import by_hopper as by_hopper_then_gelu
 
 for kernel in kernels().values():
     if kernel.cuda is not None:
@@ -149,6 +150,10 @@ if hopper.takes(torch.empty(8, 8, device="cuda")):
         x, weight, gamma, beta, bias = (torch.randn(*size, device="cuda").bfloat16() for size in sizes)
         by_few(x, gamma, beta, weight, bias, 1e-5)
         by_few(x, None, None, weight, None, 1e-5)
+        by_hopper_then_gelu(x, weight, bias, "tanh")
+        for beside, apart, patience in ((False, False, 1000), (True, False, 1000), (True, True, 1000), (True, True, 0)):
+            by_hopper(x, gamma, beta, weight, bias, 1e-5, beside, apart, patience)
+            by_hopper(x, None, None, weight, None, 1e-5, beside, apart, patience)
 torch.cuda.synchronize()
 print("walked")
 """
