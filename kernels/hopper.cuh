@@ -45,6 +45,26 @@ __device__ inline void arrive_at(uint32_t barrier, uint32_t rank) {
         : "memory");
 }
 
+// A warp arrives when all of its lanes have come this far. For all of them one does, whom a fence lets know what the others
+// have read and written. compute-sanitizer's racecheck does not understand that: for it each lane arrives on its own.
+#ifdef OPTEXP_EVERY_LANE_ARRIVES
+constexpr int ARRIVALS = 32;
+#else
+constexpr int ARRIVALS = 1;
+#endif
+
+__device__ inline void arrive_as_warp(uint32_t barrier, int lane) {
+    __syncwarp();
+    if (lane < ARRIVALS) arrive(barrier);
+}
+
+// In each block of the cluster.
+template <int BLOCKS>
+__device__ __forceinline__ void arrive_as_warp_in_all(uint32_t barrier, int lane) {
+    __syncwarp();
+    for (; lane < BLOCKS * ARRIVALS; lane += 32) arrive_at(barrier, lane % BLOCKS);
+}
+
 __device__ inline void expect(uint32_t barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }

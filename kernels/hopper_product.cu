@@ -636,8 +636,7 @@ __device__ __forceinline__ void tell_columns(Ring ring, int warp, const Operands
                 sums[i].add(load_shared_16<Eight>(ring.w() + row * K * 2 + (own ^ row % 8) * 16), gamma, beta);
             }
         }
-        __syncwarp();
-        if (lane < CLUSTER) arrive_at(ring.empty(), lane);
+        arrive_as_warp_in_all<CLUSTER>(ring.empty(), lane);
     }
 #pragma unroll
     for (int i = 0; i < OWN / 4; i++) {
@@ -680,7 +679,8 @@ enum Kind : uint32_t { USUAL, UNTOLD, WITH_ENDLESS };
 // What belongs to a tile's columns, from the board, by a warp.
 template <typename T>
 __device__ void fetch_columns(uint32_t base, const Operands<T>& given) {
-    const bool first_lane = threadIdx.x % 32 == 0;
+    const int lane = threadIdx.x % 32;
+    const bool first_lane = lane == 0;
     uint32_t parity = 0, epoch = 0;
     await_previous();  // also `sum_all_columns`; so launches enrol one after the other, whichever threads asked for them
     if (first_lane) {
@@ -707,11 +707,8 @@ __device__ void fetch_columns(uint32_t base, const Operands<T>& given) {
         kind = Kind(__shfl_sync(0xffffffff, kind, 0));
         wait(base + COLUMNS_FULL, parity);
         if (kind == USUAL && any_endless(base)) kind = WITH_ENDLESS;
-        __syncwarp();
-        if (first_lane) {
-            store_shared(base + KIND, kind);
-            arrive(base + COLUMNS_KNOWN);
-        }
+        if (first_lane) store_shared(base + KIND, kind);
+        arrive_as_warp(base + COLUMNS_KNOWN, lane);
     }
 }
 
@@ -982,8 +979,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
                 if (rows.next < PARTS) rows.finish_next();
                 await_products<1>();
             }
-            __syncwarp();
-            if (step > 0 && lane < CLUSTER) arrive_at(before, lane);
+            if (step > 0) arrive_as_warp_in_all<CLUSTER>(before, lane);
             before = ring.empty();
             ring.next();
         };
@@ -1016,8 +1012,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
         }
         await_products<0>();
         refresh(z);
-        __syncwarp();
-        if (lane < CLUSTER) arrive_at(before, lane);
+        arrive_as_warp_in_all<CLUSTER>(before, lane);
         if constexpr (FORM == NORM) {
             if (lost || again || kind != USUAL) {
                 if (kind == UNTOLD) {
@@ -1039,8 +1034,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
                 }
             }
             normalise<T>(z, norm, rows, base + COLUMNS);
-            __syncwarp();
-            if (lane == 0) arrive(base + COLUMNS_READ);
+            arrive_as_warp(base + COLUMNS_READ, lane);
         } else {
             while (rows.next < PARTS) rows.finish_next();  // there were fewer steps
             rows.take(z, bias);
@@ -1067,11 +1061,11 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
         for (int stage = 0; stage < STAGES; stage++) {
             make_barrier(base + FULL + stage * 8, 1);
             // w is fetched for both blocks, by whichever finds it done with in both.
-            make_barrier(base + EMPTY + stage * 8, CLUSTER * MULTIPLIERS);
+            make_barrier(base + EMPTY + stage * 8, CLUSTER * MULTIPLIERS * ARRIVALS);
         }
-        make_barrier(base + COLUMNS_READ, MULTIPLIERS);
+        make_barrier(base + COLUMNS_READ, MULTIPLIERS * ARRIVALS);
         make_barrier(base + COLUMNS_FULL, 1);
-        make_barrier(base + COLUMNS_KNOWN, 1);
+        make_barrier(base + COLUMNS_KNOWN, ARRIVALS);
         make_barrier(base + ENROLLED, 1);
         publish_barriers();
     }
