@@ -45,12 +45,13 @@ __device__ inline void arrive_at(uint32_t barrier, uint32_t rank) {
         : "memory");
 }
 
-// A warp arrives when all of its lanes have come this far. For all of them one does, whom a fence lets know what the others
-// have read and written. compute-sanitizer's racecheck does not understand that: for it each lane arrives on its own.
-#ifdef OPTEXP_EVERY_LANE_ARRIVES
-constexpr int ARRIVALS = 32;
+// A warp arrives when all of its lanes have come this far. One does so for all, whom a fence lets know what the others have
+// read and written. compute-sanitizer's racecheck sees neither that nor arrivals from other blocks. What is built for it has
+// each lane arrive on its own, and clusters of one block.
+#ifdef OPTEXP_FOR_RACECHECK
+constexpr int ARRIVALS = 32, BLOCKS_OF_A_CLUSTER = 1;
 #else
-constexpr int ARRIVALS = 1;
+constexpr int ARRIVALS = 1, BLOCKS_OF_A_CLUSTER = 2;
 #endif
 
 __device__ inline void arrive_as_warp(uint32_t barrier, int lane) {

@@ -138,8 +138,8 @@ from optexp.kernelkit import extension, hopper
 from optexp.kernels.layernorm_linear import by_few, by_hopper
 from optexp.kernels.linear_gelu import by_hopper as by_hopper_then_gelu
 
-if sys.argv[1] == "racecheck":  # which does not see that a lane arrives for its warp (hopper.cuh)
-    extension.FLAGS.append("-DOPTEXP_EVERY_LANE_ARRIVES")
+if sys.argv[1] == "racecheck":  # see hopper.cuh
+    extension.FLAGS.append("-DOPTEXP_FOR_RACECHECK")
 for kernel in kernels().values():
     if kernel.cuda is not None:
         for case in kernel.cases:
