@@ -20,6 +20,7 @@ from optexp.kernel import (
     check_tensors,
     derived,
     is_small_with_row,
+    is_transformed,
     launch,
     operation,
     pays,
@@ -127,7 +128,9 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
     if is_small_with_row(x, bias, 2):
         try:
             z = x + bias
-            return F.gelu(z, approximate=approximate) if torch.is_grad_enabled() else gelu_(z, approximate=approximate)
+            if torch.is_grad_enabled() or is_transformed():  # vmap would call `gelu_` once for each of many
+                return F.gelu(z, approximate=approximate)
+            return gelu_(z, approximate=approximate)
         except REFUSED:
             pass  # for a reason that the checks will tell
     check_tensors("bias_gelu", x, bias)

@@ -187,14 +187,14 @@ def layernorm_backward_columns(
 
 
 @triton.jit
-def sum_over_rows(dz_ptr, sums_ptr, block, rows, columns, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def sum_over_rows(dz_ptr, sums_ptr, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Of a block of columns of another matrix."""
     column = block * BLOCK + tl.arange(0, BLOCK)
-    sums = tl.zeros([ROWS, BLOCK], WIDE)
+    sums = wide(tl.zeros([ROWS, BLOCK], dz_ptr.dtype.element_ty))
     for first in range(0, rows, ROWS):
         row = first + tl.arange(0, ROWS)[:, None]
         mask = (row < rows) & (column[None, :] < columns)
-        sums += tl.load(dz_ptr + row * columns + column[None, :], mask=mask, other=0.0).to(WIDE)
+        sums += wide(tl.load(dz_ptr + row * columns + column[None, :], mask=mask, other=0.0))
     total = tl.sum(sums, axis=0).to(sums_ptr.dtype.element_ty)
     tl.store(sums_ptr + column, total, mask=column < columns)
 
@@ -219,7 +219,7 @@ def layernorm_backward_few(
             dy_ptr, x_ptr, mean_ptr, scale_ptr, to_weight_ptr, to_bias_ptr, block, rows, columns, ROWS, BLOCK
         )
     elif dz_ptr is not None:
-        sum_over_rows(dz_ptr, sums_ptr, block - across, rows, outputs, mean_ptr.dtype.element_ty, ROWS, BLOCK)
+        sum_over_rows(dz_ptr, sums_ptr, block - across, rows, outputs, ROWS, BLOCK)
 
 
 @triton.jit

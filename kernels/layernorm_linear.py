@@ -383,7 +383,8 @@ def _gradients(
 
     rows = len(dz)
     ways = ["together", "apart"] if rows <= FEW_SUMMED and dz.numel() < 2**31 else ["apart"]
-    key = (dy.dtype, x.dtype, None if weight is None else weight.dtype, columns, dz.shape[1], bucket(rows))
+    dtypes = (dy.dtype, x.dtype, None if weight is None else weight.dtype, dz.dtype)
+    key = (*dtypes, columns, dz.shape[1], bucket(rows))
     return run(fastest("layernorm_linear_backward", key, ways, run, x.device))
 
 

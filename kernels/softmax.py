@@ -226,7 +226,7 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
     check_tensors("softmax", x)
     last = max(x.dim() - 1, 0)
     if not -last - 1 <= dim <= last:
-        raise ValueError(f"softmax: dim is {dim}, and an input of shape {list(x.shape)} has {last + 1} dimensions")
+        raise ValueError(f"softmax: dim is {dim}, and an input of shape {list(x.shape)} has {x.dim()} dimensions")
     if dtype is not None and dtype not in SUPPORTED:
         raise ValueError(f"softmax: dtype is {dtype}, and must be one of {', '.join(map(str, SUPPORTED))}")
     if not pays(x) or dim not in (-1, last) or not x.dim():
@@ -288,5 +288,5 @@ KERNEL = Kernel(
     ],
     sweep=lambda fill, size: (fill(max(size // 1024, 1), 1024), -1),
     patterns=[lambda x, dim, dtype: torch.softmax(x, dim, dtype)],
-    worthwhile=lambda x, dim, dtype: pays(x) and dim % x.dim() == x.dim() - 1,
+    worthwhile=lambda x, dim, dtype: x.dim() > 0 and pays(x) and dim % x.dim() == x.dim() - 1,
 )

@@ -144,6 +144,7 @@ def in_place(x: Tensor, bias: Tensor) -> Tensor:
         pytest.param(in_place, 2, id="the operation is in place"),
         pytest.param(lambda x: x * torch.sigmoid(1.702 * x), 1, id="an approximation of GELU"),
         pytest.param(lambda x: torch.softmax(x, 0), 1, id="another dimension"),
+        pytest.param(lambda x: torch.softmax(x.sum(), -1), 1, id="a single number"),
         pytest.param(lambda x, bias: (torch.relu(x) + bias) * bias, 2, id="a scale for each column"),
         pytest.param(lambda x: x + x.flip(0), 1, id="too small"),
         pytest.param(lambda x: torch.relu(x) * 2, 1, id="half a pattern"),
