@@ -43,8 +43,8 @@ enum Form { NORM, TANH, ERF };
 
 constexpr int M = 128, N = 256, K = 64;  // of a tile and a step: 128 bytes of a row, as wide as a swizzle
 constexpr int STAGES = 4;                // steps in shared memory
-constexpr int CLUSTER = BLOCKS_OF_A_CLUSTER;  // which share w
-constexpr int GROUP = 8;                 // clusters one above the other that share L2
+constexpr int CLUSTER = ARRIVALS == 1 ? 2 : 1;  // blocks that share w; racecheck does not see arrivals from others
+constexpr int GROUP = 8;                        // clusters one above the other that share L2
 constexpr int PANEL = 32;                // clusters one above the other, whose rows are summed first
 constexpr int GROUP_APART = 4;           // where rows are summed apart: fewer, as those of the first round must soon be told
 constexpr int MANY_TILES = 8;            // of a row, for which summing apart keeps up
