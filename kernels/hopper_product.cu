@@ -393,7 +393,7 @@ __device__ __forceinline__ Norm await_rows(uint32_t base, const Operands<T>& giv
     Norm norm;
     Told told;
     const auto own_patience = [&] { return base + PATIENCE + threadIdx.x / 32 * 4; };
-    const int patience = __shfl_sync(0xffffffff, load_shared(own_patience()), 0);
+    const int patience = __shfl_sync(0xffffffff, load_shared(own_patience()), 0);  // uniform: else registers spill
     for (int look = 0; look < patience; look++) {
         told.look(*given.board, row);
         if (__all_sync(0xffffffff, told.found(norm, epoch, row))) return norm;

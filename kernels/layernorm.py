@@ -286,9 +286,9 @@ def backward_of_rows(
     dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, columns: int, bias: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, and the gradients of weight and of a bias of this dtype, where there are such; both as one row."""
+    dy, x, weight = dy.contiguous(), x.contiguous(), contiguous(weight)
     dx, dweight, dbias = results = fake_gradients(dy, x, weight, mean, scale, columns, bias)
     rows, block = mean.numel(), max(power_of_two(columns), 16)
-    operands = [contiguous(tensor) for tensor in (dy, x, weight)]
 
     def run(how: Launch | str) -> None:
         if not isinstance(how, Launch):
@@ -297,7 +297,7 @@ def backward_of_rows(
         programs = max(1, min(ceil_div(rows, how.rows), how.resident * multiprocessors(x.device)))
         sums = mean.new_empty((programs, 2, columns))
         tile = {**how.constants(block), "WHOLE": block == columns}
-        launch(layernorm_backward, programs, *operands, mean, scale, dx, sums, rows, columns, **tile)
+        launch(layernorm_backward, programs, dy, x, weight, mean, scale, dx, sums, rows, columns, **tile)
         add_up(sums, dweight, dbias)
 
     key = (dy.dtype, x.dtype, None if weight is None else weight.dtype, columns, bucket(rows))

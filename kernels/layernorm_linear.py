@@ -373,32 +373,25 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Those of the norm, and the sums over rows of dz, the product's: of few rows maybe in one launch."""
 
+    rows, outputs = dz.shape
+
     def run(way: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         if way == "apart":
             results = backward_of_rows(dy, x, weight, mean, scale, columns, bias)
             return *results, summed(bias_gradient, dz.dtype, dz.contiguous())
-        results, sums = fake_gradients(dy, x, weight, mean, scale, columns, bias), dz.new_empty(dz.shape[1])
+        results, sums = fake_gradients(dy, x, weight, mean, scale, columns, bias), dz.new_empty(outputs)
         backward_of_few(dy, x, weight, mean, scale, results, dz, sums)
         return *results, sums
 
-    rows = len(dz)
     ways = ["together", "apart"] if rows <= FEW_SUMMED and dz.numel() < 2**31 else ["apart"]
     dtypes = (dy.dtype, x.dtype, None if weight is None else weight.dtype, dz.dtype)
-    key = (*dtypes, columns, dz.shape[1], bucket(rows))
+    key = (*dtypes, columns, outputs, bucket(rows))
     return run(fastest("layernorm_linear_backward", key, ways, run, x.device))
 
 
-def _fake_gradients(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    mean: Tensor,
-    scale: Tensor,
-    columns: int,
-    bias: torch.dtype | None,
-    dz: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return *fake_gradients(dy, x, weight, mean, scale, columns, bias), dz.new_empty(dz.shape[1])
+def _fake_gradients(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *to_norm, dz = args
+    return *fake_gradients(*to_norm), dz.new_empty(dz.shape[1])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
