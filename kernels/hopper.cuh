@@ -85,12 +85,6 @@ __device__ inline uint32_t cluster_rank() {
     return rank;
 }
 
-// --- the kernel before, which may still run ----------------------------------------------------------------------
-
-__device__ inline void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
-__device__ inline void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 // --- words that other blocks read and write meanwhile ------------------------------------------------------------
 // Of 16 bytes, each is read and written as a whole, and orders nothing else.
 
@@ -384,22 +378,6 @@ inline int describe(CUtensorMap& map, bool half, const void* matrix, int64_t hei
         &map, half ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(matrix), sizes,
         strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-}
-
-// Its blocks may begin while the kernel before ends.
-template <typename... A, typename... P>
-int launch_early(void (*kernel)(A...), dim3 blocks, int threads, int shared, cudaStream_t stream, const P&... given) {
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = blocks;
-    config.blockDim = threads;
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, A(given)...);
 }
 
 }  // namespace optexp::hopper

@@ -13,6 +13,7 @@ __global__ void normalise(
     constexpr int V = N < 16 / int(sizeof(P)) ? N : 16 / int(sizeof(P));  // parameters that are read at once
     extern __shared__ float row[];
     __shared__ float scratch[MOST_WARPS];
+    begin();
     x += int64_t(blockIdx.x) * columns;
     y += int64_t(blockIdx.x) * columns;
     float sum = 0.0f;
@@ -122,10 +123,10 @@ extern "C" int forward(
                 with_width<T>(wide, [&](auto n) {
                     constexpr int N = decltype(n)::value;
                     const size_t bytes = columns * sizeof(float);
-                    allow(normalise<T, R, P, N>, bytes);
-                    normalise<T, R, P, N><<<unsigned(rows), threads(columns, N), bytes, stream>>>(
-                        (const T*)x, (const P*)gamma, (const P*)beta, (R*)y, (float*)means, (float*)scales,
-                        int(columns), float(eps));
+                    const auto kernel = normalise<T, R, P, N>;
+                    allow(kernel, bytes);
+                    launch_early(kernel, unsigned(rows), threads(columns, N), bytes, stream, x, gamma, beta, y, means,
+                                 scales, columns, eps);
                 });
             };
             parameters == type ? run(from) : run(float());

@@ -16,6 +16,7 @@ struct Rows {
 template <typename T, int N>
 __global__ void relu_bias_scale_forward(
     const T* x, const T* __restrict__ bias, T* y, int64_t rows, int64_t columns, float scale) {
+    begin();
     const int64_t pack = int64_t(blockIdx.x) * 32 + threadIdx.x, packs = columns / N;
     if (pack >= packs) return;
     const auto offsets = load<N>(bias, pack);
@@ -42,11 +43,11 @@ __global__ void relu_bias_scale_forward(
 }
 
 // dx, and for each row of blocks the sums over its rows of what arrives at the bias.
-template <typename T, int N>
+template <typename T, int N, typename S>
 __global__ void relu_bias_scale_backward(
-    const T* dy, const T* x, T* dx, float* __restrict__ sums, int64_t rows,
-    int64_t columns, float scale) {
+    const T* dy, const T* x, T* dx, S* __restrict__ sums, int64_t rows, int64_t columns, float scale) {
     __shared__ float shared[WARPS][32 * N];
+    begin();
     const int64_t pack = int64_t(blockIdx.x) * 32 + threadIdx.x, packs = columns / N;
     float total[N] = {};
     const auto finish = [&](Pack<T, N> arrived, const Pack<T, N>& values, int64_t place) {
@@ -74,8 +75,26 @@ __global__ void relu_bias_scale_backward(
     for (int i = threadIdx.y; i < N; i += WARPS) {
         float sum = 0.0f;
         for (int warp = 0; warp < WARPS; warp++) sum += shared[warp][i * 32 + threadIdx.x];
-        if (pack < packs) sums[blockIdx.y * columns + pack * N + i] = sum;
+        if (pack < packs) sums[blockIdx.y * columns + pack * N + i] = S(sum);
     }
+}
+
+// The sums of all rows of blocks added up, always in the same order.
+template <typename T>
+__global__ void add_up(const float* __restrict__ sums, T* __restrict__ total, int64_t groups, int64_t columns) {
+    __shared__ float shared[WARPS][32];
+    begin();
+    const int64_t column = int64_t(blockIdx.x) * 32 + threadIdx.x;
+    float sum = 0.0f;
+    if (column < columns) {
+#pragma unroll 4
+        for (int64_t group = threadIdx.y; group < groups; group += WARPS) sum += sums[group * columns + column];
+    }
+    shared[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || column >= columns) return;
+    for (int warp = 1; warp < WARPS; warp++) sum += shared[warp][threadIdx.x];
+    total[column] = T(sum);
 }
 
 }  // namespace optexp
@@ -90,22 +109,26 @@ extern "C" int forward(
         with_width<T>(aligned(x, bias, y) && columns * sizeof(T) % 16 == 0, [&](auto n) {
             constexpr int N = decltype(n)::value;
             const dim3 grid(unsigned((columns / N + 31) / 32), unsigned(groups)), block(32, WARPS);
-            relu_bias_scale_forward<T, N><<<grid, block, 0, stream>>>(
-                (const T*)x, (const T*)bias, (T*)y, rows, columns, float(scale));
+            launch_early(relu_bias_scale_forward<T, N>, grid, block, 0, stream, x, bias, y, rows, columns, scale);
         });
     });
 }
 
+// sums:  room for those of each group, where there are several
 extern "C" int backward(
-    const void* dy, const void* x, void* dx, void* sums, int64_t rows, int64_t columns, int64_t groups, double scale,
-    int64_t type, cudaStream_t stream) {
+    const void* dy, const void* x, void* dx, void* sums, void* total, int64_t rows, int64_t columns, int64_t groups,
+    double scale, int64_t type, cudaStream_t stream) {
     return with_type(type, [&](auto zero) {
         using T = decltype(zero);
         with_width<T>(aligned(dy, x, dx) && columns * sizeof(T) % 16 == 0, [&](auto n) {
             constexpr int N = decltype(n)::value;
             const dim3 grid(unsigned((columns / N + 31) / 32), unsigned(groups)), block(32, WARPS);
-            relu_bias_scale_backward<T, N><<<grid, block, 0, stream>>>(
-                (const T*)dy, (const T*)x, (T*)dx, (float*)sums, rows, columns, float(scale));
+            const auto sum = [&](auto kernel, void* to) {
+                launch_early(kernel, grid, block, 0, stream, dy, x, dx, to, rows, columns, scale);
+            };
+            if (groups == 1) return sum(relu_bias_scale_backward<T, N, T>, total);
+            sum(relu_bias_scale_backward<T, N, float>, sums);
+            launch_early(add_up<T>, unsigned((columns + 31) / 32), block, 0, stream, sums, total, groups, columns);
         });
     });
 }

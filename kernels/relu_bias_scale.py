@@ -97,11 +97,12 @@ def _cuda_forward(x: Tensor, bias: Tensor, scale: float) -> Tensor:
 def _cuda_backward(dy: Tensor, x: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     dx, (rows, columns) = x.new_empty(x.shape), matrix(x)
     groups = _groups(rows, columns, x)
-    sums = x.new_zeros((groups, columns), dtype=torch.float32)
-    if x.numel():
-        operands = (dy.contiguous(), x.contiguous(), dx, sums, rows, columns, groups)
-        extension.run("relu_bias_scale", "backward", *operands, scale, x.dtype)
-    return dx, sums.sum(0).to(dtype)
+    if not x.numel():
+        return dx, x.new_zeros(columns, dtype=dtype)
+    sums, total = x.new_empty((groups, columns), dtype=torch.float32), x.new_empty(columns)
+    operands = (dy.contiguous(), x.contiguous(), dx, sums, total, rows, columns, groups)
+    extension.run("relu_bias_scale", "backward", *operands, scale, x.dtype)
+    return dx, total.to(dtype)
 
 
 def _groups(rows: int, columns: int, x: Tensor) -> int:

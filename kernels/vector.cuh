@@ -8,6 +8,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "early.cuh"
+
 namespace optexp {
 
 constexpr int THREADS = 256;
@@ -36,9 +38,10 @@ __device__ Pack<T, N> combine(F f, const Pack<X, N>&... x) {
     return y;
 }
 
-// y = f(x...) for every element, N at once, and one by one what is left at the end. y may be one of x.
+// A kernel that makes y = f(x...) of every element, N at once, and one by one what is left at the end. y may be one of x.
 template <int N, typename F, typename T, typename... X>
 __device__ void transform(int64_t size, F f, T* y, const X*... x) {
+    begin();
     const int64_t packs = size / N;
     const int64_t first = int64_t(blockIdx.x) * (THREADS * 2) + threadIdx.x, second = first + THREADS;
     if (second < packs) {  // both are on their way before the first is written
