@@ -18,11 +18,11 @@ from optexp.kernel import (
     check_tensors,
     is_small,
     laid_out_like,
-    launch,
     operation,
     pays,
 )
 from optexp.kernelkit import extension
+from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tiles import begin, load, over_vector, store, wide
 
 

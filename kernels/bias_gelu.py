@@ -21,10 +21,10 @@ from optexp.kernel import (
     derived,
     is_small_with_row,
     is_transformed,
-    launch,
     operation,
     pays,
 )
+from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tiles import begin, from_last, over_columns, over_tiles, place, share, tile, wide
 from optexp.kernels.gelu import cdf, check_form, derivative
 

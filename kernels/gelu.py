@@ -20,11 +20,11 @@ from optexp.kernel import (
     derived,
     is_small,
     laid_out_like,
-    launch,
     operation,
     pays,
 )
 from optexp.kernelkit import extension
+from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tiles import begin, exp, from_last, load, over_vector, store, wide
 
 FORMS = ("none", "tanh")

@@ -24,12 +24,12 @@ from optexp.kernel import (
     derived,
     is_differentiated,
     is_small,
-    launch,
     multiprocessors,
     operation,
     pays,
     power_of_two,
 )
+from optexp.kernelkit.launching import launch
 from optexp.kernelkit.rows import Launch, in_rows
 from optexp.kernelkit.tiles import FEW, add_up, begin, from_last, left, matrix, wide
 from optexp.kernelkit.tuning import bucket, fastest

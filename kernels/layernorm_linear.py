@@ -34,7 +34,6 @@ from optexp.kernel import (
     contiguous,
     derived,
     is_differentiated,
-    launch,
     lowered,
     multiprocessors,
     needs_gradient,
@@ -43,6 +42,7 @@ from optexp.kernel import (
     power_of_two,
 )
 from optexp.kernelkit import extension, hopper
+from optexp.kernelkit.launching import launch
 from optexp.kernelkit.products import TILINGS, Tiling, in_rows, in_shape, multiply, place, product, takes
 from optexp.kernelkit.tiles import FEW as FEW_SUMMED
 from optexp.kernelkit.tiles import begin, from_last, share, summed, tile

@@ -23,7 +23,6 @@ from optexp.kernel import (
     derived,
     is_differentiated,
     is_small,
-    launch,
     lowered,
     needs_gradient,
     operation,
@@ -31,6 +30,7 @@ from optexp.kernel import (
     runs_on,
 )
 from optexp.kernelkit import extension, hopper
+from optexp.kernelkit.launching import launch
 from optexp.kernelkit.products import (
     Tiling,
     in_rows,

@@ -21,12 +21,12 @@ from optexp.kernel import (
     is_small,
     is_traced,
     laid_out_like,
-    launch,
     needs_gradient,
     operation,
     pays,
 )
 from optexp.kernelkit import extension
+from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tiles import begin, from_last, load, over_vector, store, wide
 
 

@@ -14,18 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from optexp.kernel import (
-    REFUSED,
-    Case,
-    Kernel,
-    ceil_div,
-    check_row,
-    check_tensors,
-    is_small_with_row,
-    launch,
-    operation,
-    pays,
-)
+from optexp.kernel import REFUSED, Case, Kernel, ceil_div, check_row, check_tensors, is_small_with_row, operation, pays
+from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tiles import begin, from_last, over_columns, over_tiles, place, share, tile, wide
 from optexp.kernels.relu_bias_scale import derived_backward, fake_backward, relu_bias_scale
 

@@ -20,12 +20,12 @@ from optexp.kernel import (
     check_tensors,
     derived,
     is_small_with_row,
-    launch,
     multiprocessors,
     operation,
     pays,
 )
 from optexp.kernelkit import extension
+from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tiles import begin, from_last, matrix, over_columns, over_tiles, place, share, tile, wide
 
 

@@ -6,7 +6,6 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, wraps
 from typing import Any
@@ -14,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
-from torch.autograd import forward_ad, profiler
+from torch.autograd import forward_ad
 from torch.compiler import assume_constant_result, is_compiling
 from torch.cuda import is_current_stream_capturing
 from torch.nn import Parameter
-from triton import knobs
 from triton.runtime import KernelInterface
-from triton.tools.tensor_descriptor import TensorDescriptor
+
+from optexp.kernelkit.launching import INTERPRETED, current_stream
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SUPPORTED = (*DTYPES, torch.float64)  # float64 is there to be exact, not to be fast
@@ -267,9 +266,6 @@ def laid_out_like(tensor: Tensor, other: Tensor) -> Tensor:
 # --- where kernels run -------------------------------------------------------------------------------------------
 
 
-INTERPRETED: bool = knobs.runtime.interpret  # TRITON_INTERPRET=1: Triton runs kernels in Python, on the CPU
-
-
 def runs_on(device: torch.device) -> bool:
     """Whether our kernels run there; elsewhere their functions compute the reference, and a model works anywhere.
 
@@ -289,8 +285,6 @@ def _has_interpreter() -> bool:
 
 
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError)  # what torch raises where it cannot serve its arguments
-CUDA = torch.backends.cuda.is_built()  # without, even a fake tensor may say it lies on such a device
-_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if CUDA else lambda device: 0
 _recorded: list[str] = []  # calls that a CUDA Graph will capture; another thread's count as such meanwhile
 SMALL = 2**20  # elements; below, a call costs what its launch costs, and torch's own launch is the cheapest
 
@@ -313,7 +307,7 @@ def is_small(x: Any, operations: float = 1) -> bool:
         and not is_compiling()
         and x.numel() * operations < SMALL
         and not _recorded
-        and not (_stream(-1) and is_current_stream_capturing())  # which the default stream never is
+        and not (current_stream(-1) and is_current_stream_capturing())  # which the default stream never is
     )
 
 
@@ -343,45 +337,3 @@ def ceil_div(count: int, size: int) -> int:
 def power_of_two(count: int) -> int:
     """The lowest that is not lower, as `triton.next_power_of_2`, which takes 1.5 µs."""
     return 1 << (count - 1).bit_length() if count > 1 else 1
-
-
-def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
-    """Run a Triton kernel on the device of its first tensor; nothing where there are no programs to run.
-
-    One that has EARLY among its constants is told whether it is launched while the kernel before it still runs, as it
-    is where that is possible: it waits for that on the device (see `kernelkit.tiles.begin`).
-    """
-    if programs == 0:
-        return
-    device = next(getattr(arg, "base", arg).device for arg in args if isinstance(arg, (Tensor, TensorDescriptor)))
-    if "EARLY" in kernel.arg_names:
-        constants |= _early(device)
-    with launching(kernel.__name__, device, args):
-        kernel[(programs,)](*args, **constants)
-
-
-@cache
-def _early(device: torch.device) -> dict[str, bool]:
-    """Programmatic dependent launch, from Hopper on:
-    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization"""
-    nvidia = device.type == "cuda" and torch.version.hip is None
-    possible = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
-    return {"EARLY": True, "launch_pdl": True} if possible else {"EARLY": False}
-
-
-def launching(name: str, device: torch.device, args: Sequence[Any]) -> AbstractContextManager[Any]:
-    """Inside, launches go to this device, and a profiler sees an operator `optexp.<name>` of these tensors."""
-    if profiler._is_profiler_enabled:
-        return _shown(name, device, [getattr(arg, "base", arg) for arg in args])
-    here = device.type != "cuda" or device.index == torch.cuda.current_device()
-    return nullcontext() if here else torch.cuda.device(device)
-
-
-@contextmanager
-def _shown(name: str, device: torch.device, args: Sequence[Any]) -> Iterator[None]:
-    tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    with (
-        torch._C._profiler._RecordFunctionFast(f"optexp.{name}", tensors),
-        torch.cuda.device(device if device.type == "cuda" else -1),
-    ):
-        yield

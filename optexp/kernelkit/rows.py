@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from optexp.kernel import ceil_div, launch, multiprocessors, power_of_two
+from optexp.kernel import ceil_div, multiprocessors, power_of_two
+from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tuning import bucket, fastest
 
 LONGEST = 32768  # columns that the registers of one program hold

@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from optexp.kernel import SMALL, ceil_div, laid_out_like, launch, multiprocessors, power_of_two
+from optexp.kernel import SMALL, ceil_div, laid_out_like, multiprocessors, power_of_two
+from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tuning import bucket, fastest
 
 AT_ONCE = tl.constexpr(512)  # programs, of four warps: a quarter of an H100
@@ -174,8 +175,9 @@ def over_tiles(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any)
 FEW = 512  # rows that programs may each go through alone, so that nothing is left to add up
 
 # Bytes of a tile, and programs on a multiprocessor. All should fit at once, or the last run without company: eight do
-# with up to 64 registers a thread, five with up to 96. Or a program for each few columns, of all rows.
-GROUPINGS = [(4096, 8), (8192, 8), (8192, 5)]
+# with up to 64 registers a thread, six with up to 80, five with up to 96. Or a program for each few columns, of all
+# rows.
+GROUPINGS = [(4096, 8), (4096, 6), (8192, 8), (8192, 5)]
 ALONE = (8192, 0)
 
 

@@ -27,7 +27,7 @@ seen = set()
 
 
 def launch(function: Any, programs: int, *args: Any, **constants: Any) -> None:
-    """In the place of `optexp.kernel.launch`: compile, and leave the result unwritten."""
+    """In the place of `launching.launch`: compile, and leave the result unwritten."""
     if "EARLY" in function.arg_names:
         constants |= {"EARLY": True, "launch_pdl": True}
     options = {name: constants.pop(name) for name in OPTIONS if name in constants}

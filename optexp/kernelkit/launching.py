@@ -1,0 +1,102 @@
+"""Launches of kernels: on their tensors' device, seen by a profiler, early where possible, quick when repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import profiler
+from triton import knobs
+from triton.compiler import CompiledKernel
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+CUDA = torch.backends.cuda.is_built()  # without, even a fake tensor may say it lies on such a device
+INTERPRETED: bool = knobs.runtime.interpret  # TRITON_INTERPRET=1: Triton runs kernels in Python, on the CPU
+
+current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if CUDA else lambda device: 0
+_current_device: Callable[[], int] = torch._C._cuda_getDevice if CUDA and not INTERPRETED else lambda: -1
+
+
+class Ready(NamedTuple):
+    """A kernel that Triton has compiled, and the names of its parameters behind those that come by their places."""
+
+    compiled: CompiledKernel
+    names: Sequence[str]
+
+
+MOST = 4096  # launches that are remembered
+_ready: dict[tuple[Any, ...], Ready] = {}
+
+
+def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
+    """Run a Triton kernel on the device of its first tensor; nothing where there are no programs to run.
+
+    One that has EARLY among its constants is told whether it is launched while the kernel before it still runs, as it
+    is where that is possible: it waits for that on the device (see `kernelkit.tiles.begin`).
+
+    Triton takes 10 µs to find what it has compiled for such arguments. What was launched before is remembered by all
+    that Triton distinguishes, and more, and launched the same way.
+    """
+    if programs == 0:
+        return
+    key = _key(kernel, args, constants)
+    ready = None if key is None else _ready.get(key)
+    if ready is not None and not profiler._is_profiler_enabled and not knobs.runtime.launch_enter_hook.calls:
+        compiled, names = ready
+        rest = [constants.get(name) for name in names]  # what is compiled in is not looked at any more
+        how = (compiled.function, compiled.packed_metadata, None, None, None)
+        compiled.run(programs, 1, 1, current_stream(-1), *how, *args, *rest)
+        return
+    device = next(getattr(arg, "base", arg).device for arg in args if isinstance(arg, (Tensor, TensorDescriptor)))
+    early = _early(device) if "EARLY" in kernel.arg_names else {}
+    here = device.index == _current_device()
+    with launching(kernel.__name__, device, args):
+        compiled = kernel[(programs,)](*args, **constants, **early)
+    if key is not None and here and isinstance(compiled, CompiledKernel):
+        if len(_ready) >= MOST:
+            _ready.clear()
+        _ready[key] = Ready(compiled, kernel.arg_names[len(args) :])
+
+
+def _key(kernel: Any, args: Sequence[Any], constants: dict[str, Any]) -> tuple[Any, ...] | None:
+    """Triton distinguishes dtypes, addresses that 16 divides, and some numbers: here all. None where it does more."""
+    key = [kernel.fn, _current_device(), *constants.items(), *map(type, constants.values())]
+    for arg in args:
+        if isinstance(arg, Tensor):
+            key += (arg.dtype, arg.get_device(), arg.data_ptr() % 16 == 0)
+        elif isinstance(arg, TensorDescriptor):
+            return None
+        else:
+            key += (type(arg), arg)
+    return tuple(key)
+
+
+@cache
+def _early(device: torch.device) -> dict[str, bool]:
+    """Programmatic dependent launch, from Hopper on:
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization"""
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    possible = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"EARLY": True, "launch_pdl": True} if possible else {"EARLY": False}
+
+
+def launching(name: str, device: torch.device, args: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Inside, launches go to this device, and a profiler sees an operator `optexp.<name>` of these tensors."""
+    if profiler._is_profiler_enabled:
+        return _shown(name, device, [getattr(arg, "base", arg) for arg in args])
+    here = device.type != "cuda" or device.index == _current_device()
+    return nullcontext() if here else torch.cuda.device(device)
+
+
+@contextmanager
+def _shown(name: str, device: torch.device, args: Sequence[Any]) -> Iterator[None]:
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    with (
+        torch._C._profiler._RecordFunctionFast(f"optexp.{name}", tensors),
+        torch.cuda.device(device if device.type == "cuda" else -1),
+    ):
+        yield
