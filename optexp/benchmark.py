@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -106,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(line(row), flush=True)
         rows.append(row)
     ceilings = calibrate(device)
-    overheads = [overhead(k, c, device) for k in chosen for c in small(k)]
+    overheads = [overhead(k, c, device) for k in chosen for c in by_hand(k, device)]
     text = report(rows, overheads, ceilings)
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "kernels.md").write_text(text)
@@ -354,36 +353,44 @@ def _all(calls: list[Call]) -> None:
 # --- small calls -------------------------------------------------------------------------------------------------
 
 
-def small(kernel: Kernel) -> list[Case]:
-    """Cases in which the host, and not the device, sets the pace."""
+def by_hand(kernel: Kernel, device: torch.device) -> list[Case]:
+    """Cases in which the host, and not the device, sets the pace, and on a GPU larger ones until it no longer does."""
     sizes = {case.name: case.arguments(partial(torch.empty, device="meta"))[0].numel() for case in kernel.benchmarks}
-    return [case for case in kernel.benchmarks if sizes[case.name] <= 2**18]
+    powers = (20, 22, 24, 25) if device.type == "cuda" else ()
+    larger = [Case(f"2^{power}", partial(kernel.sweep, size=2**power)) for power in powers]
+    return [*(case for case in kernel.benchmarks if sizes[case.name] <= 2**18), *larger]
 
 
 def overhead(kernel: Kernel, case: Case, device: torch.device) -> dict[str, Any]:
-    """µs of wall time a call, one after the other, as they are called by hand; without and with gradients."""
+    """µs of wall time a call, one after the other: forward, forward with gradients wanted, both passes."""
     args = copies(case, torch.float32, device, cold=False)[0]
     leaves = [arg.requires_grad_() if isinstance(arg, Tensor) else arg for arg in args]
-    calls = {"eager": partial(kernel.reference, *leaves), "ours": partial(kernel.function, *leaves)}
+    wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    dy = torch.ones_like(kernel.reference(*args))
+    ways: dict[str, tuple[bool, Callable[[], object]]] = {}
+    for name, function in (("eager", kernel.reference), ("ours", kernel.function)):
+        forward = partial(function, *leaves)
+        ways[name] = (False, forward)
+        ways[f"{name} (grad)"] = (True, forward)
+        ways[f"{name} (both passes)"] = (True, lambda forward=forward: torch.autograd.grad(forward(), wanted, dy))  # type: ignore[misc]
     steps, best = dict[str, int](), dict[str, float]()
     for _ in range(10):  # in turns: from one second to the next a host's pace differs by more than the calls do
-        for (name, call), (suffix, enabled) in product(calls.items(), (("", False), (" (grad)", True))):
-            way = name + suffix
+        for way, (enabled, call) in ways.items():
             with torch.set_grad_enabled(enabled):
                 if way not in steps:
                     call()
-                    steps[way] = max(1, min(200, int(0.02 / clock.time_block(call, 2, device).wall_s)))
+                    steps[way] = max(1, min(100, int(0.01 / clock.time_block(call, 2, device).wall_s)))
                 best[way] = min(best.get(way, math.inf), clock.time_block(call, steps[way], device).wall_s)
     return {"kernel": kernel.name, "shape": case.name, **{way: wall_s * 1e6 for way, wall_s in best.items()}}
 
 
 def slow(overheads: Sequence[dict[str, Any]]) -> list[str]:
-    """Small calls that cost the host more than torch's own, in words."""
+    """Calls that take longer by hand than torch's own, in words."""
     return [
-        f"{found['kernel']} {found['shape']}{suffix}: {found['ours' + suffix]:.1f} µs of the host, and"
+        f"{found['kernel']} {found['shape']}{suffix}: {found['ours' + suffix]:.1f} µs by hand, and"
         f" {found['eager' + suffix]:.1f} by torch"
         for found in overheads
-        for suffix in ("", " (grad)")
+        for suffix in ("", " (grad)", " (both passes)")
         if found["ours" + suffix] > 1.1 * found["eager" + suffix]
     ]
 
@@ -472,7 +479,7 @@ def report(rows: Sequence[Row], overheads: Sequence[dict[str, Any]], ceilings: C
     if overheads:
         names = [name for name in overheads[0] if name not in ("kernel", "shape")]
         lines = [[f"{o['kernel']} {o['shape']}", *(f"{o[name]:.1f}" for name in names)] for o in overheads]
-        text += "\nSmall calls, one after the other from Python, float32: µs of wall time each.\n\n"
+        text += "\nCalls one after the other from Python, float32: µs of wall time each.\n\n"
         text += table(["kernel, shape", *names], lines)
     return text
 

@@ -51,7 +51,7 @@ class Kernel:
     large:       a call whose first tensor has more than 2³¹ elements
     mistakes:    calls that must end in a ValueError
     benchmarks:  calls that are worth timing
-    sweep:       the arguments of a call whose first tensor has about so many elements, from `fill` and that number
+    sweep:       the arguments of a call whose first tensor has about so many elements, from `fill` and `size`
     patterns:    how models write it, as functions with the parameters of `function`
     worthwhile:  whether putting it into a model can pay, from (fake) arguments
     floor:       what no implementation beats: the bare product; None: a copy of the bytes that must move
@@ -64,7 +64,7 @@ class Kernel:
     large: Case
     mistakes: Sequence[Case]
     benchmarks: Sequence[Case]
-    sweep: Callable[[Fill, int], tuple[Any, ...]]
+    sweep: Callable[..., tuple[Any, ...]]
     patterns: Sequence[Callable[..., Any]]
     plain: Callable[..., Tensor] | None = None
     cuda: Callable[..., Tensor] | None = None
@@ -286,11 +286,15 @@ def _has_interpreter() -> bool:
 
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError)  # what torch raises where it cannot serve its arguments
 _recorded: list[str] = []  # calls that a CUDA Graph will capture; another thread's count as such meanwhile
-SMALL = 2**20  # elements; below, a call costs what its launch costs, and torch's own launch is the cheapest
+
+# Elements, times operations. Of fewer, a call costs what its launches cost the host, and torch's are the cheapest.
+# Where somebody learns, Python takes part in backward, too: so it is of so many times as many.
+SMALL = 2**24
+LEARNING = 2
 
 
 def pays(x: Tensor, operations: float = 1) -> bool:
-    """Whether to take our kernel for what torch does in so many: a launch of ours takes as long as three of torch's."""
+    """Whether to take our kernel for what torch does in so many: a call of ours takes as long as three of torch's."""
     return not is_small(x, operations) and runs_on(x.device)
 
 
@@ -305,7 +309,7 @@ def is_small(x: Any, operations: float = 1) -> bool:
         isinstance(x, Tensor)
         and x.is_cuda
         and not is_compiling()
-        and x.numel() * operations < SMALL
+        and ((elements := x.numel() * operations) < SMALL or (elements < LEARNING * SMALL and needs_gradient((x,))))
         and not _recorded
         and not (current_stream(-1) and is_current_stream_capturing())  # which the default stream never is
     )

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from optexp.kernel import SMALL, ceil_div, laid_out_like, multiprocessors, power_of_two
+from optexp.kernel import ceil_div, laid_out_like, multiprocessors, power_of_two
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tuning import bucket, fastest
 
@@ -154,9 +154,8 @@ def matrix(tensor: Tensor) -> tuple[int, int]:
 
 def over_vector(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any) -> Tensor:
     """Write `result`, 4 KiB by a program, from operands of its shape; of a small one less, so that more take part."""
-    size, block = result.numel(), 4096 // result.element_size()
-    if size < SMALL:
-        block = min(block, max(256, power_of_two(ceil_div(size, multiprocessors(result.device)))))
+    size = result.numel()
+    block = min(4096 // result.element_size(), max(256, power_of_two(ceil_div(size, multiprocessors(result.device)))))
     given = [laid_out_like(operand, result) for operand in operands]
     launch(kernel, ceil_div(size, block), *given, result, size, BLOCK=block, **constants)
     return result

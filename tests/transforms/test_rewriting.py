@@ -214,7 +214,8 @@ def test_what_is_too_small_for_a_launch_of_ours_stays_torchs() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        small, large = (torch.empty(rows, 1024, device="cuda") for rows in (1, 1024))
+        small, large = (torch.empty(rows, 1024, device="cuda") for rows in (1, 16384))
+        leaves = [torch.empty(rows, 1024, device="cuda", requires_grad=True) for rows in (16384, 32768)]
     for name, args in (
         ("gelu", ("tanh",)),
         ("softmax", (-1, None)),
@@ -227,6 +228,8 @@ def test_what_is_too_small_for_a_launch_of_ours_stays_torchs() -> None:
         assert kernels()[name].worthwhile(large, *args)
         assert for_graphs(kernels()[name]).worthwhile(small, *args)  # there, launches cost the host nothing
         assert not kernels()[name].worthwhile(small, *args)
+        assert kernels()[name].worthwhile(leaves[1], *args)
+    assert not kernels()["gelu"].worthwhile(leaves[0], "tanh")  # Python would take longer, in both passes
     with FakeTensorMode():
         weight = torch.empty(1024, 1024, device="cuda")
         learned = torch.empty(1024, 1024, device="cuda", requires_grad=True)
