@@ -2,6 +2,8 @@
 // https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization
 #pragma once
 
+#include <cstdint>
+
 #include <cuda_runtime.h>
 
 namespace optexp {
@@ -26,9 +28,12 @@ __device__ inline void await_previous() {
 #endif
 }
 
+// Whether all blocks run at the same time, and none has to wait for another's place.
+__device__ inline bool all_at_once() { return uint64_t(gridDim.x) * gridDim.y <= 256; }
+
 // The first line of a kernel whose blocks soon end: where all run at once, the next one may be launched now.
 __device__ inline void begin() {
-    if (gridDim.x * gridDim.y <= 256) let_next_begin();
+    if (all_at_once()) let_next_begin();
     await_previous();
 }
 

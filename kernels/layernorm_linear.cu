@@ -25,8 +25,10 @@ __global__ void normalise(
             row[pack * N + i] = v;
             sum += v;
         }
-        if (gamma != nullptr) prefetch(gamma + pack * N);  // else they are on their way only when all sums are there
-        if (beta != nullptr) prefetch(beta + pack * N);
+        if (all_at_once()) {  // else others have brought them, and to ask costs more than it saves
+            if (gamma != nullptr) prefetch(gamma + pack * N);
+            if (beta != nullptr) prefetch(beta + pack * N);
+        }
     }
     const float mean = block_sum(sum, scratch) / columns;
     float squares = 0.0f;
