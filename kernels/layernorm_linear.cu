@@ -98,9 +98,9 @@ using namespace optexp;
 
 namespace {
 
-// Threads for a row: each takes two packs where there are enough.
-unsigned threads(int64_t columns, int n) {
-    const int64_t warps = (columns / n + 63) / 64;
+// Threads for a row: each takes two packs where there are enough, of few rows one, as nothing else is on its way then.
+unsigned threads(int64_t rows, int64_t columns, int n) {
+    const int64_t together = rows <= 256 ? 32 : 64, warps = (columns / n + together - 1) / together;
     return unsigned(32 * (warps < 1 ? 1 : warps > MOST_WARPS ? MOST_WARPS : warps));
 }
 
@@ -129,7 +129,7 @@ extern "C" int forward(
                     const size_t bytes = columns * sizeof(float);
                     const auto kernel = normalise<T, R, P, N>;
                     allow(kernel, bytes);
-                    launch_early(kernel, unsigned(rows), threads(columns, N), bytes, stream, x, gamma, beta, y, means,
+                    launch_early(kernel, unsigned(rows), threads(rows, columns, N), bytes, stream, x, gamma, beta, y, means,
                                  scales, columns, eps);
                 });
             };
