@@ -13,13 +13,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
-from optexp.kernel import Kernel
+from optexp.kernel import Kernel, for_graphs
 
 Terms = tuple[str, tuple[Any, ...]]  # an operation's one name, and its operands in one order
 
@@ -101,8 +102,10 @@ def why_not(kernel: Kernel, args: Sequence[Any], node: fx.Node) -> str | None:
             ours = kernel.function(*fakes)
         except ValueError as error:
             return str(error)
-        if not kernel.worthwhile(*fakes):
-            return "it would not pay"
+        with patch("torch.compiler._is_compiling_flag", False):  # the rewritten graph runs eagerly
+            if not kernel.worthwhile(*fakes):
+                in_graph = for_graphs(kernel).worthwhile(*fakes)
+                return "its launches would not pay: add cuda_graph" if in_graph else "it would not pay"
     for aspect in ("shape", "dtype", "device"):
         if getattr(ours, aspect) != getattr(expected, aspect):
             return f"its result has {aspect} {getattr(ours, aspect)} instead of {getattr(expected, aspect)}"

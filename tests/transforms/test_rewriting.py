@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import optexp.kernel
 from optexp.kernel import for_graphs, kernels
 from optexp.transforms.rewriting import Rewriter, backend
 
@@ -173,6 +174,12 @@ def test_a_result_is_written_to(x: Tensor) -> None:
 def test_refusals_have_reasons(x: Tensor) -> None:
     _, rewriter = rewritten(lambda x: torch.softmax(x, 0) + x, x)
     assert set(rewriter.refused) == {"softmax: it would not pay", "add: it would not pay"}
+
+
+def test_what_would_pay_in_a_graph_says_so(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optexp.kernel, "is_small", lambda x, operations=1: not optexp.kernel._recorded)
+    _, rewriter = rewritten(lambda x: torch.softmax(x, -1), x)
+    assert set(rewriter.refused) == {"softmax: its launches would not pay: add cuda_graph"}
 
 
 def test_inside_an_autocast_region(x: Tensor) -> None:
