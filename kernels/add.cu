@@ -4,7 +4,7 @@
 namespace optexp {
 
 template <typename T, int N>
-__global__ void add_forward(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ y, int64_t size) {
+__global__ void add_forward(const T* a, const T* b, T* y, int64_t size) {
     transform<N>(size, [](float left, float right) { return left + right; }, y, a, b);
 }
 

@@ -37,7 +37,8 @@ __device__ inline void begin() {
     await_previous();
 }
 
-// Its blocks may begin while the kernel before ends: they await that before they read or write.
+// Its blocks may begin while the kernel before ends: they await that before they read or write. What they read is not called
+// __restrict__, for the loads of what never changes (ld.global.nc) need not see what was written after they began.
 template <typename... A, typename... P>
 int launch_early(void (*kernel)(A...), dim3 blocks, dim3 threads, size_t shared, cudaStream_t stream, const P&... given) {
     cudaLaunchAttribute early;

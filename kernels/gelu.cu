@@ -18,12 +18,12 @@ __device__ float derivative(float x) {
 }
 
 template <typename T, int N, bool TANH>
-__global__ void gelu_forward(const T* __restrict__ x, T* __restrict__ y, int64_t size) {
+__global__ void gelu_forward(const T* x, T* y, int64_t size) {
     transform<N>(size, [](float v) { return v * cdf<TANH>(v); }, y, x);
 }
 
 template <typename T, int N, bool TANH>
-__global__ void gelu_backward(const T* __restrict__ dy, const T* __restrict__ x, T* __restrict__ dx, int64_t size) {
+__global__ void gelu_backward(const T* dy, const T* x, T* dx, int64_t size) {
     transform<N>(size, [](float g, float v) { return g * derivative<TANH>(v); }, dx, dy, x);
 }
 

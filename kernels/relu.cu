@@ -10,7 +10,7 @@ __global__ void relu_forward(const T* x, T* y, int64_t size) {
 }
 
 template <typename T, int N>
-__global__ void relu_backward(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx, int64_t size) {
+__global__ void relu_backward(const T* dy, const T* y, T* dx, int64_t size) {
     transform<N>(size, [](float g, float v) { return v <= 0.0f ? 0.0f : g; }, dx, dy, y);
 }
 

@@ -11,11 +11,11 @@ struct Rows {
     __device__ Rows() : first(int64_t(blockIdx.y) * WARPS + threadIdx.y), step(int64_t(gridDim.y) * WARPS) {}
 };
 
-// x and y are not called __restrict__: loads that may move behind stores are moved there, to spare registers, and each
-// then waits for the one before it.
+// Loads that may move behind stores, as those of what is called __restrict__ may, are moved there, to spare registers, and
+// each then waits for the one before it.
 template <typename T, int N>
 __global__ void relu_bias_scale_forward(
-    const T* x, const T* __restrict__ bias, T* y, int64_t rows, int64_t columns, float scale) {
+    const T* x, const T* bias, T* y, int64_t rows, int64_t columns, float scale) {
     begin();
     const int64_t pack = int64_t(blockIdx.x) * 32 + threadIdx.x, packs = columns / N;
     if (pack >= packs) return;
@@ -45,7 +45,7 @@ __global__ void relu_bias_scale_forward(
 // dx, and for each row of blocks the sums over its rows of what arrives at the bias.
 template <typename T, int N, typename S>
 __global__ void relu_bias_scale_backward(
-    const T* dy, const T* x, T* dx, S* __restrict__ sums, int64_t rows, int64_t columns, float scale) {
+    const T* dy, const T* x, T* dx, S* sums, int64_t rows, int64_t columns, float scale) {
     __shared__ float shared[WARPS][32 * N];
     begin();
     const int64_t pack = int64_t(blockIdx.x) * 32 + threadIdx.x, packs = columns / N;
@@ -81,7 +81,7 @@ __global__ void relu_bias_scale_backward(
 
 // The sums of all rows of blocks added up, always in the same order.
 template <typename T>
-__global__ void add_up(const float* __restrict__ sums, T* __restrict__ total, int64_t groups, int64_t columns) {
+__global__ void add_up(const float* sums, T* total, int64_t groups, int64_t columns) {
     __shared__ float shared[WARPS][32];
     begin();
     const int64_t column = int64_t(blockIdx.x) * 32 + threadIdx.x;

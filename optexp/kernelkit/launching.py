@@ -15,10 +15,11 @@ from triton.compiler import CompiledKernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 CUDA = torch.backends.cuda.is_built()  # without, even a fake tensor may say it lies on such a device
+NVIDIA = CUDA and torch.version.hip is None
 INTERPRETED: bool = knobs.runtime.interpret  # TRITON_INTERPRET=1: Triton runs kernels in Python, on the CPU
 
 current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if CUDA else lambda device: 0
-_current_device: Callable[[], int] = torch._C._cuda_getDevice if CUDA and not INTERPRETED else lambda: -1
+_current_device: Callable[[], int] = torch._C._cuda_getDevice if NVIDIA and not INTERPRETED else lambda: -1
 
 
 class Ready(NamedTuple):
@@ -26,6 +27,11 @@ class Ready(NamedTuple):
 
     compiled: CompiledKernel
     names: Sequence[str]
+
+    def run(self, programs: int, args: Sequence[Any], constants: dict[str, Any]) -> None:
+        rest = [constants.get(name) for name in self.names]  # what is compiled in is not looked at any more
+        how = (self.compiled.function, self.compiled.packed_metadata, None, None, None)
+        self.compiled.run(programs, 1, 1, current_stream(-1), *how, *args, *rest)
 
 
 MOST = 4096  # launches that are remembered
@@ -35,31 +41,41 @@ _ready: dict[tuple[Any, ...], Ready] = {}
 def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
     """Run a Triton kernel on the device of its first tensor; nothing where there are no programs to run.
 
+    args:       tensors and numbers, by their places
+    constants:  what is compiled in, how, and other numbers
+
     One that has EARLY among its constants is told whether it is launched while the kernel before it still runs, as it
     is where that is possible: it waits for that on the device (see `kernelkit.tiles.begin`).
 
-    Triton takes 10 µs to find what it has compiled for such arguments. What was launched before is remembered by all
-    that Triton distinguishes, and more, and launched the same way.
+    Triton takes 10 µs to find what it has compiled for such arguments. What was launched before is remembered by what
+    Triton distinguishes of them, and more, and launched the same way.
     """
     if programs == 0:
         return
     key = _key(kernel, args, constants)
-    ready = None if key is None else _ready.get(key)
-    if ready is not None and not profiler._is_profiler_enabled and not knobs.runtime.launch_enter_hook.calls:
-        compiled, names = ready
-        rest = [constants.get(name) for name in names]  # what is compiled in is not looked at any more
-        how = (compiled.function, compiled.packed_metadata, None, None, None)
-        compiled.run(programs, 1, 1, current_stream(-1), *how, *args, *rest)
+    ready = None if key is None or _is_hooked() else _ready.get(key)
+    if ready is not None and not profiler._is_profiler_enabled:
+        ready.run(programs, args, constants)
         return
     device = next(getattr(arg, "base", arg).device for arg in args if isinstance(arg, (Tensor, TensorDescriptor)))
-    early = _early(device) if "EARLY" in kernel.arg_names else {}
-    here = device.index == _current_device()
     with launching(kernel.__name__, device, args):
+        if ready is not None:
+            ready.run(programs, args, constants)
+            return
+        early = _early(device) if "EARLY" in kernel.arg_names else {}
         compiled = kernel[(programs,)](*args, **constants, **early)
-    if key is not None and here and isinstance(compiled, CompiledKernel):
+    if key is not None and device.index == _current_device() and isinstance(compiled, CompiledKernel):
         if len(_ready) >= MOST:
             _ready.clear()
         _ready[key] = Ready(compiled, kernel.arg_names[len(args) :])
+
+
+def _is_hooked() -> bool:
+    """Whether somebody wants Triton to tell him of launches."""
+    for hook in (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
+        if getattr(hook, "calls", hook):
+            return True
+    return False
 
 
 def _key(kernel: Any, args: Sequence[Any], constants: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -79,8 +95,7 @@ def _key(kernel: Any, args: Sequence[Any], constants: dict[str, Any]) -> tuple[A
 def _early(device: torch.device) -> dict[str, bool]:
     """Programmatic dependent launch, from Hopper on:
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization"""
-    nvidia = device.type == "cuda" and torch.version.hip is None
-    possible = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
+    possible = NVIDIA and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
     return {"EARLY": True, "launch_pdl": True} if possible else {"EARLY": False}
 
 

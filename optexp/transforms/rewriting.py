@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from optexp.kernel import Kernel, for_graphs
 
@@ -102,10 +103,13 @@ def why_not(kernel: Kernel, args: Sequence[Any], node: fx.Node) -> str | None:
             ours = kernel.function(*fakes)
         except ValueError as error:
             return str(error)
-        with patch("torch.compiler._is_compiling_flag", False):  # the rewritten graph runs eagerly
-            if not kernel.worthwhile(*fakes):
-                in_graph = for_graphs(kernel).worthwhile(*fakes)
-                return "its launches would not pay: add cuda_graph" if in_graph else "it would not pay"
+        try:
+            with patch("torch.compiler._is_compiling_flag", False):  # the rewritten graph runs eagerly
+                if not kernel.worthwhile(*fakes):
+                    in_graph = for_graphs(kernel).worthwhile(*fakes)
+                    return "its launches would not pay: add cuda_graph" if in_graph else "it would not pay"
+        except GuardOnDataDependentSymNode:
+            return "its size depends on data"
     for aspect in ("shape", "dtype", "device"):
         if getattr(ours, aspect) != getattr(expected, aspect):
             return f"its result has {aspect} {getattr(ours, aspect)} instead of {getattr(expected, aspect)}"

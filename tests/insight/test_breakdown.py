@@ -193,6 +193,7 @@ def test_a_product_of_ours_is_given_what_its_work_is_counted_by(tmp_path):
     class Kernel:
         __name__ = "float32_product"
         arg_names = ("x_desc", "w_desc", "y_desc")
+        fn = None
 
         def __getitem__(self, grid):
             return lambda *args, **constants: None

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 import optexp.kernel
 from optexp.kernel import for_graphs, kernels
@@ -180,6 +181,14 @@ def test_what_would_pay_in_a_graph_says_so(x: Tensor, monkeypatch: pytest.Monkey
     monkeypatch.setattr(optexp.kernel, "is_small", lambda x, operations=1: not optexp.kernel._recorded)
     _, rewriter = rewritten(lambda x: torch.softmax(x, -1), x)
     assert set(rewriter.refused) == {"softmax: its launches would not pay: add cuda_graph"}
+
+
+def test_how_many_there_are_may_depend_on_data(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optexp.kernel, "is_small", lambda x, ops=1: not is_compiling() and bool(x.numel() * ops < 4))
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        y, rewriter = rewritten(lambda x: torch.softmax(torch.masked_select(x, x > 0), -1), x)
+    torch.testing.assert_close(y, torch.softmax(x[x > 0], -1))
+    assert set(rewriter.refused) == {"softmax: its size depends on data"}
 
 
 def test_inside_an_autocast_region(x: Tensor) -> None:
