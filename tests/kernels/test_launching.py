@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.compiler import CompiledKernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from optexp.kernelkit import launching
@@ -58,6 +62,62 @@ def test_calls_of_all_kinds_take_turns(device: str) -> None:
                         torch.testing.assert_close(y, -expected if negative else expected)
                         if not negative:  # which Triton makes by subtraction from zero
                             assert torch.equal(y.signbit(), expected.signbit())
+
+
+class Compiled(CompiledKernel):
+    """What Triton would return, without a GPU: keeps what it is launched with."""
+
+    function, packed_metadata, module = "function", "metadata", None
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+
+    @property
+    def run(self) -> Callable[..., None]:
+        return lambda *args: self.launches.append(args)
+
+
+class Kernel:
+    """In the place of a jitted function."""
+
+    fn = None
+    arg_names = ("x_ptr", "bias_ptr", "size", "scale", "BLOCK", "EARLY")
+    __name__ = "kernel"
+
+    def __init__(self) -> None:
+        self.compiled, self.asked = Compiled(), 0
+
+    def __getitem__(self, grid: tuple[int]) -> Callable[..., Compiled]:
+        def compile(*args: Any, **constants: Any) -> Compiled:
+            self.asked += 1
+            return self.compiled
+
+        return compile
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_without_asking_triton_arguments_come_as_its_launcher_wants_them(
+    profiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in JITFunction.run: grid, stream, function, metadata, that of the launch, two hooks, then all parameters."""
+    monkeypatch.setattr(launching, "_current_device", lambda: None)  # as a CPU's tensors say
+    monkeypatch.setattr(launching, "current_stream", lambda device: 7)
+    kernel, x, other = Kernel(), torch.randn(64), torch.randn(64)
+    launch(kernel, 3, x, None, 64, scale=0.0, BLOCK=128, num_warps=4)
+    assert (kernel.asked, kernel.compiled.launches) == (1, [])
+    with torch.profiler.profile() if profiled else nullcontext() as seen:
+        launch(kernel, 5, other, None, 64, scale=-0.0, BLOCK=128, num_warps=4)
+    (launched,) = kernel.compiled.launches
+    assert launched[:9] == (5, 1, 1, 7, "function", "metadata", None, None, None)
+    assert launched[9] is other
+    assert launched[10:12] == (None, 64)
+    assert math.copysign(1, launched[12]) == -1  # this call's, though 0.0 and -0.0 are equal
+    assert len(launched) == 9 + len(kernel.arg_names)
+    assert kernel.asked == 1
+    if profiled:
+        assert "optexp.kernel" in {event.name for event in seen.events()}
+    launch(kernel, 3, x, None, 64, scale=0.0, BLOCK=128, num_warps=8)
+    assert kernel.asked == 2
 
 
 @pytest.mark.gpu
