@@ -8,8 +8,7 @@ constexpr int MOST_WARPS = 32;
 // One row a block. The variance is that of the differences from the mean: a large mean costs nothing.
 template <typename T, typename R, typename P, int N>
 __global__ void normalise(
-    const T* x, const P* gamma, const P* beta, R* y,
-    float* means, float* scales, int columns, float eps) {
+    const T* x, const P* gamma, const P* beta, R* y, float* means, float* scales, int columns, float eps) {
     constexpr int V = N < 16 / int(sizeof(P)) ? N : 16 / int(sizeof(P));  // parameters that are read at once
     extern __shared__ float row[];
     __shared__ float scratch[MOST_WARPS];

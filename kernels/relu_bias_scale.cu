@@ -14,8 +14,7 @@ struct Rows {
 // Loads that may move behind stores, as those of what is called __restrict__ may, are moved there, to spare registers, and
 // each then waits for the one before it.
 template <typename T, int N>
-__global__ void relu_bias_scale_forward(
-    const T* x, const T* bias, T* y, int64_t rows, int64_t columns, float scale) {
+__global__ void relu_bias_scale_forward(const T* x, const T* bias, T* y, int64_t rows, int64_t columns, float scale) {
     begin();
     const int64_t pack = int64_t(blockIdx.x) * 32 + threadIdx.x, packs = columns / N;
     if (pack >= packs) return;
