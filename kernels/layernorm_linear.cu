@@ -5,6 +5,8 @@ namespace optexp {
 
 constexpr int MOST_WARPS = 32;
 
+__device__ void prefetch(const void* from) { asm volatile("prefetch.global.L1 [%0];" ::"l"(from)); }
+
 // One row a block. The variance is that of the differences from the mean: a large mean costs nothing.
 template <typename T, typename R, typename P, int N>
 __global__ void normalise(

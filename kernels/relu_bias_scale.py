@@ -99,7 +99,8 @@ def _cuda_backward(dy: Tensor, x: Tensor, scale: float, dtype: torch.dtype) -> t
     groups = _groups(rows, columns, x)
     if not x.numel():
         return dx, x.new_zeros(columns, dtype=dtype)
-    sums, total = x.new_empty((groups, columns), dtype=torch.float32), x.new_empty(columns)
+    total = x.new_empty(columns)
+    sums = total if groups == 1 else x.new_empty((groups, columns), dtype=torch.float32)
     operands = (dy.contiguous(), x.contiguous(), dx, sums, total, rows, columns, groups)
     extension.run("relu_bias_scale", "backward", *operands, scale, x.dtype)
     return dx, total.to(dtype)

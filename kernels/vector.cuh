@@ -30,8 +30,6 @@ __device__ void store(T* to, int64_t pack, const Pack<T, N>& values) {
     reinterpret_cast<Pack<T, N>*>(to)[pack] = values;
 }
 
-__device__ inline void prefetch(const void* from) { asm volatile("prefetch.global.L1 [%0];" ::"l"(from)); }
-
 template <int N, typename F, typename T, typename... X>
 __device__ Pack<T, N> combine(F f, const Pack<X, N>&... x) {
     Pack<T, N> y;

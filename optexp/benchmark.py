@@ -350,7 +350,7 @@ def _all(calls: list[Call]) -> None:
         call()
 
 
-# --- small calls -------------------------------------------------------------------------------------------------
+# --- calls by hand -----------------------------------------------------------------------------------------------
 
 
 def by_hand(kernel: Kernel, device: torch.device) -> list[Case]:
@@ -365,14 +365,13 @@ def overhead(kernel: Kernel, case: Case, device: torch.device) -> dict[str, Any]
     """µs of wall time a call, one after the other: forward, forward with gradients wanted, both passes."""
     args = copies(case, torch.float32, device, cold=False)[0]
     leaves = [arg.requires_grad_() if isinstance(arg, Tensor) else arg for arg in args]
-    wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     dy = torch.ones_like(kernel.reference(*args))
     ways: dict[str, tuple[bool, Callable[[], object]]] = {}
     for name, function in (("eager", kernel.reference), ("ours", kernel.function)):
         forward = partial(function, *leaves)
         ways[name] = (False, forward)
         ways[f"{name} (grad)"] = (True, forward)
-        ways[f"{name} (both passes)"] = (True, lambda forward=forward: torch.autograd.grad(forward(), wanted, dy))  # type: ignore[misc]
+        ways[f"{name} (both passes)"] = (True, partial(_all, list(differentiated(function, args, dy))))
     steps, best = dict[str, int](), dict[str, float]()
     for _ in range(10):  # in turns: from one second to the next a host's pace differs by more than the calls do
         for way, (enabled, call) in ways.items():

@@ -101,13 +101,12 @@ def why_not(kernel: Kernel, args: Sequence[Any], node: fx.Node) -> str | None:
             stack.enter_context(torch.autocast(device, dtype, enabled, cached))
         try:
             ours = kernel.function(*fakes)
-        except ValueError as error:
-            return str(error)
-        try:
             with patch("torch.compiler._is_compiling_flag", False):  # the rewritten graph runs eagerly
                 if not kernel.worthwhile(*fakes):
                     in_graph = for_graphs(kernel).worthwhile(*fakes)
                     return "its launches would not pay: add cuda_graph" if in_graph else "it would not pay"
+        except ValueError as error:
+            return str(error)
         except GuardOnDataDependentSymNode:
             return "its size depends on data"
     for aspect in ("shape", "dtype", "device"):
