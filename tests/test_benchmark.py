@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from optexp import benchmark
 from optexp.benchmark import MARKS, Row
 from optexp.insight.calibration import Calibration
-from optexp.kernel import Case, kernels
+from optexp.kernel import Case, is_small, kernels
 
 
 @pytest.fixture
@@ -128,6 +129,14 @@ def test_no_backward_pass_comes_right_behind_its_forward_pass() -> None:
         order.clear()
         assert [found for call in calls if (found := call())] == [(torch.tensor(6.0),), (torch.tensor(100.0),)]
         assert order == ["forward", "forward", "backward", "backward"]
+
+
+def test_what_a_graph_records_is_ours_before_too() -> None:
+    with FakeTensorMode():
+        x = torch.empty(1024, device="cuda")
+    asked = replace(kernels()["gelu"], function=is_small)  # as ours do, who then call torch's, and nothing races
+    assert is_small(x)
+    assert not benchmark.functions(asked, ())["ours"](x)
 
 
 def row(goal: float | None = None, **us: float | None) -> Row:
