@@ -160,8 +160,8 @@ def test_goals_that_are_missed_are_told(found: Row, missed: str | None) -> None:
 
 
 def test_what_is_left_of_scatter_is_no_figure() -> None:
-    assert benchmark._less(3.0, 1.0) == 2.0
-    assert benchmark._less(1.0, 1.5) is None
+    assert benchmark._second(1.5, 1.0) == 2.0
+    assert benchmark._second(0.5, 1.5) is None
 
 
 def test_calls_that_take_longer_than_torchs_are_told() -> None:

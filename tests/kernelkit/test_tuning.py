@@ -188,7 +188,8 @@ def test_a_way_without_enough_memory_loses(card: Card) -> None:
 
 def test_what_is_close_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """By one short look a way was often called the fastest that was not; what is far off is looked at once."""
-    times = {"lucky": [1.00, 1.04, 1.04, 1.03, 1.05], "steady": [1.02] * 5, "far": [1.5]}
+    looks = 1 + tuning.TURNS
+    times = {"lucky": [1.00, 1.04, 1.03] + [1.04] * (looks - 3), "steady": [1.02] * looks, "far": [1.5]}
     left = {way: iter(values) for way, values in times.items()}
     monkeypatch.setattr(tuning, "_seconds", lambda work, device: next(left[work.args[0]]))
     ways = list(times)

@@ -180,6 +180,7 @@ def test_gradients_of_few_rows_come_out_of_one_launch(
     assert {ways[0] for ways in offered} == {"together"}
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_gradients_of_many_rows_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     offered = []
     monkeypatch.setattr(layernorm_linear, "fastest", lambda what, key, ways, *_: offered.append(ways) or ways[0])
@@ -188,6 +189,7 @@ def test_gradients_of_many_rows_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert offered[-1] == ["apart"]
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name_of)
 def test_only_bfloat16_is_folded(dtype: torch.dtype, normal, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float16 a product of gamma and w could overflow, or vanish, where the norm's result times w does not."""
@@ -198,6 +200,7 @@ def test_only_bfloat16_is_folded(dtype: torch.dtype, normal, monkeypatch: pytest
     assert (set(TILINGS) < set(offered)) == (dtype == torch.bfloat16)
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_bias_apart_is_float32_s_alone() -> None:
     """Where autocast makes the product one of bfloat16, that is not rounded before its bias is added."""
     x, gamma, beta, weight, bias = (torch.randn(*shape) for shape in ((37, 72), (72,), (72,), (88, 72), (88,)))

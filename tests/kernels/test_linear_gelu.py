@@ -56,6 +56,7 @@ def test_chunks_stay_in_the_cache() -> None:
     assert chunks(5, 0) == []
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_what_it_does_not_take() -> None:
     x, w = torch.zeros(16, 64, dtype=torch.bfloat16), torch.zeros(32, 64, dtype=torch.bfloat16)
     assert takes(x, w)

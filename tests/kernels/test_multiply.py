@@ -135,6 +135,7 @@ def test_nearly_as_exact_as_float32(
     assert all(torch.equal(multiply_by_tiles(tiling, x, w), y) for _ in range(20))
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_what_tiles_are_not_offered_for() -> None:
     x, w = torch.zeros(16, 64), torch.zeros(32, 64)
     assert float32_tilings(x, w) == FLOAT32_TILINGS
@@ -154,6 +155,7 @@ def test_what_tiles_are_not_offered_for() -> None:
         assert float32_tilings(x.to(dtype), w.to(dtype)) == []
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_sums_are_shared_out_where_tiles_are_few_and_sums_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "multiprocessors", lambda device: 132)
 

@@ -65,6 +65,7 @@ def test_every_way_gives_a_product_s_bias_its_gradient(
         torch.testing.assert_close(sums, dy.double().sum(0).to(dtype))
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("rows", [1, FEW, FEW + 1])
 def test_few_rows_are_summed_in_one_launch(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is the first way, for that is what a graph captures."""
