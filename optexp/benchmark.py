@@ -3,10 +3,10 @@
 Each call is recorded in a CUDA graph, so that what is timed is the device; blocks of all candidates take turns.
 Cold: each call reads inputs that have left L2. Warm: the same inputs again and again, where L2 can hold some of them.
 The floor is the faster of two copies of the same bytes, by the copy engine and by a kernel; for products, the bare one.
-Backward is the time of both passes less that of the forward passes among them, which keep what they leave. All of
-these come first: right behind its own, a backward pass would find in L2 what that has read last. Products are timed in
-both passes together, for what forward leaves to backward differs. Last comes what misses its goal: the floor, or
-whatever else is faster.
+Backward is the time of both passes less that of forward passes without gradients, which keep as many results: so what
+is written for it alone counts. All forward passes come first: right behind its own, a backward pass would find in L2
+what that has read last. Products are timed in both passes together, for what forward leaves to backward differs. Last
+comes what misses its goal: the floor, or whatever else is faster.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def rows_of(
         times = {name: us and 2 * us for name, us in race(both, device, *timing).items()}
         yield Row(kernel.name, case.name, dtype, "both passes", cache, None, times)
         return
-    first = {f"{name}, forward": calls[: len(sets)] for name, calls in both.items()}
+    first = {f"{name}, forward": keeping(f, sets) for name, f in candidates.items()}
     floors = copying(once, device, 1 if cache == "warm" else len(sets))
     found = race(both | first | floors, device, *timing)
     backward = {name: _second(found[name], found[f"{name}, forward"]) for name in both}
@@ -284,14 +284,20 @@ def differentiated(function: Callable[..., Tensor], args: Sequence[Any], dy: Ten
     wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     made: list[Tensor] = []
 
-    def begin() -> None:
-        made.clear()  # before: through an older result leaves would remember its stream, which breaks a capture
-        made.append(function(*leaves))
-
     def end() -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(made.pop(), wanted, dy, allow_unused=True)
 
-    return begin, end
+    return partial(_keep, made, function, leaves), end
+
+
+def keeping(function: Callable[..., Tensor], sets: Sequence[Sequence[Any]]) -> list[Call]:
+    """Forward passes without gradients, whose results do not share memory."""
+    return [torch.no_grad()(partial(_keep, [], function, args)) for args in sets]
+
+
+def _keep(made: list[Tensor], function: Callable[..., Tensor], args: Sequence[Any]) -> None:
+    made.clear()  # before: through an older result leaves would remember its stream, which breaks a capture
+    made.append(function(*args))
 
 
 def build(chosen: Sequence[Kernel], device: torch.device) -> None:

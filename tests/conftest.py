@@ -39,6 +39,13 @@ def _forget_hydra() -> Iterator[None]:
 
 
 @pytest.fixture
+def interpreted() -> None:
+    """Our kernels run on a CPU, by Triton's interpreter, as they do where no GPU is to be seen."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("kernels run on the GPU here")
+
+
+@pytest.fixture
 def experiment() -> Callable[..., Experiment]:
     """The experiment that these command-line arguments describe."""
 

@@ -37,7 +37,7 @@ def run(tmp_path: Path, *arguments: str) -> list[Row]:
     return [Row(**values) for values in json.loads((tmp_path / "kernels.json").read_text())]
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small", "interpreted")
 def test_rows_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = run(tmp_path, "--dtype", "float32")
     assert [(row.kernel, row.direction) for row in rows if row.cache == "warm"] == [

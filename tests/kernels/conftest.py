@@ -16,15 +16,9 @@ from optexp import kernel
 from optexp.kernelkit import tuning
 
 
-@pytest.fixture
-def interpreted() -> None:
-    """On a machine with a GPU that is where kernels are tested, and nothing is interpreted."""
-    if not kernel.INTERPRETED:
-        pytest.skip("kernels run on the GPU here")
-
-
 @pytest.fixture(autouse=True)
 def _somewhere(request: pytest.FixtureRequest) -> None:
+    """On a machine with a GPU that is where kernels are tested."""
     called = getattr(request.node, "callspec", None)
     if called is not None and called.params.get("device") == "cpu":
         request.getfixturevalue("interpreted")

@@ -116,6 +116,7 @@ def test_evidence_counts_graphs_and_breaks():
     assert not strategy.evidence(profile(), profile(launches=1), notes, {**counters, "claimed/0/0": 2.0}).engaged
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("workload", "replaced"),
     [
@@ -150,6 +151,7 @@ def counted(group: str) -> dict[str, float]:
     return dict(torch._dynamo.utils.counters[group])
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("workload", "kernels"),
     [

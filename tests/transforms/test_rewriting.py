@@ -65,7 +65,7 @@ def assert_same(function: Callable[..., Any], *args: Tensor, **replaced: int) ->
 
 
 @pytest.fixture
-def x() -> Tensor:
+def x(interpreted: None) -> Tensor:
     return torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
 
 
