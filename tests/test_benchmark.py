@@ -131,6 +131,21 @@ def test_no_backward_pass_comes_right_behind_its_forward_pass() -> None:
         assert order == ["forward", "forward", "backward", "backward"]
 
 
+def test_forward_passes_by_themselves_keep_as_many_results() -> None:
+    seen: list[tuple[int, bool]] = []
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        y = x + x
+        seen.append((y.data_ptr(), torch.is_grad_enabled()))
+        return y
+
+    for call in benchmark.keeping(double, [(torch.zeros(1000),)] * 8):
+        call()
+    addresses, with_gradients = zip(*seen, strict=True)
+    assert len(set(addresses)) == 8
+    assert not any(with_gradients)
+
+
 def test_what_a_graph_records_is_ours_before_too() -> None:
     with FakeTensorMode():
         x = torch.empty(1024, device="cuda")
