@@ -1,10 +1,11 @@
 """Our kernels beside everything they must beat, in one run: `python -m optexp.benchmark --kernels gelu,softmax`.
 
 Each call is recorded in a CUDA graph, so that what is timed is the device; blocks of all candidates take turns.
-Cold: each call reads inputs that have left L2. Warm: the same inputs again and again, where L2 can hold some of them.
+Cold: each call reads inputs that have left L2, and writes memory of its own, as the copies do. Warm: the same inputs
+again and again, where L2 can hold some of them.
 The floor is the faster of two copies of the same bytes, by the copy engine and by a kernel; for products, the bare one.
-Backward is the time of both passes less that of forward passes without gradients, which keep as many results: so what
-is written for it alone counts. All forward passes come first: right behind its own, a backward pass would find in L2
+Backward is the time of both passes less that of as many forward passes without gradients: what forward writes only for
+backward counts as backward's. All forward passes come first: right behind its own, a backward pass would find in L2
 what that has read last. Products are timed in both passes together, for what forward leaves to backward differs. Last
 comes what misses its goal: the floor, or whatever else is faster.
 """
@@ -177,11 +178,11 @@ def rows_of(
     timing = (3, 1e-3) if options.quick else (9, 3e-3)
     with torch.no_grad():
         arriving = torch.randn_like(kernel.reference(*sets[0]))
-        calls: dict[str, list[Call]] = {name: [partial(f, *args) for args in sets] for name, f in candidates.items()}
+        calls = {name: forward_passes(f, sets) for name, f in candidates.items()}
         moved = None if kernel.floor else bytes_of(sets[0]) + arriving.nbytes
         calls |= copying(moved, device, len(sets))
         if kernel.plain is not None:
-            calls["plain"] = [partial(kernel.plain, *args) for args in sets]
+            calls["plain"] = forward_passes(kernel.plain, sets)
         forward = lowest(race(calls, device, *timing))
     yield Row(kernel.name, case.name, dtype, "forward", cache, moved, forward, case.goal)
     begin, end = differentiated(kernel.reference, sets[0], arriving)
@@ -192,12 +193,12 @@ def rows_of(
     if cache == "warm":  # as often as takes the device longer than the host
         sets *= max(4, min(64, 2**28 // once))
     dys = [arriving if cache == "warm" else torch.randn_like(arriving) for _ in sets]
-    both = {name: passes(f, sets, dys) for name, f in candidates.items()}
+    both = {name: passes(f, sets, dys, apart=cache == "cold") for name, f in candidates.items()}
     if kernel.floor is not None:
         times = {name: us and 2 * us for name, us in race(both, device, *timing).items()}
         yield Row(kernel.name, case.name, dtype, "both passes", cache, None, times)
         return
-    first = {f"{name}, forward": keeping(f, sets) for name, f in candidates.items()}
+    first = {f"{name}, forward": forward_passes(f, sets) for name, f in candidates.items()}
     floors = copying(once, device, 1 if cache == "warm" else len(sets))
     found = race(both | first | floors, device, *timing)
     backward = {name: _second(found[name], found[f"{name}, forward"]) for name in both}
@@ -272,10 +273,24 @@ def bytes_of(args: Sequence[Any]) -> int:
     return sum(arg.nbytes for arg in args if isinstance(arg, Tensor))
 
 
-def passes(function: Callable[..., Tensor], sets: Sequence[Sequence[Any]], dys: Sequence[Tensor]) -> list[Call]:
-    """All forward passes, and then all backward passes."""
+def forward_passes(function: Callable[..., Tensor], sets: Sequence[Sequence[Any]]) -> list[Call]:
+    """Without gradients; each result has memory of its own."""
+    return [torch.no_grad()(partial(keep, [], partial(function, *args))) for args in sets]
+
+
+def passes(
+    function: Callable[..., Tensor], sets: Sequence[Sequence[Any]], dys: Sequence[Tensor], apart: bool = False
+) -> list[Call]:
+    """All forward passes, and then all backward passes; apart: their gradients have memory of their own, too."""
     pairs = [differentiated(function, args, dy) for args, dy in zip(sets, dys, strict=True)]
-    return [begin for begin, _ in pairs] + [end for _, end in pairs]
+    return [begin for begin, _ in pairs] + [partial(keep, [], end) if apart else end for _, end in pairs]
+
+
+def keep(kept: list[Any], call: Call) -> Any:
+    """What it returns, until it is called again."""
+    kept.clear()  # before: through an older result leaves would remember its stream, which breaks a capture
+    kept.append(call())
+    return kept[0]
 
 
 def differentiated(function: Callable[..., Tensor], args: Sequence[Any], dy: Tensor) -> tuple[Call, Call]:
@@ -287,17 +302,7 @@ def differentiated(function: Callable[..., Tensor], args: Sequence[Any], dy: Ten
     def end() -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(made.pop(), wanted, dy, allow_unused=True)
 
-    return partial(_keep, made, function, leaves), end
-
-
-def keeping(function: Callable[..., Tensor], sets: Sequence[Sequence[Any]]) -> list[Call]:
-    """Forward passes without gradients, whose results do not share memory."""
-    return [torch.no_grad()(partial(_keep, [], function, args)) for args in sets]
-
-
-def _keep(made: list[Tensor], function: Callable[..., Tensor], args: Sequence[Any]) -> None:
-    made.clear()  # before: through an older result leaves would remember its stream, which breaks a capture
-    made.append(function(*args))
+    return partial(keep, made, partial(function, *leaves)), end
 
 
 def build(chosen: Sequence[Kernel], device: torch.device) -> None:

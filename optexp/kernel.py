@@ -308,7 +308,7 @@ def is_small(x: Any, operations: float = 1) -> bool:
     return (
         isinstance(x, Tensor)
         and not is_compiling()
-        and (device := x.get_device()) >= 0  # `is_cuda`, and whose stream to ask for: half the time
+        and (device := x.get_device()) >= 0  # of whatever kind: where ours do not run, torch's op is the reference
         and ((elements := x.numel() * operations) < SMALL or (elements < LEARNING * SMALL and needs_gradient((x,))))
         and not _recorded
         and not (current_stream(device) and is_current_stream_capturing())  # which the default stream never is

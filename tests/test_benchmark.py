@@ -127,7 +127,7 @@ def test_no_backward_pass_comes_right_behind_its_forward_pass() -> None:
     for _ in range(2):  # a forward pass alone, as a warm-up makes, leaves nothing behind
         calls[0]()
         order.clear()
-        assert [found for call in calls if (found := call())] == [(torch.tensor(6.0),), (torch.tensor(100.0),)]
+        assert [call() for call in calls][2:] == [(torch.tensor(6.0),), (torch.tensor(100.0),)]
         assert order == ["forward", "forward", "backward", "backward"]
 
 
@@ -139,14 +139,46 @@ def test_forward_passes_by_themselves_keep_as_many_results() -> None:
         seen.append((y.data_ptr(), torch.is_grad_enabled()))
         return y
 
-    for call in benchmark.keeping(double, [(torch.zeros(1000),)] * 8):
+    for call in benchmark.forward_passes(double, [(torch.zeros(1000),)] * 8):
         call()
     addresses, with_gradients = zip(*seen, strict=True)
     assert len(set(addresses)) == 8
     assert not any(with_gradients)
 
 
-def test_what_a_graph_records_is_ours_before_too() -> None:
+@pytest.mark.parametrize("apart", [True, False])
+def test_gradients_have_memory_of_their_own_where_they_are_to_be_cold(apart: bool) -> None:
+    x, dy = torch.zeros(1000), torch.ones(1000)
+    calls = benchmark.passes(torch.sin, [(x,)] * 8, [dy] * 8, apart)
+    for begin in calls[:8]:
+        begin()
+    assert (len({end()[0].data_ptr() for end in calls[8:]}) == 8) == apart
+
+
+def test_backward_is_both_passes_less_a_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    us = {
+        "eager": 5.0,
+        "eager, forward": 6.0,
+        "ours": 4.0,
+        "ours, forward": 3.0,
+        "copy engine": 2.0,
+        "copy kernel": 1.0,
+    }
+    monkeypatch.setattr(benchmark, "race", lambda calls, *_: {name: us.get(name) for name in calls})
+    case, settings = Case("4", lambda fill: (fill(4),)), benchmark.parse(["--compile", "none"])
+    forward, backward = benchmark.rows_of(kernels()["relu"], case, "float32", "cold", torch.device("cpu"), settings)
+    assert {**forward.us, "cuda": None, "plain": None} == {
+        "eager": 5.0,
+        "ours": 4.0,
+        "floor": 1.0,
+        "cuda": None,
+        "plain": None,
+    }
+    assert backward.us == {"eager": 4.0, "ours": 5.0, "floor": 1.0, "cuda": None}
+
+
+def test_what_a_graph_records_is_ours_before_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optexp.kernel.current_stream", lambda device: 0)  # without a GPU there is none to ask
     with FakeTensorMode():
         x = torch.empty(1024, device="cuda")
     asked = replace(kernels()["gelu"], function=is_small)  # as ours do, who then call torch's, and nothing races

@@ -23,7 +23,7 @@ T = TypeVar("T")
 Key = tuple[object, ...]
 
 RECORDED = 10  # calls in a graph
-CLOSE, TURNS = 1.05, 8  # times the fastest, once more: memory of each turn lies elsewhere, worth 1 %
+CLOSE, TURNS = 1.05, 8  # further looks at those within 5 % of the fastest; each works in other memory, worth 1 %
 
 _chosen: dict[Key, object] = {}
 
