@@ -45,6 +45,7 @@ MOST_OVERFLOWS = 40  # steps in which a loss scale may fall
 HEADROOM = 4.0  # by how much, where no optimizer ever lets it fall again: other batches have larger gradients
 NOVEL = 5  # sets of batches that an arm has not met; two where they take longer than
 NOVEL_S = 4.0
+OWN, ONCE, AGAIN = range(3)  # kinds of blocks: of the batches that are timed, of others the first time, the second
 LOOKS = 5  # blocks whose ends are looked at
 COLD_STEPS = 99  # of a block with emptied caches, which take longer to empty than most steps; no multiple of batches
 
@@ -437,12 +438,13 @@ class Arm:
         seconds: tuple[list[float], ...] = ([], [], [])
         for turn in _turns():
             fresh = draw(self.workload, self.device, getattr(torch, self.dtype), seed + turn, len(self.batches))
-            for source, taken in zip((self.batches, fresh, fresh), seconds, strict=True):
+            for kind in _order(turn):
+                source = self.batches if kind == OWN else fresh
                 self.restore()
-                for _ in self.batches if source is self.batches else (1,):  # what is kept of all of them is there again
+                for _ in self.batches if kind == OWN else (1,):  # what is kept of all of them is there again
                     self.program.run()
                 self.program.feed.reset(source)
-                taken.append(clock.time_block(self.program.run, len(source), self.device).wall_s)
+                seconds[kind].append(clock.time_block(self.program.run, len(source), self.device).wall_s)
         self.program.feed.pause()
         return _most(*seconds)
 
@@ -451,13 +453,13 @@ class Arm:
         steps = max(len(self.batches), self.program.feed.queue)
         seconds: tuple[list[float], ...] = ([], [], [])
         for turn in _turns():
-            for order, taken in zip((None, seed + turn, seed + turn), seconds, strict=True):
+            for kind in _order(turn):
                 self.restore()
-                if order is not None:  # a loader's sampler draws from this one, on the CPU
-                    torch.default_generator.manual_seed(order)
+                if kind != OWN:  # a loader's sampler draws from this one, on the CPU
+                    torch.default_generator.manual_seed(seed + turn)
                 for _ in range(steps):  # until none is left that was made before the clock starts
                     self.program.run()
-                taken.append(clock.time_block(self.program.run, steps, self.device).wall_s)
+                seconds[kind].append(clock.time_block(self.program.run, steps, self.device).wall_s)
                 self.program.feed.pause()
         return _most(*seconds)
 
@@ -628,6 +630,12 @@ def _turns() -> Iterator[int]:
     for turn in range(NOVEL):
         if turn < 2 or clock.now() < end:
             yield turn
+
+
+def _order(turn: int) -> tuple[int, int, int]:
+    """Of one turn's blocks. On a busy machine that lets others run after as much time as a turn takes, the same one of
+    three would always wait for them."""
+    return (OWN, ONCE, AGAIN) if turn % 2 == 0 else (ONCE, AGAIN, OWN)
 
 
 def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:

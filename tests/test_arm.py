@@ -1,6 +1,7 @@
 """What an arm remembers of the blocks that it timed."""
 
 from dataclasses import replace
+from itertools import cycle
 from math import nan
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +69,16 @@ def test_an_arm_tells_whether_steps_change_buffers(momentum: float, carries: boo
 
     told = Arm().setup(Spec(Normed("forward_backward", dim=32, batch_size=4), (), "cpu", "float32", 0).pack())
     assert told["carries"] is carries
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_a_machine_that_is_busy_at_every_third_block_accuses_nobody(who: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    arm = Arm()
+    arm.setup(Spec(Gelu(size=8), (), "cpu", "float32", 0).pack())
+    times = cycle([5.0 if block == who else 1.0 for block in range(3)])
+    monkeypatch.setattr("optexp.arm.clock.time_block", lambda *_: SimpleNamespace(wall_s=next(times)))
+    assert arm.novelty(1000) <= 1.0
+    assert arm.reordered(1000) <= 1.0
 
 
 @pytest.mark.parametrize("kinds", [2, 4, 5])
