@@ -198,6 +198,7 @@ def rows_of(
         times = {name: us and 2 * us for name, us in race(both, device, *timing).items()}
         yield Row(kernel.name, case.name, dtype, "both passes", cache, None, times)
         return
+    # Forward again, beside both: of a difference, each part is to meet the same card, and warm there are more sets now.
     first = {f"{name}, forward": forward_passes(f, sets) for name, f in candidates.items()}
     floors = copying(once, device, 1 if cache == "warm" else len(sets))
     found = race(both | first | floors, device, *timing)

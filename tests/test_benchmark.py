@@ -156,24 +156,12 @@ def test_gradients_have_memory_of_their_own_where_they_are_to_be_cold(apart: boo
 
 
 def test_backward_is_both_passes_less_a_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    us = {
-        "eager": 5.0,
-        "eager, forward": 6.0,
-        "ours": 4.0,
-        "ours, forward": 3.0,
-        "copy engine": 2.0,
-        "copy kernel": 1.0,
-    }
+    us = {"eager": 5.0, "eager, forward": 6.0, "ours": 4.0, "ours, forward": 3.0}
+    us |= {"copy engine": 2.0, "copy kernel": 1.0}
     monkeypatch.setattr(benchmark, "race", lambda calls, *_: {name: us.get(name) for name in calls})
     case, settings = Case("4", lambda fill: (fill(4),)), benchmark.parse(["--compile", "none"])
     forward, backward = benchmark.rows_of(kernels()["relu"], case, "float32", "cold", torch.device("cpu"), settings)
-    assert {**forward.us, "cuda": None, "plain": None} == {
-        "eager": 5.0,
-        "ours": 4.0,
-        "floor": 1.0,
-        "cuda": None,
-        "plain": None,
-    }
+    assert {name: time for name, time in forward.us.items() if time} == {"eager": 5.0, "ours": 4.0, "floor": 1.0}
     assert backward.us == {"eager": 4.0, "ours": 5.0, "floor": 1.0, "cuda": None}
 
 
