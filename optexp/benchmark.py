@@ -31,9 +31,9 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from optexp.insight.calibration import Calibration, calibrate
-from optexp.kernel import Case, Kernel, ceil_div, for_graphs, kernels
+from optexp.kernel import Case, Kernel, ceil_div, kernels
 from optexp.kernelkit import assembly, extension
-from optexp.kernelkit.recording import recorded
+from optexp.kernelkit.recording import recorded, rehearsal
 from optexp.measurement import clock
 
 Call = Callable[[], Any]
@@ -225,7 +225,7 @@ def functions(kernel: Kernel, modes: Sequence[str]) -> dict[str, Callable[..., T
         found["floor"] = kernel.floor
     if kernel.cuda is not None:
         found["cuda"] = kernel.cuda
-    return {**found, "ours": for_graphs(kernel).function}  # else the ways of what is small would not race before
+    return {**found, "ours": kernel.function}
 
 
 def copies(case: Case, dtype: torch.dtype, device: torch.device, cold: bool) -> list[tuple[Any, ...]]:
@@ -345,8 +345,9 @@ def race(
 
 def prepare(every: list[Call], device: torch.device, block_s: float) -> tuple[Call, int, int]:
     """One function that makes all of these calls, how many they are, and how often it is called in a block."""
-    for call in (*every, every[0]):  # compiles, and chooses the fastest way
-        call()
+    with rehearsal():
+        for call in (*every, every[0]):  # compiles, and chooses the fastest way
+            call()
     if device.type == "cuda":
         # Up to 100 calls, so that the device is not done before a slow host has asked for the next replay: before each,
         # torch also sets random numbers going, where there are such.

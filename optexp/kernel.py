@@ -20,6 +20,7 @@ from torch.nn import Parameter
 from triton.runtime import KernelInterface
 
 from optexp.kernelkit.launching import INTERPRETED, current_stream
+from optexp.kernelkit.recording import rehearsal, rehearsals
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SUPPORTED = (*DTYPES, torch.float64)  # float64 is there to be exact, not to be fast
@@ -86,11 +87,8 @@ def for_graphs(kernel: Kernel) -> Kernel:
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_compiling():  # nothing is small then
                 return function(*args, **kwargs)
-            _recorded.append(kernel.name)
-            try:
+            with rehearsal():
                 return function(*args, **kwargs)
-            finally:
-                _recorded.pop()
 
         return call
 
@@ -285,7 +283,6 @@ def _has_interpreter() -> bool:
 
 
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError)  # what torch raises where it cannot serve its arguments
-_recorded: list[str] = []  # calls that a CUDA Graph will capture; another thread's count as such meanwhile
 
 # Elements, times operations. Of fewer, a call costs what its launches cost the host, and torch's are the cheapest.
 # Where somebody learns, Python takes part in backward, too: so it is of so many times as many.
@@ -310,7 +307,7 @@ def is_small(x: Any, operations: float = 1) -> bool:
         and not is_compiling()
         and (device := x.get_device()) >= 0  # of whatever kind: where ours do not run, torch's op is the reference
         and ((elements := x.numel() * operations) < SMALL or (elements < LEARNING * SMALL and needs_gradient((x,))))
-        and not _recorded
+        and not rehearsals
         and not (current_stream(device) and is_current_stream_capturing())  # which the default stream never is
     )
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 import torch
 
 from optexp.measurement import clock
+
+rehearsals: list[None] = []  # one for each that is under way; what another thread calls meanwhile counts as theirs
+
+
+@contextmanager
+def rehearsal() -> Iterator[None]:
+    """What is called inside will be called again while a CUDA graph records it. So ours are launched however small the
+    call, and choose among their ways: where a graph records what never ran before, it is the first way."""
+    rehearsals.append(None)
+    try:
+        yield
+    finally:
+        rehearsals.pop()
 
 
 def recorded(calls: Sequence[Callable[[], object]], device: torch.device) -> Callable[[], None]:
@@ -18,7 +32,7 @@ def recorded(calls: Sequence[Callable[[], object]], device: torch.device) -> Cal
     """
     graph = torch.cuda.CUDAGraph()
     clock.synchronize(device)
-    with torch.cuda.stream(_side(device)):
+    with torch.cuda.stream(_side(device)), rehearsal():
         calls[0]()  # what a library allocates once for each stream is not to come from the graph's memory
         clock.synchronize(device)
         graph.capture_begin(capture_error_mode="thread_local")

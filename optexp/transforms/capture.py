@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from optexp.kernelkit.recording import rehearsal
 from optexp.program import Batch, Outputs, Program, clear_gradients, map_batch, preserved, tensors_of
 from optexp.strategy import Unsupported
 
@@ -74,7 +75,7 @@ def capture(program: Program, warmup: int, rates: Sequence[Tensor] = ()) -> Capt
     # On a side stream, so that nothing made lazily here belongs to the default one, which cannot be captured.
     current, side = torch.cuda.current_stream(program.device), torch.cuda.Stream(program.device)
     side.wait_stream(current)
-    with torch.cuda.stream(side), preserved(program):
+    with torch.cuda.stream(side), preserved(program), rehearsal():
         for _ in range(warmup):
             program.step(program, batch)
     current.wait_stream(side)
@@ -155,7 +156,7 @@ def graph_model(program: Program, warmup: int) -> GraphedModel:
         return output
 
     program.feed.pause()
-    with preserved(program), recording("the model", program) as pool:
+    with preserved(program), recording("the model", program) as pool, rehearsal():
         graphed = torch.cuda.make_graphed_callables(
             Held(program.model, on_tensors),
             tuple(sample),

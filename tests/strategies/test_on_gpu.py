@@ -3,11 +3,14 @@
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from optexp.kernelkit import tuning
+from optexp.kernels.softmax import softmax
 from optexp.program import Program, ResidentFeed, Snapshot, clear_gradients, forward, forward_backward
 from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
@@ -162,6 +165,28 @@ def test_an_overflow_inside_the_graph_skips_the_step(build):
     assert torch.equal(state["optimizer/0.weight/step"], before["optimizer/0.weight/step"])
     program.step(program, (x, y))
     assert not torch.equal(program.state()["param/0.weight"], before["param/0.weight"])
+
+
+class OurSoftmax(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return softmax(x)
+
+
+@pytest.mark.parametrize("scope", ["step", "model"])
+def test_ways_of_our_own_kernels_are_raced_before_they_are_captured(
+    scope: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Called by hand, so few rows are torch's; in the graph they are ours."""
+    monkeypatch.setattr(tuning, "_chosen", {})
+    monkeypatch.setattr(tuning, "_file", lambda device: tmp_path / "tuning.json")
+    feed = ResidentFeed(torch.device("cuda"))
+    feed.reset([(torch.randn(512, 1024),)])
+    plain = Program(model=OurSoftmax(), step=forward, feed=feed)
+    result = plain.run()["output"]
+    assert not tuning._chosen
+    program, _ = CudaGraph(scope).apply(plain)
+    assert [name for name, *_ in tuning._chosen] == ["softmax_forward"]
+    torch.testing.assert_close(program.run()["output"], result)
 
 
 def test_replays_draw_different_dropout_masks_and_seeds_reproduce_them():

@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 
 import optexp.kernel
 from optexp.kernel import for_graphs, kernels
+from optexp.kernelkit.recording import rehearsals
 from optexp.transforms.rewriting import Rewriter, backend
 
 ROOT = math.sqrt(2 / math.pi)
@@ -178,7 +179,7 @@ def test_refusals_have_reasons(x: Tensor) -> None:
 
 
 def test_what_would_pay_in_a_graph_says_so(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optexp.kernel, "is_small", lambda x, operations=1: not optexp.kernel._recorded)
+    monkeypatch.setattr(optexp.kernel, "is_small", lambda x, operations=1: not rehearsals)
     _, rewriter = rewritten(lambda x: torch.softmax(x, -1), x)
     assert set(rewriter.refused) == {"softmax: its launches would not pay: add cuda_graph"}
 
