@@ -67,6 +67,7 @@ def bias_gelu_backward(
         z = tl.load(x_ptr + start + offsets, mask=mask).to(WIDE)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE)
         if bias_ptr is not None and tall:
+            tl.debug_barrier()  # else ptxas computes with x, and then loads dy: two latencies, one after the other
             bias = tl.load(bias_ptr + column, mask=column < columns).to(WIDE)
         z += bias[None, :]
         dx = dy * derivative(z, TANH)

@@ -81,12 +81,17 @@ def relu_bias_dropout_backward(
     """dx, and for each group of rows the sum of what arrives at the bias."""
     begin(EARLY, LETS_NEXT=ALONE)
     block, group, count = share(columns, ALONE, BLOCK)
-    sums, seed = tl.zeros([ROWS, BLOCK], WIDE), tl.load(seed_ptr)
+    sums = tl.zeros([ROWS, BLOCK], WIDE)
+    if not ALONE:
+        seed = tl.load(seed_ptr)
     for number in range(group, (rows - 1) // ROWS + 1, count):
         first = from_last(number, rows, ROWS)
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
         x = tl.load(x_ptr + start + offsets, mask=mask).to(WIDE)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE)
+        if ALONE:  # nobody else hides a latency: else ptxas makes the numbers while it waits for x, and then loads dy
+            tl.debug_barrier()
+            seed = tl.load(seed_ptr)
         dy *= factors(seed, first, block, threshold, tl.cast(scale, WIDE), ROWS, BLOCK)
         tl.store(dx_ptr + start + offsets, tl.where(x <= 0, 0.0, dy).to(dx_ptr.dtype.element_ty), mask=mask)
         sums += dy
