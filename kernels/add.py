@@ -11,6 +11,7 @@ from torch import Tensor
 
 from optexp.kernel import (
     REFUSED,
+    SMALL,
     SUPPORTED,
     Case,
     Kernel,
@@ -24,6 +25,8 @@ from optexp.kernel import (
 from optexp.kernelkit import extension
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tiles import begin, load, over_vector, store, wide
+
+OPERATIONS = 0.5  # of both passes one is work for the device
 
 
 @triton.jit
@@ -73,7 +76,7 @@ _add_cuda = operation("add_cuda", _cuda_forward, _fake, _save, _differentiate)
 def add(a: Tensor, b: Tensor) -> Tensor:
     """a + b, of the same shape."""
     if (
-        is_small(a)
+        is_small(a, OPERATIONS)
         and isinstance(b, Tensor)
         and (dtype := a.dtype) is b.dtype
         and dtype in SUPPORTED
@@ -85,7 +88,7 @@ def add(a: Tensor, b: Tensor) -> Tensor:
         except REFUSED:
             pass  # for a reason that the checks will tell
     check_same(a, b)
-    return _add(a, b) if pays(a) else reference(a, b)
+    return _add(a, b) if pays(a, OPERATIONS) else reference(a, b)
 
 
 def cuda(a: Tensor, b: Tensor) -> Tensor:
@@ -142,5 +145,5 @@ KERNEL = Kernel(
     ],
     sweep=lambda fill, size: (fill(size), fill(size)),
     patterns=[lambda a, b: a + b],
-    worthwhile=lambda a, b: a.numel() >= 2**24,  # torch adds as fast: only where nobody waits for the launch
+    worthwhile=lambda a, b: a.numel() * OPERATIONS >= SMALL,  # in a graph, too: torch adds as fast
 )
