@@ -48,8 +48,8 @@ def bias_gelu_forward(
 @triton.jit
 def bias_gelu_backward(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, sums_ptr, rows, columns,
-    TANH: tl.constexpr, WIDE: tl.constexpr, ALONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    TANH: tl.constexpr, WIDE: tl.constexpr, ALONE: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each group of rows the sum of what arrives at the bias (None: it is in x already).
 
@@ -63,7 +63,7 @@ def bias_gelu_backward(
     if bias_ptr is not None and not tall:
         bias = tl.load(bias_ptr + column, mask=column < columns).to(WIDE)
     sums = tl.zeros([BLOCK], WIDE)
-    for number in range(group, (rows - 1) // ROWS + 1, count):
+    for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=STAGES):
         first = from_last(number, rows, ROWS)
         start, offsets, mask, _ = tile(first, block, rows, columns, ROWS, BLOCK)
         z = tl.load(x_ptr + start + offsets, mask=mask).to(WIDE)

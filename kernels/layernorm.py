@@ -31,7 +31,7 @@ from optexp.kernel import (
 )
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.rows import Launch, in_rows
-from optexp.kernelkit.tiles import FEW, add_up, begin, from_last, left, matrix, wide
+from optexp.kernelkit.tiles import FEW, add_up, begin, from_last, left, matrix, sharing, wide
 from optexp.kernelkit.tuning import bucket, fastest
 
 LONGEST = 16384  # columns whose two gradient sums fit in registers beside the row; longer rows are torch's business
@@ -294,7 +294,8 @@ def backward_of_rows(
         if not isinstance(how, Launch):
             backward_of_few(dy, x, weight, mean, scale, results)
             return
-        programs = max(1, min(ceil_div(rows, how.rows), how.resident * multiprocessors(x.device)))
+        at_once = multiprocessors(x.device)
+        programs = max(1, sharing(ceil_div(rows, how.rows), how.resident * at_once, at_once))
         sums = mean.new_empty((programs, 2, columns))
         tile = {**how.constants(block), "WHOLE": block == columns}
         launch(layernorm_backward, programs, dy, x, weight, mean, scale, dx, sums, rows, columns, **tile)
@@ -348,8 +349,8 @@ def _ways(block: int) -> list[Launch]:
         one = 1024 // block
         few = [Launch(4 * one, 4, 1, stages) for stages in (3, 4, 5)]
         few += [Launch(8 * one, 8, 1, 3), Launch(8 * one, 16, 1)]
-        more = [Launch(2 * one, 4, 2, 4), Launch(2 * one, 4, 3, 3), Launch(2 * one, 4, 4, 3), Launch(one, 4, 4, 4)]
-        return [Launch(4 * one, 4, 2, 3), *few, *more]
+        halves = [Launch(2 * one, 4, resident, stages) for resident, stages in ((1, 6), (2, 4), (3, 3), (4, 3))]
+        return [Launch(4 * one, 4, 2, 3), *few, *halves, Launch(one, 4, 4, 4)]
     warps = min(max(block // 512, 4), 32)
     programs = max(1, 16 // warps)
     few = [Launch(more // warps, more, 16 // more, 3) for more in (8, 16) if more > warps]

@@ -184,14 +184,14 @@ def layernorm_linear_forward(
 @triton.jit
 def bias_gradient(
     dy_ptr, sums_ptr, rows, columns,
-    WIDE: tl.constexpr, ALONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    WIDE: tl.constexpr, ALONE: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """For each group of rows their sum. A tall tile may be a program's only one, and asynchronous copies are slower."""
+    """For each group of rows their sum."""
     begin(EARLY, LETS_NEXT=ALONE)
-    ahead: tl.constexpr = 1 if ROWS >= 32 else 3
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([ROWS, BLOCK], WIDE)
-    for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=ahead):
+    for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=STAGES):
         start, offsets, mask, _ = tile(from_last(number, rows, ROWS), block, rows, columns, ROWS, BLOCK)
         sums += tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE)
     column = block * BLOCK + tl.arange(0, BLOCK)

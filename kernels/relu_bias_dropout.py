@@ -76,7 +76,8 @@ def relu_bias_dropout_forward(
 @triton.jit
 def relu_bias_dropout_backward(
     dy_ptr, x_ptr, seed_ptr, dx_ptr, sums_ptr, rows, columns, threshold, scale: tl.float64,
-    WIDE: tl.constexpr, ALONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    WIDE: tl.constexpr, ALONE: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each group of rows the sum of what arrives at the bias."""
     begin(EARLY, LETS_NEXT=ALONE)
@@ -84,7 +85,7 @@ def relu_bias_dropout_backward(
     sums = tl.zeros([ROWS, BLOCK], WIDE)
     if not ALONE:
         seed = tl.load(seed_ptr)
-    for number in range(group, (rows - 1) // ROWS + 1, count):
+    for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=STAGES):
         first = from_last(number, rows, ROWS)
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
         x = tl.load(x_ptr + start + offsets, mask=mask).to(WIDE)

@@ -54,6 +54,7 @@ def relu_bias_scale_backward(
     scale: tl.float64,
     WIDE: tl.constexpr,
     ALONE: tl.constexpr,
+    STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
@@ -62,7 +63,7 @@ def relu_bias_scale_backward(
     begin(EARLY, LETS_NEXT=ALONE)
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([BLOCK], WIDE)
-    for number in range(group, (rows - 1) // ROWS + 1, count):
+    for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=STAGES):
         first = from_last(number, rows, ROWS)
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
         x = tl.load(x_ptr + start + offsets, mask=mask).to(WIDE)

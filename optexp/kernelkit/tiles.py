@@ -173,11 +173,18 @@ def over_tiles(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any)
 
 FEW = 512  # rows that programs may each go through alone, so that nothing is left to add up
 
-# Bytes of a tile, and programs on a multiprocessor. All should fit at once, or the last run without company: eight do
-# with up to 64 registers a thread, six with up to 80, five with up to 96. Or a program for each few columns, of all
-# rows.
-GROUPINGS = [(4096, 8), (4096, 6), (8192, 8), (8192, 5)]
-ALONE = (8192, 0)
+# Bytes of a tile, programs on a multiprocessor, and stages of their loops (see `rows.Launch`). All programs should fit
+# at once, or the last run without company: six do with up to 80 registers a thread. Few programs that load ahead leave
+# little to add up. Or a program for each few columns, of all rows.
+GROUPINGS = [(8192, 1, 4), (4096, 2, 4), (8192, 1, 6), (4096, 6, 1)]
+ALONE = (8192, 0, 1)
+
+
+def sharing(tiles: int, most: int, fewest: int) -> int:
+    """How many programs share so many tiles, where each program leaves sums to add up: no more than it takes to be done
+    in as few turns as the most would be, and no fewer than the fewest, or a multiprocessor would idle."""
+    turns = max(1, ceil_div(tiles, most))
+    return min(tiles, max(ceil_div(tiles, turns), fewest))
 
 
 def over_columns(
@@ -201,17 +208,19 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, warps: int
     widest = torch.promote_types(max(filter(None, dtypes), key=lambda dtype: dtype.itemsize), torch.float32)
     total = last.new_empty(columns, dtype=dtype)
 
-    def run(grouping: tuple[int, int]) -> None:
-        size, resident = grouping
+    def run(grouping: tuple[int, int, int]) -> None:
+        size, resident, stages = grouping
         shape = _tile_shape(columns, last.element_size(), size)
         if grouping == ALONE:
             together = min(power_of_two(rows), 128)
             shape = {"ROWS": together, "BLOCK": max(16, 256 // together), "num_warps": warps}
         across = ceil_div(columns, shape["BLOCK"])
-        most = resident * multiprocessors(last.device) // max(across, 1)
-        groups = max(1, min(most, ceil_div(rows, shape["ROWS"])))
+        at_once = multiprocessors(last.device) // max(across, 1)
+        most = max(1, resident * at_once)
+        groups = max(1, sharing(ceil_div(rows, shape["ROWS"]), most, min(at_once, most)))
         sums = total if groups == 1 else last.new_empty((groups, columns), dtype=widest)
-        how = {"WIDE": tl.float64 if widest == torch.float64 else tl.float32, **constants, **shape}
+        wide_type = tl.float64 if widest == torch.float64 else tl.float32
+        how = {"WIDE": wide_type, "STAGES": stages, **constants, **shape}
         how["ALONE"] = groups == 1 and columns < 2**31  # a program's number has 32 bits
         launch(kernel, groups * across, *operands, sums, rows, columns, **how)
         if groups > 1:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from optexp.kernelkit import tiles
-from optexp.kernelkit.tiles import ALONE, FEW, GROUPINGS
+from optexp.kernelkit.tiles import ALONE, FEW, GROUPINGS, sharing
 from optexp.kernels import layernorm_linear
 from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward
 from optexp.kernels.relu_bias_dropout import relu_bias_dropout
@@ -43,6 +43,7 @@ def test_every_way_sums_the_same(
     torch.manual_seed(0)
     x, bias = torch.randn(rows, 70, device=device).to(dtypes[0]), torch.randn(70, device=device).to(dtypes[1])
     found = []
+    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 1)  # so that programs go through many tiles
     for way in (ALONE, *GROUPINGS):
         monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
         found.append(gradients(SUMMED[name], x, bias))
@@ -59,10 +60,25 @@ def test_every_way_gives_a_product_s_bias_its_gradient(
     rows: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dy = torch.randn(rows, 70, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
+    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 1)  # so that programs go through many tiles
     for way in (ALONE, *GROUPINGS):
         monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
         sums = tiles.summed(layernorm_linear.bias_gradient, dtype, dy)
         torch.testing.assert_close(sums, dy.double().sum(0).to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("number", "most", "fewest", "expected"),
+    [
+        pytest.param(8192, 264, 132, 256, id="32 turns, as 264 would take"),
+        pytest.param(4096, 132, 132, 132, id="128 would do, and four multiprocessors idle"),
+        pytest.param(5, 132, 132, 5, id="a tile each"),
+        pytest.param(0, 132, 132, 0, id="nothing to do"),
+        pytest.param(100, 1, 1, 1, id="alone"),
+    ],
+)
+def test_no_more_programs_share_tiles_than_it_takes(number: int, most: int, fewest: int, expected: int) -> None:
+    assert sharing(number, most, fewest) == expected
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -73,6 +89,7 @@ def test_few_rows_are_summed_in_one_launch(rows: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on: first.append(ways[0]) or ways[0])
     added = []
     monkeypatch.setattr(tiles, "add_up", lambda *sums: added.append(sums))
+    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 132)
     gradients(SUMMED["bias_gelu"], torch.randn(rows, 16), torch.randn(16))
     assert (first == [ALONE]) == (rows <= FEW)
     assert (added == []) == (rows <= FEW)
