@@ -80,6 +80,9 @@ def _tile(
     centred = tl.where(column < columns, x - mean, 0.0)
     variance = tl.sum(centred * centred, axis=1, keep_dims=True) / columns
     scale = 1.0 / tl.sqrt(variance + tl.cast(eps, x.dtype))
+    if mean_ptr is not None:  # before y is made: then they need no registers any more
+        tl.store(mean_ptr + first + row, mean, mask=exists)
+        tl.store(scale_ptr + first + row, scale, mask=exists)
     y = centred * scale
     if weight_ptr is not None:
         if LATE:
@@ -90,9 +93,6 @@ def _tile(
             bias = tl.load(bias_ptr + column, mask=column < columns)
         y += bias.to(y.dtype)
     tl.store(y_ptr + start + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
-    if mean_ptr is not None:
-        tl.store(mean_ptr + first + row, mean, mask=exists)
-        tl.store(scale_ptr + first + row, scale, mask=exists)
 
 
 @triton.jit
@@ -268,7 +268,7 @@ def _more_ways(block: int) -> list[Launch]:
     """Statistics, weight and bias take registers: with a limit, as many programs run at once as without them."""
     if block <= 1024:
         one = 1024 // block
-        at_once = [Launch(2 * one, 4, 0, 0), Launch(4 * one, 4, 0, 0, 64)]
+        at_once = [Launch(2 * one, 4, 0, 0), Launch(2 * one, 4, 0, 0, 40), Launch(4 * one, 4, 0, 0, 64)]
         return [Launch(4 * one, 4), *at_once, Launch(4 * one, 4, 5, 3)]
     limited = [Launch(1, 4, registers=128), Launch(1, 8, registers=64)] if block <= 8192 else []
     return [*limited, Launch(1, 16 if block <= 8192 else 32, 1, 3)]

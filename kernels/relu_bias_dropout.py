@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from optexp.kernel import REFUSED, Case, Kernel, ceil_div, check_row, check_tensors, is_small_with_row, operation, pays
 from optexp.kernelkit.launching import launch
@@ -171,8 +172,14 @@ def relu_bias_dropout(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = 
         return reference(x, bias, p, training)
     if not training:
         return relu_bias_scale(x, bias, 1.0)
-    seed = torch.randint(2**63 - 1, (1,), device=x.device)
-    return _relu_bias_dropout(x, bias, seed, float(p))
+    return _relu_bias_dropout(x, bias, _seed(x.device), float(p))
+
+
+def _seed(device: torch.device) -> Tensor:
+    """A random number. The quicker way to one, by 0.2 µs, is not torch.compile's."""
+    if is_compiling():
+        return torch.randint(2**63 - 1, (1,), device=device)
+    return torch.empty(1, dtype=torch.int64, device=device).random_()
 
 
 def reference(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
