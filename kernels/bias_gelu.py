@@ -53,10 +53,10 @@ def bias_gelu_backward(
 ):  # fmt: skip
     """dx, and for each group of rows the sum of what arrives at the bias (None: it is in x already).
 
-    A tall tile may be a program's only one, and brings its part of the bias: read earlier, that would hold it up.
+    A tall tile is a lone program's only one, and brings its part of the bias: read earlier, that would hold it up.
     """
-    begin(EARLY, LETS_NEXT=ALONE)
-    tall: tl.constexpr = ROWS >= 32
+    begin(EARLY, LETS_NEXT=ALONE and STAGES == 1)
+    tall: tl.constexpr = ALONE and ROWS >= 32
     block, group, count = share(columns, ALONE, BLOCK)
     column = block * BLOCK + tl.arange(0, BLOCK)
     bias = tl.zeros([BLOCK], WIDE)

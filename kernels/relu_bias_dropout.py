@@ -13,7 +13,6 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from optexp.kernel import REFUSED, Case, Kernel, ceil_div, check_row, check_tensors, is_small_with_row, operation, pays
 from optexp.kernelkit.launching import launch
@@ -81,17 +80,18 @@ def relu_bias_dropout_backward(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each group of rows the sum of what arrives at the bias."""
-    begin(EARLY, LETS_NEXT=ALONE)
+    lone: tl.constexpr = ALONE and STAGES == 1
+    begin(EARLY, LETS_NEXT=lone)
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([ROWS, BLOCK], WIDE)
-    if not ALONE:
+    if not lone:
         seed = tl.load(seed_ptr)
     for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=STAGES):
         first = from_last(number, rows, ROWS)
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
         x = tl.load(x_ptr + start + offsets, mask=mask).to(WIDE)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE)
-        if ALONE:  # nobody else hides a latency: else ptxas makes the numbers while it waits for x, and then loads dy
+        if lone:  # nobody else hides a latency: else ptxas makes the numbers while it waits for x, and then loads dy
             tl.debug_barrier()
             seed = tl.load(seed_ptr)
         dy *= factors(seed, first, block, threshold, tl.cast(scale, WIDE), ROWS, BLOCK)
@@ -172,14 +172,8 @@ def relu_bias_dropout(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = 
         return reference(x, bias, p, training)
     if not training:
         return relu_bias_scale(x, bias, 1.0)
-    return _relu_bias_dropout(x, bias, _seed(x.device), float(p))
-
-
-def _seed(device: torch.device) -> Tensor:
-    """A random number. The quicker way to one, by 0.2 µs, is not torch.compile's."""
-    if is_compiling():
-        return torch.randint(2**63 - 1, (1,), device=device)
-    return torch.empty(1, dtype=torch.int64, device=device).random_()
+    seed = torch.randint(2**63 - 1, (1,), device=x.device)  # `random_` is quicker, and not the same in compiled code
+    return _relu_bias_dropout(x, bias, seed, float(p))
 
 
 def reference(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = True) -> Tensor:

@@ -60,7 +60,7 @@ def relu_bias_scale_backward(
     EARLY: tl.constexpr,
 ):
     """dx, and for each group of rows the sum of what arrives at the bias."""
-    begin(EARLY, LETS_NEXT=ALONE)
+    begin(EARLY, LETS_NEXT=ALONE and STAGES == 1)
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([BLOCK], WIDE)
     for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=STAGES):

@@ -353,7 +353,8 @@ def prepare(every: list[Call], device: torch.device, block_s: float) -> tuple[Ca
         # torch also sets random numbers going, where there are such.
         once = clock.time_block(partial(_all, every), 1, device).wall_s
         every = every * max(4 if len(every) == 1 else 1, min(100 // len(every), int(4e-3 / once)))
-        work = recorded(every, device)
+        with rehearsal():
+            work = recorded(every, device)
     else:
         work = partial(_all, every)
     once = clock.time_block(work, 1, device).wall_s

@@ -14,6 +14,7 @@ from optexp import benchmark
 from optexp.benchmark import MARKS, Row
 from optexp.insight.calibration import Calibration
 from optexp.kernel import Case, is_small, kernels
+from optexp.kernelkit.recording import rehearsals
 
 
 @pytest.fixture
@@ -169,9 +170,19 @@ def test_what_a_graph_records_is_ours_before_too(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("optexp.kernel.current_stream", lambda device: 0)  # without a GPU there is none to ask
     with FakeTensorMode():
         x = torch.empty(1024, device="cuda")
-    asked = replace(kernels()["gelu"], function=is_small)  # as ours do, who then call torch's, and nothing races
+    small: list[bool] = []
+    benchmark.prepare([lambda: small.append(is_small(x))], torch.device("cpu"), 1e-4)
+    assert small[:2] == [False, False]  # which then are torch's, and nothing races
     assert is_small(x)
-    assert not benchmark.functions(asked, ())["ours"](x)
+
+
+def test_what_cannot_be_prepared_ends_the_rehearsal() -> None:
+    def call() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        benchmark.prepare([call], torch.device("cpu"), 1e-4)
+    assert not rehearsals
 
 
 def row(goal: float | None = None, **us: float | None) -> Row:

@@ -15,8 +15,8 @@ rehearsals: list[None] = []  # one for each that is under way; what another thre
 
 @contextmanager
 def rehearsal() -> Iterator[None]:
-    """What is called inside will be called again while a CUDA graph records it. So ours are launched however small the
-    call, and choose among their ways: where a graph records what never ran before, it is the first way."""
+    """What is called inside is called again while a CUDA graph records it. So ours are launched however small the call,
+    and choose among their ways: where a graph records what never ran before, it is the first way."""
     rehearsals.append(None)
     try:
         yield
@@ -32,7 +32,7 @@ def recorded(calls: Sequence[Callable[[], object]], device: torch.device) -> Cal
     """
     graph = torch.cuda.CUDAGraph()
     clock.synchronize(device)
-    with torch.cuda.stream(_side(device)), rehearsal():
+    with torch.cuda.stream(_side(device)):
         calls[0]()  # what a library allocates once for each stream is not to come from the graph's memory
         clock.synchronize(device)
         graph.capture_begin(capture_error_mode="thread_local")

@@ -215,9 +215,10 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, warps: int
             together = min(power_of_two(rows), 128)
             shape = {"ROWS": together, "BLOCK": max(16, 256 // together), "num_warps": warps}
         across = ceil_div(columns, shape["BLOCK"])
-        at_once = multiprocessors(last.device) // max(across, 1)
-        most = max(1, resident * at_once)
-        groups = max(1, sharing(ceil_div(rows, shape["ROWS"]), most, min(at_once, most)))
+        everywhere = multiprocessors(last.device)
+        most = max(1, resident * everywhere // max(across, 1))
+        fewest = min(most, everywhere // max(across, 1))
+        groups = max(1, sharing(ceil_div(rows, shape["ROWS"]), most, fewest))
         sums = total if groups == 1 else last.new_empty((groups, columns), dtype=widest)
         wide_type = tl.float64 if widest == torch.float64 else tl.float32
         how = {"WIDE": wide_type, "STAGES": stages, **constants, **shape}

@@ -176,7 +176,8 @@ def test_backward_can_be_captured_when_a_way_did_not_fit(monkeypatch: pytest.Mon
 
     with rehearsal():  # so few rows are torch's otherwise
         both()
-    recorded([both], CUDA)()
+        replay = recorded([both], CUDA)
+    replay()
 
 
 def test_a_way_without_enough_memory_loses(card: Card) -> None:

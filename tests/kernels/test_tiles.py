@@ -43,7 +43,7 @@ def test_every_way_sums_the_same(
     torch.manual_seed(0)
     x, bias = torch.randn(rows, 70, device=device).to(dtypes[0]), torch.randn(70, device=device).to(dtypes[1])
     found = []
-    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 1)  # so that programs go through many tiles
+    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 2)  # so that programs go through many tiles
     for way in (ALONE, *GROUPINGS):
         monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
         found.append(gradients(SUMMED[name], x, bias))
@@ -60,7 +60,7 @@ def test_every_way_gives_a_product_s_bias_its_gradient(
     rows: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dy = torch.randn(rows, 70, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
-    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 1)  # so that programs go through many tiles
+    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 2)  # so that programs go through many tiles
     for way in (ALONE, *GROUPINGS):
         monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
         sums = tiles.summed(layernorm_linear.bias_gradient, dtype, dy)
