@@ -109,6 +109,28 @@ def test_offsets_within_a_tile_fit_in_32_bits(monkeypatch: pytest.MonkeyPatch) -
     assert max(reached) < 2**31
 
 
+@pytest.mark.parametrize(
+    ("columns", "way", "programs"),
+    [
+        pytest.param(1024, (8192, 1, 4), 132, id="one each"),
+        pytest.param(8192, (4096, 6, 1), 792, id="six each"),
+        pytest.param(50257, (4096, 6, 1), 750, id="15 groups of 50 column blocks, and not 12"),
+        pytest.param(151936, (4096, 6, 1), 745, id="more column blocks than multiprocessors"),
+    ],
+)
+def test_every_multiprocessor_has_work(
+    columns: int, way: tuple[int, int, int], programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = []
+    monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on: run(way) or way)
+    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(tiles, "launch", lambda kernel, programs, *args, **how: launched.append(programs))
+    monkeypatch.setattr(tiles, "add_up", lambda *sums: None)
+    result = torch.empty(16384, columns, dtype=torch.bfloat16, device="meta")
+    tiles.over_columns(bias_gelu_backward, result, torch.float32, result, TANH=True)
+    assert launched[0] == programs
+
+
 @pytest.mark.parametrize(("rows", "columns", "alone"), [(1, 2**31 - 1, True), (1, 2**31, False), (FEW + 1, 16, False)])
 def test_a_program_s_number_is_its_column_block_where_32_bits_count_columns(
     rows: int, columns: int, alone: bool, monkeypatch: pytest.MonkeyPatch
