@@ -294,8 +294,8 @@ def backward_of_rows(
         if not isinstance(how, Launch):
             backward_of_few(dy, x, weight, mean, scale, results)
             return
-        at_once = multiprocessors(x.device)
-        programs = max(1, sharing(ceil_div(rows, how.rows), how.resident * at_once, at_once))
+        everywhere = multiprocessors(x.device)
+        programs = sharing(ceil_div(rows, how.rows), how.resident * everywhere, everywhere)
         sums = mean.new_empty((programs, 2, columns))
         tile = {**how.constants(block), "WHOLE": block == columns}
         launch(layernorm_backward, programs, dy, x, weight, mean, scale, dx, sums, rows, columns, **tile)

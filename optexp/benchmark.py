@@ -343,18 +343,17 @@ def race(
     return found | {name: median(values) for name, values in samples.items()}
 
 
+@rehearsal()  # of ours, which a graph records however small the call
 def prepare(every: list[Call], device: torch.device, block_s: float) -> tuple[Call, int, int]:
     """One function that makes all of these calls, how many they are, and how often it is called in a block."""
-    with rehearsal():
-        for call in (*every, every[0]):  # compiles, and chooses the fastest way
-            call()
+    for call in (*every, every[0]):  # compiles, and chooses the fastest way
+        call()
     if device.type == "cuda":
         # Up to 100 calls, so that the device is not done before a slow host has asked for the next replay: before each,
         # torch also sets random numbers going, where there are such.
         once = clock.time_block(partial(_all, every), 1, device).wall_s
         every = every * max(4 if len(every) == 1 else 1, min(100 // len(every), int(4e-3 / once)))
-        with rehearsal():
-            work = recorded(every, device)
+        work = recorded(every, device)
     else:
         work = partial(_all, every)
     once = clock.time_block(work, 1, device).wall_s

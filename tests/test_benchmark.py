@@ -172,7 +172,8 @@ def test_what_a_graph_records_is_ours_before_too(monkeypatch: pytest.MonkeyPatch
         x = torch.empty(1024, device="cuda")
     small: list[bool] = []
     benchmark.prepare([lambda: small.append(is_small(x))], torch.device("cpu"), 1e-4)
-    assert small[:2] == [False, False]  # which then are torch's, and nothing races
+    assert len(small) > 2
+    assert not any(small)  # which then are torch's, and nothing races
     assert is_small(x)
 
 

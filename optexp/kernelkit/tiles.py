@@ -182,9 +182,9 @@ ALONE = (8192, 0, 1)
 
 def sharing(tiles: int, most: int, fewest: int) -> int:
     """How many programs share so many tiles, where each program leaves sums to add up: no more than it takes to be done
-    in as few turns as the most would be, and no fewer than the fewest, or a multiprocessor would idle."""
+    in as few turns as the most would be, and no fewer than the fewest, or a multiprocessor would idle. One at least."""
     turns = max(1, ceil_div(tiles, most))
-    return min(tiles, max(ceil_div(tiles, turns), fewest))
+    return max(1, min(tiles, max(ceil_div(tiles, turns), fewest)))
 
 
 def over_columns(
@@ -218,7 +218,7 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, warps: int
         everywhere = multiprocessors(last.device)
         most = max(1, resident * everywhere // max(across, 1))
         fewest = min(most, everywhere // max(across, 1))
-        groups = max(1, sharing(ceil_div(rows, shape["ROWS"]), most, fewest))
+        groups = sharing(ceil_div(rows, shape["ROWS"]), most, fewest)
         sums = total if groups == 1 else last.new_empty((groups, columns), dtype=widest)
         wide_type = tl.float64 if widest == torch.float64 else tl.float32
         how = {"WIDE": wide_type, "STAGES": stages, **constants, **shape}

@@ -73,7 +73,7 @@ def test_every_way_gives_a_product_s_bias_its_gradient(
         pytest.param(8192, 264, 132, 256, id="32 turns, as 264 would take"),
         pytest.param(4096, 132, 132, 132, id="128 would do, and four multiprocessors idle"),
         pytest.param(5, 132, 132, 5, id="a tile each"),
-        pytest.param(0, 132, 132, 0, id="nothing to do"),
+        pytest.param(0, 132, 132, 1, id="nothing to do, and sums of it to write"),
         pytest.param(100, 1, 1, 1, id="alone"),
     ],
 )
