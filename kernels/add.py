@@ -11,19 +11,18 @@ from torch import Tensor
 
 from optexp.kernel import (
     REFUSED,
-    SMALL,
-    SUPPORTED,
     Case,
     Kernel,
+    are_small_alike,
     ceil_div,
     check_tensors,
-    is_small,
     laid_out_like,
     operation,
     pays,
 )
 from optexp.kernelkit import extension
 from optexp.kernelkit.launching import launch
+from optexp.kernelkit.small_calls import SMALL
 from optexp.kernelkit.tiles import begin, load, over_vector, store, wide
 
 OPERATIONS = 0.5  # of both passes one is work for the device
@@ -75,14 +74,7 @@ _add_cuda = operation("add_cuda", _cuda_forward, _fake, _save, _differentiate)
 
 def add(a: Tensor, b: Tensor) -> Tensor:
     """a + b, of the same shape."""
-    if (
-        is_small(a, OPERATIONS)
-        and isinstance(b, Tensor)
-        and (dtype := a.dtype) is b.dtype
-        and dtype in SUPPORTED
-        and (shape := a.shape)  # a single number may lie on another device
-        and shape == b.shape
-    ):
+    if are_small_alike(a, b, OPERATIONS):
         try:
             return torch.add(a, b)  # as an operator it takes Python a tenth longer
         except REFUSED:

@@ -14,7 +14,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from optexp.kernel import (
     REFUSED,
-    SUPPORTED,
     Case,
     Kernel,
     ceil_div,
@@ -246,7 +245,6 @@ def is_small_product(x: Any, weight: Any, bias: Any, operations: Callable[[Tenso
         isinstance(weight, Tensor)
         and weight.dim() == 2
         and is_small(x, operations(weight))
-        and x.dtype in SUPPORTED
         and (bias is None or (isinstance(bias, Tensor) and bias.shape == weight.shape[:1]))
     )
 

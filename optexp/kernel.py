@@ -21,6 +21,7 @@ from triton.runtime import KernelInterface
 
 from optexp.kernelkit.launching import INTERPRETED, current_stream
 from optexp.kernelkit.recording import rehearsal, rehearsals
+from optexp.kernelkit.small_calls import LEARNING, SMALL, quick
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SUPPORTED = (*DTYPES, torch.float64)  # float64 is there to be exact, not to be fast
@@ -284,17 +285,13 @@ def _has_interpreter() -> bool:
 
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError)  # what torch raises where it cannot serve its arguments
 
-# Elements, times operations. Of fewer, a call costs what its launches cost the host, and torch's are the cheapest.
-# Where somebody learns, Python takes part in backward, too: so it is of so many times as many.
-SMALL = 2**24
-LEARNING = 2
-
 
 def pays(x: Tensor, operations: float = 1) -> bool:
     """Whether to take our kernel for what torch does in so many: a call of ours takes as long as three of torch's."""
     return not is_small(x, operations) and runs_on(x.device)
 
 
+@quick
 def is_small(x: Any, operations: float = 1) -> bool:
     """Whether launches are all that counts: then torch's checks, too, come before ours, and what it refuses is checked.
 
@@ -305,6 +302,7 @@ def is_small(x: Any, operations: float = 1) -> bool:
     return (
         isinstance(x, Tensor)
         and not is_compiling()
+        and x.dtype in SUPPORTED
         and (device := x.get_device()) >= 0  # of whatever kind: where ours do not run, torch's op is the reference
         and ((elements := x.numel() * operations) < SMALL or (elements < LEARNING * SMALL and needs_gradient((x,))))
         and not rehearsals
@@ -312,15 +310,27 @@ def is_small(x: Any, operations: float = 1) -> bool:
     )
 
 
+@quick
 def is_small_with_row(x: Any, row: Any, operations: float) -> bool:
     """The same of what takes a row, as large as those of x: it looks for what torch would not refuse."""
     return (
         is_small(x, operations)
         and isinstance(row, Tensor)
-        and row.dtype is (dtype := x.dtype)
-        and dtype in SUPPORTED
+        and row.dtype is x.dtype
         and len(shape := x.shape) > 0
         and row.shape == (shape[-1],)
+    )
+
+
+@quick
+def are_small_alike(a: Any, b: Any, operations: float) -> bool:
+    """The same of what takes two of one shape and dtype; not of single numbers, which may lie on two devices."""
+    return (
+        is_small(a, operations)
+        and isinstance(b, Tensor)
+        and b.dtype is a.dtype
+        and len(shape := a.shape) > 0
+        and b.shape == shape
     )
 
 

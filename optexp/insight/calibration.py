@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from optexp.kept import kept
 from optexp.measurement import clock
 
 _VERSION = 1  # of what is measured and how: an older cache entry is not read
@@ -80,8 +81,7 @@ def _cache_file(device: torch.device) -> Path:
     facts: list[object] = [_VERSION, torch.__version__, platform.node(), properties.name]
     facts += [str(getattr(properties, "uuid", "")), _driver()]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "optexp" / f"calibration-{key}.json"
+    return kept(f"calibration-{key}.json")
 
 
 def _driver() -> int:

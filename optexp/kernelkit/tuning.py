@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 import triton
 
+from optexp.kept import kept
 from optexp.kernel import ceil_div
 from optexp.kernelkit.recording import recorded
 from optexp.measurement import clock
@@ -97,7 +98,7 @@ def _file(device: torch.device) -> Path:
     properties = torch.cuda.get_device_properties(device)
     facts = [properties.name, properties.multi_processor_count, torch.__version__, triton.__version__, _sources()]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "optexp" / f"tuning-{key}.json"
+    return kept(f"tuning-{key}.json")
 
 
 @cache

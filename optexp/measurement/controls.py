@@ -11,6 +11,7 @@ from math import exp, isinf, log
 from pathlib import Path
 from typing import Any
 
+from optexp.kept import kept
 from optexp.measurement import statistics
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.sampling import DELAYED, SAME, Sample
@@ -77,8 +78,7 @@ def failed(controls: dict[str, Control]) -> list[str]:
 
 
 def cache_file(key: str) -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "optexp" / f"controls-{key}.json"
+    return kept(f"controls-{key}.json")
 
 
 def remembered(path: Path) -> dict[str, Control]:

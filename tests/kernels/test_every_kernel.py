@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import optexp.kernel
 from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms, structure
-from optexp.kernel import DTYPES, Case, Kernel, kernels
+from optexp.kernel import DTYPES, SUPPORTED, Case, Kernel, kernels
 
 KERNELS = list(kernels().values())
 IN_CUDA = [replace(kernel, function=kernel.cuda) for kernel in KERNELS if kernel.cuda is not None]
@@ -291,6 +291,10 @@ def test_a_mistake_is_a_value_error(kernel: Kernel, mistake: Case, device: str) 
         kernel.function(*arguments(mistake, device))
 
 
+def _is_number(x: Any, operations: float = 1) -> bool:
+    return isinstance(x, Tensor) and x.dtype in SUPPORTED
+
+
 def treat_as_small(kernel: Kernel, device: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """However large a call is, launches are all that counts. Returns the kernel's module."""
     module = importlib.import_module(kernel.function.__module__)
@@ -298,7 +302,7 @@ def treat_as_small(kernel: Kernel, device: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(optexp.kernel, "SMALL", 2**62)
     else:
         for user in (optexp.kernel, module):
-            monkeypatch.setattr(user, "is_small", lambda x, operations=1: isinstance(x, Tensor), raising=False)
+            monkeypatch.setattr(user, "is_small", _is_number, raising=False)
     return module
 
 

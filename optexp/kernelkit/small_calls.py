@@ -1,0 +1,85 @@
+"""Whether a call is small, asked in C++: of a call that takes 6 µs, Python's own questions are a tenth.
+
+Compiled once for each version of torch and of Python, in ten seconds, and kept. Where it cannot be, Python asks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch.compiler import substitute_in_graph
+
+from optexp.kept import kept
+from optexp.kernelkit.launching import INTERPRETED, NVIDIA
+from optexp.kernelkit.recording import rehearsals
+
+# Elements, times operations. Of fewer, a call costs what its launches cost the host, and torch's are the cheapest.
+# Where somebody learns, Python takes part in backward, too: so it is of so many times as many.
+SMALL = 2**24
+LEARNING = 2
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+LIBRARIES = ("torch_python", "torch_cpu", "c10")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def quick(function: Function) -> Function:
+    """What answers as the function does, sooner where it can be sure. torch.compile sees the function."""
+    front = _front()
+    return function if front is None else in_front_of(function, front)
+
+
+def in_front_of(function: Function, front: ModuleType) -> Function:
+    answer: Function = front.quick(function, rehearsals)
+    substitute_in_graph(answer)(function)
+    return answer
+
+
+@cache
+def _front() -> ModuleType | None:
+    if not NVIDIA or INTERPRETED or not torch.cuda.device_count():
+        return None
+    try:
+        return compiled("CUDA")
+    except (ImportError, OSError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", None) or error
+        logging.getLogger(__name__).info("small calls take 0.5 µs longer, as C++ could not be built: %s", reason)
+        return None
+
+
+def compiled(device: str) -> ModuleType:
+    """small_calls.cpp for tensors on "CUDA" or, for tests, "CPU"; OSError, SubprocessError or ImportError if it fails.
+
+    Whoever comes second while it is built builds it, too, and waits for nobody.
+    """
+    torch_home = Path(torch.__file__).parent
+    command = [os.environ.get("CXX", "c++"), "-O2", "-std=c++20", "-shared", "-fPIC"]
+    command += [f"-DDEVICE={device}", f"-DSMALL={SMALL}.0", f"-DLEARNING={LEARNING}.0"]
+    command += ["-isystem", sysconfig.get_path("include"), "-isystem", str(torch_home / "include"), str(SOURCE)]
+    command += [f"-L{torch_home / 'lib'}", *(f"-l{name}" for name in LIBRARIES)]
+    key = hashlib.sha256("\n".join([*command, torch.__version__, sys.version, SOURCE.read_text()]).encode())
+    library = kept(f"small_calls-{key.hexdigest()[:16]}.so")
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = library.with_suffix(f".{os.getpid()}")
+        subprocess.run([*command, "-o", str(unfinished)], check=True, capture_output=True, text=True)
+        unfinished.replace(library)
+    specification = spec_from_file_location("small_calls", library)
+    if specification is None or specification.loader is None:
+        raise ImportError(f"{library} cannot be imported")
+    module = module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
