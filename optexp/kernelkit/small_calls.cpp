@@ -27,8 +27,8 @@ bool is_small(PyObject* argument, PyObject* operations) {
   const at::Tensor& x = THPVariable_Unpack(argument);
   if (x.device().type() != at::DeviceType::DEVICE || !is_number(x)) return false;
   const bool learns = x.requires_grad() && at::GradMode::is_enabled();
-  const double limit = SMALL * (learns ? LEARNING : 1.0);
-  if (!(x.numel() * (operations ? PyFloat_AsDouble(operations) : 1.0) < limit)) return false;
+  const double limit = SMALL * (learns ? LEARNING : 1.0), times = operations ? PyFloat_AsDouble(operations) : 1.0;
+  if (!(times >= 0 && x.numel() * times < limit)) return false;  // -1 where it is no number
   // The default stream, which nobody captures. Another device's headers would be needed to ask it without this guard.
   return c10::impl::VirtualGuardImpl(x.device().type()).getStream(x.device()).id() == 0;
 }
