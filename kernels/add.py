@@ -11,6 +11,7 @@ from torch import Tensor
 
 from optexp.kernel import (
     REFUSED,
+    SMALL,
     Case,
     Kernel,
     are_small_alike,
@@ -22,7 +23,6 @@ from optexp.kernel import (
 )
 from optexp.kernelkit import extension
 from optexp.kernelkit.launching import launch
-from optexp.kernelkit.small_calls import SMALL
 from optexp.kernelkit.tiles import begin, load, over_vector, store, wide
 
 OPERATIONS = 0.5  # of both passes one is work for the device

@@ -21,7 +21,7 @@ from triton.runtime import KernelInterface
 
 from optexp.kernelkit.launching import INTERPRETED, current_stream
 from optexp.kernelkit.recording import rehearsal, rehearsals
-from optexp.kernelkit.small_calls import LEARNING, SMALL, quick
+from optexp.kernelkit.small_calls import quick
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SUPPORTED = (*DTYPES, torch.float64)  # float64 is there to be exact, not to be fast
@@ -284,6 +284,11 @@ def _has_interpreter() -> bool:
 
 
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError)  # what torch raises where it cannot serve its arguments
+
+# Elements, times operations. Of fewer, a call costs what its launches cost the host, and torch's are the cheapest.
+# Where somebody learns, Python takes part in backward, too: so it is of so many times as many.
+SMALL = 2**24
+LEARNING = 2
 
 
 def pays(x: Tensor, operations: float = 1) -> bool:

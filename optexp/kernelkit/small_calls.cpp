@@ -1,4 +1,5 @@
-// The common yes of optexp/kernel.py to "is this call small?". Whatever is out of the ordinary is left to Python.
+// The common yes of optexp/kernel.py to "is this call small?". Whatever is out of the ordinary is left to Python, whose
+// limits and rehearsals are looked up among the function's globals, as they are at the time.
 
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -8,7 +9,7 @@
 
 namespace {
 
-PyObject* rehearsals;  // Python's list
+PyObject *small_key, *learning_key, *rehearsals_key;
 
 bool is_number(const at::Tensor& x) {
   switch (x.scalar_type()) {
@@ -22,53 +23,56 @@ bool is_number(const at::Tensor& x) {
   }
 }
 
-bool is_small(PyObject* argument, PyObject* operations) {
-  if (PyList_GET_SIZE(rehearsals) > 0 || !THPVariable_CheckExact(argument)) return false;
+double limit(PyObject* globals, bool learns) {
+  const double small = PyFloat_AsDouble(PyDict_GetItem(globals, small_key));
+  return learns ? small * PyFloat_AsDouble(PyDict_GetItem(globals, learning_key)) : small;
+}
+
+bool is_small(PyObject* globals, PyObject* argument, PyObject* operations) {
+  if (PyList_Size(PyDict_GetItem(globals, rehearsals_key)) != 0 || !THPVariable_CheckExact(argument)) return false;
   const at::Tensor& x = THPVariable_Unpack(argument);
   if (x.device().type() != at::DeviceType::DEVICE || !is_number(x)) return false;
   const bool learns = x.requires_grad() && at::GradMode::is_enabled();
-  const double limit = SMALL * (learns ? LEARNING : 1.0), times = operations ? PyFloat_AsDouble(operations) : 1.0;
-  if (!(times >= 0 && x.numel() * times < limit)) return false;  // -1 where it is no number
+  const double times = operations ? PyFloat_AsDouble(operations) : 1.0;  // -1 where it is no number
+  if (!(times >= 0 && x.numel() * times < limit(globals, learns))) return false;
   // The default stream, which nobody captures. Another device's headers would be needed to ask it without this guard.
   return c10::impl::VirtualGuardImpl(x.device().type()).getStream(x.device()).id() == 0;
 }
 
-bool one(PyObject* const* args, Py_ssize_t count) {
-  return (count == 1 || count == 2) && is_small(args[0], count == 2 ? args[1] : nullptr);
+bool one(PyObject* globals, PyObject* const* args, Py_ssize_t count) {
+  return (count == 1 || count == 2) && is_small(globals, args[0], count == 2 ? args[1] : nullptr);
 }
 
-bool with_row(PyObject* const* args, Py_ssize_t count) {
-  if (count != 3 || !is_small(args[0], args[2]) || !THPVariable_CheckExact(args[1])) return false;
+bool with_row(PyObject* globals, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3 || !is_small(globals, args[0], args[2]) || !THPVariable_CheckExact(args[1])) return false;
   const at::Tensor &x = THPVariable_Unpack(args[0]), &row = THPVariable_Unpack(args[1]);
   return row.scalar_type() == x.scalar_type() && x.dim() > 0 && row.dim() == 1 && row.size(0) == x.size(-1);
 }
 
-bool alike(PyObject* const* args, Py_ssize_t count) {
-  if (count != 3 || !is_small(args[0], args[2]) || !THPVariable_CheckExact(args[1])) return false;
+bool alike(PyObject* globals, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3 || !is_small(globals, args[0], args[2]) || !THPVariable_CheckExact(args[1])) return false;
   const at::Tensor &a = THPVariable_Unpack(args[0]), &b = THPVariable_Unpack(args[1]);
   return b.scalar_type() == a.scalar_type() && a.dim() > 0 && a.sizes() == b.sizes();
 }
 
-template <bool (*is_certain)(PyObject* const*, Py_ssize_t)>
+template <bool (*is_certain)(PyObject*, PyObject* const*, Py_ssize_t)>
 PyObject* answer(PyObject* function, PyObject* const* args, Py_ssize_t count) {
   try {
-    if (is_certain(args, count)) Py_RETURN_TRUE;
+    if (is_certain(PyFunction_GetGlobals(function), args, count)) Py_RETURN_TRUE;
   } catch (...) {  // a tensor that has no sizes, for one
   }
   return PyErr_Occurred() ? nullptr : PyObject_Vectorcall(function, args, count, nullptr);
 }
 
-template <bool (*is_certain)(PyObject* const*, Py_ssize_t)>
+template <bool (*is_certain)(PyObject*, PyObject* const*, Py_ssize_t)>
 constexpr PyMethodDef named(const char* name) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&answer<is_certain>)), METH_FASTCALL, nullptr};
 }
 
 PyMethodDef answers[] = {named<one>("is_small"), named<with_row>("is_small_with_row"), named<alike>("are_small_alike")};
 
-// quick(function, rehearsals): what answers for the function of this name, and asks it where it is not certain.
-PyObject* quick(PyObject* module, PyObject* args) {
-  PyObject* function;
-  if (!PyArg_ParseTuple(args, "OO!", &function, &PyList_Type, &rehearsals)) return nullptr;
+// quick(function): what answers for the function of this name, and asks it where it is not certain.
+PyObject* quick(PyObject* module, PyObject* function) {
   PyObject* name = PyObject_GetAttrString(function, "__name__");
   if (!name) return nullptr;
   PyMethodDef* found = nullptr;
@@ -76,13 +80,17 @@ PyObject* quick(PyObject* module, PyObject* args) {
     if (PyUnicode_CompareWithASCIIString(name, method.ml_name) == 0) found = &method;
   Py_DECREF(name);
   if (!found) return PyErr_Format(PyExc_ValueError, "nothing answers for %R", function);
-  Py_INCREF(rehearsals);  // the function's reference is taken by what is returned
   return PyCFunction_New(found, function);
 }
 
-PyMethodDef methods[] = {{"quick", quick, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {{"quick", quick, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyModuleDef description = {PyModuleDef_HEAD_INIT, "small_calls", nullptr, -1, methods};
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit_small_calls() { return PyModule_Create(&description); }
+PyMODINIT_FUNC PyInit_small_calls() {
+  small_key = PyUnicode_InternFromString("SMALL");
+  learning_key = PyUnicode_InternFromString("LEARNING");
+  rehearsals_key = PyUnicode_InternFromString("rehearsals");
+  return PyModule_Create(&description);
+}

@@ -23,12 +23,6 @@ from torch.compiler import substitute_in_graph
 
 from optexp.kept import kept
 from optexp.kernelkit.launching import INTERPRETED, NVIDIA
-from optexp.kernelkit.recording import rehearsals
-
-# Elements, times operations. Of fewer, a call costs what its launches cost the host, and torch's are the cheapest.
-# Where somebody learns, Python takes part in backward, too: so it is of so many times as many.
-SMALL = 2**24
-LEARNING = 2
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 LIBRARIES = ("torch_python", "torch_cpu", "c10")
@@ -43,7 +37,7 @@ def quick(function: Function) -> Function:
 
 
 def in_front_of(function: Function, front: ModuleType) -> Function:
-    answer: Function = front.quick(function, rehearsals)
+    answer: Function = front.quick(function)
     substitute_in_graph(answer)(function)
     return answer
 
@@ -67,7 +61,7 @@ def compiled(device: str) -> ModuleType:
     """
     torch_home = Path(torch.__file__).parent
     command = [os.environ.get("CXX", "c++"), "-O2", "-std=c++20", "-shared", "-fPIC"]
-    command += [f"-DDEVICE={device}", f"-DSMALL={SMALL}.0", f"-DLEARNING={LEARNING}.0"]
+    command += [f"-DDEVICE={device}"]
     command += ["-isystem", sysconfig.get_path("include"), "-isystem", str(torch_home / "include"), str(SOURCE)]
     command += [f"-L{torch_home / 'lib'}", *(f"-l{name}" for name in LIBRARIES)]
     key = hashlib.sha256("\n".join([*command, torch.__version__, sys.version, SOURCE.read_text()]).encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -11,13 +12,15 @@ import pytest
 import torch
 
 from optexp import kernel
+from optexp.kernel import LEARNING, SMALL
 from optexp.kernelkit import small_calls
-from optexp.kernelkit.recording import rehearsal
+from optexp.kernelkit.recording import rehearsal, rehearsals
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 needs_gpu = pytest.mark.gpu
 
 ASKED = "Python was asked"
+READ = (SMALL, LEARNING, rehearsals)  # among the globals of a function, by what stands in front of it
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +62,7 @@ def test_a_small_tensor_is_small(dtype: torch.dtype, ask: Callable[..., Any]) ->
 @pytest.mark.parametrize("operations", [1, 3, 0.5])
 @pytest.mark.parametrize("learns", [False, True])
 def test_the_limits_are_those_of_python(operations: float, learns: bool, ask: Callable[..., Any]) -> None:
-    limit = round(small_calls.SMALL * (small_calls.LEARNING if learns else 1) / operations)
+    limit = round(SMALL * (LEARNING if learns else 1) / operations)
     below, above = (fake(size).requires_grad_(learns) for size in (limit - 1, limit + 1))
     assert ask("is_small", below, operations) is True
     assert ask("is_small", above, operations) is ASKED
@@ -100,6 +103,14 @@ def test_a_tensor_without_sizes_is_no_error(ask: Callable[..., Any]) -> None:
     assert ask("are_small_alike", nested, nested, 1) is ASKED
 
 
+def test_a_limit_that_is_changed_is_another_limit(ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(4)
+    monkeypatch.setattr(sys.modules[__name__], "SMALL", 4)
+    assert ask("is_small", x) is ASKED
+    assert ask("is_small", x[:3]) is True
+    assert ask("is_small", x.requires_grad_()) is True
+
+
 def test_nothing_is_small_in_a_rehearsal(ask: Callable[..., Any]) -> None:
     x = torch.zeros(4)
     with rehearsal():
@@ -137,6 +148,15 @@ def test_who_cannot_build_it_asks_python(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_on_a_gpu_it_answers_in_front_of_python() -> None:
     for name in ("is_small", "is_small_with_row", "are_small_alike"):
         assert type(getattr(kernel, name)).__name__ == "builtin_function_or_method"
+
+
+@needs_gpu
+def test_on_a_gpu_the_limit_of_python_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(16, device="cuda")
+    assert kernel.is_small(x)
+    monkeypatch.setattr(kernel, "SMALL", 0)
+    assert not kernel.is_small(x)
+    assert not kernel.are_small_alike(x, x, 1)
 
 
 @needs_gpu
