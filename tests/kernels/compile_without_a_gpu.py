@@ -29,7 +29,7 @@ seen = set()
 def launch(function: Any, programs: int, *args: Any, **constants: Any) -> None:
     """In the place of `launching.launch`: compile, and leave the result unwritten."""
     if "EARLY" in function.arg_names:
-        constants |= {"EARLY": True, "launch_pdl": True}
+        constants |= {"EARLY": True, "launch_pdl": not constants.pop("late", False)}
     options = {name: constants.pop(name) for name in OPTIONS if name in constants}
     given = dict(zip(function.arg_names, args, strict=False)) | constants
     signature: dict[str, str] = {}

@@ -86,10 +86,12 @@ class Kernel:
 
     def __init__(self) -> None:
         self.compiled, self.asked = Compiled(), 0
+        self.constants: dict[str, Any] = {}
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., Compiled]:
         def compile(*args: Any, **constants: Any) -> Compiled:
             self.asked += 1
+            self.constants = constants
             return self.compiled
 
         return compile
@@ -118,6 +120,21 @@ def test_without_asking_triton_arguments_come_as_its_launcher_wants_them(
         assert "optexp.kernel" in {event.name for event in seen.events()}
     launch(kernel, 3, x, None, 64, scale=0.0, BLOCK=128, num_warps=8)
     assert kernel.asked == 2
+
+
+def test_where_kernels_can_be_launched_early_one_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lets the next begin all the same; and is not taken for what was launched early before."""
+    possible = {False: {"EARLY": True, "launch_pdl": True}, True: {"EARLY": True, "launch_pdl": False}}
+    monkeypatch.setattr(launching, "_early", lambda device, late: possible[late])
+    monkeypatch.setattr(launching, "_current_device", lambda: None)
+    monkeypatch.setattr(launching, "current_stream", lambda device: 7)
+    kernel, x = Kernel(), torch.randn(64)
+    for how, early in (({}, True), ({"late": True}, False)):
+        launch(kernel, 3, x, None, 64, scale=0.0, BLOCK=128, **how)
+        assert kernel.constants == {"scale": 0.0, "BLOCK": 128, "EARLY": True, "launch_pdl": early}
+        launch(kernel, 3, x, None, 64, scale=0.0, BLOCK=128, **how)
+        assert len(kernel.compiled.launches[-1]) == 9 + len(kernel.arg_names)
+    assert (kernel.asked, len(kernel.compiled.launches)) == (2, 2)
 
 
 @pytest.mark.gpu
