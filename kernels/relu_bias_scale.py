@@ -120,7 +120,7 @@ def _fake(x: Tensor, bias: Tensor, scale: float) -> Tensor:
 def _backward(dy: Tensor, x: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The gradients of x and, in its dtype, of the bias."""
     operands = (dy.contiguous(), x.contiguous())
-    return over_columns(relu_bias_scale_backward, x.new_empty(x.shape), dtype, *operands, warps=4, scale=scale)
+    return over_columns(relu_bias_scale_backward, x.new_empty(x.shape), dtype, *operands, scale=scale)
 
 
 def fake_backward(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

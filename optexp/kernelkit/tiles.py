@@ -5,7 +5,7 @@ A mask makes Triton give up 16-byte accesses unless the length divides by 16, so
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -173,11 +173,22 @@ def over_tiles(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any)
 
 FEW = 512  # rows that programs may each go through alone, so that nothing is left to add up
 
-# Bytes of a tile, programs on a multiprocessor, and stages of their loops (see `rows.Launch`). All programs should fit
-# at once, or the last run without company: six do with up to 80 registers a thread. Few programs that load ahead leave
-# little to add up. Or a program for each few columns, of all rows.
-GROUPINGS = [(8192, 1, 4), (4096, 2, 4), (8192, 1, 6), (4096, 6, 1)]
-ALONE = (8192, 0, 1)
+
+class Grouping(NamedTuple):
+    """Bytes of a tile; programs on a multiprocessor (0: one for each few columns, of all rows), stages of their loops
+    (see `rows.Launch`), and their warps."""
+
+    bytes: int
+    resident: int
+    stages: int
+    warps: int = 4
+
+
+# All programs should fit at once, or the last run without company: six do with up to 80 registers a thread. Few
+# programs that load ahead leave little to add up.
+GROUPINGS = [Grouping(8192, 1, 4), Grouping(4096, 2, 4), Grouping(8192, 1, 6), Grouping(4096, 6, 1)]
+# The fewer the warps, the less they have to add up among them; with more, what computes much, as erf, is done sooner.
+ALONE = [Grouping(8192, 0, 1, warps=4), Grouping(8192, 0, 1, warps=8)]
 
 
 def sharing(tiles: int, most: int, fewest: int) -> int:
@@ -188,18 +199,16 @@ def sharing(tiles: int, most: int, fewest: int) -> int:
 
 
 def over_columns(
-    kernel: Any, result: Tensor, dtype: torch.dtype, *operands: Tensor | None, warps: int = 8, **constants: Any
+    kernel: Any, result: Tensor, dtype: torch.dtype, *operands: Tensor | None, **constants: Any
 ) -> tuple[Tensor, Tensor]:
     """Write `result`, and return with it a sum over its rows, of this dtype, that the kernel makes on the way."""
-    return result, summed(kernel, dtype, *operands, result, warps=warps, **constants)
+    return result, summed(kernel, dtype, *operands, result, **constants)
 
 
-def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, warps: int = 8, **constants: Any) -> Tensor:
+def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, **constants: Any) -> Tensor:
     """A sum over rows of operands, the last of which has them all.
 
     Each program adds up a group of rows of one column block, in WIDE precision; groups are then added in a fixed order.
-
-    warps:  of a program that goes through all rows alone
     """
     last = operands[-1]
     assert last is not None
@@ -208,20 +217,19 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, warps: int
     widest = torch.promote_types(max(filter(None, dtypes), key=lambda dtype: dtype.itemsize), torch.float32)
     total = last.new_empty(columns, dtype=dtype)
 
-    def run(grouping: tuple[int, int, int]) -> None:
-        size, resident, stages = grouping
-        shape = _tile_shape(columns, last.element_size(), size)
-        if grouping == ALONE:
+    def run(grouping: Grouping) -> None:
+        shape = _tile_shape(columns, last.element_size(), grouping.bytes)
+        if not grouping.resident:
             together = min(power_of_two(rows), 128)
-            shape = {"ROWS": together, "BLOCK": max(16, 256 // together), "num_warps": warps}
+            shape = {"ROWS": together, "BLOCK": max(16, 64 * grouping.warps // together)}
         across = ceil_div(columns, shape["BLOCK"])
         everywhere = multiprocessors(last.device)
-        most = max(1, resident * everywhere // max(across, 1))
+        most = max(1, grouping.resident * everywhere // max(across, 1))
         fewest = min(most, everywhere // max(across, 1))
         groups = sharing(ceil_div(rows, shape["ROWS"]), most, fewest)
         sums = total if groups == 1 else last.new_empty((groups, columns), dtype=widest)
         wide_type = tl.float64 if widest == torch.float64 else tl.float32
-        how = {"WIDE": wide_type, "STAGES": stages, **constants, **shape}
+        how = {"WIDE": wide_type, "STAGES": grouping.stages, "num_warps": grouping.warps, **constants, **shape}
         how["ALONE"] = groups == 1 and columns < 2**31  # a program's number has 32 bits
         launch(kernel, groups * across, *operands, sums, rows, columns, **how)
         if groups > 1:
@@ -229,7 +237,7 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, warps: int
 
     forms = [value for value in constants.values() if isinstance(value, bool)]  # other numbers are not compiled in
     alone = rows <= FEW and columns < 2**24  # a tile's offsets are counted in 32 bits
-    ways = [ALONE, *GROUPINGS] if alone else GROUPINGS
+    ways = [*ALONE, *GROUPINGS] if alone else GROUPINGS
     run(fastest(kernel.__name__, (*dtypes, *forms, columns, bucket(rows)), ways, run, last.device))
     return total
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from optexp.kernelkit import tiles
-from optexp.kernelkit.tiles import ALONE, FEW, GROUPINGS, sharing
+from optexp.kernelkit.tiles import ALONE, FEW, GROUPINGS, Grouping, sharing
 from optexp.kernels import layernorm_linear
 from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward
 from optexp.kernels.relu_bias_dropout import relu_bias_dropout
@@ -44,7 +44,7 @@ def test_every_way_sums_the_same(
     x, bias = torch.randn(rows, 70, device=device).to(dtypes[0]), torch.randn(70, device=device).to(dtypes[1])
     found = []
     monkeypatch.setattr(tiles, "multiprocessors", lambda device: 2)  # so that programs go through many tiles
-    for way in (ALONE, *GROUPINGS):
+    for way in (*ALONE, *GROUPINGS):
         monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
         found.append(gradients(SUMMED[name], x, bias))
     near = 4 * torch.finfo(dtypes[1]).eps
@@ -61,7 +61,7 @@ def test_every_way_gives_a_product_s_bias_its_gradient(
 ) -> None:
     dy = torch.randn(rows, 70, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
     monkeypatch.setattr(tiles, "multiprocessors", lambda device: 2)  # so that programs go through many tiles
-    for way in (ALONE, *GROUPINGS):
+    for way in (*ALONE, *GROUPINGS):
         monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
         sums = tiles.summed(layernorm_linear.bias_gradient, dtype, dy)
         torch.testing.assert_close(sums, dy.double().sum(0).to(dtype))
@@ -91,7 +91,7 @@ def test_few_rows_are_summed_in_one_launch(rows: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tiles, "add_up", lambda *sums: added.append(sums))
     monkeypatch.setattr(tiles, "multiprocessors", lambda device: 132)
     gradients(SUMMED["bias_gelu"], torch.randn(rows, 16), torch.randn(16))
-    assert (first == [ALONE]) == (rows <= FEW)
+    assert (first == ALONE[:1]) == (rows <= FEW)
     assert (added == []) == (rows <= FEW)
 
 
@@ -105,21 +105,21 @@ def test_offsets_within_a_tile_fit_in_32_bits(monkeypatch: pytest.MonkeyPatch) -
         with torch.device("meta"):
             result = torch.empty(FEW, columns, dtype=wide.dtype)
             tiles.over_columns(bias_gelu_backward, result, torch.float32, wide, TANH=True)
-    assert [ways[0] == ALONE for ways in offered] == [True, False, False]
+    assert [ways[0] == ALONE[0] for ways in offered] == [True, False, False]
     assert max(reached) < 2**31
 
 
 @pytest.mark.parametrize(
     ("columns", "way", "programs"),
     [
-        pytest.param(1024, (8192, 1, 4), 132, id="one each"),
-        pytest.param(8192, (4096, 6, 1), 792, id="six each"),
-        pytest.param(50257, (4096, 6, 1), 750, id="15 groups of 50 column blocks, and not 12"),
-        pytest.param(151936, (4096, 6, 1), 745, id="more column blocks than multiprocessors"),
+        pytest.param(1024, Grouping(8192, 1, 4), 132, id="one each"),
+        pytest.param(8192, Grouping(4096, 6, 1), 792, id="six each"),
+        pytest.param(50257, Grouping(4096, 6, 1), 750, id="15 groups of 50 column blocks, and not 12"),
+        pytest.param(151936, Grouping(4096, 6, 1), 745, id="more column blocks than multiprocessors"),
     ],
 )
 def test_every_multiprocessor_has_work(
-    columns: int, way: tuple[int, int, int], programs: int, monkeypatch: pytest.MonkeyPatch
+    columns: int, way: Grouping, programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched = []
     monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on: run(way) or way)
