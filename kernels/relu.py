@@ -1,8 +1,8 @@
-"""ReLU, also in place. Alone it is as fast as torch's; it is here to be studied, and to be written over its input."""
+"""ReLU, also in place. What backward needs to know of an element is a bit, and that is what is kept for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,24 +26,27 @@ from optexp.kernel import (
 )
 from optexp.kernelkit import extension
 from optexp.kernelkit.launching import launch
-from optexp.kernelkit.tiles import begin, from_last, load, over_vector, store, wide
+from optexp.kernelkit.tiles import begin, bits_for, from_last, load, load_bits, over_vector, store, store_bits, wide
 
 
 @triton.jit
-def relu_forward(x_ptr, y_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def relu_forward(x_ptr, y_ptr, passed_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     begin(EARLY)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     x = wide(load(x_ptr, start, size, BLOCK))
-    store(y_ptr, start, size, tl.where(x <= 0, 0.0, x), BLOCK)
+    stopped = x <= 0  # compared this way, NaN passes
+    store(y_ptr, start, size, tl.where(stopped, 0.0, x), BLOCK)
+    if passed_ptr is not None:
+        store_bits(passed_ptr, start, size, stopped == 0, BLOCK)
 
 
 @triton.jit
-def relu_backward(dy_ptr, y_ptr, dx_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def relu_backward(dy_ptr, dx_ptr, passed_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     begin(EARLY)
     start = from_last(tl.program_id(0), size, BLOCK)
-    y = wide(load(y_ptr, start, size, BLOCK))
-    dy = wide(load(dy_ptr, start, size, BLOCK))
-    store(dx_ptr, start, size, tl.where(y <= 0, 0.0, dy), BLOCK)
+    dy = load(dy_ptr, start, size, BLOCK)  # on its way before a barrier: bits are handed out to threads
+    passed = load_bits(passed_ptr, start, size, BLOCK)
+    store(dx_ptr, start, size, tl.where(passed, dy, 0.0), BLOCK)
 
 
 @triton.jit
@@ -53,12 +56,48 @@ def relu_plain(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
     tl.store(y_ptr + offsets, tl.maximum(tl.load(x_ptr + offsets, mask=mask), 0.0), mask=mask)
 
 
-def _forward(x: Tensor) -> Tensor:
-    return over_vector(relu_forward, torch.empty_like(x), x)
+def _forward(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The result, and which elements passed: a bit for each, in the order in which those lie in memory."""
+    y, passed = _fake(x)
+    return over_vector(relu_forward, y, x, bits=[passed]), passed
 
 
-def _backward(dy: Tensor, y: Tensor) -> Tensor:
-    return over_vector(relu_backward, torch.empty_like(y), dy, y)
+def _alone(x: Tensor) -> tuple[Tensor]:
+    return (over_vector(relu_forward, torch.empty_like(x), x, bits=[None]),)
+
+
+def _fake(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), bits_for(x)
+
+
+def _backward(dy: Tensor, passed: Tensor, strides: Sequence[int]) -> Tensor:
+    """Of a result that had these strides."""
+    return over_vector(relu_backward, _like_result(dy, passed, strides), dy, bits=[passed])
+
+
+def _like_result(dy: Tensor, passed: Tensor, strides: Sequence[int]) -> Tensor:
+    return dy.new_empty_strided(dy.shape, strides)
+
+
+def _derived(dy: Tensor, passed: Tensor, strides: Sequence[int]) -> Tensor:
+    """The same in plain PyTorch, to be differentiated again."""
+    every = (passed[:, None] >> torch.arange(8, device=passed.device, dtype=torch.uint8)) & 1
+    return torch.where(every.flatten().as_strided(dy.shape, strides) != 0, dy, 0.0)
+
+
+def _remember(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    y, passed = output
+    ctx.strides = y.stride()
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(passed)
+
+
+def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> Tensor | None:
+    return None if dy is None else _relu_backward(dy, *ctx.saved_tensors, ctx.strides)
+
+
+_relu_backward = operation("relu_backward", _backward, _like_result, reference=_derived)
+_relu = operation("relu", _forward, _fake, _remember, _differentiate, inference=_alone)
 
 
 def _cuda_forward(x: Tensor) -> Tensor:
@@ -79,23 +118,17 @@ def _save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
     ctx.save_for_backward(output)
 
 
-def _operation(name: str, forward: Callable[..., Tensor], backward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    gradient = operation(
-        f"{name}_backward",
-        backward,
-        lambda dy, y: torch.empty_like(y),
-        reference=lambda dy, y: derived(torch.relu, [y], dy)[0],
-    )
-
-    def differentiate(ctx: Any, dy: Tensor) -> Tensor:
-        result: Tensor = gradient(dy, *ctx.saved_tensors)
-        return result
-
-    return operation(name, forward, torch.empty_like, _save, differentiate)
+def _differentiate_cuda(ctx: Any, dy: Tensor) -> Any:
+    return _relu_cuda_backward(dy, *ctx.saved_tensors)
 
 
-_relu = _operation("relu", _forward, _backward)
-_relu_cuda = _operation("relu_cuda", _cuda_forward, _cuda_backward)
+_relu_cuda_backward = operation(
+    "relu_cuda_backward",
+    _cuda_backward,
+    lambda dy, y: torch.empty_like(y),
+    reference=lambda dy, y: derived(torch.relu, [y], dy)[0],
+)
+_relu_cuda = operation("relu_cuda", _cuda_forward, torch.empty_like, _save, _differentiate_cuda)
 
 
 def relu(x: Tensor) -> Tensor:
@@ -103,7 +136,7 @@ def relu(x: Tensor) -> Tensor:
     if is_small(x):
         return torch.relu(x)
     check_tensors("relu", x)
-    return _relu(x) if pays(x) else reference(x)
+    return _relu(x)[0] if pays(x) else reference(x)
 
 
 def cuda(x: Tensor) -> Tensor:
@@ -140,6 +173,7 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
+    kept=lambda x: ceil_div(x.numel(), 8),
     cases=[
         Case("tail", lambda fill: (fill(7, 613),)),
         Case("one element", lambda fill: (fill(1),)),

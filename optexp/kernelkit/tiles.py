@@ -5,6 +5,7 @@ A mask makes Triton give up 16-byte accesses unless the length divides by 16, so
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +68,22 @@ def store(pointer, start, size, tile, BLOCK: tl.constexpr):
         tl.store(pointer + start + offsets, tile)
     else:
         tl.store(pointer + start + offsets, tile, mask=offsets < size - start)
+
+
+@triton.jit
+def store_bits(pointer, start, size, bits, BLOCK: tl.constexpr):
+    """Eight to a byte, the first in its lowest place; `start` is a multiple of eight."""
+    offsets = tl.arange(0, BLOCK // 8)
+    packed = tl.sum(tl.reshape(bits.to(tl.int32), [BLOCK // 8, 8]) << tl.arange(0, 8)[None, :], axis=1)
+    tl.store(pointer + start // 8 + offsets, packed.to(tl.uint8), mask=offsets < (size - start + 7) // 8)
+
+
+@triton.jit
+def load_bits(pointer, start, size, BLOCK: tl.constexpr):
+    """What `store_bits` stored; nothing beyond the end."""
+    offsets = tl.arange(0, BLOCK // 8)
+    packed = tl.load(pointer + start // 8 + offsets, mask=offsets < (size - start + 7) // 8, other=0)
+    return tl.reshape((packed.to(tl.int32)[:, None] >> tl.arange(0, 8)[None, :]) & 1, [BLOCK]) != 0
 
 
 @triton.jit
@@ -152,13 +169,23 @@ def matrix(tensor: Tensor) -> tuple[int, int]:
     return (tensor.numel() // columns if columns else 0), columns
 
 
-def over_vector(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any) -> Tensor:
-    """Write `result`, 4 KiB by a program, from operands of its shape; of a small one less, so that more take part."""
+def over_vector(
+    kernel: Any, result: Tensor, *operands: Tensor, bits: Sequence[Tensor | None] = (), **constants: Any
+) -> Tensor:
+    """Write `result`, 4 KiB by a program, from operands of its shape; of a small one less, so that more take part.
+
+    bits:  one for each element, in the order in which they lie in memory: what the kernel takes behind the result
+    """
     size = result.numel()
     block = min(4096 // result.element_size(), max(256, power_of_two(ceil_div(size, multiprocessors(result.device)))))
     given = [laid_out_like(operand, result) for operand in operands]
-    launch(kernel, ceil_div(size, block), *given, result, size, BLOCK=block, **constants)
+    launch(kernel, ceil_div(size, block), *given, result, *bits, size, BLOCK=block, **constants)
     return result
+
+
+def bits_for(x: Tensor) -> Tensor:
+    """Memory for a bit of each element."""
+    return x.new_empty(ceil_div(x.numel(), 8), dtype=torch.uint8)
 
 
 def over_tiles(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any) -> Tensor:
