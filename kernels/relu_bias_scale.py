@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,27 +25,44 @@ from optexp.kernel import (
 )
 from optexp.kernelkit import extension
 from optexp.kernelkit.launching import launch
-from optexp.kernelkit.tiles import begin, from_last, matrix, over_columns, over_tiles, place, share, tile, wide
+from optexp.kernelkit.tiles import (
+    begin,
+    from_last,
+    load_tile_of_bits,
+    matrix,
+    over_columns,
+    over_tiles,
+    place,
+    rows_of_bits,
+    share,
+    store_tile_of_bits,
+    tile,
+    wide,
+)
 
 
 @triton.jit
 def relu_bias_scale_forward(
-    x_ptr, bias_ptr, y_ptr, rows, columns, scale: tl.float64,
+    x_ptr, bias_ptr, passed_ptr, y_ptr, rows, columns, scale: tl.float64,
     WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
     number, block = place(columns, WHOLE, BLOCK)
-    start, offsets, mask, column = tile(tl.cast(number, tl.int64) * ROWS, block, rows, columns, ROWS, BLOCK)
+    first = tl.cast(number, tl.int64) * ROWS
+    start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
     bias = wide(tl.load(bias_ptr + column, mask=column < columns))
     x = wide(tl.load(x_ptr + start + offsets, mask=mask))
-    y = (tl.where(x <= 0, 0.0, x) + bias) * tl.cast(scale, bias.dtype)
+    stopped = x <= 0  # compared this way, NaN passes
+    y = (tl.where(stopped, 0.0, x) + bias) * tl.cast(scale, bias.dtype)
     tl.store(y_ptr + start + offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
+    if passed_ptr is not None:
+        store_tile_of_bits(passed_ptr, first, block, rows, columns, stopped == 0, ROWS, BLOCK)
 
 
 @triton.jit
 def relu_bias_scale_backward(
     dy_ptr,
-    x_ptr,
+    passed_ptr,
     dx_ptr,
     sums_ptr,
     rows,
@@ -66,9 +82,9 @@ def relu_bias_scale_backward(
     for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=STAGES):
         first = from_last(number, rows, ROWS)
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
-        x = tl.load(x_ptr + start + offsets, mask=mask).to(WIDE)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE) * tl.cast(scale, WIDE)
-        tl.store(dx_ptr + start + offsets, tl.where(x <= 0, 0.0, dy).to(dx_ptr.dtype.element_ty), mask=mask)
+        passed = load_tile_of_bits(passed_ptr, first, block, rows, columns, ROWS, BLOCK)
+        tl.store(dx_ptr + start + offsets, tl.where(passed, dy, 0.0).to(dx_ptr.dtype.element_ty), mask=mask)
         sums += tl.sum(dy, axis=0)
     column = block * BLOCK + tl.arange(0, BLOCK)
     tl.store(sums_ptr + group * columns + column, sums.to(sums_ptr.dtype.element_ty), mask=column < columns)
@@ -83,8 +99,20 @@ def relu_bias_scale_plain(x_ptr, bias_ptr, y_ptr, size, columns, scale, BLOCK: t
     tl.store(y_ptr + offsets, (tl.maximum(x, 0.0) + bias) * scale, mask=mask)
 
 
-def _forward(x: Tensor, bias: Tensor, scale: float) -> Tensor:
-    return over_tiles(relu_bias_scale_forward, _fake(x, bias, scale), x.contiguous(), bias.contiguous(), scale=scale)
+def _forward(x: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The result, and which elements passed: a bit for each."""
+    y, passed = fake_with_bits(x, bias)
+    operands = (x.contiguous(), bias.contiguous(), passed)
+    return over_tiles(relu_bias_scale_forward, y, *operands, scale=scale), passed
+
+
+def _alone(x: Tensor, bias: Tensor, scale: float) -> tuple[Tensor]:
+    operands = (x.contiguous(), bias.contiguous(), None)
+    return (over_tiles(relu_bias_scale_forward, _fake(x, bias, scale), *operands, scale=scale),)
+
+
+def fake_with_bits(x: Tensor, bias: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype)), rows_of_bits(x)
 
 
 def _cuda_forward(x: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -117,10 +145,28 @@ def _fake(x: Tensor, bias: Tensor, scale: float) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype))
 
 
-def _backward(dy: Tensor, x: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The gradients of x and, in its dtype, of the bias."""
-    operands = (dy.contiguous(), x.contiguous())
-    return over_columns(relu_bias_scale_backward, x.new_empty(x.shape), dtype, *operands, scale=scale)
+def _backward(dy: Tensor, passed: Tensor, scale: float, dtype: torch.dtype, bias: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the bias, in their dtypes."""
+    dx = dy.new_empty(dy.shape, dtype=dtype)
+    return over_columns(relu_bias_scale_backward, dx, bias, dy.contiguous(), passed, scale=scale)
+
+
+def _fake_backward(dy: Tensor, passed: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *_, dtype, bias = rest
+    return dy.new_empty(dy.shape, dtype=dtype), dy.new_empty(dy.shape[-1], dtype=bias)
+
+
+def _derived(
+    dy: Tensor, passed: Tensor, scale: float | Tensor, dtype: torch.dtype, bias: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The same in plain PyTorch, to be differentiated again."""
+    return derived_backward(dy, signs(passed, dy.shape[-1], dtype), scale, bias)
+
+
+def signs(passed: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """1 where a bit is set, else −1: what relu lets through and stops, as what was kept of x tells."""
+    every = (passed[..., None] >> torch.arange(8, device=passed.device, dtype=torch.uint8)) & 1
+    return every.flatten(-2)[..., :columns].to(dtype) * 2 - 1
 
 
 def fake_backward(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -133,25 +179,37 @@ def derived_backward(dy: Tensor, x: Tensor, scale: float | Tensor, dtype: torch.
     return derived(lambda x, b: ((torch.relu(x) + b) * scale).to(dy.dtype), [x, bias], dy)  # type: ignore[return-value]
 
 
+def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+    x, bias, ctx.scale = inputs
+    ctx.dtypes = x.dtype, bias.dtype
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1])
+
+
+def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if dy is None:
+        return None, None, None
+    return *_relu_bias_scale_backward(dy, *ctx.saved_tensors, ctx.scale, *ctx.dtypes), None
+
+
+_relu_bias_scale_backward = operation("relu_bias_scale_backward", _backward, _fake_backward, reference=_derived)
+_relu_bias_scale = operation("relu_bias_scale", _forward, fake_with_bits, _remember, _differentiate, inference=_alone)
+
+
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
     x, bias, ctx.scale = inputs
     ctx.bias_dtype = bias.dtype
     ctx.save_for_backward(x)
 
 
-def _operation(
-    name: str, forward: Callable[..., Tensor], backward: Callable[..., tuple[Tensor, Tensor]]
-) -> Callable[..., Tensor]:
-    gradients = operation(f"{name}_backward", backward, fake_backward, reference=derived_backward)
-
-    def differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
-        return *gradients(dy, *ctx.saved_tensors, ctx.scale, ctx.bias_dtype), None
-
-    return operation(name, forward, _fake, _save, differentiate)
+def _differentiate_cuda(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    return *_relu_bias_scale_cuda_backward(dy, *ctx.saved_tensors, ctx.scale, ctx.bias_dtype), None
 
 
-_relu_bias_scale = _operation("relu_bias_scale", _forward, _backward)
-_relu_bias_scale_cuda = _operation("relu_bias_scale_cuda", _cuda_forward, _cuda_backward)
+_relu_bias_scale_cuda_backward = operation(
+    "relu_bias_scale_cuda_backward", _cuda_backward, fake_backward, reference=derived_backward
+)
+_relu_bias_scale_cuda = operation("relu_bias_scale_cuda", _cuda_forward, _fake, _save, _differentiate_cuda)
 
 
 def relu_bias_scale(x: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -162,7 +220,7 @@ def relu_bias_scale(x: Tensor, bias: Tensor, scale: float) -> Tensor:
         except REFUSED:
             pass  # for a reason that the checks will tell
     check_arguments(x, bias, scale)
-    return _relu_bias_scale(x, bias, float(scale)) if pays(x, 3) else reference(x, bias, scale)
+    return _relu_bias_scale(x, bias, float(scale))[0] if pays(x, 3) else reference(x, bias, scale)
 
 
 def cuda(x: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -196,6 +254,7 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
+    kept=lambda x, *_: rows_of_bits(x).nbytes,
     cases=[
         Case("tail", lambda fill: (fill(11, 1711), fill(1711), 1.5)),
         Case("one row", lambda fill: (fill(1024), fill(1024), -0.75)),

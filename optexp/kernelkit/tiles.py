@@ -113,6 +113,22 @@ def tile(first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def store_tile_of_bits(pointer, first, block, rows, columns, bits, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Eight columns to a byte, the first in its lowest place; each row begins with a byte of its own."""
+    start, offsets, mask, _ = tile(first, block, rows, (columns - 1) // 8 + 1, ROWS, BLOCK // 8)
+    packed = tl.sum(tl.reshape(bits.to(tl.int32), [ROWS, BLOCK // 8, 8]) << tl.arange(0, 8)[None, None, :], axis=2)
+    tl.store(pointer + start + offsets, packed.to(tl.uint8), mask=mask)
+
+
+@triton.jit
+def load_tile_of_bits(pointer, first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """What `store_tile_of_bits` stored; nothing outside of the matrix."""
+    start, offsets, mask, _ = tile(first, block, rows, (columns - 1) // 8 + 1, ROWS, BLOCK // 8)
+    packed = tl.load(pointer + start + offsets, mask=mask, other=0).to(tl.int32)
+    return tl.reshape((packed[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1, [ROWS, BLOCK]) != 0
+
+
+@triton.jit
 def place(columns, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
     """Which row of tiles a program's is in, and which of that row it is: the only one, where tiles have WHOLE rows.
 
@@ -188,7 +204,12 @@ def bits_for(x: Tensor) -> Tensor:
     return x.new_empty(ceil_div(x.numel(), 8), dtype=torch.uint8)
 
 
-def over_tiles(kernel: Any, result: Tensor, *operands: Tensor, **constants: Any) -> Tensor:
+def rows_of_bits(x: Tensor) -> Tensor:
+    """The same, where each row begins with a byte of its own."""
+    return x.new_empty((*x.shape[:-1], ceil_div(x.shape[-1], 8)), dtype=torch.uint8)
+
+
+def over_tiles(kernel: Any, result: Tensor, *operands: Tensor | None, **constants: Any) -> Tensor:
     """Write `result`, each tile of 1024 elements by a program of its own, of one row where that has as many."""
     rows, columns = matrix(result)
     block = max(16, min(power_of_two(columns), 1024))
