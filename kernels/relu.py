@@ -26,11 +26,22 @@ from optexp.kernel import (
 )
 from optexp.kernelkit import extension
 from optexp.kernelkit.launching import launch
-from optexp.kernelkit.tiles import begin, bits_for, from_last, load, load_bits, over_vector, store, store_bits, wide
+from optexp.kernelkit.tiles import (
+    begin,
+    bits_for,
+    from_last,
+    given,
+    load,
+    load_bits,
+    over_vector,
+    store,
+    store_bits,
+    wide,
+)
 
 
 @triton.jit
-def relu_forward(x_ptr, y_ptr, passed_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def relu_forward(x_ptr, passed_ptr, y_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     begin(EARLY)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     x = wide(load(x_ptr, start, size, BLOCK))
@@ -41,11 +52,15 @@ def relu_forward(x_ptr, y_ptr, passed_ptr, size, BLOCK: tl.constexpr, EARLY: tl.
 
 
 @triton.jit
-def relu_backward(dy_ptr, dx_ptr, passed_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def relu_backward(dy_ptr, kept_ptr, dx_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """What was kept is the result, or of each element whether it passed."""
     begin(EARLY)
     start = from_last(tl.program_id(0), size, BLOCK)
     dy = load(dy_ptr, start, size, BLOCK)  # on its way before a barrier: bits are handed out to threads
-    passed = load_bits(passed_ptr, start, size, BLOCK)
+    if kept_ptr.dtype.element_ty == tl.uint8:
+        passed = load_bits(kept_ptr, start, size, BLOCK)
+    else:
+        passed = (load(kept_ptr, start, size, BLOCK) <= 0) == 0
     store(dx_ptr, start, size, tl.where(passed, dy, 0.0), BLOCK)
 
 
@@ -59,7 +74,7 @@ def relu_plain(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
 def _forward(x: Tensor) -> tuple[Tensor, Tensor]:
     """The result, and which elements passed: a bit for each, in the order in which those lie in memory."""
     y, passed = _fake(x)
-    return over_vector(relu_forward, y, x, bits=[passed]), passed
+    return over_vector(relu_forward, y, x, bits=[given(passed)]), passed
 
 
 def _alone(x: Tensor) -> tuple[Tensor]:
@@ -70,26 +85,31 @@ def _fake(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), bits_for(x)
 
 
-def _backward(dy: Tensor, passed: Tensor, strides: Sequence[int]) -> Tensor:
-    """Of a result that had these strides."""
-    return over_vector(relu_backward, _like_result(dy, passed, strides), dy, bits=[passed])
+def _backward(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
+    """Of a result that had these strides; `kept` is that, or bits."""
+    dx = _like_result(dy, kept, strides)
+    if kept.dtype == torch.uint8:
+        return over_vector(relu_backward, dx, dy, bits=[kept])
+    return over_vector(relu_backward, dx, dy, kept)
 
 
-def _like_result(dy: Tensor, passed: Tensor, strides: Sequence[int]) -> Tensor:
+def _like_result(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
     return dy.new_empty_strided(dy.shape, strides)
 
 
-def _derived(dy: Tensor, passed: Tensor, strides: Sequence[int]) -> Tensor:
+def _derived(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
     """The same in plain PyTorch, to be differentiated again."""
-    every = (passed[:, None] >> torch.arange(8, device=passed.device, dtype=torch.uint8)) & 1
-    return torch.where(every.flatten().as_strided(dy.shape, strides) != 0, dy, 0.0)
+    if kept.dtype == torch.uint8:
+        every = (kept[:, None] >> torch.arange(8, device=kept.device, dtype=torch.uint8)) & 1
+        return torch.where(every.flatten().as_strided(dy.shape, strides) != 0, dy, 0.0)
+    return torch.where(kept <= 0, 0.0, dy)
 
 
 def _remember(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
     y, passed = output
     ctx.strides = y.stride()
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(passed)
+    ctx.save_for_backward(passed if passed.numel() else y)
 
 
 def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> Tensor | None:
@@ -173,7 +193,7 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
-    kept=lambda x: ceil_div(x.numel(), 8),
+    kept=lambda x: bits_for(x).nbytes,
     cases=[
         Case("tail", lambda fill: (fill(7, 613),)),
         Case("one element", lambda fill: (fill(1),)),

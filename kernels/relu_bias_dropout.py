@@ -16,8 +16,21 @@ from torch import Tensor
 
 from optexp.kernel import REFUSED, Case, Kernel, ceil_div, check_row, check_tensors, is_small_with_row, operation, pays
 from optexp.kernelkit.launching import launch
-from optexp.kernelkit.tiles import begin, from_last, over_columns, over_tiles, place, share, tile, wide
-from optexp.kernels.relu_bias_scale import derived_backward, fake_backward, relu_bias_scale
+from optexp.kernelkit.tiles import (
+    begin,
+    from_last,
+    given,
+    load_tile_of_bits,
+    over_columns,
+    over_tiles,
+    place,
+    rows_of_bits,
+    share,
+    store_tile_of_bits,
+    tile,
+    wide,
+)
+from optexp.kernels.relu_bias_scale import derived_backward, fake_of_kept, fake_with_bits, relu_bias_scale, x_of
 
 STEPS = 2**16  # a drawn number has 16 bits: eight elements share the four words that Philox makes at once
 
@@ -58,7 +71,7 @@ def factors(seed, first, block, threshold, scale, ROWS: tl.constexpr, BLOCK: tl.
 
 @triton.jit
 def relu_bias_dropout_forward(
-    x_ptr, bias_ptr, seed_ptr, y_ptr, rows, columns, threshold, scale: tl.float64,
+    x_ptr, bias_ptr, seed_ptr, passed_ptr, y_ptr, rows, columns, threshold, scale: tl.float64,
     WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
@@ -68,6 +81,8 @@ def relu_bias_dropout_forward(
     bias = wide(tl.load(bias_ptr + column, mask=column < columns))
     x, seed = wide(tl.load(x_ptr + start + offsets, mask=mask)), tl.load(seed_ptr)
     tl.debug_barrier()  # else ptxas moves half of the loads behind the numbers, to spare registers
+    if passed_ptr is not None:
+        store_tile_of_bits(passed_ptr, first, block, rows, columns, (x <= 0) == 0, ROWS, BLOCK)
     y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) + bias
     y *= factors(seed, first, block, threshold, tl.cast(scale, bias.dtype), ROWS, BLOCK)
     tl.store(y_ptr + start + offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
@@ -75,11 +90,15 @@ def relu_bias_dropout_forward(
 
 @triton.jit
 def relu_bias_dropout_backward(
-    dy_ptr, x_ptr, seed_ptr, dx_ptr, sums_ptr, rows, columns, threshold, scale: tl.float64,
+    dy_ptr, kept_ptr, seed_ptr, dx_ptr, sums_ptr, rows, columns, threshold, scale: tl.float64,
     WIDE: tl.constexpr, ALONE: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """dx, and for each group of rows the sum of what arrives at the bias."""
+    """dx, and for each group of rows the sum of what arrives at the bias.
+
+    What was kept is x, or of each element a bit: whether it passed.
+    """
+    bits: tl.constexpr = kept_ptr.dtype.element_ty == tl.uint8
     lone: tl.constexpr = ALONE and STAGES == 1
     begin(EARLY, LETS_NEXT=lone)
     block, group, count = share(columns, ALONE, BLOCK)
@@ -89,13 +108,16 @@ def relu_bias_dropout_backward(
     for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=STAGES):
         first = from_last(number, rows, ROWS)
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
-        x = tl.load(x_ptr + start + offsets, mask=mask).to(WIDE)
+        if not bits:
+            x = tl.load(kept_ptr + start + offsets, mask=mask).to(WIDE)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE)
         if lone:  # nobody else hides a latency: else ptxas makes the numbers while it waits for x, and then loads dy
             tl.debug_barrier()
             seed = tl.load(seed_ptr)
+        # Behind dy: bits are handed out to threads, by a barrier.
+        passed = load_tile_of_bits(kept_ptr, first, block, rows, columns, ROWS, BLOCK) if bits else (x <= 0) == 0
         dy *= factors(seed, first, block, threshold, tl.cast(scale, WIDE), ROWS, BLOCK)
-        tl.store(dx_ptr + start + offsets, tl.where(x <= 0, 0.0, dy).to(dx_ptr.dtype.element_ty), mask=mask)
+        tl.store(dx_ptr + start + offsets, tl.where(passed, dy, 0.0).to(dx_ptr.dtype.element_ty), mask=mask)
         sums += dy
     column = block * BLOCK + tl.arange(0, BLOCK)
     sums = tl.sum(sums, axis=0)
@@ -121,42 +143,58 @@ def _drop(p: float) -> dict[str, Any]:
     return {"threshold": threshold, "scale": STEPS / (STEPS - threshold) if threshold < STEPS else 0.0}
 
 
-def _forward(x: Tensor, bias: Tensor, seed: Tensor, p: float) -> Tensor:
-    y = _fake(x, bias, seed, p)
-    operands = (x.contiguous(), bias.contiguous(), seed)
+def _forward(x: Tensor, bias: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """The result, and which elements relu lets through: a bit for each."""
+    y, passed = fake_with_bits(x, bias)
+    return _drop_into(y, x, bias, seed, given(passed), p), passed
+
+
+def _alone(x: Tensor, bias: Tensor, seed: Tensor, p: float) -> tuple[Tensor]:
+    y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype))
+    return (_drop_into(y, x, bias, seed, None, p),)
+
+
+def _drop_into(y: Tensor, x: Tensor, bias: Tensor, seed: Tensor, passed: Tensor | None, p: float) -> Tensor:
+    operands = (x.contiguous(), bias.contiguous(), seed, passed)
     how = {"maxnreg": 64, "late": True}  # the seed's own kernel, which is torch's, lets nobody begin
     return over_tiles(relu_bias_dropout_forward, y, *operands, **how, **_drop(p))
 
 
-def _fake(x: Tensor, bias: Tensor, seed: Tensor, p: float) -> Tensor:
-    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype))
+def _backward(
+    dy: Tensor, kept: Tensor, seed: Tensor, p: float, dtype: torch.dtype, bias: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the bias, in their dtypes; `kept` is x, or bits."""
+    dx, operands = dy.new_empty(dy.shape, dtype=dtype), (dy.contiguous(), kept.contiguous(), seed)
+    return over_columns(relu_bias_dropout_backward, dx, bias, *operands, **_drop(p))
 
 
-def _backward(dy: Tensor, x: Tensor, seed: Tensor, p: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The gradients of x and, in its dtype, of the bias."""
-    operands = (dy.contiguous(), x.contiguous(), seed)
-    return over_columns(relu_bias_dropout_backward, x.new_empty(x.shape), dtype, *operands, **_drop(p))
-
-
-def _derived(dy: Tensor, x: Tensor, seed: Tensor, p: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _derived(
+    dy: Tensor, kept: Tensor, seed: Tensor, p: float, dtype: torch.dtype, bias: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """The mask is what comes back where ones arrive at ones."""
-    ones = torch.ones(x.shape, dtype=dy.dtype, device=x.device)  # dy may be many at once
-    mask, _ = _backward(ones, ones, seed, p, dtype)
-    return derived_backward(dy, x, mask, dtype)
+    x = x_of(kept, dy.shape[-1], dtype)
+    ones = torch.ones(x.shape, dtype=dy.dtype, device=dy.device)  # dy may be many at once
+    mask, _ = _backward(ones, ones, seed, p, dy.dtype, bias)
+    return derived_backward(dy, x, mask, bias)
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: Tensor) -> None:
+def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
     x, bias, seed, ctx.p = inputs
-    ctx.bias_dtype = bias.dtype
-    ctx.save_for_backward(x, seed)
+    ctx.dtypes = x.dtype, bias.dtype
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1] if output[1].numel() else x, seed)
 
 
-def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
-    return *_relu_bias_dropout_backward(dy, *ctx.saved_tensors, ctx.p, ctx.bias_dtype), None, None
+def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if dy is None:
+        return (None,) * 4
+    return *_relu_bias_dropout_backward(dy, *ctx.saved_tensors, ctx.p, *ctx.dtypes), None, None
 
 
-_relu_bias_dropout_backward = operation("relu_bias_dropout_backward", _backward, fake_backward, reference=_derived)
-_relu_bias_dropout = operation("relu_bias_dropout", _forward, _fake, _save, _differentiate)
+_relu_bias_dropout_backward = operation("relu_bias_dropout_backward", _backward, fake_of_kept, reference=_derived)
+_relu_bias_dropout = operation(
+    "relu_bias_dropout", _forward, fake_with_bits, _remember, _differentiate, inference=_alone
+)
 
 
 def relu_bias_dropout(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
@@ -175,7 +213,8 @@ def relu_bias_dropout(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = 
     if not training:
         return relu_bias_scale(x, bias, 1.0)
     seed = torch.randint(2**63 - 1, (1,), device=x.device)  # `random_` is quicker, and not the same in compiled code
-    return _relu_bias_dropout(x, bias, seed, float(p))
+    y: Tensor = _relu_bias_dropout(x, bias, seed, float(p))[0]
+    return y
 
 
 def reference(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
@@ -195,6 +234,7 @@ KERNEL = Kernel(
     function=relu_bias_dropout,
     reference=reference,
     plain=plain,
+    kept=lambda x, *_: rows_of_bits(x).nbytes,
     cases=[
         Case("tail", lambda fill: (fill(11, 1711), fill(1711), 0.0)),
         Case("not training", lambda fill: (fill(11, 1711), fill(1711), 0.5, False)),

@@ -28,6 +28,7 @@ from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tiles import (
     begin,
     from_last,
+    given,
     load_tile_of_bits,
     matrix,
     over_columns,
@@ -62,7 +63,7 @@ def relu_bias_scale_forward(
 @triton.jit
 def relu_bias_scale_backward(
     dy_ptr,
-    passed_ptr,
+    kept_ptr,
     dx_ptr,
     sums_ptr,
     rows,
@@ -75,15 +76,22 @@ def relu_bias_scale_backward(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """dx, and for each group of rows the sum of what arrives at the bias."""
+    """dx, and for each group of rows the sum of what arrives at the bias.
+
+    What was kept is x, or of each element a bit: whether it passed.
+    """
+    bits: tl.constexpr = kept_ptr.dtype.element_ty == tl.uint8
     begin(EARLY, LETS_NEXT=ALONE and STAGES == 1)
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([BLOCK], WIDE)
     for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=STAGES):
         first = from_last(number, rows, ROWS)
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
+        if not bits:
+            x = tl.load(kept_ptr + start + offsets, mask=mask).to(WIDE)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE) * tl.cast(scale, WIDE)
-        passed = load_tile_of_bits(passed_ptr, first, block, rows, columns, ROWS, BLOCK)
+        # Behind dy: bits are handed out to threads, by a barrier.
+        passed = load_tile_of_bits(kept_ptr, first, block, rows, columns, ROWS, BLOCK) if bits else (x <= 0) == 0
         tl.store(dx_ptr + start + offsets, tl.where(passed, dy, 0.0).to(dx_ptr.dtype.element_ty), mask=mask)
         sums += tl.sum(dy, axis=0)
     column = block * BLOCK + tl.arange(0, BLOCK)
@@ -102,7 +110,7 @@ def relu_bias_scale_plain(x_ptr, bias_ptr, y_ptr, size, columns, scale, BLOCK: t
 def _forward(x: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """The result, and which elements passed: a bit for each."""
     y, passed = fake_with_bits(x, bias)
-    operands = (x.contiguous(), bias.contiguous(), passed)
+    operands = (x.contiguous(), bias.contiguous(), given(passed))
     return over_tiles(relu_bias_scale_forward, y, *operands, scale=scale), passed
 
 
@@ -145,27 +153,27 @@ def _fake(x: Tensor, bias: Tensor, scale: float) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype))
 
 
-def _backward(dy: Tensor, passed: Tensor, scale: float, dtype: torch.dtype, bias: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of the bias, in their dtypes."""
+def _backward(dy: Tensor, kept: Tensor, scale: float, dtype: torch.dtype, bias: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the bias, in their dtypes; `kept` is x, or bits."""
     dx = dy.new_empty(dy.shape, dtype=dtype)
-    return over_columns(relu_bias_scale_backward, dx, bias, dy.contiguous(), passed, scale=scale)
+    return over_columns(relu_bias_scale_backward, dx, bias, dy.contiguous(), kept.contiguous(), scale=scale)
 
 
-def _fake_backward(dy: Tensor, passed: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def fake_of_kept(dy: Tensor, kept: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     *_, dtype, bias = rest
     return dy.new_empty(dy.shape, dtype=dtype), dy.new_empty(dy.shape[-1], dtype=bias)
 
 
-def _derived(
-    dy: Tensor, passed: Tensor, scale: float | Tensor, dtype: torch.dtype, bias: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def _derived(dy: Tensor, kept: Tensor, scale: float, dtype: torch.dtype, bias: torch.dtype) -> tuple[Tensor, Tensor]:
     """The same in plain PyTorch, to be differentiated again."""
-    return derived_backward(dy, signs(passed, dy.shape[-1], dtype), scale, bias)
+    return derived_backward(dy, x_of(kept, dy.shape[-1], dtype), scale, bias)
 
 
-def signs(passed: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
-    """1 where a bit is set, else −1: what relu lets through and stops, as what was kept of x tells."""
-    every = (passed[..., None] >> torch.arange(8, device=passed.device, dtype=torch.uint8)) & 1
+def x_of(kept: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """What was kept of x; of bits, 1 and −1: what relu lets through and what it stops."""
+    if kept.dtype != torch.uint8:
+        return kept
+    every = (kept[..., None] >> torch.arange(8, device=kept.device, dtype=torch.uint8)) & 1
     return every.flatten(-2)[..., :columns].to(dtype) * 2 - 1
 
 
@@ -183,7 +191,7 @@ def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tens
     x, bias, ctx.scale = inputs
     ctx.dtypes = x.dtype, bias.dtype
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(output[1])
+    ctx.save_for_backward(output[1] if output[1].numel() else x)
 
 
 def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
@@ -192,7 +200,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None,
     return *_relu_bias_scale_backward(dy, *ctx.saved_tensors, ctx.scale, *ctx.dtypes), None
 
 
-_relu_bias_scale_backward = operation("relu_bias_scale_backward", _backward, _fake_backward, reference=_derived)
+_relu_bias_scale_backward = operation("relu_bias_scale_backward", _backward, fake_of_kept, reference=_derived)
 _relu_bias_scale = operation("relu_bias_scale", _forward, fake_with_bits, _remember, _differentiate, inference=_alone)
 
 

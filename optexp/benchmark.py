@@ -189,8 +189,8 @@ def rows_of(
     begin()
     if options.forward or all(grad is None or grad.data_ptr() == arriving.data_ptr() for grad in end()):
         return  # what arrives is passed on as it is
-    kept = bytes_of(sets[0]) if kernel.kept is None else 2 * kernel.kept(*sets[0])
-    once = kept + bytes_of(sets[0]) + arriving.nbytes  # what is read for the gradients, these, and what arrives
+    kept = 2 * kernel.kept(*sets[0]) if kernel.kept is not None else 0  # written, too
+    once = (kept or bytes_of(sets[0])) + bytes_of(sets[0]) + arriving.nbytes  # for gradients, these, and what arrives
     if cache == "warm":  # as often as takes the device longer than the host
         sets *= max(4, min(64, 2**28 // once))
     dys = [arriving if cache == "warm" else torch.randn_like(arriving) for _ in sets]

@@ -55,7 +55,7 @@ class Kernel:
     benchmarks:  calls that are worth timing
     sweep:       the arguments of a call whose first tensor has about so many elements, from `fill` and `size`
     patterns:    how models write it, as functions with the parameters of `function`
-    kept:        bytes that forward must keep for backward; None: its arguments, which there are anyway
+    kept:        bytes that forward must keep for backward; none, or None: its arguments, which there are anyway
     worthwhile:  whether putting it into a model can pay, from (fake) arguments
     floor:       what no implementation beats: the bare product; None: a copy of the bytes that must move
     rival:       the best known library, where that is not what `reference` calls

@@ -190,23 +190,32 @@ def over_vector(
 ) -> Tensor:
     """Write `result`, 4 KiB by a program, from operands of its shape; of a small one less, so that more take part.
 
-    bits:  one for each element, in the order in which they lie in memory: what the kernel takes behind the result
+    bits:  one for each element, in the order in which they lie in memory: what the kernel takes before the result
     """
     size = result.numel()
     block = min(4096 // result.element_size(), max(256, power_of_two(ceil_div(size, multiprocessors(result.device)))))
     given = [laid_out_like(operand, result) for operand in operands]
-    launch(kernel, ceil_div(size, block), *given, result, *bits, size, BLOCK=block, **constants)
+    launch(kernel, ceil_div(size, block), *given, *bits, result, size, BLOCK=block, **constants)
     return result
 
 
+BITS_FROM = 2**20  # elements: to pack and to unpack bits of fewer takes longer than to read them as they are
+
+
 def bits_for(x: Tensor) -> Tensor:
-    """Memory for a bit of each element."""
-    return x.new_empty(ceil_div(x.numel(), 8), dtype=torch.uint8)
+    """Memory for a bit of each element; none where bits are not worth it."""
+    return x.new_empty(ceil_div(x.numel(), 8) if x.numel() >= BITS_FROM else 0, dtype=torch.uint8)
 
 
 def rows_of_bits(x: Tensor) -> Tensor:
     """The same, where each row begins with a byte of its own."""
-    return x.new_empty((*x.shape[:-1], ceil_div(x.shape[-1], 8)), dtype=torch.uint8)
+    shape = (*x.shape[:-1], ceil_div(x.shape[-1], 8)) if x.numel() >= BITS_FROM else (0,)
+    return x.new_empty(shape, dtype=torch.uint8)
+
+
+def given(bits: Tensor) -> Tensor | None:
+    """Memory for bits, where there is some."""
+    return bits if bits.numel() else None
 
 
 def over_tiles(kernel: Any, result: Tensor, *operands: Tensor | None, **constants: Any) -> Tensor:
@@ -235,6 +244,8 @@ class Grouping(NamedTuple):
 # All programs should fit at once, or the last run without company: six do with up to 80 registers a thread. Few
 # programs that load ahead leave little to add up.
 GROUPINGS = [Grouping(8192, 1, 4), Grouping(4096, 2, 4), Grouping(8192, 1, 6), Grouping(4096, 6, 1)]
+# Where bits are among the operands, which are too short to be loaded ahead.
+WITH_BITS = [Grouping(8192, 4, 1), Grouping(4096, 6, 1), Grouping(8192, 6, 1), Grouping(16384, 2, 3, warps=8)]
 # The fewer the warps, the less they have to add up among them; with more, what computes much, as erf, is done sooner.
 ALONE = [Grouping(8192, 0, 1, warps=4), Grouping(8192, 0, 1, warps=8)]
 
@@ -285,7 +296,8 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, **constant
 
     forms = [value for value in constants.values() if isinstance(value, bool)]  # other numbers are not compiled in
     alone = rows <= FEW and columns < 2**24  # a tile's offsets are counted in 32 bits
-    ways = [*ALONE, *GROUPINGS] if alone else GROUPINGS
+    ways = WITH_BITS if torch.uint8 in dtypes else GROUPINGS
+    ways = [*ALONE, *ways] if alone else ways
     run(fastest(kernel.__name__, (*dtypes, *forms, columns, bucket(rows)), ways, run, last.device))
     return total
 

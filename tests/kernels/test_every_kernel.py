@@ -21,18 +21,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import optexp.kernel
 from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms, structure
 from optexp.kernel import DTYPES, SUPPORTED, Case, Kernel, kernels
+from optexp.kernelkit import tiles
 
 KERNELS = list(kernels().values())
+
+
+class KeepingBits(Kernel):
+    """For backward, however few its elements."""
+
+
+IN_BITS = [KeepingBits(**vars(kernel)) for kernel in KERNELS if kernel.kept is not None]
 IN_CUDA = [replace(kernel, function=kernel.cuda) for kernel in KERNELS if kernel.cuda is not None]
 
 
 def everywhere(*more: Callable[[Kernel], Sequence[Any]]) -> list[Any]:
-    """Each kernel (and each of what `more` gives for it): interpreted, on a GPU, and there in CUDA C++ too."""
+    """Each kernel (and each of what `more` gives for it): interpreted, on a GPU, and there in CUDA C++ too.
+
+    One that keeps bits of many elements for backward is there as one that keeps them of few, too.
+    """
     return [
         pytest.param(kernel, device, *rest, id="-".join([kernel.name, language, *(r.name for r in rest)]), marks=marks)
         for group, device, language, marks in (
             (KERNELS, "cpu", "interpreted", ()),
+            (IN_BITS, "cpu", "interpreted-bits", ()),
             (KERNELS, "cuda", "triton", pytest.mark.gpu),
+            (IN_BITS, "cuda", "triton-bits", pytest.mark.gpu),
             (IN_CUDA, "cuda", "c++", pytest.mark.gpu),
         )
         for kernel in group
@@ -47,6 +60,13 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 on_gpus = pytest.mark.parametrize(("kernel", "device"), [p for p in everywhere() if p.values[1] == "cuda"])
 
 Arguments = Sequence[Any]
+
+
+@pytest.fixture(autouse=True)
+def _bits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = getattr(request.node, "callspec", None)
+    if called is not None and isinstance(called.params.get("kernel"), KeepingBits):
+        monkeypatch.setattr(tiles, "BITS_FROM", 0)
 
 
 def arguments(case: Case, device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Any, ...]:

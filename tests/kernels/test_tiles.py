@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from optexp.kernel import kernels
 from optexp.kernelkit import tiles
-from optexp.kernelkit.tiles import ALONE, FEW, GROUPINGS, Grouping, sharing
+from optexp.kernelkit.tiles import ALONE, FEW, GROUPINGS, WITH_BITS, Grouping, sharing
 from optexp.kernels import layernorm_linear
 from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward
 from optexp.kernels.relu_bias_dropout import relu_bias_dropout
@@ -47,6 +48,10 @@ def test_every_way_sums_the_same(
     for way in (*ALONE, *GROUPINGS):
         monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
         found.append(gradients(SUMMED[name], x, bias))
+    monkeypatch.setattr(tiles, "BITS_FROM", 0)
+    for way in (*ALONE, *WITH_BITS):
+        monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
+        found.append(gradients(SUMMED[name], x, bias))
     near = 4 * torch.finfo(dtypes[1]).eps
     for dx, dbias in found[1:]:
         assert torch.equal(dx, found[0][0])
@@ -65,6 +70,28 @@ def test_every_way_gives_a_product_s_bias_its_gradient(
         monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
         sums = tiles.summed(layernorm_linear.bias_gradient, dtype, dy)
         torch.testing.assert_close(sums, dy.double().sum(0).to(dtype))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bits", [False, True])
+@pytest.mark.parametrize("name", ["relu", "relu_bias_scale", "relu_bias_dropout"])
+def test_of_many_elements_a_bit_of_each_is_kept(
+    name: str, bits: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And for what is no number, too, the gradient is torch's."""
+    monkeypatch.setattr(tiles, "BITS_FROM", 3 * 100 if bits else 3 * 100 + 1)
+    x, bias = torch.randn(3, 100, device=device), torch.zeros(100, device=device)
+    x[0, :4] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0])
+    args = {"relu": (), "relu_bias_scale": (bias, 2.0), "relu_bias_dropout": (bias, 0.0)}[name]
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        leaf = x.clone().requires_grad_()
+        y = kernels()[name].function(leaf, *args)
+    assert kept[0].dtype == (torch.uint8 if bits else torch.float32)
+    assert kept[0].numel() == (300 if not bits else 3 * 13 if args else 38)
+    (ours,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
+    (theirs,) = torch.autograd.grad(kernels()[name].reference(leaf, *args), leaf, torch.ones_like(y))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(
