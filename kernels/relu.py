@@ -57,7 +57,7 @@ def relu_backward(dy_ptr, kept_ptr, dx_ptr, size, BLOCK: tl.constexpr, EARLY: tl
     begin(EARLY)
     start = from_last(tl.program_id(0), size, BLOCK)
     dy = load(dy_ptr, start, size, BLOCK)  # on its way before a barrier: bits are handed out to threads
-    if kept_ptr.dtype.element_ty == tl.uint8:
+    if kept_ptr.dtype.element_ty == tl.int32:
         passed = load_bits(kept_ptr, start, size, BLOCK)
     else:
         passed = (load(kept_ptr, start, size, BLOCK) <= 0) == 0
@@ -88,7 +88,7 @@ def _fake(x: Tensor) -> tuple[Tensor, Tensor]:
 def _backward(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
     """Of a result that had these strides; `kept` is that, or bits."""
     dx = _like_result(dy, kept, strides)
-    if kept.dtype == torch.uint8:
+    if kept.dtype == torch.int32:
         return over_vector(relu_backward, dx, dy, bits=[kept])
     return over_vector(relu_backward, dx, dy, kept)
 
@@ -99,8 +99,8 @@ def _like_result(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
 
 def _derived(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
     """The same in plain PyTorch, to be differentiated again."""
-    if kept.dtype == torch.uint8:
-        every = (kept[:, None] >> torch.arange(8, device=kept.device, dtype=torch.uint8)) & 1
+    if kept.dtype == torch.int32:
+        every = (kept[:, None] >> torch.arange(32, device=kept.device, dtype=torch.int32)) & 1
         return torch.where(every.flatten().as_strided(dy.shape, strides) != 0, dy, 0.0)
     return torch.where(kept <= 0, 0.0, dy)
 

@@ -98,7 +98,7 @@ def relu_bias_dropout_backward(
 
     What was kept is x, or of each element a bit: whether it passed.
     """
-    bits: tl.constexpr = kept_ptr.dtype.element_ty == tl.uint8
+    bits: tl.constexpr = kept_ptr.dtype.element_ty == tl.int32
     lone: tl.constexpr = ALONE and STAGES == 1
     begin(EARLY, LETS_NEXT=lone)
     block, group, count = share(columns, ALONE, BLOCK)

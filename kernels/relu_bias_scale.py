@@ -80,7 +80,7 @@ def relu_bias_scale_backward(
 
     What was kept is x, or of each element a bit: whether it passed.
     """
-    bits: tl.constexpr = kept_ptr.dtype.element_ty == tl.uint8
+    bits: tl.constexpr = kept_ptr.dtype.element_ty == tl.int32
     begin(EARLY, LETS_NEXT=ALONE and STAGES == 1)
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([BLOCK], WIDE)
@@ -171,9 +171,9 @@ def _derived(dy: Tensor, kept: Tensor, scale: float, dtype: torch.dtype, bias: t
 
 def x_of(kept: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     """What was kept of x; of bits, 1 and −1: what relu lets through and what it stops."""
-    if kept.dtype != torch.uint8:
+    if kept.dtype != torch.int32:
         return kept
-    every = (kept[..., None] >> torch.arange(8, device=kept.device, dtype=torch.uint8)) & 1
+    every = (kept[..., None] >> torch.arange(32, device=kept.device, dtype=torch.int32)) & 1
     return every.flatten(-2)[..., :columns].to(dtype) * 2 - 1
 
 

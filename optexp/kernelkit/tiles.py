@@ -72,18 +72,18 @@ def store(pointer, start, size, tile, BLOCK: tl.constexpr):
 
 @triton.jit
 def store_bits(pointer, start, size, bits, BLOCK: tl.constexpr):
-    """Eight to a byte, the first in its lowest place; `start` is a multiple of eight."""
-    offsets = tl.arange(0, BLOCK // 8)
-    packed = tl.sum(tl.reshape(bits.to(tl.int32), [BLOCK // 8, 8]) << tl.arange(0, 8)[None, :], axis=1)
-    tl.store(pointer + start // 8 + offsets, packed.to(tl.uint8), mask=offsets < (size - start + 7) // 8)
+    """32 to a word, the first in its lowest place; `start` is a multiple of 32."""
+    offsets = tl.arange(0, BLOCK // 32)
+    packed = tl.sum(tl.reshape(bits.to(tl.int32), [BLOCK // 32, 32]) << tl.arange(0, 32)[None, :], axis=1)
+    tl.store(pointer + start // 32 + offsets, packed, mask=offsets < (size - start + 31) // 32)
 
 
 @triton.jit
 def load_bits(pointer, start, size, BLOCK: tl.constexpr):
     """What `store_bits` stored; nothing beyond the end."""
-    offsets = tl.arange(0, BLOCK // 8)
-    packed = tl.load(pointer + start // 8 + offsets, mask=offsets < (size - start + 7) // 8, other=0)
-    return tl.reshape((packed.to(tl.int32)[:, None] >> tl.arange(0, 8)[None, :]) & 1, [BLOCK]) != 0
+    offsets = tl.arange(0, BLOCK // 32)
+    packed = tl.load(pointer + start // 32 + offsets, mask=offsets < (size - start + 31) // 32, other=0)
+    return tl.reshape((packed[:, None] >> tl.arange(0, 32)[None, :]) & 1, [BLOCK]) != 0
 
 
 @triton.jit
@@ -114,18 +114,18 @@ def tile(first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def store_tile_of_bits(pointer, first, block, rows, columns, bits, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Eight columns to a byte, the first in its lowest place; each row begins with a byte of its own."""
-    start, offsets, mask, _ = tile(first, block, rows, (columns - 1) // 8 + 1, ROWS, BLOCK // 8)
-    packed = tl.sum(tl.reshape(bits.to(tl.int32), [ROWS, BLOCK // 8, 8]) << tl.arange(0, 8)[None, None, :], axis=2)
-    tl.store(pointer + start + offsets, packed.to(tl.uint8), mask=mask)
+    """32 columns to a word, the first in its lowest place; each row begins with a word of its own."""
+    start, offsets, mask, _ = tile(first, block, rows, (columns - 1) // 32 + 1, ROWS, BLOCK // 32)
+    packed = tl.sum(tl.reshape(bits.to(tl.int32), [ROWS, BLOCK // 32, 32]) << tl.arange(0, 32)[None, None, :], axis=2)
+    tl.store(pointer + start + offsets, packed, mask=mask)
 
 
 @triton.jit
 def load_tile_of_bits(pointer, first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """What `store_tile_of_bits` stored; nothing outside of the matrix."""
-    start, offsets, mask, _ = tile(first, block, rows, (columns - 1) // 8 + 1, ROWS, BLOCK // 8)
-    packed = tl.load(pointer + start + offsets, mask=mask, other=0).to(tl.int32)
-    return tl.reshape((packed[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1, [ROWS, BLOCK]) != 0
+    start, offsets, mask, _ = tile(first, block, rows, (columns - 1) // 32 + 1, ROWS, BLOCK // 32)
+    packed = tl.load(pointer + start + offsets, mask=mask, other=0)
+    return tl.reshape((packed[:, :, None] >> tl.arange(0, 32)[None, None, :]) & 1, [ROWS, BLOCK]) != 0
 
 
 @triton.jit
@@ -204,13 +204,13 @@ BITS_FROM = 2**20  # elements: to pack and to unpack bits of fewer takes longer 
 
 def bits_for(x: Tensor) -> Tensor:
     """Memory for a bit of each element; none where bits are not worth it."""
-    return x.new_empty(ceil_div(x.numel(), 8) if x.numel() >= BITS_FROM else 0, dtype=torch.uint8)
+    return x.new_empty(ceil_div(x.numel(), 32) if x.numel() >= BITS_FROM else 0, dtype=torch.int32)
 
 
 def rows_of_bits(x: Tensor) -> Tensor:
-    """The same, where each row begins with a byte of its own."""
-    shape = (*x.shape[:-1], ceil_div(x.shape[-1], 8)) if x.numel() >= BITS_FROM else (0,)
-    return x.new_empty(shape, dtype=torch.uint8)
+    """The same, where each row begins with a word of its own."""
+    shape = (*x.shape[:-1], ceil_div(x.shape[-1], 32)) if x.numel() >= BITS_FROM else (0,)
+    return x.new_empty(shape, dtype=torch.int32)
 
 
 def given(bits: Tensor) -> Tensor | None:
@@ -221,7 +221,7 @@ def given(bits: Tensor) -> Tensor | None:
 def over_tiles(kernel: Any, result: Tensor, *operands: Tensor | None, **constants: Any) -> Tensor:
     """Write `result`, each tile of 1024 elements by a program of its own, of one row where that has as many."""
     rows, columns = matrix(result)
-    block = max(16, min(power_of_two(columns), 1024))
+    block = max(32, min(power_of_two(columns), 1024))  # whole words of bits
     together, across = 1024 // block, ceil_div(columns, block)
     how = {**constants, "WHOLE": across == 1, "ROWS": together, "BLOCK": block}
     launch(kernel, ceil_div(rows, together) * across, *operands, result, rows, columns, **how)
@@ -244,8 +244,6 @@ class Grouping(NamedTuple):
 # All programs should fit at once, or the last run without company: six do with up to 80 registers a thread. Few
 # programs that load ahead leave little to add up.
 GROUPINGS = [Grouping(8192, 1, 4), Grouping(4096, 2, 4), Grouping(8192, 1, 6), Grouping(4096, 6, 1)]
-# Where bits are among the operands, which are too short to be loaded ahead.
-WITH_BITS = [Grouping(8192, 4, 1), Grouping(4096, 6, 1), Grouping(8192, 6, 1), Grouping(16384, 2, 3, warps=8)]
 # The fewer the warps, the less they have to add up among them; with more, what computes much, as erf, is done sooner.
 ALONE = [Grouping(8192, 0, 1, warps=4), Grouping(8192, 0, 1, warps=8)]
 
@@ -275,12 +273,13 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, **constant
     dtypes = [None if operand is None else operand.dtype for operand in operands]
     widest = torch.promote_types(max(filter(None, dtypes), key=lambda dtype: dtype.itemsize), torch.float32)
     total = last.new_empty(columns, dtype=dtype)
+    narrowest = 32 if torch.int32 in dtypes else 16  # columns of a tile: of bits there are whole words
 
     def run(grouping: Grouping) -> None:
-        shape = _tile_shape(columns, last.element_size(), grouping.bytes)
+        shape = _tile_shape(columns, last.element_size(), grouping.bytes, narrowest)
         if not grouping.resident:
             together = min(power_of_two(rows), 128)
-            shape = {"ROWS": together, "BLOCK": max(16, 64 * grouping.warps // together)}
+            shape = {"ROWS": together, "BLOCK": max(narrowest, 64 * grouping.warps // together)}
         across = ceil_div(columns, shape["BLOCK"])
         everywhere = multiprocessors(last.device)
         most = max(1, grouping.resident * everywhere // max(across, 1))
@@ -296,8 +295,7 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, **constant
 
     forms = [value for value in constants.values() if isinstance(value, bool)]  # other numbers are not compiled in
     alone = rows <= FEW and columns < 2**24  # a tile's offsets are counted in 32 bits
-    ways = WITH_BITS if torch.uint8 in dtypes else GROUPINGS
-    ways = [*ALONE, *ways] if alone else ways
+    ways = [*ALONE, *GROUPINGS] if alone else GROUPINGS
     run(fastest(kernel.__name__, (*dtypes, *forms, columns, bucket(rows)), ways, run, last.device))
     return total
 
@@ -311,7 +309,7 @@ def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:
     launch(column_sums, programs, sums, first, second, len(sums), first.numel(), **tile)
 
 
-def _tile_shape(columns: int, element_size: int, size: int) -> dict[str, int]:
+def _tile_shape(columns: int, element_size: int, size: int, narrowest: int) -> dict[str, int]:
     """A tile of so many bytes; of one row where the next would lie beyond what 32 bits count."""
-    block = max(16, min(power_of_two(columns), 1024))
+    block = max(narrowest, min(power_of_two(columns), 1024))
     return {"ROWS": max(1, size // element_size // block) if columns < 2**24 else 1, "BLOCK": block}

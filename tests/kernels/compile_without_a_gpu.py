@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from optexp import kernel
 from optexp.kernelkit import assembly, products, rows, tiles
 
-TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64", torch.uint8: "u8"}
+TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64", torch.int32: "i32"}
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 
 seen = set()
