@@ -37,6 +37,7 @@ from optexp.kernelkit.tiles import (
     store,
     store_bits,
     wide,
+    worth_bits,
 )
 
 
@@ -71,18 +72,18 @@ def relu_plain(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
     tl.store(y_ptr + offsets, tl.maximum(tl.load(x_ptr + offsets, mask=mask), 0.0), mask=mask)
 
 
-def _forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The result, and which elements passed: a bit for each, in the order in which those lie in memory."""
-    y, passed = _fake(x)
+def _forward(x: Tensor, bits: bool) -> tuple[Tensor, Tensor]:
+    """The result and, if wanted, which elements passed: a bit for each, in the order in which those lie in memory."""
+    y, passed = _fake(x, bits)
     return over_vector(relu_forward, y, x, bits=[given(passed)]), passed
 
 
-def _alone(x: Tensor) -> tuple[Tensor]:
+def _alone(x: Tensor, bits: bool) -> tuple[Tensor]:
     return (over_vector(relu_forward, torch.empty_like(x), x, bits=[None]),)
 
 
-def _fake(x: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), bits_for(x)
+def _fake(x: Tensor, bits: bool) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), bits_for(x, bits)
 
 
 def _backward(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
@@ -105,15 +106,15 @@ def _derived(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
     return torch.where(kept <= 0, 0.0, dy)
 
 
-def _remember(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+def _remember(ctx: Any, inputs: tuple[Tensor, bool], output: tuple[Tensor, Tensor]) -> None:
     y, passed = output
     ctx.strides = y.stride()
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(passed if passed.numel() else y)
 
 
-def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> Tensor | None:
-    return None if dy is None else _relu_backward(dy, *ctx.saved_tensors, ctx.strides)
+def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, None]:
+    return None if dy is None else _relu_backward(dy, *ctx.saved_tensors, ctx.strides), None
 
 
 _relu_backward = operation("relu_backward", _backward, _like_result, reference=_derived)
@@ -156,7 +157,7 @@ def relu(x: Tensor) -> Tensor:
     if is_small(x):
         return torch.relu(x)
     check_tensors("relu", x)
-    return _relu(x)[0] if pays(x) else reference(x)
+    return _relu(x, worth_bits(x))[0] if pays(x) else reference(x)
 
 
 def cuda(x: Tensor) -> Tensor:
@@ -193,7 +194,7 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
-    kept=lambda x: bits_for(x).nbytes,
+    kept=lambda x: bits_for(x, worth_bits(x)).nbytes,
     cases=[
         Case("tail", lambda fill: (fill(7, 613),)),
         Case("one element", lambda fill: (fill(1),)),

@@ -29,6 +29,7 @@ from optexp.kernelkit.tiles import (
     store_tile_of_bits,
     tile,
     wide,
+    worth_bits,
 )
 from optexp.kernels.relu_bias_scale import derived_backward, fake_of_kept, fake_with_bits, relu_bias_scale, x_of
 
@@ -143,13 +144,13 @@ def _drop(p: float) -> dict[str, Any]:
     return {"threshold": threshold, "scale": STEPS / (STEPS - threshold) if threshold < STEPS else 0.0}
 
 
-def _forward(x: Tensor, bias: Tensor, seed: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """The result, and which elements relu lets through: a bit for each."""
-    y, passed = fake_with_bits(x, bias)
+def _forward(x: Tensor, bias: Tensor, seed: Tensor, p: float, bits: bool) -> tuple[Tensor, Tensor]:
+    """The result and, if wanted, which elements relu lets through: a bit for each."""
+    y, passed = fake_with_bits(x, bias, bits)
     return _drop_into(y, x, bias, seed, given(passed), p), passed
 
 
-def _alone(x: Tensor, bias: Tensor, seed: Tensor, p: float) -> tuple[Tensor]:
+def _alone(x: Tensor, bias: Tensor, seed: Tensor, p: float, bits: bool) -> tuple[Tensor]:
     y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype))
     return (_drop_into(y, x, bias, seed, None, p),)
 
@@ -178,8 +179,8 @@ def _derived(
     return derived_backward(dy, x, mask, bias)
 
 
-def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
-    x, bias, seed, ctx.p = inputs
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, bias, seed, ctx.p, _ = inputs
     ctx.dtypes = x.dtype, bias.dtype
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1] if output[1].numel() else x, seed)
@@ -187,8 +188,8 @@ def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: tu
 
 def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if dy is None:
-        return (None,) * 4
-    return *_relu_bias_dropout_backward(dy, *ctx.saved_tensors, ctx.p, *ctx.dtypes), None, None
+        return (None,) * 5
+    return *_relu_bias_dropout_backward(dy, *ctx.saved_tensors, ctx.p, *ctx.dtypes), None, None, None
 
 
 _relu_bias_dropout_backward = operation("relu_bias_dropout_backward", _backward, fake_of_kept, reference=_derived)
@@ -213,7 +214,7 @@ def relu_bias_dropout(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = 
     if not training:
         return relu_bias_scale(x, bias, 1.0)
     seed = torch.randint(2**63 - 1, (1,), device=x.device)  # `random_` is quicker, and not the same in compiled code
-    y: Tensor = _relu_bias_dropout(x, bias, seed, float(p))[0]
+    y: Tensor = _relu_bias_dropout(x, bias, seed, float(p), worth_bits(x))[0]
     return y
 
 
@@ -234,7 +235,7 @@ KERNEL = Kernel(
     function=relu_bias_dropout,
     reference=reference,
     plain=plain,
-    kept=lambda x, *_: rows_of_bits(x).nbytes,
+    kept=lambda x, *_: rows_of_bits(x, worth_bits(x)).nbytes,
     cases=[
         Case("tail", lambda fill: (fill(11, 1711), fill(1711), 0.0)),
         Case("not training", lambda fill: (fill(11, 1711), fill(1711), 0.5, False)),

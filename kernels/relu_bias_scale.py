@@ -39,6 +39,7 @@ from optexp.kernelkit.tiles import (
     store_tile_of_bits,
     tile,
     wide,
+    worth_bits,
 )
 
 
@@ -107,20 +108,20 @@ def relu_bias_scale_plain(x_ptr, bias_ptr, y_ptr, size, columns, scale, BLOCK: t
     tl.store(y_ptr + offsets, (tl.maximum(x, 0.0) + bias) * scale, mask=mask)
 
 
-def _forward(x: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """The result, and which elements passed: a bit for each."""
-    y, passed = fake_with_bits(x, bias)
+def _forward(x: Tensor, bias: Tensor, scale: float, bits: bool) -> tuple[Tensor, Tensor]:
+    """The result and, if wanted, which elements passed: a bit for each."""
+    y, passed = fake_with_bits(x, bias, bits)
     operands = (x.contiguous(), bias.contiguous(), given(passed))
     return over_tiles(relu_bias_scale_forward, y, *operands, scale=scale), passed
 
 
-def _alone(x: Tensor, bias: Tensor, scale: float) -> tuple[Tensor]:
+def _alone(x: Tensor, bias: Tensor, scale: float, bits: bool) -> tuple[Tensor]:
     operands = (x.contiguous(), bias.contiguous(), None)
     return (over_tiles(relu_bias_scale_forward, _fake(x, bias, scale), *operands, scale=scale),)
 
 
-def fake_with_bits(x: Tensor, bias: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype)), rows_of_bits(x)
+def fake_with_bits(x: Tensor, bias: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype)), rows_of_bits(x, rest[-1])
 
 
 def _cuda_forward(x: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -187,8 +188,8 @@ def derived_backward(dy: Tensor, x: Tensor, scale: float | Tensor, dtype: torch.
     return derived(lambda x, b: ((torch.relu(x) + b) * scale).to(dy.dtype), [x, bias], dy)  # type: ignore[return-value]
 
 
-def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
-    x, bias, ctx.scale = inputs
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, bias, ctx.scale, _ = inputs
     ctx.dtypes = x.dtype, bias.dtype
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1] if output[1].numel() else x)
@@ -196,8 +197,8 @@ def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tens
 
 def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if dy is None:
-        return None, None, None
-    return *_relu_bias_scale_backward(dy, *ctx.saved_tensors, ctx.scale, *ctx.dtypes), None
+        return (None,) * 4
+    return *_relu_bias_scale_backward(dy, *ctx.saved_tensors, ctx.scale, *ctx.dtypes), None, None
 
 
 _relu_bias_scale_backward = operation("relu_bias_scale_backward", _backward, fake_of_kept, reference=_derived)
@@ -228,7 +229,7 @@ def relu_bias_scale(x: Tensor, bias: Tensor, scale: float) -> Tensor:
         except REFUSED:
             pass  # for a reason that the checks will tell
     check_arguments(x, bias, scale)
-    return _relu_bias_scale(x, bias, float(scale))[0] if pays(x, 3) else reference(x, bias, scale)
+    return _relu_bias_scale(x, bias, float(scale), worth_bits(x))[0] if pays(x, 3) else reference(x, bias, scale)
 
 
 def cuda(x: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -262,7 +263,7 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
-    kept=lambda x, *_: rows_of_bits(x).nbytes,
+    kept=lambda x, *_: rows_of_bits(x, worth_bits(x)).nbytes,
     cases=[
         Case("tail", lambda fill: (fill(11, 1711), fill(1711), 1.5)),
         Case("one row", lambda fill: (fill(1024), fill(1024), -0.75)),

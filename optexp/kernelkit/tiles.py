@@ -202,15 +202,19 @@ def over_vector(
 BITS_FROM = 2**20  # elements: to pack and to unpack bits of fewer takes longer than to read them as they are
 
 
-def bits_for(x: Tensor) -> Tensor:
-    """Memory for a bit of each element; none where bits are not worth it."""
-    return x.new_empty(ceil_div(x.numel(), 32) if x.numel() >= BITS_FROM else 0, dtype=torch.int32)
+def worth_bits(x: Tensor) -> bool:
+    """Ops are told: torch.compile keeps what it compiled by what a graph says, and knows nothing of a limit in here."""
+    return x.numel() >= BITS_FROM
 
 
-def rows_of_bits(x: Tensor) -> Tensor:
+def bits_for(x: Tensor, bits: bool) -> Tensor:
+    """Memory for a bit of each element, or none."""
+    return x.new_empty(ceil_div(x.numel(), 32) if bits else 0, dtype=torch.int32)
+
+
+def rows_of_bits(x: Tensor, bits: bool) -> Tensor:
     """The same, where each row begins with a word of its own."""
-    shape = (*x.shape[:-1], ceil_div(x.shape[-1], 32)) if x.numel() >= BITS_FROM else (0,)
-    return x.new_empty(shape, dtype=torch.int32)
+    return x.new_empty((*x.shape[:-1], ceil_div(x.shape[-1], 32)) if bits else (0,), dtype=torch.int32)
 
 
 def given(bits: Tensor) -> Tensor | None:
