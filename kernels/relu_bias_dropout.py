@@ -1,5 +1,7 @@
 """dropout(relu(x) + bias) in one pass. No mask is stored: backward draws the same numbers once more.
 
+Of x, backward needs to know of each element whether relu lets it through: as in `relu_bias_scale`.
+
 Numbers come from Philox, a function of seed and position. The seed is one number on the device, drawn from torch's
 generator: the same torch seed gives the same mask, and each replay of a CUDA graph gives another.
 """
@@ -157,7 +159,7 @@ def _alone(x: Tensor, bias: Tensor, seed: Tensor, p: float, bits: bool) -> tuple
 
 def _drop_into(y: Tensor, x: Tensor, bias: Tensor, seed: Tensor, passed: Tensor | None, p: float) -> Tensor:
     operands = (x.contiguous(), bias.contiguous(), seed, passed)
-    # Late: the seed's own kernel, which is torch's, lets nobody begin. More registers would leave room for fewer programs.
+    # Late: the seed's own kernel, which is torch's, lets nobody begin. With more registers fewer programs would fit.
     how = {"maxnreg": 40, "late": True}
     return over_tiles(relu_bias_dropout_forward, y, *operands, **how, **_drop(p))
 

@@ -1,4 +1,7 @@
-"""(relu(x) + bias)·scale in one pass: three operations that would each go through all of memory."""
+"""(relu(x) + bias)·scale in one pass: three operations that would each go through all of memory.
+
+What backward needs to know of an element of x is whether it passed: of many elements a bit of each is kept, and not x.
+"""
 
 from __future__ import annotations
 
