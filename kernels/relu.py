@@ -31,6 +31,7 @@ from optexp.kernelkit.tiles import (
     bits_for,
     from_last,
     given,
+    has_many,
     load,
     load_bits,
     over_vector,
@@ -103,7 +104,7 @@ def _derived(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
     if kept.dtype == torch.int32:
         every = (kept[:, None] >> torch.arange(32, device=kept.device, dtype=torch.int32)) & 1
         return torch.where(every.flatten().as_strided(dy.shape, strides) != 0, dy, 0.0)
-    return torch.where(kept <= 0, 0.0, dy)
+    return derived(torch.relu, [kept], dy)[0]  # type: ignore[no-any-return]
 
 
 def _remember(ctx: Any, inputs: tuple[Tensor, bool], output: tuple[Tensor, Tensor]) -> None:
@@ -194,7 +195,7 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
-    kept=lambda x: bits_for(x, worth_bits(x)).nbytes,
+    kept=lambda x: bits_for(x, has_many(x)).nbytes,
     cases=[
         Case("tail", lambda fill: (fill(7, 613),)),
         Case("one element", lambda fill: (fill(1),)),

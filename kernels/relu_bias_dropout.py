@@ -22,6 +22,7 @@ from optexp.kernelkit.tiles import (
     begin,
     from_last,
     given,
+    has_many,
     load_tile_of_bits,
     over_columns,
     over_tiles,
@@ -82,7 +83,7 @@ def relu_bias_dropout_forward(
     first = tl.cast(number, tl.int64) * ROWS
     start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
     bias = wide(tl.load(bias_ptr + column, mask=column < columns))
-    x, seed = wide(tl.load(x_ptr + start + offsets, mask=mask)), tl.load(seed_ptr)
+    x, seed = wide(tl.load(x_ptr + start + offsets, mask=mask, other=0.0)), tl.load(seed_ptr)
     tl.debug_barrier()  # else ptxas moves half of the loads behind the numbers, to spare registers
     if passed_ptr is not None:
         store_tile_of_bits(passed_ptr, first, block, rows, columns, (x <= 0) == 0, ROWS, BLOCK)
@@ -217,7 +218,7 @@ def relu_bias_dropout(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = 
     if not training:
         return relu_bias_scale(x, bias, 1.0)
     seed = torch.randint(2**63 - 1, (1,), device=x.device)  # `random_` is quicker, and not the same in compiled code
-    y: Tensor = _relu_bias_dropout(x, bias, seed, float(p), worth_bits(x))[0]
+    y: Tensor = _relu_bias_dropout(x, bias, seed, float(p), worth_bits(x, bias))[0]
     return y
 
 
@@ -238,7 +239,7 @@ KERNEL = Kernel(
     function=relu_bias_dropout,
     reference=reference,
     plain=plain,
-    kept=lambda x, *_: rows_of_bits(x, worth_bits(x)).nbytes,
+    kept=lambda x, *_: rows_of_bits(x, has_many(x)).nbytes,
     cases=[
         Case("tail", lambda fill: (fill(11, 1711), fill(1711), 0.0)),
         Case("not training", lambda fill: (fill(11, 1711), fill(1711), 0.5, False)),

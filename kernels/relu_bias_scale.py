@@ -32,6 +32,7 @@ from optexp.kernelkit.tiles import (
     begin,
     from_last,
     given,
+    has_many,
     load_tile_of_bits,
     matrix,
     over_columns,
@@ -56,7 +57,7 @@ def relu_bias_scale_forward(
     first = tl.cast(number, tl.int64) * ROWS
     start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
     bias = wide(tl.load(bias_ptr + column, mask=column < columns))
-    x = wide(tl.load(x_ptr + start + offsets, mask=mask))
+    x = wide(tl.load(x_ptr + start + offsets, mask=mask, other=0.0))  # so that all bits of a word are known
     stopped = x <= 0  # compared this way, NaN passes
     y = (tl.where(stopped, 0.0, x) + bias) * tl.cast(scale, bias.dtype)
     tl.store(y_ptr + start + offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
@@ -232,7 +233,7 @@ def relu_bias_scale(x: Tensor, bias: Tensor, scale: float) -> Tensor:
         except REFUSED:
             pass  # for a reason that the checks will tell
     check_arguments(x, bias, scale)
-    return _relu_bias_scale(x, bias, float(scale), worth_bits(x))[0] if pays(x, 3) else reference(x, bias, scale)
+    return _relu_bias_scale(x, bias, float(scale), worth_bits(x, bias))[0] if pays(x, 3) else reference(x, bias, scale)
 
 
 def cuda(x: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -266,7 +267,7 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
-    kept=lambda x, *_: rows_of_bits(x, worth_bits(x)).nbytes,
+    kept=lambda x, *_: rows_of_bits(x, has_many(x)).nbytes,
     cases=[
         Case("tail", lambda fill: (fill(11, 1711), fill(1711), 1.5)),
         Case("one row", lambda fill: (fill(1024), fill(1024), -0.75)),

@@ -299,7 +299,7 @@ def pays(x: Tensor, operations: float = 1) -> bool:
 
 
 @quick
-def is_small(x: Any, operations: float = 1) -> bool:
+def is_small(x: Any, operations: float = 1, /) -> bool:
     """Whether launches are all that counts: then torch's checks, too, come before ours, and what it refuses is checked.
 
     Each look at a tensor takes Python 50 ns, to ask whether a stream is captured ten times that, and such a call 6 µs
@@ -318,7 +318,7 @@ def is_small(x: Any, operations: float = 1) -> bool:
 
 
 @quick
-def is_small_with_row(x: Any, row: Any, operations: float) -> bool:
+def is_small_with_row(x: Any, row: Any, operations: float, /) -> bool:
     """The same of what takes a row, as large as those of x: it looks for what torch would not refuse."""
     return (
         is_small(x, operations)
@@ -330,7 +330,7 @@ def is_small_with_row(x: Any, row: Any, operations: float) -> bool:
 
 
 @quick
-def are_small_alike(a: Any, b: Any, operations: float) -> bool:
+def are_small_alike(a: Any, b: Any, operations: float, /) -> bool:
     """The same of what takes two of one shape and dtype; not of single numbers, which may lie on two devices."""
     return (
         is_small(a, operations)

@@ -28,6 +28,7 @@ double limit(PyObject* globals, bool learns) {
   return learns ? small * PyFloat_AsDouble(PyDict_GetItem(globals, learning_key)) : small;
 }
 
+// While a graph is traced outside of Dynamo, which is shown Python's, tensors are of another type.
 bool is_small(PyObject* globals, PyObject* argument, PyObject* operations) {
   if (PyList_Size(PyDict_GetItem(globals, rehearsals_key)) != 0 || !THPVariable_CheckExact(argument)) return false;
   const at::Tensor& x = THPVariable_Unpack(argument);
@@ -73,6 +74,7 @@ PyMethodDef answers[] = {named<one>("is_small"), named<with_row>("is_small_with_
 
 // quick(function): what answers for the function of this name, and asks it where it is not certain.
 PyObject* quick(PyObject* module, PyObject* function) {
+  if (!PyFunction_Check(function)) return PyErr_Format(PyExc_TypeError, "%R is no function", function);
   PyObject* name = PyObject_GetAttrString(function, "__name__");
   if (!name) return nullptr;
   PyMethodDef* found = nullptr;

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -48,7 +50,7 @@ def _front() -> ModuleType | None:
         return None
     try:
         return compiled("CUDA")
-    except (ImportError, OSError, subprocess.SubprocessError) as error:
+    except Exception as error:  # whatever it is: nothing is lost but time
         reason = getattr(error, "stderr", None) or error
         logging.getLogger(__name__).info("small calls take 0.5 µs longer, as C++ could not be built: %s", reason)
         return None
@@ -57,10 +59,11 @@ def _front() -> ModuleType | None:
 def compiled(device: str) -> ModuleType:
     """small_calls.cpp for tensors on "CUDA" or, for tests, "CPU"; OSError, SubprocessError or ImportError if it fails.
 
-    Whoever comes second while it is built builds it, too, and waits for nobody.
+    Whoever comes second while it is built builds it, too, and waits for nobody. What cannot be imported is built again
+    by the next process.
     """
     torch_home = Path(torch.__file__).parent
-    command = [os.environ.get("CXX", "c++"), "-O2", "-std=c++20", "-shared", "-fPIC"]
+    command = [*shlex.split(os.environ.get("CXX", "c++")), "-O2", "-std=c++20", "-shared", "-fPIC"]
     command += [f"-DDEVICE={device}"]
     command += ["-isystem", sysconfig.get_path("include"), "-isystem", str(torch_home / "include"), str(SOURCE)]
     command += [f"-L{torch_home / 'lib'}", *(f"-l{name}" for name in LIBRARIES)]
@@ -68,12 +71,18 @@ def compiled(device: str) -> ModuleType:
     library = kept(f"small_calls-{key.hexdigest()[:16]}.so")
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = library.with_suffix(f".{os.getpid()}")
-        subprocess.run([*command, "-o", str(unfinished)], check=True, capture_output=True, text=True)
-        unfinished.replace(library)
+        with TemporaryDirectory(dir=library.parent) as folder:
+            built = Path(folder) / library.name
+            how: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "timeout": 300}
+            subprocess.run([*command, "-o", str(built)], check=True, **how)
+            built.replace(library)
     specification = spec_from_file_location("small_calls", library)
     if specification is None or specification.loader is None:
         raise ImportError(f"{library} cannot be imported")
-    module = module_from_spec(specification)
-    specification.loader.exec_module(module)
+    try:
+        module = module_from_spec(specification)
+        specification.loader.exec_module(module)
+    except ImportError:
+        library.unlink(missing_ok=True)
+        raise
     return module

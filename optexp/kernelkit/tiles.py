@@ -12,9 +12,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from optexp.kernel import ceil_div, laid_out_like, multiprocessors, power_of_two
+from optexp.kernel import ceil_div, laid_out_like, multiprocessors, needs_gradient, power_of_two
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tuning import bucket, fastest
 
@@ -204,9 +205,17 @@ def over_vector(
 BITS_FROM = 2**20  # elements: to pack and to unpack bits of fewer takes longer than to read them as they are
 
 
-def worth_bits(x: Tensor) -> bool:
-    """Ops are told: torch.compile keeps what it compiled by what a graph says, and knows nothing of a limit in here."""
+def has_many(x: Tensor) -> bool:
+    """Elements enough for bits."""
     return x.numel() >= BITS_FROM
+
+
+def worth_bits(x: Tensor, *others: Tensor) -> bool:
+    """Whether bits are to be kept of x. A size that nobody knows yet is no large one, so that it stays unknown.
+
+    Ops are told: torch.compile keeps what it compiled by what a graph says, and knows nothing of a limit in here.
+    """
+    return needs_gradient((x, *others)) and statically_known_true(has_many(x))
 
 
 def bits_for(x: Tensor, bits: bool) -> Tensor:

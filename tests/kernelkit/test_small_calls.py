@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -137,11 +138,32 @@ def test_who_cannot_build_it_asks_python(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(small_calls, "NVIDIA", True)
     monkeypatch.setattr(small_calls, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for compiler in ("no-such-compiler", "false"):
+    for compiler in ("no-such-compiler", "false", r"sh -c 'printf \377 >&2; exit 1'"):
         monkeypatch.setenv("CXX", compiler)
         small_calls._front.cache_clear()
         assert small_calls.quick(test_a_small_tensor_is_small) is test_a_small_tensor_is_small
+    monkeypatch.setattr(small_calls, "kept", lambda name: Path("~nobody-of-this-name").expanduser() / name)
     small_calls._front.cache_clear()
+    assert small_calls.quick(test_a_small_tensor_is_small) is test_a_small_tensor_is_small
+    small_calls._front.cache_clear()
+
+
+def test_what_cannot_be_imported_is_built_again(
+    front: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library = tmp_path / "small_calls.so"
+    library.write_bytes(b"half of a library")
+    monkeypatch.setattr(small_calls, "kept", lambda name: library)
+    with pytest.raises(ImportError):
+        small_calls.compiled("CPU")
+    assert not library.exists()
+
+
+def test_what_is_no_function_has_nothing_in_front(front: ModuleType) -> None:
+    with pytest.raises(TypeError, match="no function"):
+        front.quick(len)
+    with pytest.raises(ValueError, match="nothing answers"):
+        front.quick(test_a_small_tensor_is_small)
 
 
 @needs_gpu

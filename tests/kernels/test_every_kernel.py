@@ -265,16 +265,16 @@ def test_a_result_can_be_written_to(kernel: Kernel, device: str) -> None:
             assert theirs is None
         else:
             beside = differentiated(lambda *leaves: kernel.reference(*leaves) + 1, arguments(case, device), ONE)
-            torch.testing.assert_close(ours, beside["gradient 0"], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(ours, beside, rtol=1e-4, atol=1e-4)
 
 
 ONE = torch.ones(())
 
 
-def _written_to(function: Callable[..., Tensor], args: Arguments) -> Tensor | None:
-    """The first gradient; None where torch refuses it."""
+def _written_to(function: Callable[..., Tensor], args: Arguments) -> dict[str, Tensor] | None:
+    """The result, and gradients; None where torch refuses."""
     try:
-        return differentiated(lambda *leaves: function(*leaves).add_(1), args, ONE)["gradient 0"]
+        return differentiated(lambda *leaves: function(*leaves).add_(1), args, ONE)
     except RuntimeError as error:
         if "modified by an inplace operation" in str(error):
             return None

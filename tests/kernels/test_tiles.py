@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -92,6 +93,63 @@ def test_of_many_elements_a_bit_of_each_is_kept(
     (ours,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
     (theirs,) = torch.autograd.grad(kernels()[name].reference(leaf, *args), leaf, torch.ones_like(y))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+MORE: dict[str, tuple[Any, ...]] = {"relu": (), "relu_bias_scale": (2.0,), "relu_bias_dropout": (0.0,)}
+
+
+class Layer(torch.nn.Module):
+    """Of 40 columns."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.function, self.more, self.bias = kernels()[name].function, MORE[name], torch.nn.Parameter(torch.zeros(40))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.function(*((x, self.bias, *self.more) if self.more else (x,)))
+        return y
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", MORE)
+def test_a_size_that_is_not_known_stays_unknown(name: str, strict: bool) -> None:
+    shapes = {"x": {0: torch.export.Dim("rows")}}
+    exported = torch.export.export(Layer(name), (torch.randn(8, 40),), dynamic_shapes=shapes, strict=strict)
+    x = torch.randn(9, 40)
+    torch.testing.assert_close(exported.module()(x), torch.relu(x) * (2 if name == "relu_bias_scale" else 1))
+    compiled = torch.compile(Layer(name), backend="aot_eager", fullgraph=True)
+    torch._dynamo.decorators.mark_unbacked(x.requires_grad_(), 0)
+    compiled(x).sum().backward()
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("name", MORE)
+def test_compiled_code_keeps_bits_only_for_gradients(name: str, learns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "BITS_FROM", 0)
+    said: list[object] = []
+
+    def watch(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        said.extend(node.args[-1] for node in graph.graph.nodes if str(node.target).startswith("optexp."))
+        return graph.forward
+
+    with torch.set_grad_enabled(learns):
+        torch.compile(Layer(name), backend=watch, fullgraph=True)(torch.randn(4, 40, requires_grad=True))
+    assert said == [learns]
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("name", MORE)
+def test_of_bits_a_gradient_does_not_depend_on_x(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As dropout's, of its mask, does not; of x as it is torch has zeros, and so have we."""
+    x = torch.randn(4, 40, requires_grad=True)
+    for limit in (0, 10**6):
+        monkeypatch.setattr(tiles, "BITS_FROM", limit)
+        (gradient,) = torch.autograd.grad(Layer(name)(x).sum(), x, create_graph=True)
+        assert gradient.requires_grad == (limit > 0)
+        if limit:
+            assert not torch.autograd.grad(gradient.square().sum(), x)[0].any()
 
 
 @pytest.mark.parametrize(
