@@ -25,21 +25,9 @@ from optexp.kernel import (
     pays,
 )
 from optexp.kernelkit import extension
+from optexp.kernelkit.bits import bits_for, given, has_many, load_bits, store_bits, unpacked, worth_bits
 from optexp.kernelkit.launching import launch
-from optexp.kernelkit.tiles import (
-    begin,
-    bits_for,
-    from_last,
-    given,
-    has_many,
-    load,
-    load_bits,
-    over_vector,
-    store,
-    store_bits,
-    wide,
-    worth_bits,
-)
+from optexp.kernelkit.tiles import begin, from_last, load, over_vector, store, wide
 
 
 @triton.jit
@@ -102,8 +90,7 @@ def _like_result(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
 def _derived(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
     """The same in plain PyTorch, to be differentiated again."""
     if kept.dtype == torch.int32:
-        every = (kept[:, None] >> torch.arange(32, device=kept.device, dtype=torch.int32)) & 1
-        return torch.where(every.flatten().as_strided(dy.shape, strides) != 0, dy, 0.0)
+        return torch.where(unpacked(kept).as_strided(dy.shape, strides) != 0, dy, 0.0)
     return derived(torch.relu, [kept], dy)[0]  # type: ignore[no-any-return]
 
 

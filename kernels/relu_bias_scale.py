@@ -27,24 +27,17 @@ from optexp.kernel import (
     pays,
 )
 from optexp.kernelkit import extension
-from optexp.kernelkit.launching import launch
-from optexp.kernelkit.tiles import (
-    begin,
-    from_last,
+from optexp.kernelkit.bits import (
     given,
     has_many,
     load_tile_of_bits,
-    matrix,
-    over_columns,
-    over_tiles,
-    place,
     rows_of_bits,
-    share,
     store_tile_of_bits,
-    tile,
-    wide,
+    unpacked,
     worth_bits,
 )
+from optexp.kernelkit.launching import launch
+from optexp.kernelkit.tiles import begin, from_last, matrix, over_columns, over_tiles, place, share, tile, wide
 
 
 @triton.jit
@@ -178,8 +171,7 @@ def x_of(kept: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     """What was kept of x; of bits, 1 and −1: what relu lets through and what it stops."""
     if kept.dtype != torch.int32:
         return kept
-    every = (kept[..., None] >> torch.arange(32, device=kept.device, dtype=torch.int32)) & 1
-    return every.flatten(-2)[..., :columns].to(dtype) * 2 - 1
+    return unpacked(kept)[..., :columns].to(dtype) * 2 - 1
 
 
 def fake_backward(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

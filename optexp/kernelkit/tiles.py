@@ -12,10 +12,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from optexp.kernel import ceil_div, laid_out_like, multiprocessors, needs_gradient, power_of_two
+from optexp.kernel import ceil_div, laid_out_like, multiprocessors, power_of_two
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tuning import bucket, fastest
 
@@ -72,22 +71,6 @@ def store(pointer, start, size, tile, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def store_bits(pointer, start, size, bits, BLOCK: tl.constexpr):
-    """32 to a word, the first in its lowest place; `start` is a multiple of 32."""
-    offsets = tl.arange(0, BLOCK // 32)
-    packed = tl.sum(tl.reshape(bits.to(tl.int32), [BLOCK // 32, 32]) << tl.arange(0, 32)[None, :], axis=1)
-    tl.store(pointer + start // 32 + offsets, packed, mask=offsets < (size - start + 31) // 32)
-
-
-@triton.jit
-def load_bits(pointer, start, size, BLOCK: tl.constexpr):
-    """What `store_bits` stored; nothing beyond the end."""
-    offsets = tl.arange(0, BLOCK // 32)
-    packed = tl.load(pointer + start // 32 + offsets, mask=offsets < (size - start + 31) // 32, other=0)
-    return tl.reshape((packed[:, None] >> tl.arange(0, 32)[None, :]) & 1, [BLOCK]) != 0
-
-
-@triton.jit
 def left(first, rows, ROWS: tl.constexpr):
     """How many of ROWS rows from `first` on exist, as an int32: elements are compared with it, `first` may have 64."""
     return tl.minimum(rows - first, ROWS).to(tl.int32)
@@ -111,24 +94,6 @@ def tile(first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     if ROWS > 1:
         mask &= row < left(first, rows, ROWS)
     return tl.cast(first, tl.int64) * columns, row * columns + column, mask, column
-
-
-@triton.jit
-def store_tile_of_bits(pointer, first, block, rows, columns, bits, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """32 columns to a word, the first in its lowest place; each row begins with a word of its own."""
-    start, offsets, mask, _ = tile(first, block, rows, (columns - 1) // 32 + 1, ROWS, BLOCK // 32)
-    four = tl.reshape(bits, [ROWS, BLOCK // 32, 4, 8])  # a thread has eight at least, in 16 bits: it needs no shifts
-    byte = tl.sum(tl.where(four, 1 << tl.arange(0, 8)[None, None, None, :], 0), axis=3)
-    word = tl.sum(byte << (8 * tl.arange(0, 4))[None, None, :], axis=2)
-    tl.store(pointer + start + offsets, word, mask=mask)
-
-
-@triton.jit
-def load_tile_of_bits(pointer, first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """What `store_tile_of_bits` stored; nothing outside of the matrix."""
-    start, offsets, mask, _ = tile(first, block, rows, (columns - 1) // 32 + 1, ROWS, BLOCK // 32)
-    packed = tl.load(pointer + start + offsets, mask=mask, other=0)
-    return tl.reshape((packed[:, :, None] >> tl.arange(0, 32)[None, None, :]) & 1, [ROWS, BLOCK]) != 0
 
 
 @triton.jit
@@ -200,37 +165,6 @@ def over_vector(
     given = [laid_out_like(operand, result) for operand in operands]
     launch(kernel, ceil_div(size, block), *given, *bits, result, size, BLOCK=block, **constants)
     return result
-
-
-BITS_FROM = 2**20  # elements: to pack and to unpack bits of fewer takes longer than to read them as they are
-
-
-def has_many(x: Tensor) -> bool:
-    """Elements enough for bits."""
-    return x.numel() >= BITS_FROM
-
-
-def worth_bits(x: Tensor, *others: Tensor) -> bool:
-    """Whether bits are to be kept of x. A size that nobody knows yet is no large one, so that it stays unknown.
-
-    Ops are told: torch.compile keeps what it compiled by what a graph says, and knows nothing of a limit in here.
-    """
-    return needs_gradient((x, *others)) and statically_known_true(has_many(x))
-
-
-def bits_for(x: Tensor, bits: bool) -> Tensor:
-    """Memory for a bit of each element, or none."""
-    return x.new_empty(ceil_div(x.numel(), 32) if bits else 0, dtype=torch.int32)
-
-
-def rows_of_bits(x: Tensor, bits: bool) -> Tensor:
-    """The same, where each row begins with a word of its own."""
-    return x.new_empty((*x.shape[:-1], ceil_div(x.shape[-1], 32)) if bits else (0,), dtype=torch.int32)
-
-
-def given(bits: Tensor) -> Tensor | None:
-    """Memory for bits, where there is some."""
-    return bits if bits.numel() else None
 
 
 def over_tiles(kernel: Any, result: Tensor, *operands: Tensor | None, **constants: Any) -> Tensor:

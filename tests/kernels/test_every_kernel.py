@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import optexp.kernel
 from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms, structure
 from optexp.kernel import DTYPES, SUPPORTED, Case, Kernel, kernels
-from optexp.kernelkit import tiles
 
 KERNELS = list(kernels().values())
 
@@ -66,7 +65,7 @@ Arguments = Sequence[Any]
 def _bits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     called = getattr(request.node, "callspec", None)
     if called is not None and isinstance(called.params.get("kernel"), KeepingBits):
-        monkeypatch.setattr(tiles, "BITS_FROM", 0)
+        monkeypatch.setattr("optexp.kernelkit.bits.BITS_FROM", 0)
 
 
 def arguments(case: Case, device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Any, ...]:

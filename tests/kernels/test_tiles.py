@@ -49,7 +49,7 @@ def test_every_way_sums_the_same(
     for way in (*ALONE, *GROUPINGS):
         monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
         found.append(gradients(SUMMED[name], x, bias))
-    monkeypatch.setattr(tiles, "BITS_FROM", 0)
+    monkeypatch.setattr("optexp.kernelkit.bits.BITS_FROM", 0)
     for way in (*ALONE, *GROUPINGS):
         monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
         found.append(gradients(SUMMED[name], x, bias))
@@ -80,7 +80,7 @@ def test_of_many_elements_a_bit_of_each_is_kept(
     name: str, bits: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And for what is no number, too, the gradient is torch's."""
-    monkeypatch.setattr(tiles, "BITS_FROM", 3 * 100 if bits else 3 * 100 + 1)
+    monkeypatch.setattr("optexp.kernelkit.bits.BITS_FROM", 3 * 100 if bits else 3 * 100 + 1)
     x, bias = torch.randn(3, 100, device=device), torch.zeros(100, device=device)
     x[0, :4] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0])
     args = {"relu": (), "relu_bias_scale": (bias, 2.0), "relu_bias_dropout": (bias, 0.0)}[name]
@@ -127,7 +127,7 @@ def test_a_size_that_is_not_known_stays_unknown(name: str, strict: bool) -> None
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("name", MORE)
 def test_compiled_code_keeps_bits_only_for_gradients(name: str, learns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "BITS_FROM", 0)
+    monkeypatch.setattr("optexp.kernelkit.bits.BITS_FROM", 0)
     said: list[object] = []
 
     def watch(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
@@ -145,7 +145,7 @@ def test_of_bits_a_gradient_does_not_depend_on_x(name: str, monkeypatch: pytest.
     """As dropout's, of its mask, does not; of x as it is torch has zeros, and so have we."""
     x = torch.randn(4, 40, requires_grad=True)
     for limit in (0, 10**6):
-        monkeypatch.setattr(tiles, "BITS_FROM", limit)
+        monkeypatch.setattr("optexp.kernelkit.bits.BITS_FROM", limit)
         (gradient,) = torch.autograd.grad(Layer(name)(x).sum(), x, create_graph=True)
         assert gradient.requires_grad == (limit > 0)
         if limit:
