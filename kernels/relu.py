@@ -67,10 +67,6 @@ def _forward(x: Tensor, bits: bool) -> tuple[Tensor, Tensor]:
     return over_vector(relu_forward, y, x, bits=[given(passed)]), passed
 
 
-def _alone(x: Tensor, bits: bool) -> tuple[Tensor]:
-    return (over_vector(relu_forward, torch.empty_like(x), x, bits=[None]),)
-
-
 def _fake(x: Tensor, bits: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), bits_for(x, bits)
 
@@ -106,7 +102,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None,
 
 
 _relu_backward = operation("relu_backward", _backward, _like_result, reference=_derived)
-_relu = operation("relu", _forward, _fake, _remember, _differentiate, inference=_alone)
+_relu = operation("relu", _forward, _fake, _remember, _differentiate)
 
 
 def _cuda_forward(x: Tensor) -> Tensor:

@@ -136,19 +136,10 @@ def _drop(p: float) -> dict[str, Any]:
 def _forward(x: Tensor, bias: Tensor, seed: Tensor, p: float, bits: bool) -> tuple[Tensor, Tensor]:
     """The result and, if wanted, which elements relu lets through: a bit for each."""
     y, passed = fake_with_bits(x, bias, bits)
-    return _drop_into(y, x, bias, seed, given(passed), p), passed
-
-
-def _alone(x: Tensor, bias: Tensor, seed: Tensor, p: float, bits: bool) -> tuple[Tensor]:
-    y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype))
-    return (_drop_into(y, x, bias, seed, None, p),)
-
-
-def _drop_into(y: Tensor, x: Tensor, bias: Tensor, seed: Tensor, passed: Tensor | None, p: float) -> Tensor:
-    operands = (x.contiguous(), bias.contiguous(), seed, passed)
+    operands = (x.contiguous(), bias.contiguous(), seed, given(passed))
     # Late: the seed's own kernel, which is torch's, lets nobody begin. With more registers fewer programs would fit.
     how = {"maxnreg": 40, "late": True}
-    return over_tiles(relu_bias_dropout_forward, y, *operands, **how, **_drop(p))
+    return over_tiles(relu_bias_dropout_forward, y, *operands, **how, **_drop(p)), passed
 
 
 def _backward(
@@ -183,9 +174,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None,
 
 
 _relu_bias_dropout_backward = operation("relu_bias_dropout_backward", _backward, fake_of_kept, reference=_derived)
-_relu_bias_dropout = operation(
-    "relu_bias_dropout", _forward, fake_with_bits, _remember, _differentiate, inference=_alone
-)
+_relu_bias_dropout = operation("relu_bias_dropout", _forward, fake_with_bits, _remember, _differentiate)
 
 
 def relu_bias_dropout(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = True) -> Tensor:

@@ -112,13 +112,8 @@ def _forward(x: Tensor, bias: Tensor, scale: float, bits: bool) -> tuple[Tensor,
     return over_tiles(relu_bias_scale_forward, y, *operands, scale=scale), passed
 
 
-def _alone(x: Tensor, bias: Tensor, scale: float, bits: bool) -> tuple[Tensor]:
-    operands = (x.contiguous(), bias.contiguous(), None)
-    return (over_tiles(relu_bias_scale_forward, _fake(x, bias, scale), *operands, scale=scale),)
-
-
 def fake_with_bits(x: Tensor, bias: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype)), rows_of_bits(x, rest[-1])
+    return _fake(x, bias), rows_of_bits(x, rest[-1])
 
 
 def _cuda_forward(x: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -147,7 +142,7 @@ def _groups(rows: int, columns: int, x: Tensor) -> int:
     return max(1, min(8 * multiprocessors(x.device) // across, ceil_div(rows, 8)))
 
 
-def _fake(x: Tensor, bias: Tensor, scale: float) -> Tensor:
+def _fake(x: Tensor, bias: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype))
 
 
@@ -198,7 +193,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None,
 
 
 _relu_bias_scale_backward = operation("relu_bias_scale_backward", _backward, fake_of_kept, reference=_derived)
-_relu_bias_scale = operation("relu_bias_scale", _forward, fake_with_bits, _remember, _differentiate, inference=_alone)
+_relu_bias_scale = operation("relu_bias_scale", _forward, fake_with_bits, _remember, _differentiate)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:

@@ -320,25 +320,18 @@ def is_small(x: Any, operations: float = 1, /) -> bool:
 @quick
 def is_small_with_row(x: Any, row: Any, operations: float, /) -> bool:
     """The same of what takes a row, as large as those of x: it looks for what torch would not refuse."""
-    return (
-        is_small(x, operations)
-        and isinstance(row, Tensor)
-        and row.dtype is x.dtype
-        and len(shape := x.shape) > 0
-        and row.shape == (shape[-1],)
-    )
+    return is_small(x, operations) and _is_of(row, x.dtype, x.shape[-1:])
 
 
 @quick
 def are_small_alike(a: Any, b: Any, operations: float, /) -> bool:
     """The same of what takes two of one shape and dtype; not of single numbers, which may lie on two devices."""
-    return (
-        is_small(a, operations)
-        and isinstance(b, Tensor)
-        and b.dtype is a.dtype
-        and len(shape := a.shape) > 0
-        and b.shape == shape
-    )
+    return is_small(a, operations) and _is_of(b, a.dtype, a.shape)
+
+
+def _is_of(tensor: Any, dtype: torch.dtype, shape: Sequence[int]) -> bool:
+    """Whether it is a tensor of these, which have a dimension at least."""
+    return isinstance(tensor, Tensor) and tensor.dtype is dtype and len(shape) > 0 and tensor.shape == shape
 
 
 @cache

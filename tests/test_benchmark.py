@@ -164,6 +164,10 @@ def test_backward_is_both_passes_less_a_forward_pass(monkeypatch: pytest.MonkeyP
     forward, backward = benchmark.rows_of(kernels()["relu"], case, "float32", "cold", torch.device("cpu"), settings)
     assert {name: time for name, time in forward.us.items() if time} == {"eager": 5.0, "ours": 4.0, "floor": 1.0}
     assert backward.us == {"eager": 4.0, "ours": 5.0, "floor": 1.0, "cuda": None}
+    assert backward.moved == 3 * 16  # x, what arrives, and what goes on
+    monkeypatch.setattr("optexp.kernelkit.bits.BITS_FROM", 4)
+    _, backward = benchmark.rows_of(kernels()["relu"], case, "float32", "cold", torch.device("cpu"), settings)
+    assert backward.moved == 2 * 4 + 2 * 16  # a word of bits, written and read
 
 
 def test_what_a_graph_records_is_ours_before_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,17 +44,17 @@ bool one(PyObject* globals, PyObject* const* args, Py_ssize_t count) {
   return (count == 1 || count == 2) && is_small(globals, args[0], count == 2 ? args[1] : nullptr);
 }
 
-bool with_row(PyObject* globals, PyObject* const* args, Py_ssize_t count) {
+// Whether the first is small, and the second of its dtype and of its last dimension only, or of all.
+bool both(PyObject* globals, PyObject* const* args, Py_ssize_t count, bool only_last) {
   if (count != 3 || !is_small(globals, args[0], args[2]) || !THPVariable_CheckExact(args[1])) return false;
-  const at::Tensor &x = THPVariable_Unpack(args[0]), &row = THPVariable_Unpack(args[1]);
-  return row.scalar_type() == x.scalar_type() && x.dim() > 0 && row.dim() == 1 && row.size(0) == x.size(-1);
+  const at::Tensor &x = THPVariable_Unpack(args[0]), &other = THPVariable_Unpack(args[1]);
+  if (other.scalar_type() != x.scalar_type() || x.dim() == 0) return false;
+  return other.sizes() == x.sizes().slice(only_last ? x.dim() - 1 : 0);
 }
 
-bool alike(PyObject* globals, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3 || !is_small(globals, args[0], args[2]) || !THPVariable_CheckExact(args[1])) return false;
-  const at::Tensor &a = THPVariable_Unpack(args[0]), &b = THPVariable_Unpack(args[1]);
-  return b.scalar_type() == a.scalar_type() && a.dim() > 0 && a.sizes() == b.sizes();
-}
+bool with_row(PyObject* globals, PyObject* const* args, Py_ssize_t count) { return both(globals, args, count, true); }
+
+bool alike(PyObject* globals, PyObject* const* args, Py_ssize_t count) { return both(globals, args, count, false); }
 
 template <bool (*is_certain)(PyObject*, PyObject* const*, Py_ssize_t)>
 PyObject* answer(PyObject* function, PyObject* const* args, Py_ssize_t count) {
