@@ -55,7 +55,7 @@ def bias_gelu_backward(
 
     A tall tile is a lone program's only one, and brings its part of the bias: read earlier, that would hold it up.
     """
-    begin(EARLY, LETS_NEXT=ALONE and STAGES == 1)
+    begin(EARLY, LETS_NEXT=ALONE and STAGES == 1, LETS_SUMS=not ALONE)
     tall: tl.constexpr = ALONE and ROWS >= 32
     block, group, count = share(columns, ALONE, BLOCK)
     column = block * BLOCK + tl.arange(0, BLOCK)

@@ -111,9 +111,7 @@ def layernorm_backward(
 
     dx is the `gradient` of g = dy·weight.
     """
-    begin(EARLY, LETS_NEXT=False)
-    if EARLY and BLOCK <= 1024:  # registers have room for what adds the sums up, while that waits
-        gdc_launch_dependents()
+    begin(EARLY, LETS_NEXT=False, LETS_SUMS=BLOCK <= 1024)  # registers then have room for what adds them up
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     dtype = sums_ptr.dtype.element_ty
     to_weight = tl.zeros([ROWS, BLOCK], dtype)

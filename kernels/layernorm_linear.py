@@ -188,7 +188,7 @@ def bias_gradient(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """For each group of rows their sum."""
-    begin(EARLY, LETS_NEXT=ALONE and STAGES == 1)
+    begin(EARLY, LETS_NEXT=ALONE and STAGES == 1, LETS_SUMS=not ALONE)
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([ROWS, BLOCK], WIDE)
     for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=STAGES):

@@ -90,7 +90,7 @@ def relu_bias_dropout_backward(
     """
     bits: tl.constexpr = kept_ptr.dtype.element_ty == tl.int32
     lone: tl.constexpr = ALONE and STAGES == 1
-    begin(EARLY, LETS_NEXT=lone)
+    begin(EARLY, LETS_NEXT=lone, LETS_SUMS=not ALONE)
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([ROWS, BLOCK], WIDE)
     if not lone:

@@ -79,7 +79,7 @@ def relu_bias_scale_backward(
     What was kept is x, or of each element a bit: whether it passed.
     """
     bits: tl.constexpr = kept_ptr.dtype.element_ty == tl.int32
-    begin(EARLY, LETS_NEXT=ALONE and STAGES == 1)
+    begin(EARLY, LETS_NEXT=ALONE and STAGES == 1, LETS_SUMS=not ALONE)
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([BLOCK], WIDE)
     for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=STAGES):

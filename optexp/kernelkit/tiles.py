@@ -22,16 +22,16 @@ AT_ONCE = tl.constexpr(512)  # programs, of four warps: a quarter of an H100
 
 
 @triton.jit
-def begin(EARLY: tl.constexpr, LETS_NEXT: tl.constexpr = True):
+def begin(EARLY: tl.constexpr, LETS_NEXT: tl.constexpr = True, LETS_SUMS: tl.constexpr = False):
     """A kernel's first line. If EARLY it was launched while the one before still runs, and waits until that has ended,
     with all that came before it: it has waited, too.
 
     Where all programs run at once, and soon end, the next kernel may be launched now, if it LETS_NEXT. Else its
     programs would sit there for long, and few that loop would not be dealt out evenly to multiprocessors, but as these
-    have room.
+    have room. What adds its sums up is welcome to sit there: it LETS_SUMS, where that comes next.
     """
     if EARLY:
-        if LETS_NEXT and tl.num_programs(0) <= AT_ONCE:
+        if LETS_SUMS or (LETS_NEXT and tl.num_programs(0) <= AT_ONCE):
             gdc_launch_dependents()
         gdc_wait()
 
@@ -125,26 +125,24 @@ def share(columns, ALONE: tl.constexpr, BLOCK: tl.constexpr):
 def column_sums(
     sums_ptr, first_ptr, second_ptr, groups, columns, GROUPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
-    """A block of columns of one of the results: groups are added in an order that never changes, and rounded once.
+    """A block of columns of one of the results: all groups are added in an order that never changes, and rounded once.
 
     It waits for a kernel that may loop, and does not let the next begin, which may loop, too: see `begin`.
     """
     begin(EARLY, LETS_NEXT=False)
     across = (columns - 1) // BLOCK + 1
-    column = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)[None, :]
-    is_second, width = tl.program_id(0) // across, columns
+    is_second, width = 0, columns
     if second_ptr is not None:
-        width = 2 * columns
-    total = tl.zeros([GROUPS, BLOCK], sums_ptr.dtype.element_ty)
-    for start in range(0, groups, GROUPS):
-        group = start + tl.arange(0, GROUPS)[:, None]
-        mask = (group < groups) & (column < columns)
-        total += tl.load(sums_ptr + group * width + is_second * columns + column, mask=mask, other=0.0)
-    result = tl.sum(total, axis=0, keep_dims=True)
+        is_second, width = (tl.program_id(0) >= across).to(tl.int32), 2 * columns  # a division would take longer
+    column = (tl.program_id(0) - is_second * across) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    group = tl.arange(0, GROUPS)[:, None]
+    inside = column < columns
+    sums = tl.load(sums_ptr + group * width + is_second * columns + column, mask=(group < groups) & inside, other=0.0)
+    result = tl.sum(sums, axis=0, keep_dims=True)
     if second_ptr is None or is_second == 0:
-        tl.store(first_ptr + column, result.to(first_ptr.dtype.element_ty), mask=column < columns)
+        tl.store(first_ptr + column, result.to(first_ptr.dtype.element_ty), mask=inside)
     else:
-        tl.store(second_ptr + column, result.to(second_ptr.dtype.element_ty), mask=column < columns)
+        tl.store(second_ptr + column, result.to(second_ptr.dtype.element_ty), mask=inside)
 
 
 def matrix(tensor: Tensor) -> tuple[int, int]:
@@ -190,9 +188,9 @@ class Grouping(NamedTuple):
     warps: int = 4
 
 
-# All programs should fit at once, or the last run without company: six do with up to 80 registers a thread. Few
-# programs that load ahead leave little to add up.
-GROUPINGS = [Grouping(8192, 1, 4), Grouping(4096, 2, 4), Grouping(8192, 1, 6), Grouping(4096, 6, 1)]
+# All programs should fit at once, or the last run without company. Few that load ahead leave little to add up; of two
+# one computes while the other waits, which pays where there is much to compute, as erf.
+GROUPINGS = [Grouping(8192, 1, 4), Grouping(4096, 2, 4), Grouping(8192, 1, 6), Grouping(8192, 2, 4)]
 # The fewer the warps, the less they have to add up among them; with more, what computes much, as erf, is done sooner.
 ALONE = [Grouping(8192, 0, 1, warps=4), Grouping(8192, 0, 1, warps=8)]
 
@@ -251,9 +249,13 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, **constant
 
 
 def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:
-    """Write the sum over all groups of what each has for `first` and, behind that, for `second`."""
-    at_once = max(128, min(1024, power_of_two(len(sums))))  # up to sixteen 16-byte reads of a thread: one latency
-    block, warps = (32, 4) if at_once <= 256 else (16, 8)
+    """Write the sum over all groups of what each has for `first` and, behind that, for `second`.
+
+    Some hundred programs, each of which reads all that it needs at once: one latency.
+    """
+    at_once, columns = power_of_two(len(sums)), first.numel() * (1 if second is None else 2)
+    block, warps = (32, 4) if at_once <= 256 and columns > 4096 else (16, 8)
+    block = max(block, 1024 // at_once)
     programs = ceil_div(first.numel(), block) * (1 if second is None else 2)
     tile = {"GROUPS": at_once, "BLOCK": block, "num_warps": warps}
     launch(column_sums, programs, sums, first, second, len(sums), first.numel(), **tile)
