@@ -191,6 +191,8 @@ class Grouping(NamedTuple):
 # All programs should fit at once, or the last run without company. Few that load ahead leave little to add up; of two
 # one computes while the other waits, which pays where there is much to compute, as erf.
 GROUPINGS = [Grouping(8192, 1, 4), Grouping(4096, 2, 4), Grouping(8192, 1, 6), Grouping(8192, 2, 4)]
+# Of more column blocks than multiprocessors these leave one program a block: on some multiprocessors two, on most one.
+BROAD = Grouping(4096, 6, 1)
 # The fewer the warps, the less they have to add up among them; with more, what computes much, as erf, is done sooner.
 ALONE = [Grouping(8192, 0, 1, warps=4), Grouping(8192, 0, 1, warps=8)]
 
@@ -241,7 +243,7 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, **constant
             add_up(sums, total)
 
     forms = [value for value in constants.values() if isinstance(value, bool)]  # other numbers are not compiled in
-    ways = GROUPINGS
+    ways = GROUPINGS if columns <= 1024 * multiprocessors(last.device) else [*GROUPINGS, BROAD]
     if rows <= FEW and columns < 2**24:  # a tile's offsets are counted in 32 bits
         ways = [*ALONE, *GROUPINGS] if rows >= 8 else ALONE[:1]  # of fewer rows a race is a matter of luck
     run(fastest(kernel.__name__, (*dtypes, *forms, columns, bucket(rows)), ways, run, last.device))
@@ -251,12 +253,12 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, **constant
 def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:
     """Write the sum over all groups of what each has for `first` and, behind that, for `second`.
 
-    Some hundred programs, each of which reads all that it needs at once: one latency.
+    There are no more groups than programs at once; so each program reads all that it needs at once: one latency.
     """
-    at_once, columns = power_of_two(len(sums)), first.numel() * (1 if second is None else 2)
-    block, warps = (32, 4) if at_once <= 256 and columns > 4096 else (16, 8)
+    at_once, results = power_of_two(len(sums)), 1 if second is None else 2
+    block, warps = (32, 4) if at_once <= 256 and results * first.numel() > 4096 else (16, 8)
     block = max(block, 1024 // at_once)
-    programs = ceil_div(first.numel(), block) * (1 if second is None else 2)
+    programs = results * ceil_div(first.numel(), block)
     tile = {"GROUPS": at_once, "BLOCK": block, "num_warps": warps}
     launch(column_sums, programs, sums, first, second, len(sums), first.numel(), **tile)
 

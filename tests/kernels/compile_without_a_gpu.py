@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from typing import Any
 
@@ -59,6 +60,7 @@ def launch(function: Any, programs: int, *args: Any, **constants: Any) -> None:
     code = assembly.code_of(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options))
     pointers = [text for text in signature.values() if text.startswith("*")]
     fact = {"name": code.name, "registers": code.registers, "spills": code.spills, "shared": code.shared}
+    fact["order"] = list(dict.fromkeys(re.findall(r"\b(PREEXIT|ACQBULK|LDG|LDGSTS|UTMALDG|STG)\b", code.sass)))
     fact |= {"pointers": pointers, "constants": [*fixed.values()], "options": options}
     print(json.dumps({**fact, "instructions": code.instructions}, default=str), flush=True)
 

@@ -19,6 +19,10 @@ PRODUCTS = {"linear_gelu_forward", "layernorm_linear_forward", "float32_product"
 
 # Whose tiles are cut, of small tensors, so that more multiprocessors take part: to less than 16 bytes for each thread.
 SMALL = {"add_forward", "gelu_forward", "gelu_backward", "relu_forward", "relu_backward", "relu_bias_scale_backward"}
+# Of these what adds sums up may begin at once, which itself lets nobody begin. In machine code PREEXIT lets the next
+# kernel begin, and ACQBULK waits for the one before.
+SUMMED = {"bias_gelu_backward", "relu_bias_scale_backward", "relu_bias_dropout_backward", "bias_gradient"}
+
 NARROW = {8: "G.64", 4: "G"}  # how so many bytes are accessed at once
 
 
@@ -44,10 +48,16 @@ def test_compiles_well(name: str) -> None:
     for code in variants:
         kind = (code["name"], str(code["pointers"]))
         best[kind] = min(best.get(kind, code["spills"]), code["spills"])
-        made = code["instructions"]
+        made, order = code["instructions"], code["order"]
+        if code["options"].get("launch_pdl"):
+            assert set(order[: order.index("ACQBULK")]) <= {"PREEXIT"}, code
+        if code["name"] in SUMMED:
+            assert order[0] == "PREEXIT", code
+        elif code["name"] == "column_sums":
+            assert "PREEXIT" not in order, code
         if code["name"] in PRODUCTS:
             assert {"HGMMA", "UTMALDG"} <= made.keys(), code
-        elif code["name"] == "column_sums":  # 16 columns a program: of half precision, less than 16 bytes a thread
+        elif code["name"] == "column_sums":  # few columns a program: of half precision, less than 16 bytes a thread
             assert made.get("LDG.128"), code
         elif code["name"] == "bias_gradient":  # which writes sums alone
             assert made.get("LDG.128") or made.get("LDGSTS"), code

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from optexp.kernel import kernels
 from optexp.kernelkit import tiles
-from optexp.kernelkit.tiles import ALONE, FEW, GROUPINGS, Grouping, sharing
-from optexp.kernels import layernorm_linear
+from optexp.kernelkit.tiles import ALONE, BROAD, FEW, GROUPINGS, Grouping, sharing
+from optexp.kernels import layernorm, layernorm_linear
+from optexp.kernels.bias_gelu import _backward as bias_gelu_gradients
 from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward
 from optexp.kernels.relu_bias_dropout import relu_bias_dropout
 from optexp.kernels.relu_bias_scale import relu_bias_scale
@@ -46,11 +47,11 @@ def test_every_way_sums_the_same(
     x, bias = torch.randn(rows, 70, device=device).to(dtypes[0]), torch.randn(70, device=device).to(dtypes[1])
     found = []
     monkeypatch.setattr(tiles, "multiprocessors", lambda device: 2)  # so that programs go through many tiles
-    for way in (*ALONE, *GROUPINGS):
+    for way in (*ALONE, *GROUPINGS, BROAD):
         monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
         found.append(gradients(SUMMED[name], x, bias))
     monkeypatch.setattr("optexp.kernelkit.bits.BITS_FROM", 0)
-    for way in (*ALONE, *GROUPINGS):
+    for way in (*ALONE, *GROUPINGS, BROAD):
         monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
         found.append(gradients(SUMMED[name], x, bias))
     near = 4 * torch.finfo(dtypes[1]).eps
@@ -67,10 +68,52 @@ def test_every_way_gives_a_product_s_bias_its_gradient(
 ) -> None:
     dy = torch.randn(rows, 70, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
     monkeypatch.setattr(tiles, "multiprocessors", lambda device: 2)  # so that programs go through many tiles
-    for way in (*ALONE, *GROUPINGS):
+    for way in (*ALONE, *GROUPINGS, BROAD):
         monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
         sums = tiles.summed(layernorm_linear.bias_gradient, dtype, dy)
         torch.testing.assert_close(sums, dy.double().sum(0).to(dtype))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("results", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("groups", "columns"), [(1, 1), (3, 700), (70, 70), (129, 70), (528, 33), (132, 4097), (792, 1024)]
+)
+def test_groups_are_added_up(groups: int, columns: int, dtype: torch.dtype, results: int, device: str) -> None:
+    sums = torch.randn(groups, results, columns, dtype=dtype, generator=torch.Generator().manual_seed(0)).to(device)
+    found = torch.full((results, columns + 32), 7.0, dtype=dtype, device=device)
+    tiles.add_up(sums, *(row[:columns] for row in found))
+    near = 8 * groups**0.5 * torch.finfo(dtype).eps
+    torch.testing.assert_close(found[:, :columns], sums.double().sum(0).to(dtype), rtol=near, atol=near)
+    assert (found[:, columns:] == 7).all()
+
+
+@pytest.mark.gpu
+def test_gradients_right_behind_each_other() -> None:
+    """Each is launched while what adds up the sums of the one before still runs, and that while its gradient does."""
+    x, dy = torch.randn(2, 2048, 1024, device="cuda").bfloat16()
+    bias, weight = torch.randn(2, 1024, device="cuda").bfloat16()
+    mean, scale = torch.randn(2048, device="cuda"), torch.ones(2048, device="cuda")
+
+    def steps(between: Callable[[], None]) -> list[Tensor]:
+        found, arrives = [], dy
+        for _ in range(4):
+            arrives, *sums = bias_gelu_gradients(arrives, x, bias, "tanh")
+            between()
+            arrives, *more = layernorm.backward_of_rows(arrives, x, weight, mean, scale, 1024, dy.dtype)
+            between()
+            found += [arrives, *sums, *more]
+        return found
+
+    expected = steps(torch.cuda.synchronize)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = steps(lambda: None)
+    for _ in range(50):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -198,9 +241,9 @@ def test_offsets_within_a_tile_fit_in_32_bits(monkeypatch: pytest.MonkeyPatch) -
     ("columns", "way", "programs"),
     [
         pytest.param(1024, Grouping(8192, 1, 4), 132, id="one each"),
-        pytest.param(8192, Grouping(4096, 6, 1), 792, id="six each"),
-        pytest.param(50257, Grouping(4096, 6, 1), 750, id="15 groups of 50 column blocks, and not 12"),
-        pytest.param(151936, Grouping(4096, 6, 1), 745, id="more column blocks than multiprocessors"),
+        pytest.param(8192, Grouping(8192, 2, 4), 264, id="two each"),
+        pytest.param(50257, Grouping(4096, 2, 4), 250, id="5 groups of 50 column blocks, and not 4"),
+        pytest.param(151936, BROAD, 745, id="more column blocks than multiprocessors"),
     ],
 )
 def test_every_multiprocessor_has_work(
