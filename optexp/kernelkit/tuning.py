@@ -84,13 +84,13 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
             several: Callable[[], object] = recorded([work] * calls, device)
         except RuntimeError:
             several, calls = work, 1
-        blocks = [clock.time_block(several, ceil_div(steps, calls), device) for _ in range(3)]
+        blocks = [clock.device_step_s(several, ceil_div(steps, calls), device) for _ in range(3)]
     except (triton.runtime.errors.OutOfResources, torch.OutOfMemoryError) as error:
         # Triton's error and the frames that it went through hold each other, and in backward those hold the autograd
         # graph: until garbage is collected, leaves would remember today's stream, which breaks a capture on another.
         error.__traceback__ = None
         return float("inf")
-    return median(block.device_s or float("inf") for block in blocks) / calls
+    return median(blocks) / calls
 
 
 @cache

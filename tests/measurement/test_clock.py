@@ -85,6 +85,21 @@ def test_a_cold_block_lets_the_host_get_ahead_and_keeps_its_last_result(monkeypa
     assert 0.0005 * clock.CYCLES <= rests[1] == rests[2] <= clock.MOST_REST_S * clock.CYCLES
 
 
+def test_a_device_s_steps_come_behind_one_that_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(clock, "_Event", NoEvent)
+    monkeypatch.setattr(clock, "_record", lambda event: done.append("event"))
+    monkeypatch.setattr(clock, "_elapsed_ms", lambda first, last: 6.0)
+    monkeypatch.setattr(clock, "synchronize", lambda device: done.append("wait"))
+    step_s = clock.device_step_s(lambda: done.append("step"), 3, torch.device("cuda"))
+    assert done == ["wait", "step", "event", "step", "step", "step", "event", "wait"]
+    assert step_s == pytest.approx(2e-3)
+
+
+def test_a_cpu_s_step_takes_wall_time() -> None:
+    assert 0.009 < clock.device_step_s(lambda: time.sleep(0.01), 2, CPU) < 0.05
+
+
 def test_warm_up_outlasts_a_slow_start() -> None:
     calls = iter([0.02] * 10 + [0.002] * 10_000)
     steady = clock.warm_up(lambda: time.sleep(next(calls)), CPU, limit_s=3.0)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -136,6 +137,17 @@ def test_a_cold_block_times_the_step_alone() -> None:
     assert timing.device_s is not None
     assert timing.device_s < 0.5 * timing.wall_s  # of which writing 256 MiB is the most
     assert timing.step_s == timing.device_s
+
+
+def test_a_device_s_step_does_not_wait_for_the_host() -> None:
+    """Which takes 2 ms to ask for it, while the GPU is busy for ten with the one before."""
+
+    def work() -> None:
+        time.sleep(2e-3)
+        torch.cuda._sleep(20_000_000)
+
+    alone = clock.device_step_s(partial(torch.cuda._sleep, 20_000_000), 1, CUDA)
+    assert clock.device_step_s(work, 1, CUDA) < 1.05 * alone
 
 
 def test_a_cold_step_does_not_wait_for_the_host() -> None:
