@@ -97,7 +97,7 @@ def test_a_device_s_steps_come_behind_one_that_is_not_timed(monkeypatch: pytest.
 
 
 def test_a_cpu_s_step_takes_wall_time() -> None:
-    assert 0.009 < clock.device_step_s(lambda: time.sleep(0.01), 2, CPU) < 0.05
+    assert clock.device_step_s(lambda: time.sleep(0.01), 2, CPU) > 0.009
 
 
 def test_warm_up_outlasts_a_slow_start() -> None:
