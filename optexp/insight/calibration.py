@@ -139,8 +139,7 @@ def _matrix_rate(side: int, dtype: torch.dtype, device: torch.device) -> float:
 def _seconds(work: Callable[[], object], device: torch.device, calls: int = 3) -> float:
     """Seconds of one call, the best of three blocks: a ceiling is what the device can do when nothing disturbs it."""
     work()
-    blocks = [clock.time_block(work, calls, device) for _ in range(3)]
-    return min(block.device_s or block.wall_s for block in blocks)
+    return min(clock.device_step_s(work, calls, device) for _ in range(3))
 
 
 @contextmanager

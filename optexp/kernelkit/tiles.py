@@ -245,7 +245,7 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, **constant
     forms = [value for value in constants.values() if isinstance(value, bool)]  # other numbers are not compiled in
     ways = GROUPINGS if columns <= 1024 * multiprocessors(last.device) else [*GROUPINGS, BROAD]
     if rows <= FEW and columns < 2**24:  # a tile's offsets are counted in 32 bits
-        ways = [*ALONE, *GROUPINGS] if rows >= 8 else ALONE[:1]  # of fewer rows a race is a matter of luck
+        ways = [*ALONE, *ways] if rows >= 8 else ALONE[:1]  # of fewer rows a race is a matter of luck
     run(fastest(kernel.__name__, (*dtypes, *forms, columns, bucket(rows)), ways, run, last.device))
     return total
 
