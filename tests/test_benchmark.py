@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from optexp.benchmark import MARKS, Row
 from optexp.insight.calibration import Calibration
 from optexp.kernel import Case, is_small, kernels
 from optexp.kernelkit.recording import rehearsals
+from optexp.measurement.clock import Timing
 
 
 @pytest.fixture
@@ -153,7 +155,8 @@ def test_gradients_have_memory_of_their_own_where_they_are_to_be_cold(apart: boo
     calls = benchmark.passes(torch.sin, [(x,)] * 8, [dy] * 8, apart)
     for begin in calls[:8]:
         begin()
-    assert (len({end()[0].data_ptr() for end in calls[8:]}) == 8) == apart
+    gradients = [weakref.ref(end()[0]) for end in calls[8:]]
+    assert [gradient() is not None for gradient in gradients] == [apart] * 8  # who is alive has memory of its own
 
 
 def test_backward_is_both_passes_less_a_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +216,23 @@ def test_goals_that_are_missed_are_told(found: Row, missed: str | None) -> None:
 def test_what_is_left_of_scatter_is_no_figure() -> None:
     assert benchmark._second(1.5, 1.0) == 2.0
     assert benchmark._second(0.5, 1.5) is None
+
+
+def test_a_call_that_was_held_up_at_first_is_timed_in_whole_blocks_nevertheless(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a call that takes 10 µs, in a block whose end takes 10, after a first block of 20 ms."""
+    blocks: list[int] = []
+
+    def time_block(call: object, steps: int, device: torch.device) -> Timing:
+        blocks.append(steps)
+        return Timing(steps, 1e-2 if len(blocks) == 1 else 1e-5 + 1e-5 / steps, None)
+
+    monkeypatch.setattr(benchmark.clock, "time_block", time_block)
+    add = kernels()["add"]
+    found = benchmark.overhead(add, Case("4", lambda fill: (fill(4), fill(4))), torch.device("cpu"))
+    assert found["eager"] == pytest.approx(10.1)
+    assert max(blocks) == 100
 
 
 def test_calls_that_take_longer_than_torchs_are_told() -> None:
