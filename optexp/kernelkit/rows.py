@@ -40,7 +40,8 @@ def tiles(block: int) -> list[Launch]:
         one = 1024 // block
         return [Launch(2 * one, 4), Launch(one, 4), Launch(one, 1), Launch(2 * one, 2)]
     if block <= 8192:
-        return [Launch(1, 8), Launch(1, 4), Launch(1, 16)]
+        longest = [Launch(1, 32)] if block > 4096 else []
+        return [Launch(1, 8), Launch(1, 4), Launch(1, 16), *longest]
     return [Launch(1, 32), Launch(1, 16), Launch(1, 32, 1, 3), Launch(1, 16, 1, 3)]
 
 

@@ -5,7 +5,8 @@ A mask makes Triton give up 16-byte accesses unless the length divides by 16, so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -151,28 +152,70 @@ def matrix(tensor: Tensor) -> tuple[int, int]:
     return (tensor.numel() // columns if columns else 0), columns
 
 
+class Piece(NamedTuple):
+    """Bytes that a program writes, and its warps."""
+
+    bytes: int
+    warps: int = 4
+
+
+# The less is on its way at once, the closer together it lies in memory: 16 bytes a thread are quick, and of each of two
+# operands 8. Where all programs fit at once, that does not count, and 64 are; where much is computed, as erf, 32.
+PIECES = [Piece(4096), Piece(8192, 16), Piece(2048, 8), Piece(2048), Piece(8192), Piece(4096, 8)]
+
+
+@cache
+def pieces(first: Piece) -> list[Piece]:
+    return list(dict.fromkeys([first, *PIECES]))
+
+
 def over_vector(
     kernel: Any, result: Tensor, *operands: Tensor, bits: Sequence[Tensor | None] = (), **constants: Any
 ) -> Tensor:
-    """Write `result`, 4 KiB by a program, from operands of its shape; of a small one less, so that more take part.
+    """Write `result` from operands of its shape; of a small one less by a program, so that more take part.
 
     bits:  one for each element, in the order in which they lie in memory: what the kernel takes before the result
     """
-    size = result.numel()
-    block = min(4096 // result.element_size(), max(256, power_of_two(ceil_div(size, multiprocessors(result.device)))))
-    given = [laid_out_like(operand, result) for operand in operands]
-    launch(kernel, ceil_div(size, block), *given, *bits, result, size, BLOCK=block, **constants)
+    size, element_size = result.numel(), result.element_size()
+    given = [*(laid_out_like(operand, result) for operand in operands), *bits]
+
+    def run(piece: Piece) -> None:
+        block = piece.bytes // element_size
+        launch(kernel, ceil_div(size, block), *given, result, size, BLOCK=block, num_warps=piece.warps, **constants)
+
+    alike = element_size * max(256, power_of_two(ceil_div(size, multiprocessors(result.device))))
+    key = (*told_apart([*given, result], constants), bucket(size))
+    _in_pieces(kernel, result, Piece(min(4096, alike)), key, run)
     return result
 
 
 def over_tiles(kernel: Any, result: Tensor, *operands: Tensor | None, **constants: Any) -> Tensor:
-    """Write `result`, each tile of 1024 elements by a program of its own, of one row where that has as many."""
+    """Write `result`, a tile by each program: the first way is of 1024 elements, one row where that has as many."""
     rows, columns = matrix(result)
-    block = max(32, min(power_of_two(columns), 1024))  # whole words of bits
-    together, across = 1024 // block, ceil_div(columns, block)
-    how = {**constants, "WHOLE": across == 1, "ROWS": together, "BLOCK": block}
-    launch(kernel, ceil_div(rows, together) * across, *operands, result, rows, columns, **how)
+
+    def run(piece: Piece) -> None:
+        shape = _tile_shape(columns, result.element_size(), piece.bytes, narrowest=32)  # whole words of bits
+        across = ceil_div(columns, shape["BLOCK"])
+        how = {**constants, "WHOLE": across == 1, "num_warps": piece.warps, **shape}
+        launch(kernel, ceil_div(rows, shape["ROWS"]) * across, *operands, result, rows, columns, **how)
+
+    key = (*told_apart([*operands, result], constants), columns, bucket(rows))
+    _in_pieces(kernel, result, Piece(1024 * result.element_size()), key, run)
     return result
+
+
+def _in_pieces(
+    kernel: Any, result: Tensor, first: Piece, key: tuple[object, ...], run: Callable[[Piece], None]
+) -> None:
+    """By the fastest; by the first where not every multiprocessor would get a small one."""
+    ways = pieces(first) if result.nbytes > 2048 * multiprocessors(result.device) else [first]
+    run(fastest(kernel.__name__, key, ways, run, result.device))
+
+
+def told_apart(tensors: Sequence[Tensor | None], constants: dict[str, Any]) -> list[object]:
+    """By what launches of a kernel differ for a race, but for sizes: other numbers than bools are not compiled in."""
+    dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
+    return [*dtypes, *(value for value in constants.values() if isinstance(value, bool))]
 
 
 FEW = 512  # rows that programs may each go through alone, so that nothing is left to add up
@@ -242,11 +285,11 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, **constant
         if groups > 1:
             add_up(sums, total)
 
-    forms = [value for value in constants.values() if isinstance(value, bool)]  # other numbers are not compiled in
     ways = GROUPINGS if columns <= 1024 * multiprocessors(last.device) else [*GROUPINGS, BROAD]
     if rows <= FEW and columns < 2**24:  # a tile's offsets are counted in 32 bits
         ways = [*ALONE, *ways] if rows >= 8 else ALONE[:1]  # of fewer rows a race is a matter of luck
-    run(fastest(kernel.__name__, (*dtypes, *forms, columns, bucket(rows)), ways, run, last.device))
+    key = (*told_apart(operands, constants), columns, bucket(rows))
+    run(fastest(kernel.__name__, key, ways, run, last.device))
     return total
 
 

@@ -1,4 +1,4 @@
-"""Every way to sum over columns gives the same: groups of rows that are added up, or all rows by one program."""
+"""Every way gives the same: pieces of any size; groups of rows whose sums are added up, or all rows by one program."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from torch import Tensor
 
 from optexp.kernel import kernels
 from optexp.kernelkit import tiles
-from optexp.kernelkit.tiles import ALONE, BROAD, FEW, GROUPINGS, Grouping, sharing
+from optexp.kernelkit.tiles import ALONE, BROAD, FEW, GROUPINGS, Grouping, Piece, pieces, sharing
 from optexp.kernels import layernorm, layernorm_linear
+from optexp.kernels.add import add
 from optexp.kernels.bias_gelu import _backward as bias_gelu_gradients
 from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward
+from optexp.kernels.gelu import gelu
+from optexp.kernels.relu import relu
 from optexp.kernels.relu_bias_dropout import relu_bias_dropout
 from optexp.kernels.relu_bias_scale import relu_bias_scale
 
@@ -23,6 +26,13 @@ SUMMED = {
     "bias_gelu": partial(bias_gelu, approximate="tanh"),
     "relu_bias_scale": partial(relu_bias_scale, scale=2.0),
     "relu_bias_dropout": partial(relu_bias_dropout, p=0.4),
+}
+ELEMENTWISE = {
+    **SUMMED,
+    "add": add,
+    "relu": relu,
+    "gelu": gelu,
+    "gelu (tanh)": partial(gelu, approximate="tanh"),
 }
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -32,6 +42,43 @@ def gradients(function: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, 
     leaves = [tensor.clone().requires_grad_() for tensor in given]
     y = function(*leaves)
     return torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel(), device=y.device).view(y.shape).to(y.dtype))
+
+
+def choose(way: object, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """This of the ways, where it is one of them, else the first. Returns where all that are offered will stand."""
+    offered: list[object] = []
+
+    def fastest(what: str, key: object, ways: list[object], run: object, device: torch.device) -> object:
+        offered.extend(ways)
+        return way if way in ways else ways[0]
+
+    monkeypatch.setattr(tiles, "fastest", fastest)
+    return offered
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(30, 70), (3, 1031)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_every_piece_gives_the_same(
+    name: str, dtype: torch.dtype, shape: tuple[int, int], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout's mask, too, is a matter of the position alone. With bits and without."""
+    torch.manual_seed(0)
+    x, bias = torch.randn(shape, device=device).to(dtype), torch.randn(shape[1], device=device).to(dtype)
+    given = (x, x.roll(1, 0)) if name == "add" else (x, bias) if name in SUMMED else (x,)
+    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 1)
+    found = []
+    for many in (0, x.numel() + 1):
+        monkeypatch.setattr("optexp.kernelkit.bits.BITS_FROM", many)
+        for way in pieces(Piece(1024 * dtype.itemsize)):
+            offered = choose(way, monkeypatch)
+            dx, *_ = gradients(ELEMENTWISE[name], *given)
+            torch.manual_seed(1)
+            found.append((ELEMENTWISE[name](*given), dx))
+            assert way in offered
+    for results in found[1:]:
+        assert all(map(torch.equal, results, found[0]))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -48,11 +95,11 @@ def test_every_way_sums_the_same(
     found = []
     monkeypatch.setattr(tiles, "multiprocessors", lambda device: 2)  # so that programs go through many tiles
     for way in (*ALONE, *GROUPINGS, BROAD):
-        monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
+        choose(way, monkeypatch)
         found.append(gradients(SUMMED[name], x, bias))
     monkeypatch.setattr("optexp.kernelkit.bits.BITS_FROM", 0)
     for way in (*ALONE, *GROUPINGS, BROAD):
-        monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
+        choose(way, monkeypatch)
         found.append(gradients(SUMMED[name], x, bias))
     near = 4 * torch.finfo(dtypes[1]).eps
     for dx, dbias in found[1:]:
@@ -69,7 +116,7 @@ def test_every_way_gives_a_product_s_bias_its_gradient(
     dy = torch.randn(rows, 70, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
     monkeypatch.setattr(tiles, "multiprocessors", lambda device: 2)  # so that programs go through many tiles
     for way in (*ALONE, *GROUPINGS, BROAD):
-        monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on, way=way: way)
+        choose(way, monkeypatch)
         sums = tiles.summed(layernorm_linear.bias_gradient, dtype, dy)
         torch.testing.assert_close(sums, dy.double().sum(0).to(dtype))
 
@@ -213,13 +260,13 @@ def test_no_more_programs_share_tiles_than_it_takes(number: int, most: int, fewe
 @pytest.mark.parametrize("rows", [1, FEW, FEW + 1])
 def test_few_rows_are_summed_in_one_launch(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is the first way, for that is what a graph captures."""
-    first = []
-    monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on: first.append(ways[0]) or ways[0])
+    offered = []
+    monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on: offered.append(ways[0]) or ways[0])
     added = []
     monkeypatch.setattr(tiles, "add_up", lambda *sums: added.append(sums))
     monkeypatch.setattr(tiles, "multiprocessors", lambda device: 132)
     gradients(SUMMED["bias_gelu"], torch.randn(rows, 16), torch.randn(16))
-    assert (first == ALONE[:1]) == (rows <= FEW)
+    assert (offered[-1] == ALONE[0]) == (rows <= FEW)  # after the forward pass, which has its own
     assert (added == []) == (rows <= FEW)
 
 
