@@ -17,8 +17,10 @@ from optexp.kernel import kernels
 SCRIPT = Path(__file__).with_name("compile_without_a_gpu.py")
 PRODUCTS = {"linear_gelu_forward", "layernorm_linear_forward", "float32_product"}
 
-# Whose tiles are cut, of small tensors, so that more multiprocessors take part: to less than 16 bytes for each thread.
+# Whose programs may have less than 16 bytes for each thread: of small tensors, so that more multiprocessors take part,
+# and of large ones, where that may be quicker.
 SMALL = {"add_forward", "gelu_forward", "gelu_backward", "relu_forward", "relu_backward", "relu_bias_scale_backward"}
+SMALL |= {"relu_bias_scale_forward", "relu_bias_dropout_forward", "bias_gelu_forward"}
 # Of these what adds sums up may begin at once, which itself lets nobody begin. In machine code PREEXIT lets the next
 # kernel begin, and ACQBULK waits for the one before.
 SUMMED = {"bias_gelu_backward", "relu_bias_scale_backward", "relu_bias_dropout_backward", "bias_gradient"}

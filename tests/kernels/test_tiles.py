@@ -63,7 +63,10 @@ def choose(way: object, monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_every_piece_gives_the_same(
     name: str, dtype: torch.dtype, shape: tuple[int, int], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dropout's mask, too, is a matter of the position alone. With bits and without."""
+    """Dropout's mask, too, is a matter of the position alone. With bits and without.
+
+    In float64 two ways may differ in the last bits, as other products and sums become one instruction.
+    """
     torch.manual_seed(0)
     x, bias = torch.randn(shape, device=device).to(dtype), torch.randn(shape[1], device=device).to(dtype)
     given = (x, x.roll(1, 0)) if name == "add" else (x, bias) if name in SUMMED else (x,)
@@ -77,8 +80,9 @@ def test_every_piece_gives_the_same(
             torch.manual_seed(1)
             found.append((ELEMENTWISE[name](*given), dx))
             assert way in offered
+    near = 16 * torch.finfo(dtype).eps if dtype == torch.float64 else 0
     for results in found[1:]:
-        assert all(map(torch.equal, results, found[0]))
+        torch.testing.assert_close(results, found[0], rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("device", DEVICES)
