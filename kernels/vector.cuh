@@ -12,7 +12,7 @@
 
 namespace optexp {
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 512;  // of a pack each: with two, more is on its way at once, and lies further apart in memory
 
 // N values that are read or written at once.
 template <typename T, int N>
@@ -42,29 +42,19 @@ __device__ Pack<T, N> combine(F f, const Pack<X, N>&... x) {
 template <int N, typename F, typename T, typename... X>
 __device__ void transform(int64_t size, F f, T* y, const X*... x) {
     begin();
-    const int64_t packs = size / N;
-    const int64_t first = int64_t(blockIdx.x) * (THREADS * 2) + threadIdx.x, second = first + THREADS;
-    if (second < packs) {  // both are on their way before the first is written
-        const auto one = combine<N, F, T>(f, load<N>(x, first)...);
-        const auto two = combine<N, F, T>(f, load<N>(x, second)...);
-        store<N>(y, first, one);
-        store<N>(y, second, two);
-        return;
-    }
-    for (int64_t pack = first; pack <= second; pack += THREADS) {
-        if (pack < packs) {
-            store<N>(y, pack, combine<N, F, T>(f, load<N>(x, pack)...));
-        } else if (pack - packs < size - packs * N) {
-            const int64_t last = packs * N + pack - packs;
-            y[last] = T(f(float(x[last])...));
-        }
+    const int64_t packs = size / N, pack = int64_t(blockIdx.x) * THREADS + threadIdx.x;
+    if (pack < packs) {
+        store<N>(y, pack, combine<N, F, T>(f, load<N>(x, pack)...));
+    } else if (pack - packs < size - packs * N) {
+        const int64_t last = packs * N + pack - packs;
+        y[last] = T(f(float(x[last])...));
     }
 }
 
 // Blocks for `transform`.
 inline unsigned blocks(int64_t size, int n) {
     const int64_t work = size / n + size % n;
-    return unsigned((work + THREADS * 2 - 1) / (THREADS * 2));
+    return unsigned((work + THREADS - 1) / THREADS);
 }
 
 template <typename... P>
