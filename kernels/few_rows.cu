@@ -18,6 +18,7 @@ namespace optexp::hopper {
 
 constexpr int DOWN = 32, ACROSS = 64, SLICE = DOWN / 2;  // rows and columns of a tile, and rows of it that a block finishes
 constexpr int ALL = DOWN + 8;                            // rows of the product: γ and β, too, and six of no use
+constexpr int THREADS = 256;
 
 template <typename T>
 struct Operands {

@@ -12,7 +12,7 @@
 
 namespace optexp {
 
-constexpr int THREADS = 512;  // of a pack each: with two, more is on its way at once, and lies further apart in memory
+constexpr int PACKS = 512;  // of a block, one a thread: with two, more is on its way at once, and further apart in memory
 
 // N values that are read or written at once.
 template <typename T, int N>
@@ -42,7 +42,7 @@ __device__ Pack<T, N> combine(F f, const Pack<X, N>&... x) {
 template <int N, typename F, typename T, typename... X>
 __device__ void transform(int64_t size, F f, T* y, const X*... x) {
     begin();
-    const int64_t packs = size / N, pack = int64_t(blockIdx.x) * THREADS + threadIdx.x;
+    const int64_t packs = size / N, pack = int64_t(blockIdx.x) * PACKS + threadIdx.x;
     if (pack < packs) {
         store<N>(y, pack, combine<N, F, T>(f, load<N>(x, pack)...));
     } else if (pack - packs < size - packs * N) {
@@ -54,7 +54,7 @@ __device__ void transform(int64_t size, F f, T* y, const X*... x) {
 // Blocks for `transform`.
 inline unsigned blocks(int64_t size, int n) {
     const int64_t work = size / n + size % n;
-    return unsigned((work + THREADS - 1) / THREADS);
+    return unsigned((work + PACKS - 1) / PACKS);
 }
 
 template <typename... P>
