@@ -12,7 +12,7 @@
 
 namespace optexp {
 
-constexpr int PACKS = 512;  // of a block, one a thread: with two, more is on its way at once, and further apart in memory
+constexpr int PACKS = 512;  // of a block: one a thread
 
 // N values that are read or written at once.
 template <typename T, int N>
