@@ -28,7 +28,6 @@ from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tiles import begin, exp, from_last, load, over_vector, store, wide
 
 FORMS = ("none", "tanh")
-OPERATIONS = 0.75  # alone there is little to win: torch's pass is at the limit, and with gradients Python takes part
 
 
 @triton.jit
@@ -130,14 +129,14 @@ _gelu_cuda = _operation("gelu_cuda", _cuda_forward, _cuda_backward)
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """GELU of every element; `approximate` is "none" (with erf) or "tanh"."""
-    if is_small(x, OPERATIONS):
+    if is_small(x):
         try:
             return F.gelu(x, approximate=approximate)
         except REFUSED:
             pass  # for a reason that the checks will tell
     check_tensors("gelu", x)
     check_form("gelu", approximate)
-    return _gelu(x, approximate) if pays(x, OPERATIONS) else reference(x, approximate)
+    return _gelu(x, approximate) if pays(x) else reference(x, approximate)
 
 
 def cuda(x: Tensor, approximate: str = "none") -> Tensor:

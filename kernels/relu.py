@@ -29,8 +29,6 @@ from optexp.kernelkit.bits import bits_for, given, has_many, load_bits, store_bi
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tiles import begin, from_last, load, over_vector, store, wide
 
-OPERATIONS = 0.75  # as gelu
-
 
 @triton.jit
 def relu_forward(x_ptr, passed_ptr, y_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
@@ -140,10 +138,10 @@ _relu_cuda = operation("relu_cuda", _cuda_forward, torch.empty_like, _save, _dif
 
 def relu(x: Tensor) -> Tensor:
     """max(x, 0); NaN stays NaN."""
-    if is_small(x, OPERATIONS):
+    if is_small(x):
         return torch.relu(x)
     check_tensors("relu", x)
-    return _relu(x, worth_bits(x))[0] if pays(x, OPERATIONS) else reference(x)
+    return _relu(x, worth_bits(x))[0] if pays(x) else reference(x)
 
 
 def cuda(x: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def load_bits(pointer, start, size, BLOCK: tl.constexpr):
 def store_tile_of_bits(pointer, first, block, rows, columns, bits, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """32 columns to a word, the first in its lowest place; each row begins with a word of its own."""
     start, offsets, mask, _ = tile(first, block, rows, (columns - 1) // 32 + 1, ROWS, BLOCK // 32)
-    four = tl.reshape(bits, [ROWS, BLOCK // 32, 4, 8])  # a thread has eight at least, in 16 bits: it needs no shifts
+    four = tl.reshape(bits, [ROWS, BLOCK // 32, 4, 8])  # where a thread has eight, in 16 bits, it needs no shifts
     byte = tl.sum(tl.where(four, 1 << tl.arange(0, 8)[None, None, None, :], 0), axis=3)
     word = tl.sum(byte << (8 * tl.arange(0, 4))[None, None, :], axis=2)
     tl.store(pointer + start + offsets, word, mask=mask)

@@ -5,7 +5,7 @@ A mask makes Triton give up 16-byte accesses unless the length divides by 16, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from optexp.kernel import ceil_div, laid_out_like, multiprocessors, power_of_two
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tuning import bucket, fastest
 
-AT_ONCE = tl.constexpr(512)  # programs, of four warps: a quarter of an H100
+AT_ONCE = tl.constexpr(512)  # programs: of four warps a quarter of an H100, of sixteen nearly all of it
 
 
 @triton.jit
@@ -159,14 +159,32 @@ class Piece(NamedTuple):
     warps: int = 4
 
 
+class Tile(NamedTuple):
+    """Rows and columns that a program writes, and its warps."""
+
+    rows: int
+    block: int
+    warps: int
+
+
 # The less is on its way at once, the closer together it lies in memory: 16 bytes a thread are quick, and of each of two
-# operands 8. Where all programs fit at once, that does not count, and 64 are; where much is computed, as erf, 32.
+# operands 8. Where all programs fit at once, that does not count, and 64 are. Where much is computed, as erf, of few
+# elements many warps are, and of many 32 bytes a thread.
 PIECES = [Piece(4096), Piece(8192, 16), Piece(2048, 8), Piece(2048), Piece(8192), Piece(4096, 8)]
 
 
 @cache
-def pieces(first: Piece) -> list[Piece]:
-    return list(dict.fromkeys([first, *PIECES]))
+def tiles_of(columns: int, element_size: int) -> list[Tile]:
+    """The same as tiles; the first, which a graph captures, is of 1024 elements: one row, where that has as many."""
+    sizes = [Piece(1024 * element_size), *PIECES]
+    shapes = [(_tile_shape(columns, element_size, size, narrowest=32), warps) for size, warps in sizes]  # words of bits
+    return list(dict.fromkeys(Tile(shape["ROWS"], shape["BLOCK"], warps) for shape, warps in shapes))
+
+
+def is_raced(result: Tensor) -> bool:
+    """Whether every multiprocessor would get a small piece, at least. Of float64 there is one way, as its last bits may
+    differ from those of another."""
+    return result.nbytes > 2048 * multiprocessors(result.device) and result.dtype != torch.float64
 
 
 def over_vector(
@@ -184,36 +202,30 @@ def over_vector(
         launch(kernel, ceil_div(size, block), *given, result, size, BLOCK=block, num_warps=piece.warps, **constants)
 
     alike = element_size * max(256, power_of_two(ceil_div(size, multiprocessors(result.device))))
-    key = (*told_apart([*given, result], constants), bucket(size))
-    _in_pieces(kernel, result, Piece(min(4096, alike)), key, run)
+    ways = PIECES if is_raced(result) else [Piece(min(4096, alike))]
+    run(fastest(kernel.__name__, (*told_apart([*given, result], constants), bucket(size)), ways, run, result.device))
     return result
 
 
 def over_tiles(kernel: Any, result: Tensor, *operands: Tensor | None, **constants: Any) -> Tensor:
-    """Write `result`, a tile by each program: the first way is of 1024 elements, one row where that has as many."""
+    """Write `result`, a tile by each program."""
     rows, columns = matrix(result)
 
-    def run(piece: Piece) -> None:
-        shape = _tile_shape(columns, result.element_size(), piece.bytes, narrowest=32)  # whole words of bits
-        across = ceil_div(columns, shape["BLOCK"])
-        how = {**constants, "WHOLE": across == 1, "num_warps": piece.warps, **shape}
-        launch(kernel, ceil_div(rows, shape["ROWS"]) * across, *operands, result, rows, columns, **how)
+    def run(tile: Tile) -> None:
+        across = ceil_div(columns, tile.block)
+        how = {**constants, "WHOLE": across == 1, "ROWS": tile.rows, "BLOCK": tile.block, "num_warps": tile.warps}
+        launch(kernel, ceil_div(rows, tile.rows) * across, *operands, result, rows, columns, **how)
 
+    ways = tiles_of(columns, result.element_size())
+    ways = ways if is_raced(result) else ways[:1]
     key = (*told_apart([*operands, result], constants), columns, bucket(rows))
-    _in_pieces(kernel, result, Piece(1024 * result.element_size()), key, run)
+    run(fastest(kernel.__name__, key, ways, run, result.device))
     return result
 
 
-def _in_pieces(
-    kernel: Any, result: Tensor, first: Piece, key: tuple[object, ...], run: Callable[[Piece], None]
-) -> None:
-    """By the fastest; by the first where not every multiprocessor would get a small one."""
-    ways = pieces(first) if result.nbytes > 2048 * multiprocessors(result.device) else [first]
-    run(fastest(kernel.__name__, key, ways, run, result.device))
-
-
 def told_apart(tensors: Sequence[Tensor | None], constants: dict[str, Any]) -> list[object]:
-    """By what launches of a kernel differ for a race, but for sizes: other numbers than bools are not compiled in."""
+    """By what launches of one kernel differ, but for sizes: dtypes, what there is, and forms. Other numbers differ in
+    none that is compiled in."""
     dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
     return [*dtypes, *(value for value in constants.values() if isinstance(value, bool))]
 

@@ -423,7 +423,7 @@ def test_graphs_that_are_gone_give_their_memory_back(normal) -> None:
 
     used_by(20)
     # Other processes use the card, too. Kept, they would take 39 MB each time; of more than 256 some would have none.
-    assert any(used_by(60) < 20e6 for _ in range(20))
+    assert min(used_by(60) for _ in range(3)) < 20e6
 
 
 @pytest.mark.gpu

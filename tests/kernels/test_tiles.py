@@ -12,13 +12,13 @@ from torch import Tensor
 
 from optexp.kernel import kernels
 from optexp.kernelkit import tiles
-from optexp.kernelkit.tiles import ALONE, BROAD, FEW, GROUPINGS, Grouping, Piece, pieces, sharing
+from optexp.kernelkit.tiles import ALONE, BROAD, FEW, GROUPINGS, Grouping, sharing
 from optexp.kernels import layernorm, layernorm_linear
 from optexp.kernels.add import add
 from optexp.kernels.bias_gelu import _backward as bias_gelu_gradients
-from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward
-from optexp.kernels.gelu import gelu
-from optexp.kernels.relu import relu
+from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward, bias_gelu_forward
+from optexp.kernels.gelu import gelu, gelu_forward
+from optexp.kernels.relu import relu, relu_forward
 from optexp.kernels.relu_bias_dropout import relu_bias_dropout
 from optexp.kernels.relu_bias_scale import relu_bias_scale
 
@@ -58,31 +58,101 @@ def choose(way: object, monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", [(30, 70), (3, 1031)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_every_piece_gives_the_same(
     name: str, dtype: torch.dtype, shape: tuple[int, int], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dropout's mask, too, is a matter of the position alone. With bits and without.
-
-    In float64 two ways may differ in the last bits, as other products and sums become one instruction.
-    """
+    """Dropout's mask, too, is a matter of the position alone. With bits and without."""
     torch.manual_seed(0)
     x, bias = torch.randn(shape, device=device).to(dtype), torch.randn(shape[1], device=device).to(dtype)
     given = (x, x.roll(1, 0)) if name == "add" else (x, bias) if name in SUMMED else (x,)
     monkeypatch.setattr(tiles, "multiprocessors", lambda device: 1)
+    offered = choose(None, monkeypatch)
+    ELEMENTWISE[name](*given)
+    assert len(offered) >= 4
     found = []
     for many in (0, x.numel() + 1):
         monkeypatch.setattr("optexp.kernelkit.bits.BITS_FROM", many)
-        for way in pieces(Piece(1024 * dtype.itemsize)):
-            offered = choose(way, monkeypatch)
+        for way in offered:
+            choose(way, monkeypatch)
             dx, *_ = gradients(ELEMENTWISE[name], *given)
             torch.manual_seed(1)
             found.append((ELEMENTWISE[name](*given), dx))
-            assert way in offered
-    near = 16 * torch.finfo(dtype).eps if dtype == torch.float64 else 0
     for results in found[1:]:
-        torch.testing.assert_close(results, found[0], rtol=near, atol=near)
+        assert all(map(torch.equal, results, found[0]))
+
+
+MULTIPROCESSORS = 132
+
+
+@pytest.fixture
+def races(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Tensor], tuple[object, list[dict[str, Any]]]]:
+    """The key of a race, and what each of its ways would launch, of an operation with results like a tensor."""
+    launched: list[dict[str, Any]] = []
+    keys: list[object] = []
+
+    def fastest(what: str, key: object, ways: list[Any], run: Callable[[Any], None], device: torch.device) -> object:
+        keys.append((what, key))
+        for way in ways[1:]:
+            run(way)
+        return ways[0]  # which is run last
+
+    monkeypatch.setattr(tiles, "multiprocessors", lambda device: MULTIPROCESSORS)
+    monkeypatch.setattr(tiles, "fastest", fastest)
+    monkeypatch.setattr(
+        tiles, "launch", lambda kernel, programs, *args, **how: launched.append({"programs": programs, **how})
+    )
+
+    def asked(form: str, x: Tensor) -> tuple[object, list[dict[str, Any]]]:
+        launched.clear()
+        keys.clear()
+        result, bias = torch.empty_like(x), x[0]
+        if form.startswith("gelu"):
+            tiles.over_vector(gelu_forward, result, x, TANH=form == "gelu tanh")
+        elif form.startswith("relu"):
+            tiles.over_vector(relu_forward, result, x, bits=[result if form == "relu bits" else None])
+        else:
+            tiles.over_tiles(bias_gelu_forward, result, x, bias, TANH=form == "bias_gelu tanh")
+        (key,) = keys
+        return key, [*launched[-1:], *launched[:-1]]
+
+    return asked
+
+
+def like(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(rows, columns, dtype=dtype, device="meta")
+
+
+FORMS = ["gelu", "gelu tanh", "relu", "relu bits", "bias_gelu", "bias_gelu tanh"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("columns", [5, 70, 1024, 5000, 2**24])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_no_two_ways_are_the_same_launch(form: str, columns: int, dtype: torch.dtype, races: Any) -> None:
+    """And the first, which a graph captures, has 4 KiB, or a tile of 1024 elements, for four warps."""
+    _, launched = races(form, like(max(1, 2**21 // columns), columns, dtype))
+    assert len({tuple(how.items()) for how in launched}) == len(launched) >= (4 if columns < 2**24 else 3)
+    assert launched[0]["num_warps"] == 4
+    block, rows = launched[0]["BLOCK"], launched[0].get("ROWS")
+    assert (block * dtype.itemsize == 4096) if rows is None else (block * rows == 1024)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_small_or_in_float64_has_one_way(form: str, races: Any) -> None:
+    few = MULTIPROCESSORS * 1024
+    assert len(races(form, like(1, few))[1]) == 1
+    assert len(races(form, like(1, few + 1))[1]) > 1
+    assert len(races(form, like(16, few, torch.float64))[1]) == 1
+    assert races("gelu", like(1, few // 4))[1][0]["programs"] == MULTIPROCESSORS
+
+
+def test_calls_share_a_race_where_they_launch_the_same(races: Any) -> None:
+    tensors = [like(4000, 1024), like(4000, 1024, torch.float16), like(8000, 1024), like(4000, 1032)]
+    keys = [races(form, x)[0] for form in FORMS for x in tensors[:3]] + [races("bias_gelu", tensors[3])[0]]
+    assert len(set(keys)) == len(keys) == 19
+    assert races("bias_gelu", like(4001, 1024))[0] in keys
 
 
 @pytest.mark.parametrize("device", DEVICES)
