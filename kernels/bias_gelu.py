@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 from optexp.kernel import (
     REFUSED,
@@ -151,6 +151,18 @@ def plain(x: Tensor, bias: Tensor, approximate: str = "tanh") -> Tensor:
     y = torch.empty_like(x)
     launch(bias_gelu_plain, ceil_div(x.numel(), 1024), x, bias, y, x.numel(), x.shape[-1], BLOCK=1024)
     return y
+
+
+class BiasGELU(nn.Module):
+    """GELU of x + bias, a parameter that begins as zero; `approximate` is "none" (with erf) or "tanh"."""
+
+    def __init__(self, features: int, approximate: str = "none", **options: Any) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(features, **options))
+        self.approximate = approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return bias_gelu(x, self.bias, self.approximate)
 
 
 KERNEL = Kernel(

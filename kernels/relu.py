@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 from optexp.kernel import (
     Case,
@@ -171,6 +171,13 @@ def plain(x: Tensor) -> Tensor:
     y = torch.empty_like(x)
     launch(relu_plain, ceil_div(x.numel(), 1024), x, y, x.numel(), BLOCK=1024)
     return y
+
+
+class ReLU(nn.ReLU):
+    """nn.ReLU by our kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return relu_(x) if self.inplace else relu(x)
 
 
 KERNEL = Kernel(

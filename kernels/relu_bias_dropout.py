@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 from optexp.kernel import REFUSED, Case, Kernel, ceil_div, check_row, check_tensors, is_small_with_row, operation, pays
 from optexp.kernelkit.bits import given, has_many, load_tile_of_bits, rows_of_bits, store_tile_of_bits, worth_bits
@@ -208,6 +208,18 @@ def plain(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = True) -> Ten
     programs = ceil_div(size, 1024)
     launch(relu_bias_dropout_plain, programs, x, bias, y, size, x.shape[-1], p * training, seed, BLOCK=1024)
     return y
+
+
+class ReLUBiasDropout(nn.Module):
+    """dropout(relu(x) + bias), which drops in training only; the bias is a parameter that begins as zero."""
+
+    def __init__(self, features: int, p: float = 0.5, **options: Any) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(features, **options))
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return relu_bias_dropout(x, self.bias, self.p, self.training)
 
 
 KERNEL = Kernel(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 from optexp.kernel import (
     REFUSED,
@@ -247,6 +247,18 @@ def plain(x: Tensor, bias: Tensor, scale: float) -> Tensor:
     size = x.numel()
     launch(relu_bias_scale_plain, ceil_div(size, 1024), x, bias, y, size, x.shape[-1], scale, BLOCK=1024)
     return y
+
+
+class ReLUBiasScale(nn.Module):
+    """(relu(x) + bias)·scale; the bias is a parameter that begins as zero."""
+
+    def __init__(self, features: int, scale: float, **options: Any) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(features, **options))
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return relu_bias_scale(x, self.bias, self.scale)
 
 
 KERNEL = Kernel(

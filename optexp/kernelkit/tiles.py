@@ -224,8 +224,7 @@ def over_tiles(kernel: Any, result: Tensor, *operands: Tensor | None, **constant
 
 
 def told_apart(tensors: Sequence[Tensor | None], constants: dict[str, Any]) -> list[object]:
-    """By what launches of one kernel differ, but for sizes: dtypes, what there is, and forms. Other numbers differ in
-    none that is compiled in."""
+    """By what launches of one kernel differ, but for sizes: dtypes, what is left out, and forms, which are bools."""
     dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
     return [*dtypes, *(value for value in constants.values() if isinstance(value, bool))]
 
