@@ -1,0 +1,411 @@
+"""How often the verdict is wrong about honest programs: pairs of a program and a strategy, verified side by side.
+
+    python tests/benchmarks/honest.py STORE.json [--half a|b] [--seconds 500] [--workers 2] [--device cuda]
+                                      [--kernelbench FOLDER] [--only WORD ...]
+    python tests/benchmarks/honest.py STORE.json --seeds 300    mlp, lenet5 and bert × fusion, each on so many seeds
+
+A pair is `verify=only` of the default preset, in a comparison's own processes; nothing is timed, so pairs share cores
+and card. STORE.json keeps each verdict: a later run goes on with what is missing, and every run prints Markdown tables
+of all that is in the store. Pairs fall into two halves by the hash of their name. Half a serves to set constants; half
+b is run once, after they are fixed, and its pairs are never run again (--again is for half a).
+
+A false alarm is NOT_EQUIVALENT, INVALID or ERROR. UNSUPPORTED and NOT_ENGAGED are no alarms and no decisions: they are
+counted apart, unless the verification itself failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]  # in a checkout, and beside this file
+
+from honest_pairs import Pair, imported, pairs  # noqa: E402
+
+ALARMS = ("NOT_EQUIVALENT", "INVALID", "ERROR")
+APART = ("UNSUPPORTED", "NOT_ENGAGED")
+CUT, SKIPPED = "CUT", "SKIPPED"  # ended at the limit; a problem that does not run at all at this size
+FIXED = ("verify=only", "tracking.enabled=false", "environment.allow_foreign=true")
+PLAIN_S = 0.2  # of one eager call of a scaled problem: what takes longer is too large for a CPU
+SEEDED = {
+    "mlp × fusion": ("workload=mlp",),
+    "lenet5 × fusion": ("workload=lenet5",),
+    "bert × fusion": ("workload=bert",),
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one pair ended in.
+
+    ok:      the verification passed, also where the verdict is about something else; None where there was none
+    used:    share of the tightest limit that was used
+    seconds: of the whole comparison, with compilation
+    """
+
+    id: str
+    half: str
+    device: str
+    verdict: str
+    headline: str
+    ok: bool | None = None
+    used: float | None = None
+    worst: str = ""
+    seconds: float = 0.0
+    seed: int = 0
+    torch: str = ""
+    commit: str = ""
+    seeds: int = 5
+
+    @property
+    def alarm(self) -> bool:
+        return self.verdict in ALARMS or (self.verdict in APART and self.ok is False)
+
+    @property
+    def decided(self) -> bool:
+        """Whether the verdict is about results."""
+        return self.alarm or self.verdict in ("VERIFIED", "UNVERIFIED")
+
+
+@dataclass
+class Store:
+    """A JSON list that several threads add to; it is complete after each pair."""
+
+    path: Path
+    found: list[Found] = field(default_factory=list)
+    lock: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        if self.path.exists():
+            self.found = [Found(**facts) for facts in json.loads(self.path.read_text())]
+
+    def has(self, id: str, device: str, seed: int) -> bool:
+        return any((one.id, kind(one.device), one.seed) == (id, device, seed) for one in self.found)
+
+    def add(self, new: Found) -> None:
+        with self.lock:
+            same = (new.id, kind(new.device), new.seed)
+            self.found = [one for one in self.found if (one.id, kind(one.device), one.seed) != same] + [new]
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            partial = self.path.with_suffix(".partial")
+            partial.write_text(json.dumps([asdict(one) for one in self.found], indent=1, ensure_ascii=False) + "\n")
+            partial.replace(self.path)
+
+
+def kind(device: str) -> str:
+    return "cpu" if device == "cpu" else "cuda"
+
+
+# --- in a worker -----------------------------------------------------------------------------------------------
+
+
+def serve(connection: Connection, cores: Sequence[int]) -> None:
+    """Answer with what pairs end in, in a session of its own: one launcher imports torch for all of them."""
+    os.setsid()
+    os.sched_setaffinity(0, cores)
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # progress of several comparisons at once
+    while True:
+        try:
+            pair, settings = connection.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        connection.send(ended_in(pair, settings))
+
+
+def ended_in(pair: Pair, settings: Sequence[str]) -> dict[str, Any]:
+    """Verdict, headline and figures of one comparison."""
+    from optexp import api, runner
+    from optexp.config import ConfigError
+
+    if reason := unfit(pair, settings):
+        return {"verdict": SKIPPED, "headline": reason}
+    stack = {} if pair.strategy == "baseline" else {pair.strategy: dict(pair.options)}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            config = api.compose([*pair.overrides, *FIXED, *settings], stack, {})
+        except ConfigError as mistake:
+            return {"verdict": "ERROR", "headline": f"ERROR: {mistake}"}
+        result = runner.run(config, Path(folder), show=lambda *_: None)
+    checked, worst = result.equivalence, result.equivalence.get("worst", {})
+    return {
+        "verdict": str(result.verdict),
+        "headline": result.headline,
+        "ok": checked.get("ok"),
+        "used": worst.get("used"),
+        "worst": f"{worst.get('gate', '')} {worst.get('tensor', '')}".strip(),
+        "device": str(result.environment.get("gpu") or "cpu"),
+    }
+
+
+def unfit(pair: Pair, settings: Sequence[str]) -> str:
+    """Why a problem of KernelBench cannot be run here; empty where it can."""
+    path = next((o.partition("=")[2] for o in pair.overrides if o.startswith("workload.path=")), None)
+    if path is None or not pair.program.startswith("KernelBench"):
+        return ""
+    import torch
+
+    try:
+        module = imported(Path(path))
+        if "device=cpu" not in settings:
+            with torch.device("meta"):
+                total = sum(t.nbytes for t in module.get_inputs() if isinstance(t, torch.Tensor))
+            limit = float(os.environ.get("HONEST_MAX_GIB", "0.5"))
+            return f"inputs of {total / 2**30:.1f} GiB" if total > limit * 2**30 else ""
+        with torch.no_grad():
+            model, inputs = module.Model(*module.get_init_inputs()).eval(), module.get_inputs()
+            begin = time.monotonic()
+            model(*inputs)
+        seconds = time.monotonic() - begin
+        return f"{seconds:.1f} s a call" if seconds > PLAIN_S else ""
+    except Exception as error:
+        return f"does not run at this size: {type(error).__name__}: {str(error).splitlines()[:1]}"
+
+
+# --- workers side by side --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Desk:
+    """A worker process that is replaced when it hangs or dies."""
+
+    cores: Sequence[int]
+    process: BaseProcess | None = None
+    connection: Connection | None = None
+
+    def ask(self, pair: Pair, settings: Sequence[str], limit_s: float) -> dict[str, Any]:
+        if self.process is None or not self.process.is_alive():
+            self.connection, theirs = get_context("spawn").Pipe()
+            self.process = get_context("spawn").Process(target=serve, args=(theirs, self.cores))
+            self.process.start()
+            theirs.close()
+        assert self.connection is not None
+        try:
+            self.connection.send((pair, settings))
+            if self.connection.poll(limit_s):
+                answer: dict[str, Any] = self.connection.recv()
+                return answer
+            self.end()
+            return {"verdict": CUT, "headline": f"no verdict within {limit_s:g} s"}
+        except (EOFError, OSError):
+            self.end()
+            return {"verdict": "ERROR", "headline": "ERROR: the comparison's own process ended"}
+
+    def end(self) -> None:
+        """Kill the worker; its launcher and arms end with it."""
+        if self.process is not None and self.process.pid is not None:
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                self.process.kill()
+            self.process.join()
+        self.process = None
+
+
+def run(asked: argparse.Namespace, store: Store, scratch: Path) -> None:
+    """What is missing in the store, cheap pairs first, until the time is over."""
+    end, commit, torch = time.monotonic() + asked.seconds, described(), version()
+    wanted = [
+        pair
+        for pair in pairs(asked.device, asked.kernelbench, scratch)
+        if (asked.half in (None, pair.half))
+        and (not asked.only or any(re.search(word, pair.id) for word in asked.only))
+        and (not store.has(pair.id, asked.device, asked.seed) or (asked.again and pair.half == "a"))
+    ]
+    shared = sorted(os.sched_getaffinity(0))
+    desks = [Desk(cores_of(shared, number, asked)) for number in range(asked.workers)]
+    free, lock, left = list(desks), Lock(), Counter(wanted=len(wanted))
+
+    def one(pair: Pair) -> None:
+        remaining = end - time.monotonic()
+        if remaining < 5:
+            return
+        with lock:
+            desk = free.pop()
+        begin = time.monotonic()
+        settings = (f"device={asked.device}", f"seed={asked.seed}", *asked.set)
+        answer = desk.ask(pair, settings, min(asked.limit, remaining))
+        with lock:
+            free.append(desk)
+            left["done"] += 1
+        cut_short = answer["verdict"] == CUT and remaining < asked.limit
+        seconds = round(time.monotonic() - begin, 1)
+        facts = {"device": asked.device, "seconds": seconds, "seed": asked.seed, "torch": torch, "commit": commit}
+        found = Found(id=pair.id, half=pair.half, **{**facts, **answer})
+        if not cut_short:  # by the end of this run: the next one begins it anew
+            store.add(found)
+        mark = "!" if found.alarm else "?" if found.verdict in ("UNVERIFIED", CUT) else " "
+        told = found.headline if mark != " " else found.verdict
+        print(
+            f"{mark} {left['done']}/{left['wanted']} {pair.id}: {told} ({seconds:.0f} s)", file=sys.stderr, flush=True
+        )
+
+    try:
+        with ThreadPoolExecutor(asked.workers) as pool:
+            list(pool.map(one, wanted))
+    finally:
+        for desk in desks:
+            desk.end()
+
+
+def cores_of(shared: Sequence[int], number: int, asked: argparse.Namespace) -> Sequence[int]:
+    """On a CPU each worker has cores of its own; on a GPU each comparison claims one for itself."""
+    if asked.device != "cpu" or asked.workers > len(shared):
+        return shared
+    return shared[number :: asked.workers]
+
+
+def described() -> str:
+    """The commit, marked where the working tree differs from it."""
+    told = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return told.stdout.strip()
+
+
+def version() -> str:
+    from importlib.metadata import version
+
+    return version("torch")
+
+
+# --- many seeds of one pair ------------------------------------------------------------------------------------
+
+
+def seeds(asked: argparse.Namespace, store: Store) -> None:
+    """Compile once, then verify on many seeds: an alarm in a hundred is one too many where it is everybody's first."""
+    commit, torch = described(), version()
+    for name, overrides in SEEDED.items():
+        if asked.only and not any(re.search(word, name) for word in asked.only):
+            continue
+        pair = Pair(name.partition(" × ")[0], "fusion", overrides)
+        id = f"{name}, {asked.seeds} seeds"
+        if store.has(id, asked.device, asked.seed) and not asked.again:
+            continue
+        settings = [f"device={asked.device}", f"seed={asked.seed}", *asked.set]
+        settings.append(f"measurement.verification_seeds={asked.seeds}")
+        begin, desk = time.monotonic(), Desk(sorted(os.sched_getaffinity(0)))
+        answer = desk.ask(pair, settings, asked.seconds)
+        desk.end()
+        facts = {"device": asked.device, "seconds": round(time.monotonic() - begin, 1), "seed": asked.seed}
+        store.add(Found(id, "seeds", **{**facts, "torch": torch, "commit": commit, "seeds": asked.seeds, **answer}))
+        print(f"{id}: {answer['headline']}", file=sys.stderr, flush=True)
+
+
+# --- telling ---------------------------------------------------------------------------------------------------
+
+
+def tables(found: Iterable[Found]) -> Iterator[str]:
+    """Rates by half and device, by strategy, then every alarm and what was not decided, each with its headline."""
+    everything = list(found)
+    ran = [one for one in everything if one.half in "ab"]
+    yield from rates("half, device", ran, lambda one: f"{one.half}, {one.device}")
+    yield ""
+    yield from rates("strategy", ran, lambda one: one.id.rpartition(" × ")[2])
+    yield ""
+    yield from rates("programs", ran, lambda one: "zoo" if "." in one.id.split()[0] else source(one))
+    for title, of in (
+        ("False alarms", [one for one in everything if one.alarm]),
+        ("Not verified", [one for one in everything if one.verdict == "UNVERIFIED"]),
+        ("No verdict within the limit", [one for one in everything if one.verdict == CUT]),
+    ):
+        if of:
+            yield f"\n{title}\n"
+            yield from (row("pair", "half", "device", "what it says"), row(*["---"] * 4))
+            yield from (
+                row(one.id, one.half, one.device, one.headline.replace("|", "\\|")) for one in sorted(of, key=str)
+            )
+    if many := [one for one in everything if one.half == "seeds"]:
+        yield ""
+        yield from (row("one pair on many seeds", "device", "verdict", "most of a limit"), row(*["---"] * 4))
+        yield from (row(one.id, one.device, one.verdict, share(one)) for one in many)
+    versions = ", ".join(sorted({f"torch {one.torch} at {one.commit}" for one in everything}))
+    yield f"\n{versions}"
+
+
+def source(one: Found) -> str:
+    return "KernelBench" if one.id.startswith("KernelBench") else "workloads"
+
+
+def rates(title: str, found: Sequence[Found], group: Callable[[Found], str]) -> Iterator[str]:
+    yield row(title, "decided", "false alarms", "UNVERIFIED", "NOT_ENGAGED", "UNSUPPORTED", "not run", "median s")
+    yield row("---", *["--:"] * 7)
+    for name in [*sorted({group(one) for one in found}), "all"]:
+        of = [one for one in found if name in ("all", group(one))]
+        decided = [one for one in of if one.decided]
+        verdicts = Counter(one.verdict for one in of if not one.alarm)
+        times = sorted(one.seconds for one in of if one.verdict != SKIPPED)
+        yield row(
+            name,
+            len(decided),
+            rate(sum(one.alarm for one in decided), len(decided)),
+            rate(verdicts["UNVERIFIED"], len(decided)),
+            verdicts["NOT_ENGAGED"],
+            verdicts["UNSUPPORTED"],
+            verdicts[CUT] + verdicts[SKIPPED],
+            times[len(times) // 2] if times else "–",
+        )
+
+
+def rate(count: int, total: int) -> str:
+    return f"{count} ({count / total:.1%})" if total else "–"
+
+
+def share(one: Found) -> str:
+    return "–" if one.used is None else f"{one.used:.0%} ({one.worst})"
+
+
+def row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path, help="what was found so far; it is made where it is not there")
+    parser.add_argument("--seconds", type=float, default=500, help="begin nothing more after these (0: only print)")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--workers", type=int, default=2, help="comparisons side by side")
+    parser.add_argument("--half", choices=("a", "b"), help="one of the two only")
+    parser.add_argument("--kernelbench", type=Path, help="the folder with level1, level2 and level3")
+    parser.add_argument("--only", nargs="*", metavar="WORD", help="regular expressions: pairs that match one")
+    parser.add_argument("--limit", type=float, default=180, help="seconds of one pair")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=0, help="of three pairs with fusion, instead of all pairs")
+    parser.add_argument("--again", action="store_true", help="replace what the store has of half a")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="more settings of every comparison")
+    parser.add_argument("--list", action="store_true", help="print the pairs, run none")
+    asked = parser.parse_args()
+    asked.store = asked.store.resolve()
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    store = Store(asked.store)
+    with tempfile.TemporaryDirectory() as scratch:
+        if asked.list:
+            for pair in pairs(asked.device, asked.kernelbench, Path(scratch)):
+                print(pair.half, pair.id)
+            return
+        if asked.seeds:
+            seeds(asked, store)
+        elif asked.seconds:
+            run(asked, store, Path(scratch))
+    if store.found:
+        print(*tables(store.found), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
