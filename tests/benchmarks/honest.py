@@ -36,9 +36,9 @@ from threading import Lock
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]  # in a checkout, and beside this file
+sys.path.insert(0, str(ROOT))  # of a checkout
 
-from honest_pairs import Pair, imported, pairs  # noqa: E402
+from tests.benchmarks.honest_pairs import Pair, imported, pairs  # noqa: E402
 
 ALARMS = ("NOT_EQUIVALENT", "INVALID", "ERROR")
 APART = ("UNSUPPORTED", "NOT_ENGAGED")
