@@ -7,22 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 import cloudpickle
+import yaml
 
 from optexp import discovery
 from optexp.config import build, plain
 from optexp.insight.breakdown import Breakdown
+from optexp.insight.calibration import Calibration
 from optexp.insight.diagnosis import Bottleneck, diagnose, narrowed, parse
 from optexp.insight.trace import Trace
 from optexp.session import Arm
 from optexp.strategy import Strategy, Unsupported, compose
 
 
-def advise(arm: Arm, trace: Trace, breakdown: Breakdown, stack: Sequence[Strategy]) -> list[Bottleneck]:
+def advise(
+    arm: Arm, trace: Trace, breakdown: Breakdown, stack: Sequence[Strategy], calibration: Calibration | None = None
+) -> list[Bottleneck]:
     """What holds the profiled arm back, largest share first, and against it only what its stack and its program take.
 
     The arm asks strategies that it does not run, which may import what they need: nothing is timed in it afterwards.
     """
-    bottlenecks = diagnose(trace, breakdown)
+    bottlenecks = diagnose(trace, breakdown, calibration)
     named = built(text for bottleneck in bottlenecks for text in bottleneck.try_)
     fitting = {text: strategy for text, strategy in named.items() if goes_with(strategy, stack)}
     taken = arm.call("takes", packed=cloudpickle.dumps([*fitting.values()])) if fitting else []
@@ -42,9 +46,9 @@ def built(texts: Iterable[str]) -> Mapping[str, Strategy]:
 
 
 def setting(option: str) -> tuple[str, Any]:
-    """`strategy.streams.mode=chunks` → mode, chunks."""
+    """`strategy.streams.mode=chunks` → mode, chunks; values are YAML, as on the command line."""
     key, _, value = option.partition("=")
-    return key.rpartition(".")[2], value
+    return key.rpartition(".")[2], yaml.safe_load(value)
 
 
 def goes_with(strategy: Strategy, stack: Sequence[Strategy]) -> bool:

@@ -384,6 +384,13 @@ class Arm:
         feed.pause()
         return int(len(sizes) == 1)
 
+    def has_loader(self) -> bool:
+        """Whether a DataLoader makes the batches: the core's own are of one size, or take turns by kind."""
+        feed = self.program.feed
+        while hasattr(feed, "feed"):
+            feed = feed.feed
+        return hasattr(feed, "loader")
+
     def block(self, steps: int, lead_in: int, cold: bool = False, anywhere: bool = False) -> clock.Timing:
         """Time `steps` steps from the restored state, after `lead_in` unmeasured ones.
 

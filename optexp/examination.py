@@ -31,6 +31,7 @@ class Profile:
     breakdown: Breakdown
     memory: dict[str, float]
     counters: dict[str, float]
+    calibration: Calibration
 
     def fill(self, summary: ArmSummary) -> None:
         """The figures that come from here. On a CPU the peak is what lives between steps and what a step allocates."""
@@ -62,6 +63,7 @@ class Examination:
     referee: Referee
     distrust: str | None  # why nothing that its process says about time can be believed
     bottlenecks: list[Bottleneck]
+    bare_bottlenecks: list[Bottleneck]
 
 
 def examine(
@@ -92,7 +94,8 @@ def examine(
         calibration = ceilings(session, arms["reference"])
         profiles = {bare: profile(session, arms[bare], bare, calibration)}
         profiles[name] = profile(session, arms[name], name, calibration, beside=profiles[bare].trace)
-        bottlenecks = advise(arms[name], profiles[name].trace, profiles[name].breakdown, stack)
+        bottlenecks = advised(arms[name], profiles[name], stack)
+        bare_bottlenecks = advised(arms[bare], profiles[bare], ())
     distrust = referee.distrust(arms[name])
     distrust = distrust or referee.uncopied(profiles[bare].trace, profiles[name].trace, setups[bare]["batch_bytes"])
     referee.stay(arms, bare)
@@ -109,7 +112,22 @@ def examine(
         for strategy in stack
     ]
     seconds = {"bare": setups[bare]["setup_s"], "stacked": setups[name]["setup_s"]}
-    return Examination(verification, evidence, profiles[bare], profiles[name], seconds, referee, distrust, bottlenecks)
+    return Examination(
+        verification,
+        evidence,
+        profiles[bare],
+        profiles[name],
+        seconds,
+        referee,
+        distrust,
+        bottlenecks,
+        bare_bottlenecks,
+    )
+
+
+def advised(arm: Arm, found: Profile, stack: Sequence[Strategy]) -> list[Bottleneck]:
+    """What holds a profiled arm back, and what may help there."""
+    return advise(arm, found.trace, found.breakdown, stack, found.calibration)
 
 
 def profile(
@@ -129,7 +147,7 @@ def profile(
     trace = Trace.read(path)
     ran = {(kernel.name, prod(kernel.block) // WARP) for kernel in trace.kernels if kernel.block}
     arm.call("code", folder=str(session.output / "code" / name), ran=sorted(ran))
-    return Profile(trace, breakdown(trace, calibration, beside), memory, counters)
+    return Profile(trace, breakdown(trace, calibration, beside), memory, counters, calibration)
 
 
 def ceilings(session: Session, arm: Arm) -> Calibration:

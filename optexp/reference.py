@@ -72,6 +72,9 @@ class Reference(Arm):
     def dead(self) -> list[str]:
         return self.judgement.dead()
 
+    def constant(self) -> list[str]:
+        return self.judgement.constant()
+
     def power(self) -> list[dict[str, Any]]:
         return self.judgement.power()
 

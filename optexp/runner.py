@@ -13,10 +13,9 @@ from statistics import median
 
 from omegaconf import DictConfig
 
-from optexp.advice import advise
 from optexp.conclusion import conclude
 from optexp.config import ConfigError, resolve
-from optexp.examination import Profile, examine, profile
+from optexp.examination import Profile, advised, examine, profile
 from optexp.insight.diagnosis import Bottleneck, suggestion
 from optexp.insight.explanation import explain
 from optexp.measurement import textbook
@@ -27,7 +26,7 @@ from optexp.reporting.wording import at_precision
 from optexp.result import ArmSummary, Result, Verdict
 from optexp.session import Session, Stop, alongside, choose_device
 from optexp.stopwatch import Stopwatch, process_age_s
-from optexp.strategy import Unsupported, compose
+from optexp.strategy import Strategy, Unsupported, compose
 from optexp.workers.processes import Failure, describe
 from optexp.workload import Workload
 
@@ -98,6 +97,8 @@ def compare(session: Session, meanwhile: Callable[[], None]) -> None:
     result.baseline.setup_s = baseline.setups["stacked"] if baseline else candidate.setups["bare"]
     result.candidate.setup_s = candidate.setups["stacked"]
     show_where_time_goes(session, {"baseline": before, "candidate": candidate.stacked}, candidate.bottlenecks)
+    causes = baseline.bottlenecks if baseline else candidate.bare_bottlenecks
+    result.profile["suggestion"] = next_step(session, causes, candidate.bottlenecks, helps=False)
     result.explanation = explain(before.trace, candidate.stacked.trace, before.breakdown, candidate.stacked.breakdown)
     result.evidence = candidate.evidence
     result.equivalence = candidate.verification.to_dict()
@@ -114,6 +115,7 @@ def compare(session: Session, meanwhile: Callable[[], None]) -> None:
     if session.experiment.verify == "only":
         result.verdict = Verdict.VERIFIED
         result.headline = f"VERIFIED: the results are the same{at_precision(session.precision)}; nothing was timed"
+        result.profile["suggestion"] = next_step(session, causes, candidate.bottlenecks, helps=True)
         say_how_to_lock(session)
         return
     if baseline:
@@ -126,6 +128,8 @@ def compare(session: Session, meanwhile: Callable[[], None]) -> None:
     samples = measure(session, candidate.referee.again)
     candidate.referee.leave()
     conclude(session, samples, candidate.verification)
+    helps = result.verdict is not Verdict.SLOWER and result.speedup is not None and result.speedup.estimate >= 1
+    result.profile["suggestion"] = next_step(session, causes, candidate.bottlenecks, helps)
 
 
 def profile_only(session: Session, meanwhile: Callable[[], None]) -> None:
@@ -147,8 +151,9 @@ def profile_only(session: Session, meanwhile: Callable[[], None]) -> None:
     say_how_to_lock(session)
     with session.working("profile", "tracing a few steady steps"):
         found = profile(session, arm, "baseline")
-        causes = advise(arm, found.trace, found.breakdown, session.baseline)
+        causes = advised(arm, found, session.baseline)
         show_where_time_goes(session, {"baseline": found}, causes)
+        result.profile["suggestion"] = suggestion(causes, members(session.baseline))
     arm.close()
     bottlenecks = result.profile["bottlenecks"]
     named = f"{bottlenecks[0]['label']} ({bottlenecks[0]['why']})" if bottlenecks else "no single bottleneck"
@@ -164,5 +169,17 @@ def show_where_time_goes(session: Session, profiles: Mapping[str, Profile], bott
     result.profile["bottlenecks"] = [
         {"label": b.label, "share": b.share, "why": b.why, "try": list(b.try_)} for b in bottlenecks
     ]
-    stacked = [s.name for s in (session.stack or session.baseline)]
-    result.profile["suggestion"] = suggestion(bottlenecks, stacked)
+
+
+def next_step(session: Session, before: Sequence[Bottleneck], after: Sequence[Bottleneck], helps: bool) -> str | None:
+    """Beside a stack that helps, the remedy of what still holds it back; else another one, for the baseline.
+
+    before, after: bottlenecks of both arms
+    """
+    if helps:
+        return suggestion(after, members(session.stack or session.baseline))
+    return suggestion(before, members(session.baseline), without=members(session.stack))
+
+
+def members(stack: Sequence[Strategy]) -> list[str]:
+    return [strategy.name for strategy in stack]

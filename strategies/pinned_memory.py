@@ -22,7 +22,7 @@ class PinnedMemory(Strategy):
 
     A DataLoader locks each batch's pages while it is timed; batches that lie in host memory are locked once, before.
 
-    workers:  processes that make a DataLoader's batches; None leaves what it has
+    workers:  processes that make a DataLoader's batches, on a CPU too; None leaves what it has
     """
 
     stage = Stage.FEED
@@ -38,8 +38,8 @@ class PinnedMemory(Strategy):
         return BITWISE
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
-        if reason := nothing_copied(device):
-            return reason
+        if self.workers is None and (reason := nothing_copied(device)):
+            return f"{reason}, or let strategy.pinned_memory.workers= make a DataLoader's batches"
         if "pin_memory" not in settings(program.feed):
             return (
                 "batches lie on the device before the step begins, and nothing is copied: use a workload whose"
@@ -64,6 +64,7 @@ class PinnedMemory(Strategy):
         if "non_blocking" in settings(step):  # it copies its batch itself
             step = replace(step, non_blocking=True)  # type: ignore[type-var]
         notes = {
+            "copies": nothing_copied(program.device) is None,
             "already": bool(had["pin_memory"] and had["non_blocking"]),
             "loader": "workers" in had,
             "step": step.listing() if step is not program.step and hasattr(step, "listing") else "",
@@ -74,6 +75,8 @@ class PinnedMemory(Strategy):
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
         had, has = notes["workers"]
         workers = f"{has} workers make batches, not {had}" if had != has else ""
+        if not notes.get("copies", True):
+            return Evidence(bool(workers), workers or f"{has} workers make batches, as before, and nothing is copied")
         if notes["already"]:
             return Evidence(bool(workers), f"{workers or 'nothing changed'}; batches were in pinned memory already")
         steps, copies = len(after.steps), [copy for copy in after.copies if copy.kind == "HtoD"]
@@ -88,6 +91,11 @@ class PinnedMemory(Strategy):
         return Evidence(True, text if notes["loader"] else f"{text}; they were pinned before the clock ran")
 
     def recipe(self, notes: Notes) -> str:
+        if notes["loader"] and not notes.get("copies", True):
+            return (
+                "from torch.utils.data import DataLoader\n\n"
+                f'loader_options |= {{"num_workers": {self.workers}}}\nloader = DataLoader(**loader_options)\n'
+            )
         if not notes["loader"]:
             return PINNED + (f"\n\n{notes['step']}" if notes["step"] else BRING)
         workers = f', "num_workers": {self.workers}' if self.workers is not None else ""

@@ -9,6 +9,7 @@ from optexp.arm import Arm, Spec
 from optexp.insight.diagnosis import Bottleneck, narrowed
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion
+from optexp.strategies.pinned_memory import PinnedMemory
 from optexp.strategies.streams import Streams
 from optexp.strategy import Strategy
 from optexp.workloads.mlp import Mlp
@@ -34,6 +35,8 @@ def test_it_is_built_with_its_options() -> None:
     assert list(found) == ADVICE[:4]
     assert found[ADVICE[2]] == Fusion(mode="max-autotune")
     assert found[ADVICE[3]] == Streams(mode="chunks")
+    workers = "strategy=pinned_memory strategy.pinned_memory.workers=4"
+    assert built([workers])[workers] == PinnedMemory(workers=4)
 
 
 def test_the_program_is_asked() -> None:

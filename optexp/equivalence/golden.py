@@ -58,6 +58,7 @@ class Golden:
         self.memory: Packed = {}  # of the baseline, before the step to come
         self.met: dict[str, Tensor] = {}  # of the first batch of the seed before, some elements
         self.anew = True  # this seed's is another one
+        self.varied: set[str] = set()  # inputs that have held several values so far
         try:
             self.settle(device)
         except torch.OutOfMemoryError:
@@ -97,6 +98,9 @@ class Golden:
         if family in (families.NORMAL, families.ONE_BY_ONE):
             before, self.met = self.met, _some(self.batches[0])
             self.anew = not _alike(before, self.met)
+            first, *others = [tensors_of(batch) for batch in self.batches]
+            self.varied |= before.keys() - alike(before, self.met) if before else set()
+            self.varied |= {name for other in others for name in first.keys() - alike(first, other)}
 
     def turn_parameters(self) -> None:
         """Of what all arms begin with."""
@@ -251,7 +255,7 @@ class Golden:
                 handle.remove()
 
     def dead(self) -> list[str]:
-        """After a draw of ONE_BY_ONE: inputs that the results do not depend on."""
+        """After a draw of ONE_BY_ONE: inputs that the results do not depend on, whatever values they were given."""
         first, *others = self.batches
         fits = all(families.fitting(first, other) for other in others)
         groups = families.together(first) if fits else [list(tensors_of(first))]
@@ -266,8 +270,16 @@ class Golden:
                 " one: let what makes them draw random numbers, as torch.randn does"
             )
         if not any(lives.values()):
-            raise NoReference("the result depends on no input, so that a wrong one could not be told from a right one")
-        return [name for name in tensors_of(first) if not lives[name]]
+            still = f" (the same in every draw: input {', '.join(self.constant())})" if self.constant() else ""
+            raise NoReference(
+                f"the result depends on no input that was varied{still}, so that a wrong one could not be told from a"
+                " right one"
+            )
+        return [name for name in tensors_of(first) if not lives[name] and name in self.varied]
+
+    def constant(self) -> list[str]:
+        """Inputs that held the same values in every draw so far: nothing is known of what the results make of them."""
+        return [name for name in tensors_of(self.batches[0]) if name not in self.varied]
 
     def _reacts(self, golden: Observation) -> bool:
         """Whether the results are others than those of the first batch."""

@@ -174,6 +174,10 @@ class Judge:
         """After a draw of ONE_BY_ONE: inputs that fp64's results do not depend on."""
         return self._guarded(self.fp64.dead)
 
+    def constant(self) -> list[str]:
+        """Inputs that every draw so far has given the same values."""
+        return self.fp64.constant()
+
     def power(self) -> list[dict[str, Any]]:
         """Which mutants of the baseline's last step the gates see."""
         return self._guarded(self._power)

@@ -35,7 +35,8 @@ class Arm(Protocol):
     all:       fill(piece) and by_host() -> parcel; expect(parcel) and take(piece): what is asked next is about the
                parcel that was taken last
     reference: draw(seed, count, family); batch(index) -> parcel; reference_info() -> dict; yardstick(step);
-               judge(step) -> messages; dead() -> names; power() -> trials; distribution(tensor) -> shares
+               judge(step) -> messages; dead() and constant() -> names; power() -> trials;
+               distribution(tensor) -> shares
     name:      as a failure of its process tells it
     others:    load(index, family); observe(step, restore, noise, forward) -> parcel; repeats(times) -> bool;
                overwritten() -> names; losses(unit, seed) -> list; throw(unit) -> dice.Throws
@@ -86,6 +87,7 @@ class Verification:
     mutants:      by name, how many were tried and caught, and on which tensors they passed
     visible:      by tensor, the smallest RMS error and the smallest of one element that would have failed, over s
     dead:         inputs that the result does not depend on
+    constant:     inputs that held the same values in every draw
     unread:       results, or parts of one, that hold nothing that can be compared
     varied:       which parameters had other values than they begin with (see `equivalence.generic`)
     distribution: shares of the errors of the worst output (see `gates.histogram`), of both arms
@@ -111,6 +113,7 @@ class Verification:
     mutants: dict[str, Message] = field(default_factory=dict)
     visible: dict[str, Any] = field(default_factory=dict)
     dead: list[str] = field(default_factory=list)
+    constant: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     varied: str = ""
     distribution: Message = field(default_factory=dict)
@@ -322,9 +325,11 @@ def exchange(trial: Trial, seed: int) -> None:
     """Which inputs matter at all, and whether outputs outlive the next step."""
     verification = trial.verification
     verification.dead = trial.reference.call("dead")
-    if verification.dead:
-        names = ", ".join(verification.dead)
-        verification.notes.append(f"the result does not depend on input {names}: what is done with it is not checked")
+    verification.constant = trial.reference.call("constant")
+    if dead := ", ".join(verification.dead):
+        verification.notes.append(f"the result does not depend on input {dead}: what is done with it is not checked")
+    if constant := ", ".join(verification.constant):
+        verification.notes.append(f"input {constant} was the same in every draw: other values of it are not checked")
     if not trial.plan.overwrites:
         lost = set(trial.candidate.call("overwritten")) - set(trial.yardstick.call("overwritten"))
         text = "the next step writes over it, and the candidate does not say so (Strategy.overwrites)"

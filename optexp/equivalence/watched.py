@@ -11,7 +11,7 @@ STEPS = "steps"  # of the arms, and all that surrounds them: copies, poison, rep
 TRANSFER = "transfer"  # of batches and results, through shared memory
 PARTS = {
     "setup": "setup",
-    **dict.fromkeys(("draw", "recall", "reference_info", "dead"), "inputs"),  # and what fp64 makes of them
+    **dict.fromkeys(("draw", "recall", "reference_info", "dead", "constant"), "inputs"),  # and what fp64 makes of them
     **dict.fromkeys(("batch", "expect", "by_host", "fill", "take", "load"), TRANSFER),
     **dict.fromkeys(("yardstick", "judge", "judge_timed"), "gates"),
     **dict.fromkeys(("power", "distribution"), "mutants"),

@@ -95,7 +95,10 @@ def _measure_cpu() -> Calibration:
     return Calibration(
         device="cpu",
         bandwidth=2 * source.nbytes / _seconds(lambda: target.copy_(source), device),
-        matrix={"float32": _matrix_rate(768, torch.float32, device)},
+        matrix={
+            "float32": _matrix_rate(768, torch.float32, device),
+            "bfloat16": _matrix_rate(256, torch.bfloat16, device),  # smaller, for it may be emulated
+        },
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from optexp.insight.breakdown import OUTSIDE, Breakdown
+from optexp.insight.calibration import Calibration
 from optexp.insight.explanation import DISTORTED, percent
 from optexp.insight.trace import MATRIX_OPS, Trace
 from optexp.reporting.wording import duration
@@ -14,7 +16,7 @@ _STRATEGY = "strategy="
 _SMALL_KERNEL_US, _MANY_KERNELS = 10.0, 20
 _SMALL_OP_US, _MANY_OPS = 20.0, 50
 _INSIDE = {"DtoD", "memset"}  # kinds of copies
-_LOADER_ADVICE = "more DataLoader workers, and prefetching"
+_WORKERS = 4  # proposed for a loader that has none, at most
 _LOW_PRECISION = {"bfloat16", "float16"}
 
 
@@ -28,14 +30,19 @@ class Bottleneck:
     try_: tuple[str, ...]
 
 
-def diagnose(trace: Trace, breakdown: Breakdown) -> list[Bottleneck]:
-    """All causes that the profile shows, largest share first."""
+def diagnose(trace: Trace, breakdown: Breakdown, calibration: Calibration | None = None) -> list[Bottleneck]:
+    """All causes that the profile shows, largest share first.
+
+    calibration: the device's measured ceilings; lower precision is proposed on a CPU only where they show it faster
+    """
     if breakdown.busy is None and (breakdown.stretched or 0.0) > DISTORTED:
         return []
     found = _on_cpu(trace, breakdown) if breakdown.busy is None else _on_gpu(trace, breakdown, breakdown.busy)
     done = {"amp"} if _LOW_PRECISION & trace.op_dtypes(MATRIX_OPS).keys() else set()
     if breakdown.graph_launches:
         done.add("cuda_graph")
+    if breakdown.busy is None and calibration is not None and not _faster_in_low_precision(calibration):
+        done.add("amp")
 
     ranked = sorted(found, key=lambda bottleneck: -bottleneck.share)
     return [replace(b, try_=tuple(text for text in b.try_ if parse(text)[0] not in done)) for b in ranked]
@@ -46,14 +53,22 @@ def narrowed(bottlenecks: Iterable[Bottleneck], possible: Container[str]) -> lis
     return [replace(b, try_=tuple(t for t in b.try_ if parse(t)[0] is None or t in possible)) for b in bottlenecks]
 
 
-def suggestion(bottlenecks: Iterable[Bottleneck], stack: Sequence[str]) -> str | None:
-    """The best thing to try next that is not in the stack yet, in one sentence; None when nothing follows."""
+def suggestion(bottlenecks: Iterable[Bottleneck], stack: Sequence[str], without: Container[str] = ()) -> str | None:
+    """The best remedy of the largest bottleneck that has one, in one sentence; None when nothing follows.
+
+    A strategy that is not in the stack yet comes before plain words.
+
+    without: strategies that made things worse
+    """
     for bottleneck in bottlenecks:
-        for text in bottleneck.try_:
-            name, options = parse(text)
-            if name is not None and name not in stack:
+        named = [(text, *parse(text)) for text in bottleneck.try_]
+        for _, name, options in named:
+            if name is not None and name not in stack and name not in without:
                 choice = f"[{','.join((*stack, name))}]" if stack else name
                 return " ".join([f"{_STRATEGY}{choice}", *options]) + f": {bottleneck.why}"
+        for text, name, _ in named:
+            if name is None:
+                return f"{text}: {bottleneck.why}"
     return None
 
 
@@ -69,6 +84,22 @@ def _lower_precision(trace: Trace) -> tuple[str, ...]:
     """amp, where it could find something to lower: inside a graph no operator is visible."""
     hidden = any(kernel.in_graph for kernel in trace.kernels)
     return ("strategy=amp",) if hidden or trace.op_dtypes(MATRIX_OPS) else ()
+
+
+def _faster_in_low_precision(calibration: Calibration) -> bool:
+    """Whether a product in bfloat16 is: processors without such units emulate it."""
+    return calibration.matrix.get("bfloat16", 0.0) > calibration.matrix.get("float32", 0.0)
+
+
+def _loader_advice(trace: Trace) -> tuple[str, ...]:
+    """Against waiting for a DataLoader: workers where it has none, else what makes each batch cheaper."""
+    if any("MultiProcessing" in span.name for span in trace.annotations):
+        return ("more DataLoader workers (num_workers, prefetch_factor), or less work for each batch",)
+    workers = max(1, min(_WORKERS, len(os.sched_getaffinity(0)) - 1))
+    return (
+        f"strategy=pinned_memory strategy.pinned_memory.workers={workers}",
+        "DataLoader(num_workers=…, prefetch_factor=…), so that processes of its own make batches ahead",
+    )
 
 
 def _copies(trace: Trace, b: Breakdown, pageable: float) -> Bottleneck:
@@ -97,14 +128,16 @@ def _on_gpu(trace: Trace, b: Breakdown, busy: float) -> list[Bottleneck]:
     if b.host_late >= 0.2 and (loading >= 0.05 or waiting >= 0.05 or outpaced):
         shares = {"for data": loading, "after a synchronisation": waiting, "for Python to dispatch": dispatching}
         reasons = [f"{percent(share)} {what}" for what, share in shares.items() if share >= 0.05]
-        advice = [_LOADER_ADVICE] if loading >= 0.05 else []
+        advice = list(_loader_advice(trace)) if loading >= 0.05 else []
         advice += ["remove what waits for the GPU (.item(), .cpu(), printing a loss)"] if waiting >= 0.05 else []
+        if dispatching >= max(loading, waiting):  # else it is not the launches that are late
+            advice = ["strategy=fusion", "strategy=cuda_graph", *advice]
         found.append(
             Bottleneck(
                 "cpu_bottleneck",
                 b.host_late,
                 f"the GPU waits for the host {percent(b.host_late)} of the step ({', '.join(reasons)})",
-                (*advice, "strategy=fusion", "strategy=cuda_graph"),
+                tuple(advice),
             )
         )
     if small and (b.gaps >= 0.2 or enqueue >= 0.8):
@@ -192,7 +225,7 @@ def _on_cpu(trace: Trace, b: Breakdown) -> list[Bottleneck]:
                 "data_loading",
                 loading,
                 f"the step waits for its next batch {percent(loading)} of the time",
-                (_LOADER_ADVICE,),
+                _loader_advice(trace),
             )
         )
     if b.terms[OUTSIDE] >= 0.5:

@@ -90,7 +90,7 @@ class Sample:
     constant: tuple[str, ...] = ()  # inputs that hold one value over and over
     foreign: tuple[str, ...] = ()  # processes of others on the card
     queue: int = 0  # batches that an arm makes in the background, where work aside is honest
-    uneven: bool = False  # blocks of both arms are not of the same batches, and these are not of one size
+    uneven: str = ""  # why blocks of both arms are not of the same batches, where these are not of one size
     floor_s: float = 0.0  # what no program can beat, where that is known
     busy_s: dict[str, float] = field(default_factory=dict)  # by arm: seconds of a step in which the card works (traced)
     idle: dict[str, list[float]] = field(default_factory=dict)  # by arm: share of its cores it kept busy, not its turn
@@ -248,21 +248,24 @@ def _look(ready: Mapping[str, Ready], order: Random, cold: bool) -> None:
 
 def _on_the_same_batches(
     ready: Mapping[str, Ready], cycle: int, period: int, planned_s: Mapping[str, float]
-) -> tuple[dict[str, Ready], bool]:
+) -> tuple[dict[str, Ready], str]:
     """Blocks that meet all batches equally often or, where there are more than a block has steps or nobody knows how
     many, the very same ones in all arms: else the arm whose blocks are the shorter may have met the cheaper ones. And
-    whether they do not, as it would take too long.
+    why they do not, where it would take too long and sizes differ: a loader's may, others take turns (`cycle`).
 
     period:  after how many steps they come again; 1: they are all alike; 0: nobody knows
     """
     longest = max(arm.steps for arm in ready.values())
     if 0 < period <= longest:
         turn = lcm(period, cycle)
-        return {name: replace(arm, steps=_multiple(arm.steps, turn), turn=turn) for name, arm in ready.items()}, False
+        return {name: replace(arm, steps=_multiple(arm.steps, turn), turn=turn) for name, arm in ready.items()}, ""
     steps, lead_in = _multiple(longest, cycle), max(arm.lead_in for arm in ready.values())
-    if any(steps > arm.steps and (steps + lead_in) * planned_s[name] > LONGEST_S for name, arm in ready.items()):
-        return dict(ready), True
-    return {name: replace(arm, steps=steps, lead_in=lead_in, turn=cycle) for name, arm in ready.items()}, False
+    lasting = {name: (steps + lead_in) * planned_s[name] for name, arm in ready.items() if steps > arm.steps}
+    if not lasting or max(lasting.values()) <= LONGEST_S:
+        return {name: replace(arm, steps=steps, lead_in=lead_in, turn=cycle) for name, arm in ready.items()}, ""
+    slow, block_s = max(lasting.items(), key=lambda item: item[1])
+    sizes_differ = not period or ready["baseline"].arm.call("has_loader")
+    return dict(ready), f"{steps} steps of the {slow} would take {block_s:.0f} s" if sizes_differ else ""
 
 
 def _multiple(steps: int, of: int) -> int:

@@ -180,10 +180,10 @@ def constant_inputs(samples: Sequence[Sample]) -> Watch:
 
 
 def same_batches(samples: Sequence[Sample]) -> Watch:
-    """Of batches that differ in size both arms must be timed on the same ones."""
-    ok = not any(sample.uneven for sample in samples)
-    text = "the arms were timed on different batches of a loader whose sizes differ: pad them, or use fewer workers"
-    return Watch("batches", ok, "blocks of both arms meet the same" if ok else text, undecides=True)
+    """Of a loader's batches, where they differ in size, both arms must be timed on the same ones."""
+    why = next((sample.uneven for sample in samples if sample.uneven), "")
+    text = f"the arms were timed on different batches of a loader whose sizes differ, for {why}: pad them, or use fewer"
+    return Watch("batches", not why, f"{text} workers" if why else "blocks of both arms meet the same", undecides=True)
 
 
 def order_effect(samples: Sequence[Sample]) -> Watch:

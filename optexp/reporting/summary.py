@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from optexp.reporting.wording import duration, ratio
+from optexp.reporting.wording import constant_inputs, duration, ratio
 from optexp.result import ArmSummary, Result, Verdict
 
 # What a person does next where nothing was measured, or what was measured cannot be used.
@@ -236,11 +236,16 @@ def remarks(result: Result) -> list[str]:
 
 
 def unchecked(result: Result) -> list[str]:
-    """What a verdict of equality leaves out: inputs that nothing depends on, and results that nobody can read."""
+    """What a verdict of equality leaves out: inputs that nothing depends on or that never varied, and results that
+    cannot be read."""
     found = result.equivalence
-    dead, unread = ", ".join(found.get("dead") or ()), ", ".join(found.get("unread") or ())
-    said = [f"the result does not depend on input {dead}: what is done with it is not checked"] if dead else []
-    return said + ([f"nothing in {unread} can be compared: what it holds is not checked"] if unread else [])
+    dead, constant, unread = (", ".join(found.get(name) or ()) for name in ("dead", "constant", "unread"))
+    said = [
+        (dead, f"the result does not depend on input {dead}: what is done with it is not checked"),
+        (constant, constant_inputs(constant)),
+        (unread, f"nothing in {unread} can be compared: what it holds is not checked"),
+    ]
+    return [text for names, text in said if names]
 
 
 def suggestion(result: Result) -> str:

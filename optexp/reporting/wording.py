@@ -39,6 +39,14 @@ def percent(confidence: float) -> str:
     return f"{100 * confidence:.6g}%"
 
 
+def constant_inputs(names: str) -> str:
+    """Of inputs without a second value."""
+    return (
+        f"input {names} was the same in every draw: results for other values of it are not checked"
+        " (draw it at random where it may vary)"
+    )
+
+
 def at_precision(dtype: str) -> str:
     """Of the limits that results were held to, where they are not those of torch's own default."""
     return "" if dtype == "float32" else f", at {dtype} precision"

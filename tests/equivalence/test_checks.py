@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -165,6 +166,59 @@ def test_an_input_that_does_not_matter_is_named(check):
     assert found.ok
     assert found.dead == ["1"]
     assert any("input 1" in note for note in found.notes)
+
+
+class Segments(nn.Module):
+    """Sums of rows between offsets; without the second input, of rows between offsets that it knows."""
+
+    def __init__(self, given=True):
+        super().__init__()
+        self.given = given
+
+    def forward(self, x, offsets):
+        ends = offsets.tolist() if self.given else [0, 3, 8]
+        return torch.stack([x[a:b].sum(0) for a, b in pairwise(ends)])
+
+
+def of_segments(offsets, given=True):
+    class Workload(Softmax):
+        def model(self):
+            return Segments(given)
+
+        def batch(self, generator):
+            return torch.randn(8, 16, generator=generator), offsets(generator)
+
+    return Workload(rows=8, columns=16, add=True)
+
+
+def test_an_input_without_a_second_value_is_not_called_dead(check):
+    found = check(of_segments(lambda generator: torch.tensor([0, 3, 8])))
+    assert found.ok
+    assert (found.dead, found.constant) == ([], ["1"])
+    assert any("input 1 was the same in every draw" in note for note in found.notes)
+    drawn = check(
+        of_segments(lambda generator: torch.tensor([0, int(torch.randint(1, 8, (), generator=generator)), 8]))
+    )
+    assert (drawn.dead, drawn.constant) == ([], [])
+    unused = check(of_segments(lambda generator: torch.randint(1, 8, (3,), generator=generator), given=False))
+    assert (unused.dead, unused.constant) == (["1"], [])
+
+
+def test_where_the_only_input_that_matters_never_varies_that_is_said(check):
+    class Constant(Softmax):
+        def model(self):
+            return OnlySecond()
+
+        def batch(self, generator):
+            return torch.randn(16, 8, generator=generator), torch.ones(16, 8)
+
+    with pytest.raises(NoReference, match=r"no input that was varied \(the same in every draw: input 1\)"):
+        check(Constant(rows=16, columns=8, add=True))
+
+
+class OnlySecond(nn.Module):
+    def forward(self, a, b):
+        return b * 2
 
 
 class OnlyNormed(nn.Module):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from optexp.insight.breakdown import breakdown
+from optexp.insight.calibration import Calibration
 from optexp.insight.diagnosis import Bottleneck, diagnose, narrowed, suggestion
 from optexp.insight.trace import Trace
 from tests.insight.recording import undisturbed
@@ -36,7 +37,10 @@ def test_waiting_for_data_and_copying_from_pageable_memory(feeding):
     causes = found(feeding)
     assert causes["cpu_bottleneck"].share > 0.4
     assert "for data" in causes["cpu_bottleneck"].why
-    assert any("DataLoader" in text for text in causes["cpu_bottleneck"].try_)
+    workers, words, *_ = causes["cpu_bottleneck"].try_
+    assert workers.startswith("strategy=pinned_memory strategy.pinned_memory.workers=")
+    assert "DataLoader(num_workers" in words
+    assert not {"strategy=fusion", "strategy=cuda_graph"} & {*causes["cpu_bottleneck"].try_}  # launches are not late
     assert "pageable" in causes["memory_copy"].why
 
 
@@ -102,6 +106,44 @@ def test_suggestion_adds_to_the_stack_and_never_repeats_it(eager):
     with_options = [Bottleneck("slow", 0.5, "it is", ("in words", "strategy=fusion strategy.fusion.mode=max-autotune"))]
     assert narrowed(with_options, [])[0].try_ == ("in words",)
     assert suggestion(with_options, ["amp"]) == "strategy=[amp,fusion] strategy.fusion.mode=max-autotune: it is"
+
+
+def test_a_loader_is_mended_by_workers_and_by_nothing_else(chrome):
+    """Beside it many small operators, which fusion would make fewer of."""
+
+    def loading(iterator: str) -> Trace:
+        build = chrome()
+
+        def step() -> None:
+            build.spend("user_annotation", f"enumerate(DataLoader)#{iterator}.__next__", 4000.0)
+            for _ in range(60):
+                build.spend("cpu_op", "aten::add", 5.0)
+
+        return build.steps(step)
+
+    single, several = loading("_SingleProcessDataLoaderIter"), loading("_MultiProcessingDataLoaderIter")
+    causes = diagnose(single, breakdown(single))
+    assert causes[0].label == "data_loading"
+    assert suggestion(causes, []).startswith("strategy=pinned_memory strategy.pinned_memory.workers=")
+    refused = narrowed(causes, ["strategy=fusion"])  # as of an iterable data set
+    assert suggestion(refused, []).startswith("DataLoader(num_workers=…")
+    assert suggestion(diagnose(several, breakdown(several)), []).startswith("more DataLoader workers")
+
+
+def test_a_strategy_that_made_it_worse_is_not_extended(eager):
+    causes = diagnose(eager, breakdown(eager))
+    assert suggestion(causes, [], without=["cuda_graph"]).startswith("strategy=fusion: 45 kernels")
+    assert suggestion(causes, ["amp"], without=["cuda_graph", "fusion", "fused_optimizer"]) is None
+
+
+@pytest.mark.parametrize(("bfloat16", "proposed"), [(2e11, True), (4e9, False)])
+def test_lower_precision_is_for_processors_that_have_it(tmp_path, bfloat16, proposed):
+    layer, inputs = nn.Linear(1024, 1024), torch.randn(512, 1024)
+    with torch.no_grad():
+        trace = undisturbed(lambda: layer(inputs), tmp_path / "t.json.gz")
+    processor = Calibration("cpu", 1e10, {"float32": 1e11, "bfloat16": bfloat16})
+    causes = {cause.label: cause for cause in diagnose(trace, breakdown(trace, processor), processor)}
+    assert ("strategy=amp" in causes["matrix_products"].try_) is proposed
 
 
 def on_cpu(step, path: Path) -> dict[str, Bottleneck]:

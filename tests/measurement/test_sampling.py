@@ -23,6 +23,7 @@ from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.sampling import COLD, DELAYED, MAIN, SAME, Sample, sample
+from optexp.measurement.watchdogs import same_batches
 from optexp.workloads.matmul import Matmul
 from tests.measurement.nvml import Nvml
 
@@ -181,8 +182,24 @@ def test_batches_that_would_take_too_long_to_be_the_same_decide_nothing() -> Non
     arms = {"baseline": Uneven(0.2, [1.0], 0), "candidate": Uneven(0.025, [1.0], 0, queue=16)}
     found = measured(pairs=8, **arms)
     assert max(call["steps"] for call in arms["baseline"].calls) == 1
-    assert found.uneven
+    assert found.uneven == "192 steps of the baseline would take 42 s"
+    watch = same_batches([found])
+    assert not watch.ok
+    assert found.uneven in watch.text
     assert not measured(pairs=8, baseline=Uneven(0.2, [1.0], 0), candidate=Uneven(0.02, [1.0], 0)).uneven
+
+
+@pytest.mark.parametrize("loader", [True, False])
+def test_batches_of_one_size_are_no_reason_to_decide_nothing(loader: bool) -> None:
+    """Blocks of 50 steps and of one: a candidate is so slow that it never meets all of its 64 batches."""
+
+    class Arm(Uneven):
+        def call(self, method: str, **arguments: Any) -> Any:
+            return loader if method == "has_loader" else super().call(method, **arguments)
+
+    found = measured(pairs=8, baseline=Arm(1e-3, [1.0], 64), candidate=Arm(0.3, [1.0], 64))
+    assert bool(found.uneven) is loader
+    assert same_batches([found]).ok is not loader
 
 
 def test_an_interrupt_leaves_what_was_measured() -> None:

@@ -56,6 +56,18 @@ def test_a_loader_is_pinned_and_gets_its_workers():
     assert PinnedMemory().apply(program_of(Training(batch_size=4, workers=1)))[0].feed.workers == 1
 
 
+def test_workers_make_the_batches_of_a_loader_on_a_cpu_too():
+    plain = program_of(Training(batch_size=4, workers=0))
+    assert PinnedMemory(workers=2).unsupported(plain, CPU) is None
+    assert "strategy.pinned_memory.workers=" in PinnedMemory().unsupported(plain, CPU)
+    program, notes = PinnedMemory(workers=2).apply(plain)
+    assert program.feed.workers == 2
+    assert PinnedMemory(workers=2).evidence(copies(), copies(), notes, {}).text == "2 workers make batches, not 0"
+    _, notes = PinnedMemory(workers=0).apply(plain)
+    assert not PinnedMemory(workers=0).evidence(copies(), copies(), notes, {}).engaged
+    assert "pin_memory" not in PinnedMemory(workers=2).recipe(notes)
+
+
 def test_a_step_that_copies_its_batch_does_not_wait_either():
     program, notes = PinnedMemory().apply(program_of(Pipeline(rows=8, dim=4)))
     assert (program.feed.pin_memory, program.step.non_blocking) == (True, True)
