@@ -667,4 +667,4 @@ if __name__ == "__main__":
     from optexp.workers.processes import serve_launcher
 
     sys.path[:] = [entry or os.getcwd() for entry in sys.path]
-    serve_launcher(int(sys.argv[1]))
+    serve_launcher(int(sys.argv.pop()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from optexp.config import ConfigError, suggest
+from optexp.importing import as_script, import_file, imported
 
 
 def find(target: str, key: str) -> Any:
@@ -22,7 +22,8 @@ def find(target: str, key: str) -> Any:
     if place.endswith(".py"):
         found: Any = import_file(Path(place).expanduser(), key)
     else:
-        found = _import(place, f"{key}={target}")
+        with as_script(source(target) or Path(place), f"{key}={target}"):
+            found = _import(place, f"{key}={target}")
     for part in name.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"{key}={target}: {place} has no {part!r}{suggest(part, models_in(found))}")
@@ -51,43 +52,28 @@ def _import(name: str, asked: str) -> ModuleType:
         ) from None
 
 
-def import_file(path: Path, key: str, anew: bool = False) -> ModuleType:
-    """A file as a module, as if its folder had been the place to start Python in.
-
-    anew: run it again, though it was imported before: what it keeps in globals is then nobody else's
-    """
-    if not path.is_file():
-        raise ConfigError(f"{key}={path}: there is no such file below {Path.cwd()}")
-    path = path.resolve()
-    name = path.stem
-    if (known := sys.modules.get(name)) is not None:
-        if getattr(known, "__file__", None) != str(path):
-            name = f"optexp_{name}"
-        elif not anew:
-            return known
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{key}={path} is not a Python file")
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where a DataLoader's workers find what was defined in it
-    spec.loader.exec_module(module)
-    return module
-
-
 def spelled(target: str, variable: str) -> tuple[str, str]:
     """Lines that import, as `variable`, the module of a target that `find` has found; and the name in it."""
     place, _, name = target.rpartition(":") if ":" in target else target.rpartition(".")
-    file, here = Path(place).expanduser().resolve(), Path.cwd()
+    here, displaced = Path.cwd(), list[str]()
     if place.endswith(".py"):
-        place, folder = file.stem, file.parent
+        path = Path(place).expanduser().resolve()
+        known = imported(path, variable)
+        place, folder, script, displaced = known.place.name, known.place.root, str(path), known.displaced
     else:
-        folder = here
-        if not str(getattr(sys.modules[place], "__file__", None) or "").startswith(f"{here}/"):
+        folder, script = here, str(getattr(sys.modules[place], "__file__", None) or "")
+        if not script.startswith(f"{here}/"):
             return f"import importlib\n\n{variable} = importlib.import_module({place!r})", name
-    path = f'sys.path.insert(0, "{folder}")'
-    return f"import importlib\nimport sys\n\n{path}\n{variable} = importlib.import_module({place!r})", name
+    dropped = f"for other in {displaced!r}:  # of another folder\n    sys.modules.pop(other, None)\n" * bool(displaced)
+    lines = f'''\
+import importlib
+import sys
+
+sys.path.insert(0, "{folder}")
+arguments, sys.argv[:] = sys.argv[:], ["{script}"]
+{dropped}{variable} = importlib.import_module({place!r})
+sys.argv[:] = arguments'''
+    return lines, name
 
 
 def models_in(place: Any) -> list[str]:

@@ -32,7 +32,8 @@ USUAL = {"itertools": "import itertools", "F": "import torch.nn.functional as F"
 # What recipes work on (see `Strategy.recipe`), and what else the file defines.
 NAMES = (
     "device", "dtype", "model", "forward", "predict", "loss_fn", "optimizer", "scaler", "step", "pool",
-    "batches", "loader", "loader_options", "bring", "deliver", "workload", "user", "synchronize", "microseconds",
+    "batches", "loader", "loader_options", "bring", "deliver", "workload", "user", "arguments", "synchronize",
+    "microseconds",
 )  # fmt: skip
 
 

@@ -115,13 +115,18 @@ class InProcess:
     def __init__(self, target: object, name: str) -> None:
         self.target, self.name = target, name
         self._answer: Any = None
+        self._argv = sys.argv[:1]
 
     def call(self, method: str, **arguments: Any) -> Any:
         self.start(method, **arguments)
         return self.wait()
 
     def start(self, method: str, **arguments: Any) -> None:
-        self._answer = _answer(self.target, method, arguments)
+        ours, sys.argv = sys.argv, self._argv
+        try:
+            self._answer = _answer(self.target, method, arguments)
+        finally:
+            self._argv, sys.argv = sys.argv, ours
 
     def wait(self) -> Any:
         kind, value = self._answer
@@ -169,6 +174,7 @@ class Launcher:
         """A new worker that serves an instance of `role` ("package.module:Class")."""
         ours, theirs = socket.socketpair()
         request = {"do": "fork", "role": role, "log": str(log), "path": sys.path, "cwd": os.getcwd()}
+        request |= {"argv": sys.argv[:1]}
         answer = self._ask(request, theirs.fileno(), max(timeout_s, 120))  # it may still be importing torch
         theirs.close()
         worker = Worker(self, answer["pid"], Connection(ours.detach()), name, log, timeout_s)
@@ -298,7 +304,7 @@ def _become_worker(request: dict[str, Any], descriptor: int) -> NoReturn:
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     faulthandler.enable(sys.stderr)
     os.chdir(request["cwd"])
-    sys.path[:] = request["path"]
+    sys.path[:], sys.argv = request["path"], request["argv"]  # the arguments are no user's script's
     module, _, name = request["role"].partition(":")
     status = 1
     try:

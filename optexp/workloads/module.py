@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from optexp.config import ConfigError, suggest, typed
-from optexp.lookup import find, import_file, models_in, source, spelled
+from optexp.importing import import_file
+from optexp.lookup import find, models_in, source, spelled
 from optexp.takehome.ownlisting import Spelled
 from optexp.usermodel.own import Own, Parts
 from optexp.usermodel.usercode import maker

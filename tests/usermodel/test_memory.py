@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.lookup import import_file
+from optexp.importing import import_file
 from optexp.program import Program, ResidentFeed, Snapshot, prime
 from optexp.usermodel.memory import Memory, move
 from optexp.usermodel.trainstep import TrainStep

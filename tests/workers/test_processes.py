@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from optexp.strategy import Unsupported
-from optexp.workers.processes import Failure, Launcher, Worker
+from optexp.workers.processes import Failure, InProcess, Launcher, Worker
 
 ROLE = "tests.workers.test_processes:Misbehaving"
 
@@ -40,6 +41,9 @@ class Misbehaving:
 
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
+
+    def arguments(self) -> list[str]:
+        return sys.argv
 
     def spawn_child(self) -> int:
         import subprocess
@@ -138,3 +142,22 @@ def _running(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+def test_nobody_sees_the_arguments_of_the_process(worker: Worker) -> None:
+    assert worker.call("arguments") == sys.argv[:1]
+    here = InProcess(Misbehaving(), "candidate")
+    assert here.call("arguments") == sys.argv[:1]
+
+
+def test_what_code_in_this_process_does_to_arguments_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["optexp", "workload=mlp"])
+    here = InProcess(Imports(), "candidate")
+    here.call("start")
+    assert sys.argv == ["optexp", "workload=mlp"]
+    assert here.call("arguments") == ["script.py"]
+
+
+class Imports(Misbehaving):
+    def start(self) -> None:
+        sys.argv = ["script.py"]
