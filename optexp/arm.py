@@ -18,6 +18,7 @@ import cloudpickle
 import torch
 from torch import Tensor
 
+from optexp.aliasing import holdings, matched
 from optexp.config import ConfigError
 from optexp.equivalence import dice, families, state, trajectory
 from optexp.equivalence.autocast import autocast
@@ -144,8 +145,9 @@ class Arm:
         for strategy in compose(spec.strategies):
             if reason := strategy.unsupported(program, self.device):
                 raise Unsupported(f"{strategy.name}: {reason}")
-            feed = program.feed
+            feed, aliases, held = program.feed, program.aliases, holdings(program)
             program, notes[strategy.name] = strategy.apply(program)
+            program = matched(held, program, aliases, strategy.name)
             if not spec.dropout:
                 silence(program.model)  # which may be another one
             if program.feed is not feed:

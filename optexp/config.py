@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from optexp.strategy import Composed, Strategy, label
+from optexp.strategy import Composed, Strategy, label, named
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -193,8 +193,16 @@ def _strategy_nodes(names: list[str], key: str) -> dict[str, Any]:
 
 
 def _build_all(nodes: Mapping[str, Any], key: str) -> Composed:
-    strategies: list[Strategy] = [build(node, f"{key}.{name}") for name, node in nodes.items()]
+    strategies = [_strategy(node, key, name) for name, node in nodes.items()]
     return Composed(sorted(strategies, key=lambda s: (s.stage, s.name)))
+
+
+def _strategy(node: Any, key: str, name: str) -> Strategy:
+    built = build(node, f"{key}.{name}")
+    if not isinstance(built, Strategy):
+        kind = f"{type(built).__module__}.{type(built).__qualname__}"
+        raise ConfigError(f"{key}.{name}: {kind} is no strategy: derive it from optexp.strategy.Strategy")
+    return named(built, name)
 
 
 # --- one node --------------------------------------------------------------------------------------------------

@@ -198,15 +198,16 @@ class Program:
     def parameters(self) -> Iterator[tuple[Alias, nn.Parameter]]:
         """Those of the model, with what the baseline calls them."""
         for name, parameter in self.model.named_parameters():
-            if alias := self._alias(name):
+            if alias := self.alias(name):
                 yield alias, parameter
 
     def buffers(self) -> dict[str, Tensor]:
         """Those of the model, as the baseline calls and shapes them."""
-        named = ((self._alias(name), buffer) for name, buffer in self.model.named_buffers())
+        named = ((self.alias(name), buffer) for name, buffer in self.model.named_buffers())
         return {alias.name: alias(buffer) for alias, buffer in named if alias}
 
-    def _alias(self, name: str) -> Alias | None:
+    def alias(self, name: str) -> Alias | None:
+        """What the baseline calls a tensor of the model; None where it has none like it."""
         return Alias(name) if self.aliases is None else self.aliases.get(name)
 
     def state(self) -> dict[str, Tensor]:

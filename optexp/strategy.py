@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
 from functools import total_ordering
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,8 @@ class Stage(IntEnum):
     MEMORY = 8
     CAPTURE = 9
 
+
+NAME = "_yaml"  # attribute of a strategy: the name that its YAML gives it
 
 PRECISIONS = ("bfloat16", "float16", "tf32")  # to which there is a plain autocast, as a yardstick
 
@@ -107,8 +110,8 @@ class Strategy(ABC):
 
     @property
     def name(self) -> str:
-        """The name used on the command line: the file's."""
-        return type(self).__module__.rpartition(".")[2]
+        """The name used on the command line: the YAML's, or the Python file's where no YAML asked for it."""
+        return str(vars(self).get(NAME) or filed(self))
 
     @property
     def contract(self) -> Contract:
@@ -194,6 +197,7 @@ def grouped(counters: Counters, name: str) -> dict[str, float]:
 
 
 Stack = Sequence[Strategy]
+S = TypeVar("S", bound=Strategy)
 
 
 class Composed(list[Strategy]):
@@ -220,6 +224,8 @@ class Composed(list[Strategy]):
 def compose(strategies: Stack) -> list[Strategy]:
     """The stack in the order of its stages, or `Unsupported` where its members cannot work together."""
     stack = sorted(strategies, key=lambda s: (s.stage, s.name))
+    if twice := [name for name, count in Counter(s.name for s in stack).items() if count > 1]:
+        raise Unsupported(f"{twice[0]} is twice in the stack: leave one out, or give one a YAML of another name")
     for trait in ("compile", "capture"):
         members = [s.name for s in stack if trait in traits(s)]
         if len(members) > 1:
@@ -229,10 +235,10 @@ def compose(strategies: Stack) -> list[Strategy]:
             )
     for strategy in stack:
         others = [s for s in stack if s is not strategy]
-        provided = frozenset().union(*(traits(s) | {s.name} for s in others))
+        provided = frozenset().union(*(traits(s) | names(s) for s in others))
         if missing := strategy.requires - provided:
             raise Unsupported(f"{strategy.name} needs {' and '.join(sorted(missing))} in the stack: add it")
-        if clash := [s.label for s in others if strategy.excludes & (traits(s) | {s.name})]:
+        if clash := [s.label for s in others if strategy.excludes & (traits(s) | names(s))]:
             raise Unsupported(f"{strategy.label} does not work with {' and '.join(clash)}: leave one out")
     environment(stack)  # refuses members that disagree
     return stack
@@ -241,6 +247,22 @@ def compose(strategies: Stack) -> list[Strategy]:
 def traits(strategy: Strategy) -> frozenset[str]:
     """What a strategy provides, its stage included."""
     return strategy.provides | {strategy.stage.name.lower()}
+
+
+def names(strategy: Strategy) -> frozenset[str]:
+    """Names by which others require or exclude it."""
+    return frozenset({strategy.name, filed(strategy)})
+
+
+def filed(strategy: Strategy) -> str:
+    """The name of its Python file, whatever a YAML calls it."""
+    return type(strategy).__module__.rpartition(".")[2]
+
+
+def named(strategy: S, name: str) -> S:
+    """The same strategy under its YAML's name: a file may hold several classes, and a class serve several YAMLs."""
+    setattr(strategy, NAME, name)  # no field, which would be an option
+    return strategy
 
 
 def captures(stack: Stack) -> bool:

@@ -227,7 +227,7 @@ def test_a_strategy_from_the_working_folder(experiment: Of, tmp_path: Path, monk
     )
     monkeypatch.chdir(tmp_path)
     job = experiment("strategy=mine", "baseline=[mine]")
-    assert [s.label for s in job.strategies + job.baseline] == ["amp[dtype=float16]"] * 2
+    assert [s.label for s in job.strategies + job.baseline] == ["mine[dtype=float16]"] * 2
 
 
 def test_a_strategy_from_an_installed_package(experiment: Of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_a_strategy_from_an_installed_package(experiment: Of, tmp_path: Path, mo
     entry = EntryPoint(name="theirs", value="their_package.configs", group="optexp.configs")
     monkeypatch.setattr(discovery, "entry_points", lambda group: [entry] if group == entry.group else [])
     monkeypatch.syspath_prepend(tmp_path)
-    assert [s.label for s in experiment("strategy=theirs").strategies] == ["amp[dtype=float16]"]
+    assert [s.label for s in experiment("strategy=theirs").strategies] == ["theirs[dtype=float16]"]
 
 
 def test_studies_from_the_working_folder_and_nothing_else_of_it(
