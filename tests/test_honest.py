@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.benchmarks import honest
+from tests.benchmarks import honest, honest_seeds
 from tests.benchmarks.honest import Found, Store, ended_in, rates, tables
 from tests.benchmarks.honest_pairs import ZOO, Pair, entries, halved, imported, pairs, scaled, snake
+from tests.benchmarks.honest_seeds import Counted
 
 ASKED = argparse.Namespace(
     seconds=60, device="cpu", workers=1, half=None, kernelbench=None, only=None, limit=60, seed=0, again=False, set=[]
@@ -134,6 +135,24 @@ def test_what_counts_as_a_false_alarm(verdict: str, ok: bool | None, alarm: bool
     assert (found.alarm, found.decided) == (alarm, decided)
     last = list(rates("", [found], lambda one: one.half))[-1]
     assert last.startswith(f"| all | {int(decided)} | {f'{int(alarm)} (' if decided else '–'}")
+
+
+def test_seeds_add_up_over_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+
+    def count(name: str, device: str, first: int, seeds: int, seconds: float) -> Counted:
+        begun.append(first)
+        return Counted(min(seeds, 20), 1, 1.2 / first, "G1 loss", [f"refused at {first}"])
+
+    monkeypatch.setattr(honest_seeds, "count", count)
+    path, asked = tmp_path / "store.json", argparse.Namespace(**{**vars(ASKED), "seeds": 30, "only": ["mlp"]})
+    for _ in range(3):
+        honest.seeds(asked, Store(path))
+    (found,) = Store(path).found
+    assert begun == [1, 21]
+    assert (found.seeds, found.alarms, found.used) == (30, 2, 1.2)
+    assert found.headline == "2 of 30 seeds refused; refused at 1; refused at 21"
+    assert "| mlp × fusion | cpu | 2 of 30 seeds refused | 120% (G1 loss) |" in list(tables([found]))
 
 
 def test_a_worker_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,9 +103,9 @@ def strategy(written: str) -> Strategy:
 
 
 def verifications(
-    workload: Workload, stack: list[Strategy], device: str, dtype: str, seeds: int
+    workload: Workload, stack: list[Strategy], device: str, dtype: str, seeds: int, first: int = 1
 ) -> Iterator[Verification]:
-    """One for each seed, on the same arms; the first of them with mutants."""
+    """One for each seed from `first` on, on the same arms; seed 1 with mutants."""
     promise = contract(stack)
     spec = Spec(workload, stack, device, dtype, seed=0, contract=promise)
     arms = [
@@ -116,7 +116,7 @@ def verifications(
         arm.call("setup", packed=own.pack())
     steps = 3 if workload.mode == "train" else 1
     overwrites = any(member.overwrites for member in stack)
-    for seed in range(1, 1 + seeds):
+    for seed in range(first, first + seeds):
         plan = Plan([1000, 1] if seed == 1 else [seed], steps, overwrites=overwrites, power=seed == 1)
         yield verify(arms[0], arms[1], arms[2], plan, promise)
 
