@@ -114,7 +114,8 @@ def compare(session: Session, meanwhile: Callable[[], None]) -> None:
             raise Stop(Verdict.INVALID, examined.distrust)
     if session.experiment.verify == "only":
         result.verdict = Verdict.VERIFIED
-        result.headline = f"VERIFIED: the results are the same{at_precision(session.precision)}; nothing was timed"
+        at = at_precision(session.precision, result.equivalence)
+        result.headline = f"VERIFIED: the results are the same{at}; nothing was timed"
         result.profile["suggestion"] = next_step(session, causes, candidate.bottlenecks, helps=True)
         say_how_to_lock(session)
         return

@@ -118,6 +118,9 @@ class Finding:
     scale:         s;  resolution: what the limit of G1 has beside m·E + κ·u·s (see `Limits`)
     visible:       the smallest RMS error, and the smallest of one element, that would have failed, relative to s
     element:       the worst one: index, candidate, baseline, reference
+    nature:        of an error that failed, what it looks like (see `optexp.equivalence.nature`)
+    far_off:       rows of a result at lower precision (see `optexp.equivalence.far_off`): in the candidate, in plain
+                   autocast, in all
     """
 
     tensor: str
@@ -138,6 +141,8 @@ class Finding:
     resolution: float = 0.0
     visible: tuple[float, float] | None = None
     element: dict[str, Any] | None = None
+    nature: str = ""
+    far_off: tuple[int, int, int] | None = None
     message: str = ""
 
     def to_dict(self) -> dict[str, Any]:

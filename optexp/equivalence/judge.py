@@ -20,6 +20,7 @@ from torch import Tensor
 from optexp.equivalence import mutants
 from optexp.equivalence.conduct import conduct, optional, title
 from optexp.equivalence.families import FAMILIES, NORMAL, integers, nonfinite
+from optexp.equivalence.far_off import far_off
 from optexp.equivalence.gates import (
     PRECISION_CAP,
     SMALL,
@@ -42,6 +43,7 @@ from optexp.equivalence.gates import (
 )
 from optexp.equivalence.golden import Golden, NoReference, before
 from optexp.equivalence.hyperparameters import bias_correction_error, in_float32
+from optexp.equivalence.nature import explained
 from optexp.equivalence.noise import RUNS, alone, amplitude
 from optexp.equivalence.observation import Observation, unpacked
 from optexp.equivalence.quantities import POWERLESS, Quantity, is_exact, is_noise, measured, parts, source
@@ -417,7 +419,8 @@ class Judge:
         for quantity in self._quantities(step, seen):
             if is_noise(quantity, self._plain(quantity).rms):
                 continue
-            finding = replace(self._compare(quantity), bitwise=source(quantity.name) in equal)
+            finding = explained(self._compare(quantity), quantity)
+            finding = replace(finding, bitwise=source(quantity.name) in equal, far_off=self._far_off(quantity))
             if finding.element is not None and finding.element["index"]:
                 finding.element["baseline"] = None
                 if (value := self._baseline_at(quantity.name, tuple(finding.element["index"]))) is not None:
@@ -468,6 +471,10 @@ class Judge:
             note = f"dtype {name_of(quantity.value.dtype)} where plain autocast has {name_of(kept.dtype)}"
             finding = replace(finding, message="; ".join(filter(None, (finding.message, note))))
         return finding
+
+    def _far_off(self, quantity: Quantity) -> tuple[int, int, int] | None:
+        found = None if self.precise else far_off(quantity, self.baseline.get(quantity.name))
+        return None if found is None else found.to_tuple()
 
     def _many(self, ours: Tensor, theirs: Tensor) -> bool:
         """Whether more integers differ than a few operations can leave near ties."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from optexp.equivalence import dice, trajectory
 from optexp.equivalence.families import FAMILIES, NONCONTIGUOUS, NORMAL, ONE_BY_ONE
+from optexp.equivalence.far_off import FarOff
 from optexp.equivalence.gates import broken
 from optexp.equivalence.slopes import PROVES
 from optexp.program import unreadable
@@ -88,6 +89,8 @@ class Verification:
     visible:      by tensor, the smallest RMS error and the smallest of one element that would have failed, over s
     dead:         inputs that the result does not depend on
     constant:     inputs that held the same values in every draw
+    far_off:      at lower precision, by result: rows off by far more than rounding in the candidate, in plain autocast,
+                  and all rows (see `optexp.equivalence.far_off`)
     unread:       results, or parts of one, that hold nothing that can be compared
     varied:       which parameters had other values than they begin with (see `equivalence.generic`)
     distribution: shares of the errors of the worst output (see `gates.histogram`), of both arms
@@ -114,6 +117,7 @@ class Verification:
     visible: dict[str, Any] = field(default_factory=dict)
     dead: list[str] = field(default_factory=list)
     constant: list[str] = field(default_factory=list)
+    far_off: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     varied: str = ""
     distribution: Message = field(default_factory=dict)
@@ -417,6 +421,7 @@ def _conclude(verification: Verification, messages: list[Message], contract: Con
     verification.bitwise = verification.bitwise and not any("G0" in m["failed"] for m in verification.failures)
     verification.notes += sorted({m["message"] for m in messages if m["ok"] and m["message"]})
     verification.unread = sorted({m["tensor"] for m in messages if unreadable(m["tensor"])})
+    verification.far_off = _far_off(messages)
     verification.worst = max(messages, key=lambda m: m["used"], default={})
     verification.gates = _gates(messages, contract)
     nearest = {m["tensor"]: m for m in sorted(messages, key=lambda m: m["used"])}
@@ -426,6 +431,15 @@ def _conclude(verification: Verification, messages: list[Message], contract: Con
     verification.max_ratio = max((m["max_ratio"] for m in outputs), default=None)
     verification.headline = _headline(verification, messages, contract)
     return verification
+
+
+def _far_off(messages: list[Message]) -> dict[str, tuple[int, int, int]]:
+    """Of all sets of inputs as declared, where a row is off at all."""
+    found: dict[str, FarOff] = {}
+    for message in messages:
+        if message["far_off"] and message["family"] in (NORMAL, ONE_BY_ONE):
+            found[message["tensor"]] = found.get(message["tensor"], FarOff(0, 0, 0)) + FarOff(*message["far_off"])
+    return {name: rows.to_tuple() for name, rows in found.items() if rows.candidate or rows.plain}
 
 
 def _bitwise(message: Message) -> Message:

@@ -13,9 +13,15 @@ from optexp.result import ArmSummary, Result, Verdict
 WHAT_NOW = {
     Verdict.NOT_ENGAGED: "The strategy ran and changed nothing here: try another one, or its options.",
     Verdict.NOT_EQUIVALENT: "No speedup is shown for a result that is wrong. The report has the worst tensor.",
-    Verdict.UNVERIFIED: "No speedup is shown for a result that could not be checked.",
+    Verdict.UNVERIFIED: "No speedup is shown for a result that could not be checked. "
+    "Draw inputs at random, keep what a step remembers in buffers or parameters, and take dtypes from the arguments;"
+    " or compare in another workload.mode=, or at a smaller size, whose reference fits.",
     Verdict.INVALID: "The measurement is not shown.",
 }
+LESS_EXACT = (
+    "No speedup is shown for a result that is less exact than its strategy promises, though not wrong: sum in another"
+    " order or in a wider dtype, or promise a precision. The report has the worst tensor."
+)
 QUIET = " Run it again when the machine is quiet."
 MACHINE = {"slow start", "throttling", "foreign processes", "waiting arm", "cores"}  # watchdogs that bark at one
 PART = "share_"  # how the names of a breakdown's terms begin
@@ -56,7 +62,15 @@ class Row:
 def what_now(result: Result) -> str:
     """For a reader of a verdict without a measurement; empty where there is one."""
     machines = any(w["name"] in MACHINE and not w["ok"] for w in result.measurement.get("watchdogs", ()))
+    if result.verdict is Verdict.NOT_EQUIVALENT and less_exact(result):
+        return LESS_EXACT
     return WHAT_NOW.get(result.verdict, "") + (QUIET if result.verdict is Verdict.INVALID and machines else "")
+
+
+def less_exact(result: Result) -> bool:
+    """Whether all that failed looks like rounding."""
+    failures = result.equivalence.get("failures") or []
+    return bool(failures) and all(failure.get("nature") == "rounding" for failure in failures)
 
 
 def rows(result: Result, details: bool = False) -> list[Row]:

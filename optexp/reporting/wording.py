@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import floor, log10
+from typing import Any
 
 from optexp.result import Result, Verdict
 
@@ -19,6 +21,7 @@ GATES = {
     "TRAJECTORY": "the losses of a short training stay as near as small disturbances of the baseline leave them",
     "REPEATED": "what was computed while the clock ran is right, too",
 }
+FAR_OFF = 32  # units of rounding, beyond which a row was moved by more than lower precision
 
 
 def ratio(value: float) -> str:
@@ -47,9 +50,23 @@ def constant_inputs(names: str) -> str:
     )
 
 
-def at_precision(dtype: str) -> str:
-    """Of the limits that results were held to, where they are not those of torch's own default."""
-    return "" if dtype == "float32" else f", at {dtype} precision"
+def at_precision(dtype: str, found: Mapping[str, Any] | None = None) -> str:
+    """Of the limits that results were held to, where they are not those of torch's own default.
+
+    found: the verification, with the rows that lower precision moved by far more than rounding
+    """
+    if dtype == "float32":
+        return ""
+    return "; ".join([f", at {dtype} precision", *far_off((found or {}).get("far_off") or {})])
+
+
+def far_off(found: Mapping[str, Sequence[int]]) -> list[str]:
+    """Rows of results that are off by more than lower precision explains, in words."""
+    return [
+        f"{candidate} of {rows} rows of {name} are off by more than {FAR_OFF} u (other choices: top-k, argmax),"
+        f" of plain autocast {plain}"
+        for name, (candidate, plain, rows) in found.items()
+    ]
 
 
 def headline(result: Result, precision: str, against: str, weakness: str | None) -> str:
@@ -89,7 +106,7 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
             closer = "a machine that does nothing else decides more" if crowded else closer
             text = f"INCONCLUSIVE ({basis}): {why}{closer}"
     if verdict is not Verdict.INCONCLUSIVE:
-        text += at_precision(precision)
+        text += at_precision(precision, result.equivalence)
     if weakness:
         text += f"; equivalent, but weaker: {weakness}"
     return text

@@ -1,0 +1,131 @@
+"""Why a tensor fails its gates: it is less exact than the baseline, or it is another result.
+
+Rounding is small, has either sign, whatever the value that it falls on, and falls on all elements. A wrong result is
+large, or follows the values, or lies in a few places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from optexp.equivalence.gates import SMALL, Finding, chunks
+from optexp.equivalence.quantities import Quantity
+
+MEASURED = ("G1", "G2", "G3", "CAP")  # gates of which an error is known
+SURELY = 64.0  # u·s: what no other result comes as near as
+MOST, MOST_UNITS = 0.02, 32.0  # of s, and of u·s: whichever is more; above it nothing is called rounding
+SPREAD = 0.01  # of the elements at least, that hold the error (its participation ratio; Gaussian noise: a third)
+FOLLOWS = 0.25  # of the square of the error, that the mean of elements with like values may hold
+BINS, LOOKED_AT = 32, 2**20  # groups of elements with like values; elements that are sorted into them
+
+ROUNDING, OTHER = "rounding", "another result"
+
+
+@dataclass(frozen=True)
+class Nature:
+    """What an error looks like.
+
+    kind: ROUNDING, OTHER, or empty where there are too few elements to tell
+    why:  of OTHER, in words
+    """
+
+    kind: str = ""
+    why: str = ""
+
+
+def explained(finding: Finding, quantity: Quantity) -> Finding:
+    """The same finding; where a measured gate failed, its message says what the error looks like."""
+    if finding.ok or finding.gate not in MEASURED or not quantity.scale:
+        return finding
+    found = nature(quantity.value, quantity.reference, quantity.scale, quantity.limits.row.unit)
+    if found.kind == ROUNDING:
+        ratios = {"G2": finding.max_ratio, "G3": finding.block_ratio}
+        times = ratios.get(finding.gate, finding.error_ratio) or finding.error_ratio or 0.0
+        message = f"less exact than the baseline by {times:.3g}×: rounding, not another result; {finding.message}"
+    else:
+        message = f"{finding.message}; {found.why}" if found.why else finding.message
+    return replace(finding, nature=found.kind, message=message)
+
+
+def nature(value: Tensor, reference: Tensor, scale: float, unit: float) -> Nature:
+    """Of the error of `value`, whose reference has the size `scale`, in arithmetic with the unit roundoff `unit`."""
+    squares, fourths, count = _moments(value, reference)
+    size = sqrt(squares / count) if count else 0.0
+    if not size:
+        return Nature()
+    if size <= SURELY * unit * scale:
+        return Nature(ROUNDING)
+    if size > max(MOST, MOST_UNITS * unit) * scale:
+        return Nature(OTHER, f"the error is {size / scale:.2g} of the tensor's size: more than any rounding")
+    if count < SMALL:
+        return Nature()
+    spread = squares * squares / fourths / count if fourths else 0.0
+    if spread < SPREAD and spread * count < count - 1:
+        return Nature(OTHER, f"the error lies in about {max(1, round(spread * count))} of {count} elements")
+    if (share := _following(value, reference)) > FOLLOWS:
+        return Nature(OTHER, f"{share:.0%} of the error follows the values: it is a bias, not rounding")
+    for axis, share in _along(value, reference):
+        if share > FOLLOWS:
+            return Nature(OTHER, f"{share:.0%} of the error is the same along dimension {axis}: it is not rounding")
+    return Nature(ROUNDING)
+
+
+def _errors(value: Tensor, reference: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pieces of the error and of the reference, in fp64; elements that are not finite in both have none."""
+    for _, (c, g) in chunks(value, reference):
+        wide = g.to(torch.float64)
+        yield (c.to(torch.float64) - wide).nan_to_num(0.0, 0.0, 0.0), wide.nan_to_num(0.0, 0.0, 0.0)
+
+
+def _moments(value: Tensor, reference: Tensor) -> tuple[float, float, int]:
+    """Sum of squares and of fourth powers of the error, and how many elements there are."""
+    squares = fourths = 0.0
+    count = 0
+    for error, _ in _errors(value, reference):
+        square = error.square()
+        squares, fourths = squares + float(square.sum()), fourths + float(square.square().sum())
+        count += len(error)
+    return squares, fourths, count
+
+
+def _following(value: Tensor, reference: Tensor) -> float:
+    """Share of the error's square in its mean over elements with like values, beyond what chance leaves there."""
+    left, parts = LOOKED_AT, list[tuple[Tensor, Tensor]]()
+    for error, wide in _errors(value, reference):
+        step = -(-value.numel() // LOOKED_AT)
+        parts.append((error[::step][:left], wide[::step][:left]))
+        left -= len(parts[-1][0])
+    error, wide = (torch.cat(column) for column in zip(*parts, strict=True))
+    bins = min(BINS, len(error) // SMALL)
+    order = wide.argsort()
+    return max((_share(error[some]) for some in (order, wide.abs().argsort())), default=0.0) if bins else _mean(error)
+
+
+def _mean(error: Tensor) -> float:
+    total = float(error.square().sum())
+    return max(0.0, float(error.mean() ** 2) * len(error) / total - 1 / len(error)) if total else 0.0
+
+
+def _share(ordered: Tensor) -> float:
+    """Of the square of errors, in the means of `BINS` groups of neighbours."""
+    bins = min(BINS, len(ordered) // SMALL)
+    groups = ordered[: len(ordered) // bins * bins].view(bins, -1)
+    total = float(groups.square().sum())
+    return float(groups.mean(1).square().sum()) * groups.shape[1] / total - bins / groups.numel() if total else 0.0
+
+
+def _along(value: Tensor, reference: Tensor) -> Iterator[tuple[int, float]]:
+    """For each dimension that means can be taken along: the share of the error's square in those, beyond chance."""
+    if value.dim() < 2 or value.is_complex() or value.numel() > LOOKED_AT:
+        return
+    error = (value.to(torch.float64) - reference.to(torch.float64)).nan_to_num(0.0, 0.0, 0.0)
+    total = float(error.square().sum())
+    for axis in range(error.dim()):
+        if (size := error.shape[axis]) >= SMALL and total:
+            means = error.mean(axis)
+            yield axis, float(means.square().sum()) * size / total - 1 / size

@@ -1,0 +1,103 @@
+"""Less exact is told apart from wrong, whatever the gate that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from optexp.equivalence.nature import OTHER, ROUNDING, nature
+from optexp.workloads.softmax import Softmax
+
+UNIT = 2.0**-24
+Change = Callable[[Tensor], Tensor]
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def running_sums(x: Tensor) -> Tensor:
+    """Differences of running sums, which round by what all terms before have added up to."""
+    sums = (x.float() + 1).cumsum(0)
+    return torch.cat([sums[:1], sums.diff(dim=0)]).double() - 1
+
+
+ROUNDED: dict[str, Change] = {
+    "running sums": running_sums,
+    "tf32": lambda x: torch.ldexp((torch.frexp(x).mantissa * 2**11).round() / 2**11, torch.frexp(x).exponent),
+    "bfloat16": lambda x: x.bfloat16().double(),
+    "noise": lambda x: x + 1e-4 * drawn(*x.shape, seed=1),
+}
+WRONG: dict[str, Change] = {
+    "scaled": lambda x: 1.0001 * x,
+    "another eps": lambda x: x * (1 + 1e-3 / (1 + drawn(len(x), 1, seed=2).abs())),
+    "a column's bias": lambda x: x + 1e-3 * drawn(x.shape[1], seed=3),
+    "shifted": lambda x: x + 1e-4,
+    "clipped": lambda x: x.clamp(-2.5, 2.5),
+    "one element": lambda x: x + 0.5 * torch.eye(*x.shape, dtype=x.dtype) * (torch.arange(len(x)) == 3)[:, None],
+    "a tile": lambda x: torch.cat([torch.cat([x[:16, :16] * 0.9, x[:16, 16:]], 1), x[16:]]),
+    "another tensor": lambda x: drawn(*x.shape, seed=4),
+    "a dropped row": lambda x: torch.cat([x[:-1], torch.zeros_like(x[-1:])]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(512, 64), (64, 33), (8, 16, 64)])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_what_is_less_exact_looks_like_rounding(name: str, shape: tuple[int, ...]) -> None:
+    x = drawn(*shape)
+    assert nature(ROUNDED[name](x), x, 1.0, UNIT).kind == ROUNDING
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_looks_like_another_result(name: str) -> None:
+    x = drawn(512, 64)
+    found = nature(WRONG[name](x), x, 1.0, UNIT)
+    assert found.kind == OTHER, found
+    assert found.why
+
+
+def test_few_elements_tell_only_by_their_size() -> None:
+    one = torch.ones((), dtype=torch.float64)
+    assert nature(one + 20 * UNIT, one, 1.0, UNIT).kind == ROUNDING
+    assert nature(one + 2000 * UNIT, one, 1.0, UNIT).kind == ""
+    assert nature(one * 1.1, one, 1.0, UNIT).kind == OTHER
+    assert nature(one, one, 1.0, UNIT).kind == ""
+
+
+class Sums(nn.Module):
+    """Sums of rows in groups of eight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.abs() + 1).unflatten(0, (-1, 8)).sum(1)
+
+
+class ByRunningSums(Sums):
+    def forward(self, x: Tensor) -> Tensor:
+        sums = (x.abs() + 1).cumsum(0)[7::8]
+        return torch.cat([sums[:1], sums.diff(dim=0)])
+
+
+class OfSevenEighths(Sums):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.abs() + 1).unflatten(0, (-1, 8))[:, :7].sum(1)
+
+
+class Summing(Softmax):
+    def model(self) -> nn.Module:
+        return Sums()
+
+
+@pytest.mark.parametrize(("model", "kind"), [(ByRunningSums, ROUNDING), (OfSevenEighths, OTHER)])
+def test_the_message_says_which(check, model: type[nn.Module], kind: str) -> None:
+    def change(program):
+        program.model.forward = model().forward
+        return program
+
+    found = check(Summing(rows=4096, columns=16), change)
+    assert not found.ok
+    assert {failure["nature"] for failure in found.failures} == {kind}
+    assert ("less exact than the baseline by" in found.headline) is (kind == ROUNDING)
+    assert ("rounding, not another result" in found.headline) is (kind == ROUNDING)
