@@ -20,7 +20,7 @@ from torch import Tensor
 
 from optexp.aliasing import holdings, matched
 from optexp.config import ConfigError
-from optexp.equivalence import dice, families, state, trajectory
+from optexp.equivalence import bits, dice, families, state, trajectory
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.gates import finite
@@ -273,12 +273,17 @@ class Arm:
             return self.brought
         return given
 
-    def observe(self, step: int, restore: bool, noise: int | None = None, forward: bool = False) -> Parcel:
-        """One step on a fresh batch, and all that can be compared of it; or of its forward pass alone."""
+    def observe(
+        self, step: int, restore: bool, noise: int | None = None, forward: bool = False, repeating: bool = False
+    ) -> Parcel:
+        """One step on a fresh batch, and all that can be compared of it; or of its forward pass alone.
+
+        repeating: under deterministic algorithms
+        """
         if restore:
             self.restore()
         self.rates.set(RATES[step % len(RATES)])
-        with self.quiet():
+        with self.quiet(), bits.deterministic() if repeating else nullcontext():
             initial = None if restore else self.initial.values
             return self.send(observed(self.program, self.bring(step), noise, forward, initial))
 
@@ -341,6 +346,15 @@ class Arm:
         self.restore()
         with self.quiet():
             return repeats(self.program, self.fresh[0], self.initial, times)
+
+    def varying(self, times: int, step: int = 0, repeating: bool = False) -> list[str]:
+        """What the program does not repeat bit for bit on a fresh batch.
+
+        repeating: under deterministic algorithms
+        """
+        self.restore()
+        with self.quiet(), bits.deterministic() if repeating else nullcontext():
+            return bits.varying(self.program, self.fresh[step % len(self.fresh)], self.initial, times)
 
     def throw(self, unit: float) -> dice.Throws:
         """One step with many seeds, where it draws random numbers."""

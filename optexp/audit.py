@@ -282,7 +282,7 @@ def _contract(record: Record) -> Iterator[str]:
         yield f"the contract is {found['contract']}, and its gate {own} is missing"
     if name != "PRECISION" and GATES["PRECISION"] in found["gates"]:
         yield f"the contract is {found['contract']}, and the gates are those of PRECISION"
-    if name == "BITWISE" and not found["bitwise"]:
+    if name == "BITWISE" and not (found["bitwise"] or found.get("unchecked_bits")):
         yield "the contract is BITWISE, and bits differ"
 
 

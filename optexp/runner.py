@@ -22,7 +22,7 @@ from optexp.measurement import textbook
 from optexp.measurement.rounds import measure, refuse_company, say_how_to_lock
 from optexp.reporting import record, terminal
 from optexp.reporting.terminal import Progress
-from optexp.reporting.wording import at_precision
+from optexp.reporting.wording import at_precision, unchecked_bits
 from optexp.result import ArmSummary, Result, Verdict
 from optexp.session import Session, Stop, alongside, choose_device
 from optexp.stopwatch import Stopwatch, process_age_s
@@ -115,7 +115,9 @@ def compare(session: Session, meanwhile: Callable[[], None]) -> None:
     if session.experiment.verify == "only":
         result.verdict = Verdict.VERIFIED
         at = at_precision(session.precision, result.equivalence)
-        result.headline = f"VERIFIED: the results are the same{at}; nothing was timed"
+        unchecked = unchecked_bits(candidate.verification.unchecked_bits)
+        facts = f"VERIFIED: the results are the same{at}", unchecked, "nothing was timed"
+        result.headline = "; ".join(filter(None, facts))
         result.profile["suggestion"] = next_step(session, causes, candidate.bottlenecks, helps=True)
         say_how_to_lock(session)
         return

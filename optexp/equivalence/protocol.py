@@ -8,17 +8,18 @@ from math import inf, isfinite, sqrt
 from typing import Any, Protocol
 
 from optexp.equivalence import dice, trajectory
+from optexp.equivalence.bits import REPEATS, SURE, Bits, promised
 from optexp.equivalence.families import FAMILIES, NONCONTIGUOUS, NORMAL, ONE_BY_ONE
 from optexp.equivalence.far_off import FarOff
 from optexp.equivalence.gates import broken
 from optexp.equivalence.slopes import PROVES
 from optexp.program import unreadable
-from optexp.strategy import BITWISE, REASSOCIATES, Contract
+from optexp.reporting.wording import unchecked_bits
+from optexp.strategy import BITWISE, Contract
 from optexp.workers.ipc import Unshared
 from optexp.workers.parcel import Parcel
 from optexp.workers.processes import Failure
 
-REPEATS = 3  # how often the baseline must give the same bits again
 SPREAD_RUNS = 5  # yardstick runs of a baseline that does not
 CHANCE = ("Crash", "Timeout", "OutOfMemoryError")  # failures that need not be due to an input's values
 OTHER_SEED = 10_000
@@ -40,6 +41,7 @@ class Arm(Protocol):
                distribution(tensor) -> shares
     name:      as a failure of its process tells it
     others:    load(index, family); observe(step, restore, noise, forward) -> parcel; repeats(times) -> bool;
+               varying(times, step, repeating) -> names;
                overwritten() -> names; losses(unit, seed) -> list; throw(unit) -> dice.Throws
     """
 
@@ -91,6 +93,7 @@ class Verification:
     constant:     inputs that held the same values in every draw
     far_off:      at lower precision, by result: rows off by far more than rounding in the candidate, in plain autocast,
                   and all rows (see `optexp.equivalence.far_off`)
+    unchecked_bits: tensors that were promised to have equal bits, and have others in every run of the baseline
     unread:       results, or parts of one, that hold nothing that can be compared
     varied:       which parameters had other values than they begin with (see `equivalence.generic`)
     distribution: shares of the errors of the worst output (see `gates.histogram`), of both arms
@@ -118,6 +121,7 @@ class Verification:
     dead: list[str] = field(default_factory=list)
     constant: list[str] = field(default_factory=list)
     far_off: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    unchecked_bits: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     varied: str = ""
     distribution: Message = field(default_factory=dict)
@@ -155,6 +159,7 @@ class Trial:
     contract: Contract
     verification: Verification
     messages: list[Message] = field(default_factory=list)
+    bits: Bits = field(default_factory=Bits)
 
     def passed(self) -> bool:
         return all(message["ok"] for message in self.messages)
@@ -166,14 +171,24 @@ class Trial:
         deliver(self.reference, (self.yardstick, self.candidate), info["steps"], family)
         return info
 
-    def measure(self, step: int, restore: bool, noise: int | None = None, forward: bool = False) -> None:
+    def measure(
+        self, step: int, restore: bool, noise: int | None = None, forward: bool = False, **options: bool
+    ) -> None:
         """One more run of the baseline for the reference to take its yardsticks from."""
-        seen = self.yardstick.call("observe", step=step, restore=restore, noise=noise, forward=forward)
+        seen = self.yardstick.call("observe", step=step, restore=restore, noise=noise, forward=forward, **options)
         convey(seen, self.yardstick, self.reference)
         self.reference.call("yardstick", step=step)
 
+    def judged(self, step: int, restore: bool, **options: bool) -> list[Message]:
+        """What the gates say of a run of the candidate."""
+        seen = self.candidate.call("observe", step=step, restore=restore, noise=None, **options)
+        convey(seen, self.candidate, self.reference)
+        messages: list[Message] = self.reference.call("judge", step=step)
+        return messages
+
     def add(self, messages: Sequence[Message], seed: int, step: int, family: str) -> None:
-        self.messages += [{**message, "seed": seed, "step": step, "family": family} for message in messages]
+        about = {"seed": seed, "step": step, "family": family}
+        self.messages += [{**message, **about} for message in messages]
 
 
 def verify(
@@ -216,6 +231,7 @@ def verify(
     if plan.follow and trial.passed():
         on_progress(f"following the loss for {trajectory.STEPS} steps")
         follow(trial, plan.seeds[0])
+    trial.verification.unchecked_bits = trial.bits.unchecked(trial.messages) if contract == BITWISE else []
     return _conclude(trial.verification, trial.messages, contract)
 
 
@@ -263,7 +279,10 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
     info = trial.load(seed, family, trial.plan.steps)
     steps = info["steps"]
     if not verification.seeds:
-        verification.repeats = trial.yardstick.call("repeats", times=REPEATS)
+        trial.bits.varying = set(trial.yardstick.call("varying", times=REPEATS))
+        verification.repeats = not trial.bits.varying
+    if trial.contract == BITWISE and not verification.repeats and family in (NORMAL, ONE_BY_ONE):
+        equal_bits(trial, seed, family)
     if restart:
         exchange(trial, seed)
     for noise in range(info["noisy_steps"]):
@@ -271,11 +290,14 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
     for extra in range(0 if verification.repeats else (SPREAD_RUNS - 1) * steps):
         # Gradients have the noisy runs.
         trial.measure(extra % steps, restart or extra % steps == 0, forward=True)
+    found = list[list[Message]]()
     for step in range(steps):
         trial.measure(step, restart or step == 0)
-        seen = trial.candidate.call("observe", step=step, restore=restart or step == 0, noise=None)
-        convey(seen, trial.candidate, trial.reference)
-        trial.add(trial.reference.call("judge", step=step), seed, step, family)
+        found.append(trial.judged(step, restart or step == 0))
+    if trial.contract == BITWISE:
+        found = same_bits(trial, found, restart)
+    for step, messages in enumerate(found):
+        trial.add(messages, seed, step, family)
     if not verification.repeats and not trial.passed():
         itself(trial, steps, restart)
     if family in (NORMAL, ONE_BY_ONE) and (info["anew"] or not verification.seeds):
@@ -285,6 +307,33 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
     name = NORMAL if restart else family
     verification.families += [name] if name not in verification.families else []
     verification.reference = info["reference"]
+
+
+def equal_bits(trial: Trial, seed: int, family: str) -> None:
+    """A baseline that does not repeat itself has bits to compare with where torch's deterministic algorithms give it
+    some: both are run there, from where all begin."""
+    bits = trial.bits
+    if bits.hopeless is None:
+        bits.hopeless = set(trial.yardstick.call("varying", times=REPEATS, repeating=True))
+    if bits.varying <= bits.hopeless:
+        return
+    trial.measure(0, restore=True, repeating=True)
+    judged = trial.judged(0, restore=True, repeating=True)
+    if not all(message["ok"] for message in bits.settled(judged)):
+        bits.hopeless |= set(trial.yardstick.call("varying", times=SURE, repeating=True))
+    bits.note(found := bits.settled(judged))
+    trial.add(found, seed, 0, family)
+
+
+def same_bits(trial: Trial, judged: Sequence[Sequence[Message]], restart: bool) -> list[list[Message]]:
+    """What a stack that promises equal bits is held to, step by step: of each tensor that the baseline repeats."""
+    bits, verification = trial.bits, trial.verification
+    steps = [(step > 0 and not restart, messages) for step, messages in enumerate(judged)]
+    suspected = [step for step, (later, each) in enumerate(steps) if any(bits.deviating(m, later) for m in each)]
+    for step in suspected:  # atomics seldom meet: what was the same three times may not be
+        if not (found := set(trial.yardstick.call("varying", times=SURE, step=step))) <= bits.varying:
+            bits.varying, bits.hopeless, verification.repeats = bits.varying | found, None, False
+    return [[promised(m) if bits.binding(m, later) else m for m in each] for later, each in steps]
 
 
 def with_other_parameters(trial: Trial, seed: int) -> None:
@@ -404,11 +453,6 @@ _SLOPES = "gradients are those of the loss"
 
 def _conclude(verification: Verification, messages: list[Message], contract: Contract) -> Verification:
     verification.bitwise = all(m["bitwise"] for m in messages if m["gate"] not in ("G0", "SKIPPED"))
-    if contract == BITWISE and verification.repeats:
-        messages = [_bitwise(m) for m in messages]
-    elif contract == BITWISE:
-        verification.contract = str(REASSOCIATES)
-        verification.notes.append("the baseline does not repeat itself bit for bit: BITWISE is judged as REASSOCIATES")
     verification.failures = [m for m in messages if not m["ok"]]
     verification.ok = bool(messages) and not verification.failures
     if verification.ok:
@@ -440,13 +484,6 @@ def _far_off(messages: list[Message]) -> dict[str, tuple[int, int, int]]:
         if message["far_off"] and message["family"] in (NORMAL, ONE_BY_ONE):
             found[message["tensor"]] = found.get(message["tensor"], FarOff(0, 0, 0)) + FarOff(*message["far_off"])
     return {name: rows.to_tuple() for name, rows in found.items() if rows.candidate or rows.plain}
-
-
-def _bitwise(message: Message) -> Message:
-    if message["bitwise"] or not message["ok"] or message["gate"] == "SKIPPED":
-        return message
-    text = "differs from the baseline, though within rounding; the contract promises equal bits"
-    return {**message, "ok": False, "gate": "BITWISE", "failed": ("BITWISE",), "used": inf, "message": text}
 
 
 def _gates(messages: list[Message], contract: Contract) -> dict[str, dict[str, Any]]:
@@ -486,6 +523,7 @@ def _headline(verification: Verification, messages: list[Message], contract: Con
     sets = f"{len(verification.seeds)} fresh input set{'s' if len(verification.seeds) > 1 else ''}"
     others = len(verification.families) - 1
     sets += f" and {others} other famil{'ies' if others > 1 else 'y'} of inputs" if others else ""
+    sets = "; ".join(filter(None, (sets, unchecked_bits(verification.unchecked_bits))))
     if verification.bitwise:
         return f"{what} equal those of {yardstick} bit for bit; {sets}"
     if verification.weakest:

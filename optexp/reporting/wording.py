@@ -21,6 +21,7 @@ GATES = {
     "TRAJECTORY": "the losses of a short training stay as near as small disturbances of the baseline leave them",
     "REPEATED": "what was computed while the clock ran is right, too",
 }
+NAMED = 5  # tensors in a headline, at most
 FAR_OFF = 32  # units of rounding, beyond which a row was moved by more than lower precision
 
 
@@ -47,6 +48,18 @@ def constant_inputs(names: str) -> str:
     return (
         f"input {names} was the same in every draw: results for other values of it are not checked"
         " (draw it at random where it may vary)"
+    )
+
+
+def unchecked_bits(tensors: Sequence[str]) -> str:
+    """Of a promise of equal bits that could not be checked for some tensors; empty where it was."""
+    if not tensors:
+        return ""
+    more = f" and {len(tensors) - NAMED} more" if len(tensors) > NAMED else ""
+    return (
+        f"equal bits, as promised, could not be checked for {', '.join(tensors[:NAMED])}{more}: the baseline gives"
+        " others every time (atomic additions, as of index_add on a GPU, or a random order), so that rounding alone"
+        " was checked there"
     )
 
 
@@ -107,6 +120,8 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
             text = f"INCONCLUSIVE ({basis}): {why}{closer}"
     if verdict is not Verdict.INCONCLUSIVE:
         text += at_precision(precision, result.equivalence)
+    if unchecked := unchecked_bits(result.equivalence.get("unchecked_bits") or ()):
+        text += f"; {unchecked}"
     if weakness:
         text += f"; equivalent, but weaker: {weakness}"
     return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from optexp.config import one_of
-from optexp.equivalence import families
+from optexp.equivalence import bits, families
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.generic import turn_parameters
 from optexp.equivalence.judge import Judge
@@ -70,7 +71,9 @@ class LocalArm:
         turn_parameters(self.start.values)
         self.restore()
 
-    def observe(self, step: int, restore: bool, noise: int | None, forward: bool = False) -> Sent:
+    def observe(
+        self, step: int, restore: bool, noise: int | None, forward: bool = False, repeating: bool = False
+    ) -> Sent:
         if restore:
             self.restore()
         self.rates.set(RATES[step % len(RATES)])
@@ -79,11 +82,17 @@ class LocalArm:
             given = self.brought = families.refilled(self.brought, given)
         elif self.family == families.NONCONTIGUOUS:
             given = map_batch(families.with_gaps, given)
-        return Sent(observed(self.program, given, noise, forward, None if restore else self.start.values))
+        with bits.deterministic() if repeating else nullcontext():
+            return Sent(observed(self.program, given, noise, forward, None if restore else self.start.values))
 
     def repeats(self, times: int) -> bool:
         self.restore()
         return repeats(self.program, self.fresh[0], self.start, times)
+
+    def varying(self, times: int, step: int = 0, repeating: bool = False) -> list[str]:
+        self.restore()
+        with bits.deterministic() if repeating else nullcontext():
+            return bits.varying(self.program, self.fresh[step], self.start, times)
 
     def overwritten(self) -> list[str]:
         self.restore()

@@ -1,0 +1,111 @@
+"""A promise of equal bits, where the baseline does not give the same bits every time.
+
+Tensors that the baseline repeats are held to the promise. The others are compared under torch's deterministic
+algorithms, where most baselines repeat them. What varies even there is judged by the gates, and named.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import torch
+
+from optexp.equivalence.gates import identical
+from optexp.equivalence.observation import observe
+from optexp.equivalence.quantities import source
+from optexp.program import Batch, Program, Snapshot
+
+REPEATS = 3  # how often the baseline must give the same bits again
+SURE = 32  # the same before a candidate is told that it gives others
+DETERMINISTIC = " under torch.use_deterministic_algorithms, where that repeats its bits"
+STATE = ("after/", "buffer/")  # what later steps begin with
+
+Message = dict[str, Any]
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Inside, torch takes algorithms that give the same bits every time, where it has some."""
+    enabled = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(enabled, warn_only=only_warns)
+
+
+def varying(program: Program, batch: Batch, snapshot: Snapshot, times: int) -> list[str]:
+    """Names of an observation that `times` further steps from the same state and batch do not give the same bits of."""
+    snapshot.restore(program)
+    first, found = observe(program, batch), set[str]()
+    for _ in range(times):
+        snapshot.restore(program)
+        again = observe(program, batch)
+        found |= first.keys() ^ again.keys()
+        found |= {name for name in first.keys() & again.keys() if not identical(first[name], again[name])}
+    return sorted(found)
+
+
+@dataclass
+class Bits:
+    """What the baseline does not repeat bit for bit, as names of its observations.
+
+    varying:  as it runs
+    hopeless: under deterministic algorithms too; None where that was not tried
+    compared: equal under those
+    """
+
+    varying: set[str] = field(default_factory=set)
+    hopeless: set[str] | None = None
+    compared: set[str] = field(default_factory=set)
+
+    def binding(self, message: Message, later: bool) -> bool:
+        """Whether the tensor of a message has bits to be equal to.
+
+        later: the step began where another one had ended
+        """
+        moved = later and any(name.startswith(STATE) for name in self.varying)
+        return not moved and _source(message) not in self.varying
+
+    def deviating(self, message: Message, later: bool) -> bool:
+        """Whether it has other bits than it was promised to have."""
+        differs = message["ok"] and not message["bitwise"] and message["gate"] != "SKIPPED"
+        return bool(differs) and self.binding(message, later)
+
+    def settled(self, messages: Sequence[Message]) -> list[Message]:
+        """Of a run under deterministic algorithms, what it says of tensors that vary otherwise."""
+        repeated = self.varying - (self.hopeless or set())
+        return [promised(m, DETERMINISTIC) for m in messages if m["ok"] and _source(m) in repeated]
+
+    def note(self, settled: Sequence[Message]) -> None:
+        """That these were compared."""
+        self.compared |= {_source(m) for m in settled}
+
+    def unchecked(self, messages: Sequence[Message]) -> list[str]:
+        """Tensors that nothing was found equal to."""
+        return sorted({m["tensor"] for m in messages if _source(m) in self.varying - self.compared})
+
+
+def promised(message: Message, where: str = "") -> Message:
+    """The same finding; failed where its bits are not the baseline's.
+
+    where: how both were run, where that is not as usual
+    """
+    if message["bitwise"] or not message["ok"] or message["gate"] == "SKIPPED":
+        return message
+    text = f"differs from the baseline{where}, though within rounding; the contract promises equal bits"
+    return {**message, "ok": False, "gate": "BITWISE", "failed": ("BITWISE",), "used": inf, "message": text}
+
+
+def _source(message: Message) -> str:
+    """The observation's name of the tensor that a message is about."""
+    name = str(message["tensor"])
+    return source(name) if "/" in name else source(f"out/{name}")
