@@ -62,6 +62,7 @@ from optexp.usermodel.usercode import (
     odd_rows,
     own_loss,
     remade,
+    required,
     scalar,
     seed_all,
     shapes,
@@ -342,7 +343,7 @@ class Own(Workload):
         positions, keywords = accepted(model)
         found = [name for name in names if not fits(name, positions, keywords)]
         learns = self.loss is not None or (names[-1].isdigit() and (self.parts.loss or self.parts.loader))
-        if not found and learns and len(names) > 1:
+        if not found and learns and len(names) > 1 and not required(names[-1], model):
             found = names[-1:]
         if found and not self.own_step:
             self.remarks.append(f"labels: {entries(found)} of a batch, which the model does not see")

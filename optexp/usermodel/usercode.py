@@ -147,6 +147,19 @@ def fits(name: str, positions: float, keywords: set[str] | None) -> bool:
     return int(name) < positions if name.isdigit() else keywords is None or name in keywords
 
 
+def required(name: str, model: nn.Module) -> bool:
+    """Whether `forward` cannot be called without this entry of a batch."""
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    single = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [p for p in parameters if p.kind in single]
+    if name.isdigit():
+        return any(p.default is p.empty for p in positional[int(name) :])
+    return any(p.name == name and p.default is p.empty for p in parameters)
+
+
 # --- losses ------------------------------------------------------------------------------------------------------
 
 

@@ -187,6 +187,36 @@ def test_entries_that_the_model_does_not_take_are_labels() -> None:
     assert workload.notes() == ["labels: entry 1 of a batch, which the model does not see"]
 
 
+@pytest.mark.parametrize(
+    ("taken", "labels"),
+    [
+        ("x, noise", 0),  # an autoencoder, whose loss compares with the input
+        ("x, noise=None", 1),
+        ("x", 1),
+        ("*entries", 1),
+    ],
+)
+def test_what_a_model_cannot_do_without_is_no_label(tmp_path: Path, taken: str, labels: int) -> None:
+    first = "entries[0]" if taken == "*entries" else "x"
+    text = f"""
+class Model(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 4)
+
+    def forward(self, {taken}):
+        return super().forward({first})
+
+def get_inputs():
+    return [torch.randn(16, 8), torch.randn(16, 4)]
+
+def loss(outputs, batch):
+    return (outputs - batch[1]).square().mean()
+"""
+    workload = written(tmp_path, text, mode="train")
+    assert ready(workload).targets == labels
+    assert ready(workload).run()["loss"] > 0
+
+
 @pytest.mark.parametrize("mode", ["forward_backward", "train"])
 def test_without_parameters_nothing_learns(mode: str) -> None:
     with pytest.raises(ConfigError, match="no parameters"):
