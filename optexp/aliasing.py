@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from optexp import sparse
 from optexp.config import ConfigError
+from optexp.equivalence.gates import identical
 from optexp.program import Alias, Program
 
 SHOWN = 3  # names in a sentence
@@ -37,6 +39,10 @@ class Holdings:
     buffers: Sequence[Held]
     strangers: frozenset[int]
 
+    @property
+    def all(self) -> tuple[Held, ...]:
+        return *self.parameters, *self.buffers
+
 
 def holdings(program: Program) -> Holdings:
     def held(named: Iterable[tuple[str, Tensor]]) -> list[Held]:
@@ -46,26 +52,47 @@ def holdings(program: Program) -> Holdings:
     return Holdings(parameters, held(program.model.named_buffers()), frozenset(map(id, _strangers(program))))
 
 
-def matched(before: Holdings, after: Program, aliases: Mapping[str, Alias] | None, author: str) -> Program:
+def matched(
+    before: Holdings,
+    after: Program,
+    aliases: Mapping[str, Alias] | None,
+    author: str,
+    initial: Mapping[str, Tensor],
+) -> Program:
     """The program whose parameters and buffers have the baseline's names, whatever module a strategy put them into.
 
     Args:
         before: what the program held before the strategy
         aliases: the program's before the strategy; where it has others now, its author has said which is which
         author: the strategy's name
+        initial: the state that all programs start from
 
     Raises:
         ConfigError: training has nothing to compare a parameter or buffer of the baseline's with
     """
     if after.aliases is aliases:
-        parameters, buffers = dict(after.model.named_parameters()), dict(after.model.named_buffers())
-        pairs = _pairs(before.parameters, parameters) | _pairs(before.buffers, buffers)
-        kept = all(name == one.name for name, one in pairs.items())
-        if not kept or len(pairs) < len(before.parameters) + len(before.buffers):
-            after = replace(after, aliases={name: one.alias for name, one in pairs.items()})
-            _check_all(before, pairs, [name for name in (parameters | buffers) if name not in pairs], after, author)
+        tensors = dict(after.model.named_parameters()) | dict(after.model.named_buffers())
+        found = partners(before, after.model)
+        if not after.trains:
+            found = {name: one for name, one in found.items() if _unfolded(one, tensors[name], initial)}
+        if len(found) < len(before.all) or any(name != one.name for name, one in found.items()):
+            after = replace(after, aliases={name: one.alias for name, one in found.items()})
+            _check_all(before, found, [name for name in tensors if name not in found], after, author)
     _check_optimizer(before, after, author)
     return after
+
+
+def partners(held: Holdings, model: nn.Module) -> dict[str, Held]:
+    """By their names in another model, tensors that were held before."""
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    return _pairs(held.parameters, parameters) | _pairs(held.buffers, buffers)
+
+
+def _unfolded(one: Held, tensor: Tensor, initial: Mapping[str, Tensor]) -> bool:
+    """Whether it has the values that it began with: what only infers may have folded another tensor into it."""
+    kind = "param" if isinstance(tensor, nn.Parameter) else "buffer"
+    ours = sparse.parts(one.alias(tensor.detach()), f"{kind}/{one.alias.name}")
+    return all(name not in initial or identical(part, initial[name].to(part)) for name, part in ours.items())
 
 
 def _pairs(held: Sequence[Held], there: Mapping[str, Tensor]) -> dict[str, Held]:
@@ -128,13 +155,13 @@ def _inside(short: Sequence[str], long: Sequence[str]) -> bool:
 def _check_all(before: Holdings, pairs: Mapping[str, Held], left: list[str], after: Program, author: str) -> None:
     """What only infers may fold parameters into others; its results are compared, and nothing else changes."""
     met = {one.name for one in pairs.values()}
-    missing = [one.alias.name for one in (*before.parameters, *before.buffers) if one.name not in met]
+    missing = [one.alias.name for one in before.all if one.name not in met]
     if not missing or not after.trains:
         return
-    beside = f" (it has {_listed(left)} beside the others)" if left else ""
+    beside = f" (it has {listed(left)} beside the others)" if left else ""
     example = f"{{{left[0] if left else 'new_name'!r}: Alias({missing[0]!r})}}"
     raise ConfigError(
-        f"{author}: the model that apply() returns holds nothing that is the baseline's {_listed(missing)}{beside}, and"
+        f"{author}: the model that apply() returns holds nothing that is the baseline's {listed(missing)}{beside}, and"
         " training is compared tensor by tensor: keep the baseline's nn.Parameter and buffer objects in the new model,"
         f" of which views and fused copies are others, or say which is which, as in replace(program, aliases={example})"
     )
@@ -156,5 +183,6 @@ def _strangers(program: Program) -> list[Tensor]:
     return [tensor for group in groups for tensor in group["params"] if id(tensor) not in known]
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first of them, and how many there are."""
     return ", ".join(names[:SHOWN]) + (f", ... ({len(names)})" if len(names) > SHOWN else "")

@@ -18,6 +18,7 @@ import cloudpickle
 import torch
 from torch import Tensor
 
+from optexp import sparse
 from optexp.aliasing import holdings, matched
 from optexp.config import ConfigError
 from optexp.equivalence import bits, dice, families, state, trajectory
@@ -147,7 +148,7 @@ class Arm:
                 raise Unsupported(f"{strategy.name}: {reason}")
             feed, aliases, held = program.feed, program.aliases, holdings(program)
             program, notes[strategy.name] = strategy.apply(program)
-            program = matched(held, program, aliases, strategy.name)
+            program = matched(held, program, aliases, strategy.name, self.initial.values)
             if not spec.dropout:
                 silence(program.model)  # which may be another one
             if program.feed is not feed:
@@ -174,7 +175,7 @@ class Arm:
                 raise NoReference(
                     f"{name} is a {tensor.layout} tensor, of which no element can be compared: return a dense one"
                 )
-        sizes = [sum(tensor.nbytes for tensor in tensors_of(batch).values()) for batch in self.batches]
+        sizes = [sum(map(sparse.nbytes, tensors_of(batch).values())) for batch in self.batches]
         told = {"setup_s": setup_s, "notes": notes, "random": random, "batch_bytes": sum(sizes) / len(sizes)}
         told |= {"queue": self.program.feed.queue, "varied": varied, "carries": carries}
         return told | facts(spec.workload, self.initial.values)
@@ -504,7 +505,8 @@ class Arm:
         self.restore()
         batch = self.program.feed.next()
         outputs = self.program.step(self.program, batch)
-        tensors = (*tensors_of(batch).values(), *outputs.values(), *self.program.model.parameters())
+        given = (*tensors_of(batch).values(), *outputs.values(), *self.program.model.parameters())
+        tensors = [part for tensor in given for part in sparse.parts(tensor).values()]
         sizes = {t.untyped_storage().data_ptr(): min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors}
         on_gpu = self.device.type == "cuda"
         return sum(sizes.values()), torch.cuda.get_device_properties(self.device).L2_cache_size if on_gpu else 0
@@ -548,9 +550,9 @@ class Arm:
             model, named = self.program.model, self.program.state()  # which leaves out what has no alias
             rest = [tensor for name, tensor in named.items() if not name.startswith(("param/", "buffer/"))]
             living = (*model.parameters(), *model.buffers(), *rest, *one)
-            return {"resident_mib": sum(tensor.nbytes for tensor in living) / 2**20}
+            return {"resident_mib": sum(map(sparse.nbytes, living)) / 2**20}
         ours = [t for tensors in others for t in tensors] + list(self.initial.values.values())
-        overhead = sum(t.nbytes for t in ours if t.device.type == "cuda")
+        overhead = sum(sparse.nbytes(t) for t in ours if t.device.type == "cuda")
         self.restore()
         clock.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -629,7 +631,8 @@ def constant(batches: Sequence[Batch]) -> list[str]:
         return bool(low == high)
 
     every = [tensors_of(batch) for batch in batches]
-    real = [name for name, first in every[0].items() if first.is_floating_point() and first.numel() > 1]
+    dense = {name: first for name, first in every[0].items() if not sparse.is_sparse(first)}
+    real = [name for name, first in dense.items() if first.is_floating_point() and first.numel() > 1]
     return [name for name in real if all(one_value(tensors[name]) for tensors in every)]
 
 
@@ -663,7 +666,7 @@ def _order(turn: int) -> tuple[int, int, int]:
 
 def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     """The same values, wherever they lie."""
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name].to(a[name])) for name in a)
+    return a.keys() == b.keys() and all(sparse.equal(a[name], b[name].to(a[name].device, a[name].dtype)) for name in a)
 
 
 def facts(workload: Workload, state: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from optexp import sparse
+
 Batch = tuple[Tensor, ...] | Mapping[str, Tensor]
 Source = Sequence[Batch]
 Outputs = dict[str, Tensor]
@@ -202,9 +204,10 @@ class Program:
                 yield alias, parameter
 
     def buffers(self) -> dict[str, Tensor]:
-        """Those of the model, as the baseline calls and shapes them."""
+        """Those of the model, as the baseline calls and shapes them; sparse ones in their dense parts."""
         named = ((self.alias(name), buffer) for name, buffer in self.model.named_buffers())
-        return {alias.name: alias(buffer) for alias, buffer in named if alias}
+        found = (sparse.parts(alias(buffer), alias.name) for alias, buffer in named if alias)
+        return {name: part for parts in found for name, part in parts.items()}
 
     def alias(self, name: str) -> Alias | None:
         """What the baseline calls a tensor of the model; None where it has none like it."""
@@ -213,7 +216,9 @@ class Program:
     def state(self) -> dict[str, Tensor]:
         """Every tensor that a step may change, by stable name, and copies of numbers that an optimizer keeps in Python,
         as a count of its steps; `put` restores both in place."""
-        tensors = {f"param/{alias.name}": alias(p.data) for alias, p in self.parameters()}
+        tensors: dict[str, Tensor] = {}
+        for alias, p in self.parameters():
+            tensors |= sparse.parts(alias(p.data), f"param/{alias.name}")
         tensors |= {f"buffer/{name}": buffer for name, buffer in self.buffers().items()}
         if self.optimizer is not None:
             for alias, key, values in self._kept():
@@ -362,6 +367,7 @@ def preserved(program: Program) -> Iterator[None]:
 
 def placed(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
     """`model.to(device, dtype)`, which would leave nothing of complex numbers but their real part."""
+    _place_sparse(model, device, dtype)
     if not any(tensor.is_complex() for tensor in (*model.parameters(), *model.buffers())):
         return model.to(device=device, dtype=dtype)
     wide = {None: None, torch.float64: torch.complex128}.get(dtype, torch.complex64)
@@ -374,21 +380,32 @@ def placed(model: nn.Module, device: torch.device, dtype: torch.dtype | None) ->
     return made
 
 
+def _place_sparse(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
+    """Its compressed parameters, into which `to` puts nothing: `data` of such a tensor keeps its old values."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.layout in sparse.COMPRESSED:
+                kind = dtype if parameter.is_floating_point() else None
+                moved = parameter.detach().to(device, kind or parameter.dtype)
+                module._parameters[name] = made.setdefault(parameter, nn.Parameter(moved, parameter.requires_grad))
+
+
 def prime(program: Program) -> None:
     """Create lazily made optimizer state now, so that it can be captured, snapshotted and restored."""
     if program.optimizer is None:
         return
-    sparse = _sparse(program.model, program.optimizer)
+    rows = _with_sparse_gradients(program.model, program.optimizer)
     with preserved(program):
         for parameter in program.model.parameters():
             if parameter.requires_grad:
                 zeros = torch.zeros_like(parameter)
-                parameter.grad = zeros.to_sparse(1) if id(parameter) in sparse else zeros
+                parameter.grad = zeros.to_sparse(1) if id(parameter) in rows else zeros
         program.optimizer.step()
     clear_gradients(program.model)
 
 
-def _sparse(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[int]:
+def _with_sparse_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[int]:
     """Identities of parameters that get sparse gradients, where the optimizer may take no others."""
     if isinstance(optimizer, torch.optim.SparseAdam):
         return set(map(id, model.parameters()))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from optexp.aliasing import holdings, listed, partners
 from optexp.config import ConfigError, suggest
 from optexp.lookup import find, spelled
 from optexp.program import Alias, Program, placed, preserved, to_device
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
+from optexp.takehome.inlining import literal
 from optexp.takehome.ownlisting import spelled_model
-from optexp.usermodel.usercode import Function, maker
+from optexp.usermodel.slots import tensors_in
+from optexp.usermodel.usercode import Function, Maker, maker
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
@@ -33,6 +37,9 @@ class Replace(Strategy):
     args, kwargs:  what it is made with; empty: what workload=module made the baseline's with
     names:         {old: new} where parameters or buffers are called otherwise; `*` is any text, and `.T` after the new
                    name says that it holds the transpose, as in {*.weight: layers.*.w.T}
+    of_model:      `target(model, *args, **kwargs)` makes it of the baseline's model, as quantizing does; null: it does
+                   where its only required parameter is called `model` or is annotated as an nn.Module. What only infers
+                   may then hold other parameters, packed ones too
     """
 
     stage = Stage.MODEL
@@ -41,48 +48,114 @@ class Replace(Strategy):
     args: list[Any] = field(default_factory=list)
     kwargs: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    of_model: bool | None = None
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if self.target is None:
             return f"name your second implementation, as in {KEY}=file.py:ModelNew or {KEY}=package.module:ModelNew"
         return None
 
+    @property
+    def asked(self) -> str:
+        return f"{KEY}={self.target}"
+
     def apply(self, program: Program) -> tuple[Program, Notes]:
         assert self.target is not None
-        args, kwargs = (self.args, self.kwargs) if self.args or self.kwargs else program.made_with
-        old, new = program.model, maker(find(self.target, KEY), args, kwargs, f"{KEY}={self.target}")()
-        dtypes = {p.dtype for p in old.parameters() if p.is_floating_point()}
-        placed(new, program.device, dtypes.pop() if len(dtypes) == 1 else None)
-        pairs = pair(old, new, self.names)
-        take_over(old, new, pairs, program.optimizer)
-        aliases = {name: Alias(theirs, turned) for theirs, (name, turned) in pairs.items()}
-        optimized = replace(program, model=new, forward=None, aliases=aliases)
+        old, found = program.model, find(self.target, KEY)
+        given = (self.args, self.kwargs) if self.args or self.kwargs else program.made_with
+        of_model = self.of_model if self.of_model is not None else takes_model(found, *given)
+        args, kwargs = (self.args, self.kwargs) if of_model else given
+        if of_model:
+            optimized, pairs = self.made_of_model(program, maker(found, [old, *args], kwargs, self.asked))
+        else:
+            new = maker(found, args, kwargs, self.asked)()
+            dtypes = {p.dtype for p in old.parameters() if p.is_floating_point()}
+            placed(new, program.device, dtypes.pop() if len(dtypes) == 1 else None)
+            pairs = pair(old, new, self.names, program.trains)
+            take_over(old, new, pairs, program.optimizer)
+            layouts = {name: tensor.layout for model in (old, new) for name, tensor in tensors_in(model).items()}
+            aliases = {
+                theirs: Alias(name, turned)
+                for name, (theirs, turned) in pairs.items()
+                if tensors_in(old)[name].layout is layouts[theirs]
+            }
+            optimized = replace(program, model=new, forward=None, aliases=aliases)
         calls: list[None] = []
-        hook = new.register_forward_hook(lambda *_: calls.append(None))
+        hook = optimized.model.register_forward_hook(lambda *_: calls.append(None))
         with preserved(optimized), torch.set_grad_enabled(program.trains):
             batch = to_device(program.feed.next(), program.device)
             optimized.predict(batch) if program.memory is None else optimized.step(optimized, batch)
             stepped = program.memory is not None  # by the user, who may call other methods than forward
         hook.remove()
-        made = {"args": args, "kwargs": kwargs, "function": isinstance(new, Function)}
+        made = {"args": args, "kwargs": kwargs, "function": isinstance(optimized.model, Function)}
+        made |= {"of_model": of_model, "taken": program.trains or not of_model}
         return optimized, {"calls": len(calls) or int(stepped), "old": type(old).__name__, "pairs": pairs, **made}
+
+    def made_of_model(self, program: Program, made: Maker) -> tuple[Program, Pairs]:
+        """The program with a model that the user made of its own, and which tensors are the same or have the same name.
+
+        Raises:
+            ConfigError: training has no parameter or buffer to compare one of the baseline's with
+        """
+        held, training = holdings(program), program.model.training
+        new = made()
+        if new.training is not training:
+            new.train(training)
+        found = partners(held, new)
+        pairs = {one.name: (name, False) for name, one in found.items()}
+        missing = [one.name for one in held.all if one.name not in pairs]
+        if missing and program.trains:
+            raise ConfigError(
+                f"{self.asked} makes a model that holds nothing for the baseline's {listed(missing)}: training is"
+                " compared tensor by tensor; packed or fused copies are for workload.mode=forward"
+            )
+        tensors = tensors_in(new)
+        hand_over(program.optimizer, {one.tensor: (tensors[name], False) for name, one in found.items()})
+        return replace(program, model=new, forward=None), pairs
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
         loaded = f"{len(notes['pairs'])} parameters and buffers taken over"
+        loaded = f"made of it, {len(notes['pairs'])} parameters and buffers kept" if notes["of_model"] else loaded
         return Evidence(notes["calls"] > 0, f"{self.target} called in place of {notes['old']}, {loaded}")
 
     def recipe(self, notes: Notes) -> str:
         assert self.target is not None
         lines, name = spelled(self.target, "second")
-        made = spelled_model(maker(find(self.target, KEY), notes["args"], notes["kwargs"]), f"second.{name}")
+        if notes["of_model"]:
+            given = [literal(value, "an argument of the model") for value in notes["args"]]
+            given += [f"{key}={literal(value, f'the argument {key}')}" for key, value in notes["kwargs"].items()]
+            made = f"second.{name}({', '.join(['model', *given])})"
+        else:
+            made = spelled_model(maker(find(self.target, KEY), notes["args"], notes["kwargs"]), f"second.{name}")
         if notes["function"]:
             lines, made = f"from optexp.usermodel.usercode import Function\n{lines}", f"Function({made})"
         lines = f"from functools import partial\n{lines}" if "partial(" in made else lines
-        take = f"take_over(model, replacement, {notes['pairs']!r}, optimizer)"
-        return f"{lines}\nreplacement = {made}.to(device, dtype)\n{take}\nmodel = forward = replacement"
+        made = made if notes["of_model"] else f"{made}.to(device, dtype)"
+        take = f"take_over(model, replacement, {notes['pairs']!r}, optimizer)\n" if notes["taken"] else ""
+        return f"{lines}\nreplacement = {made}\n{take}model = forward = replacement"
 
 
-def pair(old: nn.Module, new: nn.Module, names: Mapping[str, str]) -> Pairs:
+def takes_model(found: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether something makes a model of another: what it needs is called `model`, or annotated as one."""
+    if isinstance(found, nn.Module) or not callable(found):
+        return False
+    try:
+        parameters = inspect.signature(found, eval_str=True).parameters.values()
+    except (TypeError, ValueError, NameError):  # no Python function, or annotations that are only for type checkers
+        return False
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p for p in parameters if p.default is p.empty and p.kind not in variadic and p.name not in kwargs]
+    if not needed or len(needed) > 1 + len(args) or needed[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        return False
+    kind = needed[0].annotation
+    return (
+        issubclass(kind, nn.Module)
+        if isinstance(kind, type) and kind is not inspect.Parameter.empty
+        else (needed[0].name == "model")
+    )
+
+
+def pair(old: nn.Module, new: nn.Module, names: Mapping[str, str], learns: bool = False) -> Pairs:
     """What the new model calls each parameter and buffer of the old one; a `ConfigError` says what does not fit."""
     everything = [*dict(old.named_parameters()), *dict(old.named_buffers())]
     for pattern in names:
@@ -100,7 +173,7 @@ def pair(old: nn.Module, new: nn.Module, names: Mapping[str, str]) -> Pairs:
         if missing or left:
             raise ConfigError(mismatch(missing, left))
         for name, (other, turned) in called.items():
-            fits(name, ours[name], other, theirs[other], turned)
+            fits(name, ours[name], other, theirs[other], turned, learns)
         pairs |= called
     return pairs
 
@@ -124,16 +197,31 @@ def mismatch(missing: list[tuple[str, str]], left: list[str]) -> str:
     wanted = ", ".join(name if name == other else f"{name} (as {other})" for name, other in missing)
     found = f", and {', '.join(left)} beside" if left else ""
     example = f"'strategy.replace.names={{{missing[0][0]}: {left[0] if left else 'its_name'}}}'"
-    return f"{KEY} has nothing for the baseline's {wanted}{found}: say what it is called, as in {example}"
+    return (
+        f"{KEY} has nothing for the baseline's {wanted}{found}: say what it is called, as in {example}; or name a"
+        " function of one argument, model, that makes it of the baseline's model, as quantizing does"
+    )
 
 
-def fits(name: str, ours: Tensor, other: str, theirs: Tensor, turned: bool) -> None:
+def fits(name: str, ours: Tensor, other: str, theirs: Tensor, turned: bool, learns: bool) -> None:
+    if ours.layout is not theirs.layout and (learns or theirs.layout is not torch.strided):
+        text = f"{KEY}: {other} is {theirs.layout}, and the baseline's {name} is {ours.layout}: give both one layout"
+        raise ConfigError(text + " (what only infers may hold a dense one)" * (theirs.layout is torch.strided))
     shape, found = list(ours.shape), list(theirs.shape)
     if (found[::-1] if turned and len(found) == 2 else found) != shape:
         hint = f": if it is the transpose, add 'strategy.replace.names={{{name}: {other}.T}}'"
         hint = hint if found[::-1] == shape and len(shape) == 2 else ""
         turn = ".T" if turned else ""
         raise ConfigError(f"{KEY}: {other}{turn} has shape {found}, and the baseline's {name} has {shape}{hint}")
+
+
+def fill(tensor: Tensor, value: Tensor) -> None:
+    """Values into a dense tensor; a sparse one gets the indices, too."""
+    if tensor.layout is torch.strided:
+        tensor.data.copy_(value if value.layout is torch.strided else value.to_dense())
+    else:
+        with torch.no_grad():
+            tensor.resize_as_sparse_(value).copy_(value)
 
 
 def take_over(old: nn.Module, new: nn.Module, pairs: Pairs, optimizer: Optimizer | None) -> None:
@@ -143,9 +231,14 @@ def take_over(old: nn.Module, new: nn.Module, pairs: Pairs, optimizer: Optimizer
     new_of = {}
     for name, (other, turned) in pairs.items():
         parameter = theirs[other]
-        parameter.data.copy_(ours[name].t() if turned else ours[name])
+        fill(parameter, ours[name].t() if turned else ours[name])
         parameter.requires_grad_(ours[name].requires_grad)
         new_of[ours[name]] = parameter, turned
+    hand_over(optimizer, new_of)
+
+
+def hand_over(optimizer: Optimizer | None, new_of: Mapping[Tensor, tuple[Tensor, bool]]) -> None:
+    """The optimizer goes on with other tensors, some of them transposed, and its state with it."""
     if optimizer is None:
         return
     for group in optimizer.param_groups:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
+from optexp import sparse
 from optexp.program import Batch, map_batch, tensors_of
 
 NORMAL = "normal"
@@ -63,8 +64,9 @@ def of(family: str, batch: Batch, targets: int, bounded: Collection[str] = ()) -
     if family not in FAMILIES:
         return batch
     change, named = FAMILIES[family], list(tensors_of(batch).items())
-    inputs = {id(t) for name, t in named[: len(named) - targets] if t.is_floating_point() and name not in bounded}
-    return map_batch(lambda t: change(t) if id(t) in inputs else t, batch) if inputs else batch
+    real = ((name, t) for name, t in named[: len(named) - targets] if t.is_floating_point() and sparse.nbytes(t))
+    inputs = {id(t) for name, t in real if name not in bounded}
+    return map_batch(lambda t: sparse.like(t, change) if id(t) in inputs else t, batch) if inputs else batch
 
 
 def exchanged(first: Batch, second: Batch) -> list[Batch]:
@@ -97,15 +99,15 @@ def refilled(memory: Batch | None, batch: Batch) -> Batch:
     if memory is None:
         return batch
     places, values = tensors_of(memory), tensors_of(batch)
-    if any(places[name].shape != value.shape for name, value in values.items()):
+    if not all(sparse.fits(places[name], value) for name, value in values.items()):
         return batch
-    kept = {id(value): places[name].copy_(value) for name, value in values.items()}
+    kept = {id(value): sparse.fill(places[name], value) for name, value in values.items()}
     return map_batch(lambda t: kept[id(t)], batch)
 
 
 def with_gaps(tensor: Tensor) -> Tensor:
     """Equal values, every second place in memory (of rows where there are any)."""
-    if not tensor.dim():
+    if not tensor.dim() or sparse.is_sparse(tensor):
         return tensor
     apart = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]))[..., ::2]
     return apart.copy_(tensor)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optexp import sparse
+
 CHUNK = 2**24  # elements: enough to keep a GPU busy
 CACHED = 2**18  # on a CPU: larger intermediates leave its caches, and are new pages every time (3.5 times slower)
 FETCHED = 2**15  # on a GPU: fewer are looked at on the CPU, where an operation costs less than a launch
@@ -308,8 +310,10 @@ def structure(
 
 def identical(a: Tensor, b: Tensor) -> bool:
     """The same dtype, shape and bits (so NaN equals NaN, and 0 is not −0)."""
-    if a.shape != b.shape or a.dtype != b.dtype:
+    if a.shape != b.shape or a.dtype != b.dtype or a.layout is not b.layout:
         return False
+    if sparse.is_sparse(a):
+        return sparse.equal(a, b, identical)
     return all(bool((_bits(x) == _bits(y)).all()) for _, (x, y) in chunks(a, b))
 
 
@@ -317,7 +321,8 @@ def alike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> set[str]:
     """Names of those that are `identical`."""
     pairs = {name: (tensor, theirs[name]) for name, tensor in ours.items() if name in theirs}
     pairs = {n: (a, b) for n, (a, b) in pairs.items() if (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)}
-    found = set()
+    found = {name for name, pair in pairs.items() if any(map(sparse.is_sparse, pair)) and identical(*pair)}
+    pairs = {name: pair for name, pair in pairs.items() if not any(map(sparse.is_sparse, pair))}
     for device in {tensor.device for tensor, _ in pairs.values()}:
         bits = {n: [_flat(t).view(torch.uint8) for t in pair] for n, pair in pairs.items() if pair[0].device == device}
         differ = by_rows(_unequal, *zip(*bits.values(), strict=True), dtype=torch.uint8)

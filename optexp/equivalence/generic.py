@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from optexp.sparse import is_sparse
+
 SOME = 256  # elements, far apart, by which a tensor is known
 FEW = 4  # elements to a value, or more: they were filled in and not drawn
 STATISTICS = ("running_mean", "running_var")  # of a norm that has seen nothing yet
@@ -43,7 +45,7 @@ def candidates(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def is_filled(tensor: Tensor) -> bool:
-    if not tensor.is_floating_point() or tensor.itemsize < 2 or not tensor.numel():
+    if not tensor.is_floating_point() or tensor.itemsize < 2 or not tensor.numel() or is_sparse(tensor):
         return False
     flat = tensor.detach().reshape(-1)
     some = flat[:: -(-len(flat) // SOME)].float()

@@ -22,6 +22,7 @@ from optexp.equivalence.noise import noisy
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.trajectory import Rates
 from optexp.program import Batch, Packed, gradients, map_batch, tensors_of
+from optexp.sparse import is_sparse, parts
 from optexp.workload import Workload
 
 WIDEST = {"float64", "complex128"}
@@ -149,9 +150,9 @@ class Golden:
         if self.trains:
             found = gradients(self.program)
             self.sparse[index] = {name: tensor.coalesce() for name, tensor in found.items() if tensor.is_sparse}
-            dense = {name: tensor.to_dense() for name, tensor in self.sparse[index].items()}
+            dense = {name: tensor.to_dense() for name, tensor in found.items() if is_sparse(tensor)}
             golden |= {name: tensor.clone() for name, tensor in (found | dense).items()} | in_a_row
-        golden |= {f"buffer/{name}": b.detach().clone() for name, b in self.program.model.named_buffers()}
+        golden |= {f"buffer/{name}": b.detach().clone() for name, b in self.program.buffers().items()}
         if self.program.optimizer is not None:
             self.left[index] = [float(group["lr"]) for group in self.program.optimizer.param_groups]
         if shared:
@@ -344,5 +345,6 @@ def _alike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
 
 def _some(batch: Batch) -> dict[str, Tensor]:
     """Up to 4096 elements of each tensor, far apart: a batch may be large, and two are told apart by few."""
-    flat = {name: tensor.detach().reshape(-1) for name, tensor in tensors_of(batch).items()}
+    every = (parts(tensor, name) for name, tensor in tensors_of(batch).items())
+    flat = {name: part.detach().reshape(-1) for each in every for name, part in each.items()}
     return {name: tensor[:: -(-len(tensor) // 4096) or 1].cpu() for name, tensor in flat.items()}

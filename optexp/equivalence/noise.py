@@ -17,6 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
 from optexp.equivalence.gates import TOLERANCES, name_of
+from optexp.sparse import is_sparse, parts
 
 RUNS = 6
 
@@ -53,7 +54,7 @@ def noisy(
     met = set[torch.dtype]()
 
     def with_noise(module: nn.Module, value: Any) -> Any:
-        if not isinstance(value, Tensor) or name_of(value.dtype) not in _AMPLITUDE:
+        if not isinstance(value, Tensor) or name_of(value.dtype) not in _AMPLITUDE or is_sparse(value):
             return value
         met.add(value.dtype)
         arithmetic = _arithmetic(module, value.is_cuda, dtype or value.dtype)
@@ -92,26 +93,32 @@ def disturbed(model: nn.Module, seed: int | None) -> Iterator[None]:
 
     Compiled and captured programs meet it too, which hooks of modules do not.
     """
-    kept = [] if seed is None else [(p, p.detach().clone()) for p in model.parameters()]
+    kept = [] if seed is None else [(values, values.clone()) for values in _values(model)]
     try:
         if seed is not None:
             move(model, seed, amplitude)
         yield
     finally:
         with torch.no_grad():
-            for parameter, value in kept:
-                parameter.copy_(value)
+            for values, value in kept:
+                values.copy_(value)
 
 
 @torch.no_grad()
 def move(model: nn.Module, seed: int, far: Callable[[str], float]) -> None:
     """Every value of its parameters up or down by so much of itself, by their dtype's name."""
-    for index, parameter in enumerate(model.parameters()):
+    for index, parameter in enumerate(_values(model)):
         if (name := name_of(parameter.dtype)) in _AMPLITUDE:
             generator = torch.Generator(parameter.device).manual_seed(1000 * seed + index)
             signs = torch.empty(parameter.shape, dtype=torch.int8, device=parameter.device)
             signs.random_(0, 2, generator=generator).mul_(2).sub_(1)
             parameter.addcmul_(parameter, signs, value=far(name))
+
+
+def _values(model: nn.Module) -> Iterator[Tensor]:
+    """Of every parameter, in its memory; of a sparse one, those that it has."""
+    for parameter in model.parameters():
+        yield next(iter(parts(parameter).values())) if is_sparse(parameter) else parameter
 
 
 def _arithmetic(module: nn.Module, on_gpu: bool, dtype: torch.dtype) -> str:

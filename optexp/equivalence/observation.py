@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from optexp import sparse
 from optexp.equivalence import dice
 from optexp.equivalence.gates import alike, identical
 from optexp.equivalence.noise import noisy
@@ -145,17 +146,12 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _aliases(outputs: Outputs, inputs: dict[str, Tensor], program: Program) -> list[int]:
-    given = {_storage(tensor) for tensor in inputs.values()}
-    own = {_storage(tensor) for tensor in program.state().values()} - given
+    given = {sparse.place(tensor) for tensor in inputs.values()}
+    own = {sparse.place(tensor) for tensor in program.state().values()} - given
     first: dict[int, int] = {}
     classes = []
     for position, name in enumerate(sorted(outputs)):
-        storage = _storage(outputs[name])
+        storage = sparse.place(outputs[name])
         shared = -1 if storage in given else -2 if storage in own else first.setdefault(storage, position)
         classes.append(shared)
     return classes
-
-
-def _storage(tensor: Tensor) -> int:
-    # An empty tensor has no memory to share.
-    return tensor.untyped_storage().data_ptr() or id(tensor)

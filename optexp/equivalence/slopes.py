@@ -53,6 +53,7 @@ def slopes(program: Program, batch: Batch, start: Snapshot) -> list[float]:
             return []
         if seed:
             along = {name: slope.neg_().add_(now[name]) for name, slope in before.items() if name in now}
+            along = {name: slope for name, slope in along.items() if slope.shape == start.values[f"param/{name}"].shape}
             size = sum(_product(slope, slope) for slope in along.values())
             share = max(FAR, sqrt(torch.finfo(level.dtype).eps))
             far = share * abs(float(level)) / (2 * size) if size else nan

@@ -38,6 +38,7 @@ from optexp.program import (
     prime,
     tensors_of,
 )
+from optexp.sparse import is_sparse
 from optexp.strategy import first_line
 from optexp.usermodel.memory import Memory, move
 from optexp.usermodel.trainstep import TrainStep
@@ -241,7 +242,8 @@ class Own(Workload):
             made_with=(parts.model.args, parts.model.kwargs),
             memory=memory,
         )
-        if dtype is not torch.float64 and trains and not own_step and (self.loss is not None or parts.loss is None):
+        torchs_loss = trains and not own_step and (self.loss is not None or parts.loss is None)
+        if torchs_loss and dtype is not torch.float64 and not self.odd_batch:
             self.try_loss(program, dtype)
         prime(program)
         if self.odd_batch:
@@ -413,6 +415,12 @@ class Own(Workload):
         if self.optimizer is None:
             self.remarks.append(f"optimizer: AdamW with lr={self.lr:g}, because none was given")
         cls: Any = OPTIMIZERS[self.optimizer or "AdamW"]
+        if odd := [n for n, p in model.named_parameters() if p.requires_grad and is_sparse(p)]:
+            layout = str(model.get_parameter(odd[0]).layout).removeprefix("torch.")
+            raise ConfigError(
+                f"the parameter {odd[0]} is {layout}, and no optimizer of torch's updates such a one: hold its values"
+                " in a dense parameter, freeze it, or compare gradients alone with workload.mode=forward_backward"
+            )
         if any(getattr(module, "sparse", False) is True for module in model.modules()) and cls not in TAKE_SPARSE:
             raise ConfigError(
                 f"the model has sparse gradients (sparse=True), which {cls.__name__} does not take: leave that out, or"

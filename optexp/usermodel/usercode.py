@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from optexp.config import ConfigError
 from optexp.equivalence.golden import NoReference
 from optexp.program import Batch, flatten, tensors_of
+from optexp.sparse import is_sparse
 from optexp.strategy import first_line
 
 LOSSES = {name: loss for name, loss in vars(F).items() if name.endswith(("_loss", "entropy", "_logits", "kl_div"))}
@@ -261,7 +262,7 @@ def odd_rows(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The most rows that are fewer and odd, of tensors that all have as many."""
     count = {len(tensor) if tensor.ndim else 0 for tensor in batch.values()}
     rows = min(count)
-    if len(count) > 1 or rows < 2:
+    if len(count) > 1 or rows < 2 or any(map(is_sparse, batch.values())):
         raise NoReference("a batch has no rows that its entries share, so that none can be left out")
     return {name: tensor[: rows - 1 - rows % 2] for name, tensor in batch.items()}
 

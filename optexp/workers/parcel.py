@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from optexp.sparse import assembled, coalesced, is_sparse, parts
 from optexp.workers import ipc
 
 PIECE = 2**25  # bytes
@@ -39,6 +40,16 @@ class Entry:
     offset: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A sparse tensor, by the entries of the dense ones that it consists of."""
+
+    layout: torch.layout
+    shape: tuple[int, ...]
+    entries: tuple[Entry, ...]
+    coalesced: bool
 
 
 @dataclass(frozen=True)
@@ -97,13 +108,19 @@ class Outbox:
         """Hold the nest's tensors, of any device, until they are copied: they must not change before that."""
         self._contents, size = [], 0
 
-        def place(tensor: Tensor) -> Entry:
+        def entry(tensor: Tensor) -> Entry:
             nonlocal size
             content = _bytes_of(tensor)
             self._contents.append((size, content))
-            entry = Entry(size, tensor.dtype, tuple(tensor.shape))
+            made = Entry(size, tensor.dtype, tuple(tensor.shape))
             size += -(-len(content) // _ALIGNMENT) * _ALIGNMENT
-            return entry
+            return made
+
+        def place(tensor: Tensor) -> Entry | Assembly:
+            if not is_sparse(tensor):
+                return entry(tensor)
+            entries = tuple(map(entry, parts(tensor).values()))
+            return Assembly(tensor.layout, tuple(tensor.shape), entries, coalesced(tensor))
 
         placed = tree_map(place, nest)
         if self._memory is None:
@@ -195,7 +212,10 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
-def _tensor_in(content: Tensor, entry: Entry) -> Tensor:
+def _tensor_in(content: Tensor, entry: Entry | Assembly) -> Tensor:
+    if isinstance(entry, Assembly):
+        pieces = [_tensor_in(content, part) for part in entry.entries]
+        return assembled(entry.layout, entry.shape, pieces, entry.coalesced)
     size = prod(entry.shape) * entry.dtype.itemsize
     return content.narrow(0, entry.offset, size).view(entry.dtype).view(entry.shape)
 

@@ -1,16 +1,18 @@
 """Another implementation in the model's place: the same parameters under the baseline's names, or what does not fit."""
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from optexp.arm import Arm, Spec
 from optexp.config import ConfigError
 from optexp.program import gradients
 from optexp.strategies.channels_last import ChannelsLast
 from optexp.strategies.fused_optimizer import FusedOptimizer
-from optexp.strategies.replace import Replace, pair
+from optexp.strategies.replace import Replace, pair, takes_model
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.lenet5 import LeNet5
 from optexp.workloads.mlp import Mlp
@@ -147,3 +149,137 @@ def test_others_work_on_what_was_put_in(build):
 
 def test_without_a_target_it_says_what_to_give(build):
     assert "strategy.replace.target=file.py:ModelNew" in Replace().unsupported(build(MLP), torch.device("cpu"))
+
+
+# --- made of the baseline's model --------------------------------------------------------------------------------
+
+
+class Packed(nn.Module):
+    """Linear layers with weights rounded to 8 bits and packed: no parameter is left."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.layers = [(lin.weight.detach() * 128).round() / 128 for lin in layers if isinstance(lin, nn.Linear)]
+        self.biases = [lin.bias.detach().clone() for lin in layers if isinstance(lin, nn.Linear)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight, bias in zip(self.layers, self.biases, strict=True):
+            x = nn.functional.gelu(nn.functional.linear(x, weight, bias))
+        return x
+
+
+def packed(model, bits=8):
+    return Packed(model)
+
+
+def annotated(net: nn.Module) -> nn.Module:
+    return Packed(net)
+
+
+def quantized(model):
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+
+def copied(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model)
+
+
+def function(model):
+    return lambda x: model(x)
+
+
+def plain_factory(width: int = 3) -> nn.Module:
+    return nn.Linear(width, width)
+
+
+class Config(str):
+    pass
+
+
+def of_a_config(model: Config) -> nn.Module:
+    return nn.Linear(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("found", "args", "kwargs", "expected"),
+    [
+        (packed, (), {}, True),
+        (packed, (), {"bits": 4}, True),
+        (annotated, (), {}, True),
+        (Packed, (), {}, True),
+        (plain_factory, (), {}, False),
+        (of_a_config, (), {}, False),
+        (packed, (), {"model": "small"}, False),
+        (lambda model, x: x, (), {}, False),
+        (nn.functional.gelu, (), {}, False),
+        (nn.Linear(2, 2), (), {}, False),
+    ],
+)
+def test_what_takes_a_model(found, args, kwargs, expected: bool):
+    assert takes_model(found, args, kwargs) is expected
+
+
+def arm(mode: str, target: str, **options: object) -> Arm:
+    made = Arm()
+    stack = (Replace(f"{HERE}:{target}", **options),) if target else ()
+    workload = Mlp(mode=mode, dim=8, layers=2, batch_size=4, in_features=5)
+    made.setup(Spec(workload, stack, "cpu", "float32", 0, generic=True).pack())
+    made.restore()
+    return made
+
+
+@pytest.mark.parametrize("target", ["packed", "annotated", "quantized", "copied", "function", "Packed"])
+def test_what_only_infers_may_be_made_of_the_baselines_model(target: str):
+    plain, other = arm("forward", ""), arm("forward", target)
+    expected, found = plain.program.run()["output"], other.program.run()["output"]
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0.05)
+    assert torch.equal(found, expected) == (target in ("copied", "function"))
+    assert other.program.state().keys() <= plain.program.state().keys()
+
+
+def test_values_that_were_folded_into_others_stay():
+    plain, other = arm("forward", ""), arm("forward", "folded")
+    torch.testing.assert_close(other.program.run(), plain.program.run())
+
+
+def folded(model: nn.Module) -> nn.Module:
+    """The first layer's weight doubled, and what comes out of it halved."""
+    made = copy.deepcopy(model)
+    with torch.no_grad():
+        made[0].weight.mul_(2)
+        made[0].bias.mul_(2)
+    made[0].register_forward_hook(lambda layer, args, output: output / 2)
+    return made
+
+
+@pytest.mark.parametrize("mode", ["forward_backward", "train"])
+def test_training_goes_on_with_its_parameters(mode: str):
+    plain, other = arm(mode, ""), arm(mode, "copied", of_model=True)
+    for _ in range(3):
+        torch.testing.assert_close(other.program.run(), plain.program.run())
+    torch.testing.assert_close(other.program.state(), plain.program.state())
+
+
+@pytest.mark.parametrize("mode", ["forward_backward", "train"])
+def test_training_has_nothing_to_compare_packed_parameters_with(mode: str):
+    told = r"packed makes a model that holds nothing for the baseline's 0.weight, 0.bias, 2.weight, ... \(4\): training"
+    with pytest.raises(ConfigError, match=told):
+        arm(mode, "packed")
+
+
+def test_it_is_said_where_it_would_help():
+    with pytest.raises(ConfigError, match="or name a function of one argument, model, that makes it of the baseline's"):
+        arm("forward", "Other")
+
+
+class Other(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_the_recipe_makes_it_again(build):
+    strategy = Replace(f"{HERE}:packed", kwargs={"bits": 4})
+    _, notes = strategy.apply(build(Mlp(mode="forward", dim=8, layers=2, batch_size=4, in_features=5)))
+    recipe = strategy.recipe(notes)
+    assert "replacement = second.packed(model, bits=4)\nmodel = forward = replacement" in recipe
+    assert "made of it, 0 parameters" in strategy.evidence(None, None, notes, {}).text
