@@ -23,13 +23,16 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
+from itertools import dropwhile
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
 from optexp.config import ConfigError
 from optexp.strategy import Unsupported
+from optexp.workers.anomaly import forward_frames, hides_forward
 
 _PACKAGE = f"{Path(__file__).resolve().parent.parent}{os.sep}"
 _STRATEGIES = f"{Path(__file__).resolve().parent.parent.parent / 'strategies'}{os.sep}"
@@ -341,7 +344,25 @@ def _answer(target: object, method: str, arguments: dict[str, Any]) -> tuple[str
     except ConfigError as mistake:  # found out where the user's code is loaded; a sentence says it all
         return "failure", {"type": "ConfigError", "message": str(mistake), "traceback": ""}
     except Exception as error:
-        return "failure", describe(error)
+        return "failure", describe(error) | _forward_of(error, partial(function, **arguments))
+
+
+def _forward_of(error: Exception, again: Callable[[], object]) -> dict[str, str]:
+    """The traceback of the forward call instead, where an operator of its backward pass failed."""
+    if not hides_forward(error):
+        return {}
+    inside = dropwhile(lambda frame: frame[0] != __file__, forward_frames(again))  # not those that called us
+    frames = [(file, text) for file, text in inside if not _ours(file) and not file.endswith(_CALLS)]
+    theirs = [text for file, text in frames if not file.startswith(_LIBRARIES)] or [text for _, text in frames]
+    if not theirs:
+        return {}
+    ending = "".join(traceback.format_exception_only(error))
+    text = "\n".join(["Traceback of the forward call whose backward failed:", *theirs, ending])
+    return {"traceback": text}
+
+
+def _ours(file: str) -> bool:
+    return file.startswith((_PACKAGE, _STRATEGIES, "<frozen", "<string>"))
 
 
 def describe(error: BaseException) -> dict[str, str]:
