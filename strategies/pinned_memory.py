@@ -74,7 +74,7 @@ class PinnedMemory(Strategy):
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
         had, has = notes["workers"]
-        workers = f"{has} workers make batches, not {had}" if had != has else ""
+        workers = f"{has} worker{' makes' if has == 1 else 's make'} batches, not {had}" if had != has else ""
         if not notes.get("copies", True):
             return Evidence(bool(workers), workers or f"{has} workers make batches, as before, and nothing is copied")
         if notes["already"]:

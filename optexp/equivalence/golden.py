@@ -139,11 +139,14 @@ class Golden:
             raise
         except Exception as problem:
             text = str(problem) or type(problem).__name__
-            raise NoReference(f"the step does not run in float64: {text}") from problem
+            raise NoReference(
+                f"the step does not run in float64: {text} (let it take dtypes from its inputs)"
+            ) from problem
         golden = {f"out/{name}": t.detach().to(self.device, copy=True) for name, t in outputs.items()}
         for name, tensor in golden.items():
             if name_of(tensor.dtype) not in WIDEST and (tensor.is_floating_point() or tensor.is_complex()):
-                raise NoReference(f"the model computes {name[4:]} in {name_of(tensor.dtype)} even in float64")
+                kept = f"the model computes {name[4:]} in {name_of(tensor.dtype)} even in float64"
+                raise NoReference(f"{kept}: let it take dtypes from its inputs, where it casts")
         for name, tensor in tensors_of(given).items():
             if not identical(self._widened(tensor), left := tensors_of(batch)[name]):
                 golden[f"input/{name}"] = left.detach().clone()
@@ -274,7 +277,7 @@ class Golden:
             still = f" (the same in every draw: input {', '.join(self.constant())})" if self.constant() else ""
             raise NoReference(
                 f"the result depends on no input that was varied{still}, so that a wrong one could not be told from a"
-                " right one"
+                " right one: draw those that matter at random"
             )
         return [name for name in tensors_of(first) if not lives[name] and name in self.varied]
 

@@ -195,7 +195,8 @@ class Judge:
         seen = self._here(observation)
         if seen["flag/random"]:
             raise NoReference(
-                "a step draws random numbers even with every dropout at p = 0, so no two implementations need agree"
+                "a step draws random numbers even with every dropout at p = 0, so no two implementations need agree:"
+                " switch that off for the comparison"
             )
         self.fp64.memory = unpacked("memory", seen)
         self.writes |= not seen["flag/inputs_intact"]
@@ -391,7 +392,7 @@ class Judge:
         if skips:
             self.skipped.add(step)
             if len(self.skipped) == len(self.fp64.batches):
-                raise NoReference("gradients overflow in every step, so that no update can be compared")
+                raise NoReference("gradients overflow in every step, so that no update can be compared: use bfloat16")
             findings.append(Finding("scaler", "SKIPPED", message="a step was skipped in both: its gradients overflow"))
         if seen["flag/random"]:  # the baseline's step draws none (see `_yardstick`)
             findings.append(Finding(GENERATORS, bitwise=True, message=RESEEDED))
@@ -515,7 +516,8 @@ class Judge:
                 cap = PRECISION_CAP if forward and not self.precise and not small else None
                 if forward and reference.shape != seen[name].shape:
                     if reference.is_floating_point():
-                        raise NoReference(f"{title(name)} has the shape {list(reference.shape)} in float64")
+                        there = f"{title(name)} has the shape {list(reference.shape)} in float64"
+                        raise NoReference(f"{there}: return one whose shape does not depend on rounding")
                     known = self.baseline.get(name, seen[name])  # how long a text is may depend on rounding,
                     reference = known if known.shape == seen[name].shape else seen[name]  # or on noise
                 limits = Limits(self._row(seen[name]), gradient, cap=cap)
@@ -618,7 +620,8 @@ class Judge:
         shows = structure(value, subject.value)
         off = rms(value - subject.value)
         if finding.ok and not shows and off > mutants.LARGE * subject.smallest:
-            raise NoReference(f"the gates have no power: {title(quantity.name)} passes them with the mutant '{mutant}'")
+            passes = f"the gates have no power: {title(quantity.name)} passes them with the mutant '{mutant}'"
+            raise NoReference(f"{passes}: compare at a larger size, or in a wider dtype")
         return {
             "tensor": title(quantity.name),
             "mutant": mutant,
@@ -645,7 +648,7 @@ class Judge:
             return work(*args)
         except torch.OutOfMemoryError as problem:
             if self.fp64.device.type == "cpu":
-                raise NoReference(f"fp64 does not fit: {problem}") from problem
+                raise NoReference(f"fp64 does not fit: use a smaller batch or model ({problem})") from problem
         self.fp64.settle(torch.device("cpu"))  # after the handler, whose traceback keeps tensors alive
         self.baseline, self.earlier = self._here(self.baseline), self._here(self.earlier)
         return work(*args)

@@ -13,9 +13,8 @@ from optexp.result import ArmSummary, Result, Verdict
 WHAT_NOW = {
     Verdict.NOT_ENGAGED: "The strategy ran and changed nothing here: try another one, or its options.",
     Verdict.NOT_EQUIVALENT: "No speedup is shown for a result that is wrong. The report has the worst tensor.",
-    Verdict.UNVERIFIED: "No speedup is shown for a result that could not be checked. "
-    "Draw inputs at random, keep what a step remembers in buffers or parameters, and take dtypes from the arguments;"
-    " or compare in another workload.mode=, or at a smaller size, whose reference fits.",
+    Verdict.UNVERIFIED: "No speedup is shown for a result that could not be checked."
+    " docs/verification.md says what each reason means, and what helps.",
     Verdict.INVALID: "The measurement is not shown.",
 }
 LESS_EXACT = (
