@@ -54,8 +54,8 @@ def explained(finding: Finding, quantity: Quantity) -> Finding:
 
 def nature(value: Tensor, reference: Tensor, scale: float, unit: float) -> Nature:
     """Of the error of `value`, whose reference has the size `scale`, in arithmetic with the unit roundoff `unit`."""
-    squares, fourths, count = _moments(value, reference)
-    size = sqrt(squares / count) if count else 0.0
+    count = value.numel()
+    size = sqrt(sum(float(error.square().sum()) for error, _ in _errors(value, reference)) / max(count, 1))
     if not size:
         return Nature()
     if size <= SURELY * unit * scale:
@@ -64,7 +64,7 @@ def nature(value: Tensor, reference: Tensor, scale: float, unit: float) -> Natur
         return Nature(OTHER, f"the error is {size / scale:.2g} of the tensor's size: more than any rounding")
     if count < SMALL:
         return Nature()
-    spread = squares * squares / fourths / count if fourths else 0.0
+    spread = _spread(value, reference, scale)
     if spread < SPREAD and spread * count < count - 1:
         return Nature(OTHER, f"the error lies in about {max(1, round(spread * count))} of {count} elements")
     if (share := _following(value, reference)) > FOLLOWS:
@@ -82,15 +82,13 @@ def _errors(value: Tensor, reference: Tensor) -> Iterator[tuple[Tensor, Tensor]]
         yield (c.to(torch.float64) - wide).nan_to_num(0.0, 0.0, 0.0), wide.nan_to_num(0.0, 0.0, 0.0)
 
 
-def _moments(value: Tensor, reference: Tensor) -> tuple[float, float, int]:
-    """Sum of squares and of fourth powers of the error, and how many elements there are."""
+def _spread(value: Tensor, reference: Tensor, scale: float) -> float:
+    """Share of the elements that hold the error; one beside a large value counts by what it is of that."""
     squares = fourths = 0.0
-    count = 0
-    for error, _ in _errors(value, reference):
-        square = error.square()
+    for error, wide in _errors(value, reference):
+        square = (error * (scale / (wide.abs() + scale))).square()
         squares, fourths = squares + float(square.sum()), fourths + float(square.square().sum())
-        count += len(error)
-    return squares, fourths, count
+    return squares * squares / fourths / value.numel() if fourths else 0.0
 
 
 def _following(value: Tensor, reference: Tensor) -> float:

@@ -102,6 +102,42 @@ def test_of_a_steady_baseline_every_bit_is_compared(check) -> None:
     assert found.repeats
 
 
+class Scattered(nn.Module):
+    """Rows are added to the row that they belong to: on a GPU by atomics, in any order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        owner = torch.arange(len(x), device=x.device) % 4
+        return torch.zeros(4, x.shape[1], device=x.device, dtype=x.dtype).index_add(0, owner, x)
+
+
+class InHalves(Scattered):
+    """The same sums in an order of its own, which rounds otherwise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = len(x) // 2
+        return super().forward(x[:half]) + super().forward(x[half:])
+
+
+@pytest.mark.gpu
+def test_atomics_of_a_gpu_have_deterministic_bits(check) -> None:
+    class Summing(Softmax):
+        def model(self) -> nn.Module:
+            return Scattered()
+
+    cuda = torch.device("cuda")
+    found = check(Summing(rows=8192, columns=256), contract=BITWISE, seeds=3, device=cuda)
+    assert found.ok, found.headline
+    assert not found.repeats
+    assert found.unchecked_bits == []
+
+    def change(program: Program) -> Program:
+        program.model.forward = InHalves().forward
+        return program
+
+    other = check(Summing(rows=8192, columns=256), change, BITWISE, seeds=3, device=cuda)
+    assert {m["gate"] for m in other.failures} == {"BITWISE"}
+
+
 @pytest.mark.parametrize("enabled", [False, True])
 def test_the_setting_is_put_back(enabled: bool) -> None:
     before = torch.are_deterministic_algorithms_enabled()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from optexp.equivalence.gates import rms
 from optexp.equivalence.nature import OTHER, ROUNDING, nature
 from optexp.workloads.softmax import Softmax
 
@@ -57,6 +58,15 @@ def test_what_is_wrong_looks_like_another_result(name: str) -> None:
     found = nature(WRONG[name](x), x, 1.0, UNIT)
     assert found.kind == OTHER, found
     assert found.why
+
+
+def test_large_values_round_by_more() -> None:
+    """Of a softmax most of the error lies in its few large elements."""
+    x = torch.softmax(3 * drawn(256, 512), 1)
+    assert nature(x.bfloat16().double(), x, rms(x), UNIT).kind == ROUNDING
+    exponentials = torch.exp(3 * drawn(256, 512))
+    short = exponentials / exponentials[:, :-1].sum(1, keepdim=True)
+    assert nature(short, x, rms(x), UNIT).kind == OTHER
 
 
 def test_few_elements_tell_only_by_their_size() -> None:
