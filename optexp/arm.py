@@ -35,9 +35,10 @@ from optexp.insight.calibration import calibrate
 from optexp.insight.trace import record
 from optexp.kernelkit.toolchain import counted
 from optexp.measurement import clock, heap, openmp, placement
-from optexp.program import Batch, Outputs, Program, Snapshot, gradients, map_batch, tensors_of
+from optexp.program import Batch, Outputs, Program, Snapshot, gradients, keeping, map_batch, tensors_of
 from optexp.strategy import REASSOCIATES, Contract, Notes, Strategy, Unsupported, captures, compose
 from optexp.takehome.repro import Script
+from optexp.usermodel import likeness
 from optexp.workers.parcel import Inbox, Outbox, Parcel
 from optexp.workload import Workload
 
@@ -111,6 +112,7 @@ class Arm:
         self.kept: dict[int, Kept] = {}
         self.outputs: Outputs = {}  # of the last step of the first that is kept
         self.unlike: set[str] = set()
+        self.first_step: Imprint = {}
 
     def setup(self, packed: bytes) -> dict[str, Any]:
         """Build the program, fold the stack over it, run it for the first time.
@@ -133,6 +135,7 @@ class Arm:
             silence(program.model)
         if spec.autocast is not None:
             program = autocast(program, spec.autocast)
+        program = keeping(program)
         self.initial = Snapshot(program)
         self.excused = set(state.tampered(program))
         variety = spec.workload.variety
@@ -154,14 +157,17 @@ class Arm:
             if program.feed is not feed:
                 feed.pause()
                 program.feed.reset(self.batches)
-        self.program, self.rates = program, Rates(program)
+        self.program, self.rates = keeping(program), Rates(program)
+        self.initial.remember(self.program)
         self.restore()
         random = False
-        for _ in range(variety):
+        for index in range(variety):
             batch, before = self.program.feed.next(), dice.state(self.device)
             outputs = self.program.step(self.program, batch)
             random |= dice.drawn(before, self.device)
             self.unlike |= set(state.unlike(outputs))
+            if index == 0:
+                start += self._look_at_the_first(outputs)
         clock.synchronize(self.device)
         setup_s = clock.now() - start
         carries = bool(carried(self.program.state(), self.initial.values))
@@ -177,8 +183,42 @@ class Arm:
                 )
         sizes = [sum(map(sparse.nbytes, tensors_of(batch).values())) for batch in self.batches]
         told = {"setup_s": setup_s, "notes": notes, "random": random, "batch_bytes": sum(sizes) / len(sizes)}
-        told |= {"queue": self.program.feed.queue, "varied": varied, "carries": carries}
+        told |= {"queue": self.program.feed.queue, "varied": varied, "carries": carries, "keeps": self._moving()}
         return told | facts(spec.workload, self.initial.values)
+
+    def _look_at_the_first(self, outputs: Outputs) -> float:
+        """What the first step after building left; how long it took to see that, in seconds."""
+        clock.synchronize(self.device)
+        start = clock.now()
+        self.first_step = left_behind(self.program, outputs)
+        return clock.now() - start
+
+    def _moving(self) -> list[str]:
+        """Names of what the model keeps in Python and changes in a step, and again in the next one. What becomes
+        another thing each time, as a time does, is left out from now on."""
+        keeps = self.program.keeps
+        assert keeps is not None
+        if not keeps.changes(self.initial.kept, keeps.read()):
+            return []
+        runs = []
+        for _ in range(2):
+            self.restore()
+            self.program.run()
+            before = keeps.read()
+            self.program.run()
+            runs.append(keeps.changes(before, keeps.read()))
+        self.restore()
+        self.program.feed.pause()
+        one, other = runs
+        both = one.keys() & other.keys()
+        keeps.unsteady = {*one, *other} - {name for name in both if likeness.alike(one[name].pair, other[name].pair)}
+        return sorted(name for name in both - keeps.unsteady if one[name].state)
+
+    def unkept(self) -> list[str]:
+        """What the model keeps and nobody can put back, or has nothing to compare with."""
+        keeps = self.program.keeps
+        assert keeps is not None
+        return [*sorted(keeps.unsteady), *keeps.strange()]
 
     def _settle_scale(self) -> None:
         """Let the loss scale fall until no step overflows; it starts from there. A check would find skipped steps, or
@@ -551,7 +591,8 @@ class Arm:
             rest = [tensor for name, tensor in named.items() if not name.startswith(("param/", "buffer/"))]
             living = (*model.parameters(), *model.buffers(), *rest, *one)
             return {"resident_mib": sum(map(sparse.nbytes, living)) / 2**20}
-        ours = [t for tensors in others for t in tensors] + list(self.initial.values.values())
+        kept = self.program.keeps.tensors if self.program.keeps is not None else []
+        ours = [*(t for tensors in others for t in tensors), *self.initial.values.values(), *kept]
         overhead = sum(sparse.nbytes(t) for t in ours if t.device.type == "cuda")
         self.restore()
         clock.synchronize(self.device)

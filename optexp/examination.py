@@ -86,6 +86,7 @@ def examine(
         for file, content in files.items():
             (session.output / file).write_bytes(content)
     referee.random, referee.carries = setups[bare]["random"], setups[bare]["carries"]
+    referee.keeps = setups[bare]["keeps"]
     verification = referee.verify({"yardstick": arms[bare], **arms} if plain else arms, arms[bare])
     verification.varied = told(setups[name]["varied"])
     if setups[name]["random"] and not referee.random:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Number
 from types import NoneType
 from typing import Any, Protocol
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from optexp import sparse
+from optexp.usermodel.modelstate import ModelState
+from optexp.usermodel.records import Table
 
 Batch = tuple[Tensor, ...] | Mapping[str, Tensor]
 Source = Sequence[Batch]
@@ -144,6 +146,7 @@ class Program:
                affair); None: they are called what the baseline calls them.
     made_with: positional and keyword arguments of the model's class, where it was given some.
     memory:    what a step keeps elsewhere, where it is a user's own.
+    keeps:     what the model keeps in Python, as it was when the program was built.
     """
 
     model: nn.Module
@@ -161,6 +164,12 @@ class Program:
     aliases: Mapping[str, Alias] | None = None
     made_with: tuple[Sequence[Any], Mapping[str, Any]] = ((), {})
     memory: Memory | None = None
+    keeps: ModelState | None = field(default=None, compare=False)
+
+    @property
+    def own_step(self) -> bool:
+        """Whether a step is a user's own, which may change whatever it likes."""
+        return self.memory is not None
 
     @property
     def device(self) -> torch.device:
@@ -319,12 +328,28 @@ TAKE_SPARSE = (torch.optim.SGD, torch.optim.Adagrad)  # gradients, and dense one
 BEGIN_AS_ONE, BEGIN_AS_RATE = {"mu_product", "mu"}, {"eta", "step_size"}  # of an optimizer's state
 
 
+def keeping(program: Program) -> Program:
+    """The same, which knows what its model keeps in Python from now on."""
+    if program.keeps is None or program.keeps.model is not program.model:
+        return replace(program, keeps=ModelState(program.model, program.loss))
+    program.keeps.begin()
+    return program
+
+
 class Snapshot:
     """A copy of a program's state that can be put back in place, so that captured addresses stay valid."""
 
     def __init__(self, program: Program) -> None:
         self.values = {name: tensor.clone() for name, tensor in program.state().items()}
         self.elsewhere = program.memory.read() if program.memory is not None else {}
+        self.model, self.kept = program.model, Table()
+        self.remember(program)
+
+    def remember(self, program: Program) -> None:
+        """What its model keeps in Python now is what is put back."""
+        self.model = program.model
+        known = program.keeps is not None and program.keeps.model is program.model
+        self.kept = (program.keeps if known and program.keeps else ModelState(program.model, program.loss)).read()
 
     @torch.no_grad()
     def restore(self, program: Program) -> None:
@@ -333,6 +358,8 @@ class Snapshot:
         Optimizer state that was created since is restored to what it began as; what a strategy added since (a loss
         scale, a learning rate on the device) to what it is at the first call.
         """
+        if program.model is self.model:
+            self.kept.restore()  # first: a buffer that was assigned anew has another shape, perhaps
         for name, tensor in program.state().items():
             if name not in self.values:
                 lazy = name.startswith("optimizer/") and not name.endswith("/lr")

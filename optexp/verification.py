@@ -10,7 +10,7 @@ from statistics import fmean
 from optexp.arm import Spec
 from optexp.equivalence.families import FORWARD_ONLY, NORMAL
 from optexp.equivalence.gates import TOLERANCES
-from optexp.equivalence.protocol import Plan, Verification, failure, verify, verify_randomness
+from optexp.equivalence.protocol import REPEATS, Plan, Verification, failure, verify, verify_randomness
 from optexp.equivalence.recheck import recheck
 from optexp.equivalence.state import MODES, undeclared
 from optexp.equivalence.watched import Watched
@@ -26,6 +26,7 @@ from optexp.workers.processes import Failure
 from optexp.workload import Workload
 
 NOVELTY = 1.2, 1.5  # how many times longer fresh batches may take than those met before, at least and at most
+COUNTED = 6  # consecutive steps where Python counts them: what stands still after a warm-up of three shows
 LOOKS = 3  # before anybody is accused
 ASIDE = 0.5  # of a step of the baseline: what a feed may take longer to begin again than the baseline's, for each batch
 COPIED = 0.9  # of what the bare program copies to the device: whose traced steps may have met smaller batches
@@ -37,6 +38,7 @@ class Referee:
 
     random:  steps of the bare program draw random numbers
     carries: they change buffers, which the next one may begin with
+    keeps:   names of what the model keeps in Python and every step changes
     """
 
     session: Session
@@ -44,6 +46,7 @@ class Referee:
     name: str
     random: bool = False
     carries: bool = False
+    keeps: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.promise = contract(self.stack)
@@ -80,7 +83,10 @@ class Referee:
             if self.random:
                 reference.call("silence")
             yardstick, candidate = self.watched(checked["yardstick"]), self.watched(checked[self.name])
-            found = verify(reference, yardstick, candidate, self.plan(), self.promise, tell)
+            try:
+                found = verify(reference, yardstick, candidate, self.plan(), self.promise, tell)
+            except Failure as reason:
+                raise self.with_cause(reason, yardstick) from None
             if self.random and found.ok:
                 tell("comparing distributions at the real dropout")
                 yardstick, candidate = self.watched(arms["yardstick"]), self.watched(arms[self.name])
@@ -97,6 +103,16 @@ class Referee:
         found.seconds = self.seconds
         self.found = found
         return found
+
+    def with_cause(self, reason: Failure, yardstick: Arm) -> Failure:
+        """What the model keeps and nobody can put back, where that may be why nothing can be decided."""
+        if reason.type != "NoReference" or yardstick.call("repeats", times=REPEATS):
+            return reason
+        if not (names := yardstick.call("unkept")):
+            return reason
+        which = "an attribute" if len(names) == 1 else "attributes"
+        text = f"; the model keeps {', '.join(names)}, {which} that cannot be put back before each step"
+        return replace(reason, message=reason.message + text)
 
     def watched(self, arm: Arm) -> Watched:
         """The same arm; where its time goes is known afterwards."""
@@ -144,7 +160,7 @@ class Referee:
         return Plan(
             seeds=range(first, first + protocol.verification_seeds),
             # A frozen step count shows from the second on, and so does a buffer that nobody reads.
-            steps=max(workload.variety, 3 if self.moves else 1),
+            steps=max(workload.variety, COUNTED if self.keeps else 3 if self.moves else 1),
             families=self.families() if protocol.thorough and here else (),
             overwrites=self.overwrites,
             follow=protocol.thorough and workload.mode == "train",
@@ -153,7 +169,7 @@ class Referee:
     @property
     def moves(self) -> bool:
         """Whether a step changes what the next one starts from."""
-        return self.carries or self.session.workload.mode == "train"
+        return self.carries or bool(self.keeps) or self.session.workload.mode == "train"
 
     def families(self) -> list[str]:
         """Those that mean something to the workload, without those that overflow whatever computes them."""

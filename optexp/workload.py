@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from optexp.config import ConfigError, one_of
-from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, Step, placed, prime
+from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, Step, keeping, placed, prime
 from optexp.strategy import Unsupported
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Workload(ABC):
             optimizer=self.optimizer(model) if self.mode == "train" else None,
         )
         prime(program)
-        return program
+        return keeping(program)
 
 
 def known(size: int | None) -> int:

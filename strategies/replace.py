@@ -84,8 +84,8 @@ class Replace(Strategy):
         hook = optimized.model.register_forward_hook(lambda *_: calls.append(None))
         with preserved(optimized), torch.set_grad_enabled(program.trains):
             batch = to_device(program.feed.next(), program.device)
-            optimized.predict(batch) if program.memory is None else optimized.step(optimized, batch)
-            stepped = program.memory is not None  # by the user, who may call other methods than forward
+            optimized.step(optimized, batch) if program.own_step else optimized.predict(batch)
+            stepped = program.own_step  # by the user, who may call other methods than forward
         hook.remove()
         made = {"args": args, "kwargs": kwargs, "function": isinstance(optimized.model, Function)}
         made |= {"of_model": of_model, "taken": program.trains or not of_model}

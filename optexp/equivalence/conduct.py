@@ -119,7 +119,7 @@ def optional(name: str) -> bool:
     """What need not be the same tensors: a learning rate is state only where it is one, which is the container's
     business."""
     rate = "/optimizer/group" in name and name.endswith("/lr")
-    return rate or name.startswith(("changed/", "batch/", "timed/", "memory/", "remembers/"))
+    return rate or name.startswith(("changed/", "batch/", "timed/", "memory/", "remembers/", "keeps/", "moves/"))
 
 
 def title(name: str) -> str:

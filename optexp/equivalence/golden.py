@@ -21,7 +21,7 @@ from optexp.equivalence.generic import turn_parameters, vary
 from optexp.equivalence.noise import noisy
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.trajectory import Rates
-from optexp.program import Batch, Packed, gradients, map_batch, tensors_of
+from optexp.program import Batch, Packed, gradients, keeping, map_batch, tensors_of
 from optexp.sparse import is_sparse, parts
 from optexp.workload import Workload
 
@@ -57,6 +57,7 @@ class Golden:
         self.family = families.NORMAL
         self.known: dict[int, Observation] = {}
         self.memory: Packed = {}  # of the baseline, before the step to come
+        self.kept: Packed = {}  # likewise of its model
         self.met: dict[str, Tensor] = {}  # of the first batch of the seed before, some elements
         self.anew = True  # this seed's is another one
         self.varied: set[str] = set()  # inputs that have held several values so far
@@ -72,6 +73,7 @@ class Golden:
         self.program = self.workload.build(device, torch.float64, self.seed)
         if self.silent:
             silence(self.program.model)
+        self.program = keeping(self.program)
         self.rates = Rates(self.program)
         self.called: dict[int, list[Mapping[str, Any]]] = {}
         self.left: dict[int, list[float]] = {}
@@ -81,6 +83,7 @@ class Golden:
         """As the arms do where steps draw random numbers; a deterministic model keeps its rates, whatever they mean."""
         self.silent = True
         silence(self.program.model)
+        self.program = keeping(self.program)
 
     # --- batches ------------------------------------------------------------------------------------------------
 
@@ -118,7 +121,7 @@ class Golden:
     def _take(self, batches: list[Batch], family: str) -> None:
         self.batches, self.family = batches, family
         self.known.clear()
-        self.memory = {}
+        self.memory, self.kept = {}, {}
 
     # --- what fp64 gets -----------------------------------------------------------------------------------------
 
@@ -191,6 +194,8 @@ class Golden:
         memory, optimizer = self.program.memory, self.program.optimizer
         if memory is not None:
             memory.write({**memory.first, **memory.unpack(self.memory)})
+        if self.program.keeps is not None:
+            self.program.keeps.adopt(self.kept)
         self.program.put(state)
         for index, group in enumerate(optimizer.param_groups if memory is not None and optimizer is not None else ()):
             rate, own = group["lr"], state.get(f"optimizer/group{index}/lr")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence import mutants
+from optexp.equivalence.attributes import Attributes
 from optexp.equivalence.conduct import conduct, optional, title
 from optexp.equivalence.families import FAMILIES, NORMAL, integers, nonfinite
 from optexp.equivalence.far_off import far_off
@@ -95,6 +96,7 @@ class Judge:
         self.restless: set[str] = set()
         self.remembered: dict[tuple[int, str], tuple[bytes, bool]] = {}  # of a first run of each step; with noise?
         self.blurred: dict[str, list[float]] = {}  # how far its runs are apart in what it remembers
+        self.attributes = Attributes()
         self.integers: dict[tuple[int, str], Tensor] = {}  # of the baseline's first run of each step
         self.swayed: dict[tuple[int, str], list[Tensor]] = {}  # the same of noisy runs
         self.noisy_runs = 0
@@ -198,7 +200,8 @@ class Judge:
                 "a step draws random numbers even with every dropout at p = 0, so no two implementations need agree:"
                 " switch that off for the comparison"
             )
-        self.fp64.memory = unpacked("memory", seen)
+        self.fp64.memory, self.fp64.kept = unpacked("memory", seen), unpacked("keeps", seen)
+        self.attributes.meet(step, seen)
         self.writes |= not seen["flag/inputs_intact"]
         noisy = bool(seen["flag/noisy"])
         self._require_finite(seen)
@@ -234,7 +237,7 @@ class Judge:
             if quantity.name.startswith("grad/"):
                 off = hypot(off, found.rms * quantity.reference.numel() ** 0.5)
                 size = hypot(size, quantity.scale * quantity.reference.numel() ** 0.5)
-        if self.fp64.program.memory is not None and self.precise and not noisy:
+        if self.fp64.program.own_step and self.precise and not noisy:
             self._require_gradients(off, size, seen)
         if first:
             self._rounded_hyperparameters(step, seen, updates)
@@ -348,7 +351,7 @@ class Judge:
             )
 
     def _require_power(self, quantity: Quantity, spread: float) -> None:
-        own_step = self.fp64.program.memory is not None
+        own_step = self.fp64.program.own_step
         judged = quantity.name.startswith(("out/", "change/") if own_step else "out/")
         enough = quantity.reference.numel() >= SMALL and judged
         # A small change beside what is stored is lost in its last bits, and that is no fault of the baseline's.
@@ -374,7 +377,7 @@ class Judge:
     def _judge(self, step: int, observation: Mapping[str, Tensor]) -> list[Finding]:
         assert step == self.step, "the yardstick of this step comes first"
         seen = self.candidate = self._here(observation)
-        self.fp64.memory = unpacked("memory", self.baseline)
+        self.fp64.memory, self.fp64.kept = unpacked("memory", self.baseline), unpacked("keeps", self.baseline)
         skips, expected = _skipped(seen), _skipped(self.baseline)
         if skips != expected:
             if expected and self.fp64.family in FAMILIES:
@@ -388,7 +391,7 @@ class Judge:
         theirs["flag/inputs_intact"] = torch.tensor(not self.writes)  # repeated on a batch, it may find it written
         if failures := list(conduct(ours, theirs, initial, not self.precise, skips, self._same)):
             return failures
-        findings = []
+        findings = list(self.attributes.compare(seen, self.baseline, self.row.unit))
         if skips:
             self.skipped.add(step)
             if len(self.skipped) == len(self.fp64.batches):
@@ -546,7 +549,7 @@ class Judge:
                 if (gradient := seen.get(f"grad/{name}")) is not None:
                     sparse, wide = fp64.sparse[step].get(f"grad/{name}"), gradient.to(parameter)
                     parameter.grad = wide if sparse is None else wide.sparse_mask(sparse)
-            if program.memory is None:
+            if not program.own_step:
                 fp64.rates.set(RATES[self.step % len(RATES)])
             else:  # a user's step may change them
                 for group, called in zip(optimizer.param_groups, fp64.called[step], strict=True):
@@ -573,7 +576,7 @@ class Judge:
                 yield Quantity(name, wide, reference.clone(), Limits(row), stored=stored)
         for index, group in enumerate(optimizer.param_groups):
             if (rate := seen.get(f"after/optimizer/group{index}/lr")) is not None:
-                left = group["lr"] if program.memory is None else fp64.left[step][index]
+                left = fp64.left[step][index] if program.own_step else group["lr"]
                 reference = torch.as_tensor(left, dtype=torch.float64, device=fp64.device)
                 limits = Limits(TOLERANCES[name_of(rate.dtype)])
                 yield Quantity(f"optimizer/group{index}/lr", rate.to(torch.float64), reference, limits)
@@ -664,6 +667,7 @@ class Judge:
         for memory in (*arms, self.skipped, self.rounded, *known):
             memory.clear()
         self.remembered.clear()
+        self.attributes.forget()
         self.blurred.clear()
 
 

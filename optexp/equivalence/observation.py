@@ -14,6 +14,7 @@ from optexp.equivalence.gates import alike, identical
 from optexp.equivalence.noise import noisy
 from optexp.equivalence.poison import hold, poison, scribble
 from optexp.program import Batch, Outputs, Packed, Program, Snapshot, gradients, map_batch, tensors_of
+from optexp.usermodel.records import Table
 
 Observation = dict[str, Tensor]
 
@@ -44,6 +45,8 @@ def observed(
     changed/<name>         of `Program.state()`, where there is none: only what the step changed
     memory/<name>          of `Program.memory`, packed, before: only what is no longer as it was at first
     remembers/<name>       of `Program.memory`, packed, before and after: only what the step changed
+    keeps/<name>           of `Program.keeps`, packed, before: only what is no longer as it was at first
+    moves/<name>           of `Program.keeps`, packed, before and after: only what the step changed
     flag/inputs_intact     1 where the step left its batch as it was
     flag/plain             1 where outputs are plain tensors
     flag/device            for each output, by name: 1 where it lies on the program's device
@@ -51,6 +54,7 @@ def observed(
     flag/finished          1 where outputs no longer change after the step's own stream has computed them
     flag/random            1 where the step drew random numbers
     flag/noisy             1 with noise, whose value is the seed; a noisy run leaves out after/
+    flag/another_model     1 where the model is another one than the baseline's
     flag/finest            the least eps of a dtype that got noise; 1 without
     """
     kept, used = tensors_of(map_batch(torch.clone, given)), tensors_of(given)
@@ -60,6 +64,9 @@ def observed(
     seen = {f"before/{name}": tensor for name, tensor in earlier.items()}
     memory = program.memory.read() if program.memory is not None else {}
     seen |= _packed("memory", program.memory.news(memory)) if program.memory is not None else {}
+    keeps = program.keeps
+    table = keeps.read() if keeps is not None else Table()
+    seen |= _packed("keeps", keeps.news(table)) if keeps is not None else {}
     generators = dice.state(program.device)
     poison(program.device)
     hold(program.device)
@@ -79,6 +86,8 @@ def observed(
         seen |= {f"changed/{name}": torch.tensor(1, dtype=torch.uint8) for name in changed}
     if program.memory is not None:
         seen |= _packed("remembers", program.memory.changed(memory, program.memory.read()))
+    if keeps is not None:
+        seen |= _packed("moves", keeps.moves(table))
     if program.device.type == "cuda":
         torch.cuda.synchronize(program.device)
     written = {f"input/{name}": _copy(used[name]) for name in kept if not identical(used[name], kept[name])}
@@ -92,6 +101,7 @@ def observed(
         "aliases": torch.tensor(_aliases(outputs, used, program), dtype=torch.int64),
         "finished": torch.tensor(finished, dtype=torch.uint8),
         "random": torch.tensor(dice.drawn(generators, program.device), dtype=torch.uint8),
+        "another_model": torch.tensor(program.aliases is not None, dtype=torch.uint8),
         "noisy": torch.tensor(noise is not None, dtype=torch.uint8),
         "finest": torch.tensor(min((torch.finfo(dtype).eps for dtype in met), default=1.0), dtype=torch.float64),
     }
@@ -121,13 +131,18 @@ def overwritten(program: Program, first: Batch, second: Batch) -> list[str]:
 def repeats(program: Program, batch: Batch, snapshot: Snapshot, times: int) -> bool:
     """Whether `times` further steps from the same state and batch give the same bits as the first."""
     snapshot.restore(program)
-    first = observe(program, batch)
+    first = _tensors(observe(program, batch))
     for _ in range(times):
         snapshot.restore(program)
-        again = observe(program, batch)
+        again = _tensors(observe(program, batch))
         if not again.keys() == first.keys() == alike(again, first):
             return False
     return True
+
+
+def _tensors(seen: Observation) -> Observation:
+    """Without what is packed, of which equal values need not be equal bytes."""
+    return {name: tensor for name, tensor in seen.items() if not name.startswith(("keeps/", "moves/"))}
 
 
 def _packed(kind: str, packed: Packed) -> Observation:

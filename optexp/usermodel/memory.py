@@ -13,7 +13,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
 from typing import Any
 
 import cloudpickle
@@ -23,17 +22,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
-from optexp.equivalence.gates import SMALL, TOLERANCES
 from optexp.program import Packed, Remembered
-from optexp.usermodel import trainstep
+from optexp.usermodel import likeness, trainstep
+from optexp.usermodel.likeness import equal
 from optexp.usermodel.places import places
 from optexp.usermodel.slots import SIMPLE, Slot, plain, refilled, slots, tensors_in
-
-# How far real numbers may differ, of what a step changes them by:
-COARSE = 0.1  # two runs of one arm, and single numbers in lower precision, which flips what an accuracy counts
-FINE = 2.0**-10  # others: what a fused optimizer holds in float32 moves updates by less
-NOISE = 3.0  # times as far as noise moves the baseline's
-ROUNDINGS, FEW = 16.0, 4.0  # of the number itself, which may be a long sum; of many numbers' size
 
 
 @dataclass
@@ -109,32 +102,11 @@ class Memory:
 
     def apart(self, ours: bytes, theirs: bytes) -> list[float]:
         """How far two runs are from having changed each number likewise; infinitely, where they must be equal."""
-        return [_apart(*leaf) for leaf in self._leaves(ours, theirs)]
+        return likeness.apart(self._unpacked(ours), self._unpacked(theirs))
 
     def alike(self, ours: bytes, theirs: bytes, unit: float = 0.0, noise: Sequence[float] | None = None) -> bool:
-        """Whether two arms changed something likewise: counts and texts exactly, real numbers as closely as the noisy
-        runs of the baseline say, since an average may show in no result.
-
-        unit:  u of the arithmetic
-        noise: how far those are `apart`; None: two runs of one arm, of which a time is told by being another each time
-        """
-        leaves = self._leaves(ours, theirs)
-        blurred = [*(noise or ()), *[0.0] * len(leaves)]
-        for (before, one, started, other), by in zip(leaves, blurred, strict=False):
-            allowed = _allowed(unit, noise is not None, started, other)
-            if _apart(before, one, started, other) > allowed + NOISE * by:
-                return False
-        return True
-
-    def _leaves(self, ours: bytes, theirs: bytes) -> list[tuple[Any, Any, Any, Any]]:
-        """Before and after, of both."""
-        (before, one), (started, other) = (self._unpacked(packed) for packed in (ours, theirs))
-        leaves, shapes = zip(*map(tree_flatten, (before, one, started, other)), strict=True)
-        if shapes[1] != shapes[3]:
-            return [(0.0, 0.0, 0.0, inf)]
-        moved = shapes[0] == shapes[1] and shapes[2] == shapes[3]
-        starts = (leaves[0], leaves[2]) if moved else ([0.0] * len(leaves[1]),) * 2
-        return list(zip(starts[0], leaves[1], starts[1], leaves[3], strict=True))
+        """Whether two arms changed something likewise (see `optexp.usermodel.likeness`)."""
+        return likeness.alike(self._unpacked(ours), self._unpacked(theirs), unit, noise)
 
     # --- copies -------------------------------------------------------------------------------------------------
 
@@ -170,7 +142,7 @@ class Memory:
         if ours is theirs:
             return True
         if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
-            return _equal(ours, theirs)
+            return equal(ours, theirs)
         if isinstance(ours, SIMPLE) and isinstance(theirs, SIMPLE):
             return ours == theirs or (ours != ours and theirs != theirs)
         (one, shape), (other, as_well) = tree_flatten(ours), tree_flatten(theirs)
@@ -195,55 +167,6 @@ class Memory:
     def _lose(self, name: str, error: Exception) -> None:
         self.slots.pop(name, None)
         self.lost.append(f"{name} ({type(error).__name__})")
-
-
-def _apart(before: Any, ours: Any, started: Any, theirs: Any) -> float:
-    if _real(ours) and _real(theirs):
-        if isinstance(ours, Tensor) and isinstance(theirs, Tensor) and ours.shape != theirs.shape:
-            return inf
-        a, b = _wide(ours), _wide(theirs)
-        finite = torch.equal(a.isfinite(), b.isfinite())
-        return float((_change(a, before) - _change(b, started)).norm()) if finite else inf
-    if isinstance(theirs, Tensor):
-        same = isinstance(ours, Tensor) and _equal(ours, theirs)
-    else:
-        same = not isinstance(theirs, (*SIMPLE, set, frozenset)) or ours == theirs
-    return 0.0 if same else inf
-
-
-def _allowed(unit: float, closely: bool, started: Any, theirs: Any) -> float:
-    if not _real(theirs):
-        return 0.0
-    number, share, rounding = _wide(theirs), COARSE, ROUNDINGS * unit
-    many = isinstance(theirs, Tensor) and theirs.numel() >= SMALL
-    if closely and (many or unit <= TOLERANCES["float32"].unit):
-        share = FINE
-    if closely and many and theirs.dtype is not torch.float64:
-        rounding = FEW * torch.finfo(theirs.dtype).eps / 2
-    return float(share * _change(number, started).norm() + rounding * number.nan_to_num(0, 0, 0).norm())
-
-
-def _wide(number: Any) -> Tensor:
-    return torch.as_tensor(number, dtype=torch.float64, device="cpu")
-
-
-def _change(now: Tensor, then: Any) -> Tensor:
-    """From what was there; all of it, where that was another thing."""
-    start = _wide(then) if _real(then) else torch.zeros(())
-    fits = start.shape in (now.shape, ()) and bool(start.isfinite().all())
-    return (now - start if fits else now).nan_to_num(0, 0, 0)
-
-
-def _real(value: Any) -> bool:
-    return value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, float)
-
-
-def _equal(ours: Tensor, theirs: Tensor) -> bool:
-    if (ours.shape, ours.dtype, ours.device) != (theirs.shape, theirs.dtype, theirs.device):
-        return False
-    if torch.equal(ours, theirs) or not ours.is_floating_point():
-        return torch.equal(ours, theirs)
-    return torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.nan_to_num(), theirs.nan_to_num())
 
 
 def _number(group: Mapping[str, Any], key: str) -> Any:

@@ -32,6 +32,7 @@ from optexp.program import (
     ResidentFeed,
     clear_gradients,
     flatten,
+    keeping,
     map_batch,
     placed,
     preserved,
@@ -248,7 +249,7 @@ class Own(Workload):
         prime(program)
         if self.odd_batch:
             self.try_odd(program, dtype)
-        return program
+        return keeping(program)
 
     def size_lazy_layers(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         """They take their sizes from the first batch, and that is not what a step does."""

@@ -19,7 +19,7 @@ from optexp.equivalence.judge import Judge
 from optexp.equivalence.observation import observed, overwritten, repeats
 from optexp.equivalence.protocol import Plan, Verification, verify
 from optexp.equivalence.trajectory import RATES, Rates, losses
-from optexp.program import Batch, Program, Snapshot, map_batch
+from optexp.program import Batch, Program, Snapshot, keeping, map_batch
 from optexp.strategy import REASSOCIATES, Contract
 from optexp.workload import Workload
 
@@ -41,6 +41,7 @@ class LocalArm:
     name = "local"
 
     def __init__(self, program: Program) -> None:
+        program = keeping(program)
         self.program, self.start, self.rates = program, Snapshot(program), Rates(program)
         self.fresh: list[Batch] = []
         self.calls: list[str] = []

@@ -1,0 +1,78 @@
+"""What a step makes of what its model keeps in Python, beside what the baseline's makes of it.
+
+Results come first: an attribute that a few consecutive steps change shows in them, where anybody reads it. What shows
+in none may still be left for later calls, or for its readers: the same model must then go on as the baseline's does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+
+from torch import Tensor
+
+from optexp.equivalence.gates import Finding, broken
+from optexp.equivalence.observation import Observation, unpacked
+from optexp.usermodel import likeness, modelstate
+from optexp.usermodel.modelstate import Change
+
+NAMED = "attribute "  # before the name of what is no tensor
+LEFT = "the step leaves it; the baseline changes it in Python, which no captured graph repeats"
+TAKEN = "the step changes it; the baseline leaves it alone"
+OTHER = "the step leaves something else there than the baseline does"
+STARTS = "steps do not start from what the baseline starts from"
+
+
+class Attributes:
+    """What runs of the baseline make of each, and how far noise moves it."""
+
+    def __init__(self) -> None:
+        self.met: dict[tuple[int, str], tuple[Change, bool]] = {}  # of a first run of each step; with noise?
+        self.blurred: dict[str, list[float]] = {}
+
+    def forget(self) -> None:
+        self.met.clear()
+        self.blurred.clear()
+
+    def meet(self, step: int, seen: Observation) -> None:
+        """One more run of the baseline."""
+        noisy = bool(seen["flag/noisy"])
+        for name, change in changes(seen).items():
+            first, disturbed = self.met.setdefault((step, name), (change, noisy))
+            apart = likeness.apart(change.pair, first.pair)
+            self.blurred[name] = list(map(max, zip_longest(apart, self.blurred.get(name, ()), fillvalue=0.0)))
+            if disturbed and not noisy:
+                self.met[step, name] = change, noisy
+
+    def compare(self, seen: Observation, baseline: Observation, unit: float) -> Iterator[Finding]:
+        """Where the candidate's step goes on otherwise. Of another model than the baseline's, whose attributes are its
+        own affair, only tensors that both keep count.
+
+        unit: u of the arithmetic
+        """
+        another = bool(seen["flag/another_model"])
+        made, expected = changes(seen), changes(baseline)
+        for name in sorted(made | expected):
+            ours, theirs = made.get(name), expected.get(name)
+            if (text := self._differs(name, ours, theirs, unit)) is None:
+                continue
+            if another and not all(change is None or change.numbers for change in (ours, theirs)):
+                yield Finding(NAMED + name, bitwise=True, message=f"{NAMED}{name}: {text}; it shows in no result")
+            else:
+                yield broken(NAMED + name, text)
+
+    def _differs(self, name: str, ours: Change | None, theirs: Change | None, unit: float) -> str | None:
+        if ours is None or theirs is None:
+            change = ours or theirs
+            # What the first step makes and later ones leave alone is nobody's loss: results of later steps say so.
+            if change is None or not (change.begun and change.state):
+                return None
+            return LEFT if ours is None else TAKEN
+        if likeness.alike(ours.pair, theirs.pair, unit, self.blurred.get(name, ())):
+            return None
+        return OTHER
+
+
+def changes(observation: Mapping[str, Tensor]) -> dict[str, Change]:
+    """By name, what the step changed."""
+    return {name: modelstate.unpacked(packed) for name, packed in unpacked("moves", observation).items()}
