@@ -548,7 +548,7 @@ def _listed(tensors: Sequence[str]) -> str:
     words |= {"buffer": "buffers"}
     kinds = dict.fromkeys(words.get(t.partition("/")[0], t) if "/" in t else _output(t) for t in tensors)
     kinds.pop("", None)
-    names = [kind for kind in kinds if not kind.startswith(("scaler", "generators"))]
+    names = [kind for kind in kinds if not kind.startswith(("scaler", "generators", "attribute "))]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

@@ -87,7 +87,7 @@ class ModelState:
         at_first, before, after = self.first.named(), then.named(), now.named()
         for name, in_place in then.changes(now).items():
             start, end = (
-                Describing(kept, names)(values.get(name, VOID)) for kept, values in ((then, before), (now, after))
+                Describing(kept, names)(values.get(name, MISSING)) for kept, values in ((then, before), (now, after))
             )
             if same(start, end):
                 continue

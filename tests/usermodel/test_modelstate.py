@@ -208,7 +208,7 @@ def test_another_process_takes_it_over(build, names):
     model, state = made(build)
     if names & {"calls", "OfClass.total"}:
         pytest.skip("in one process both are the same variable")
-    other, there = made(build)
+    _, there = made(build)
     stepped(model, 3)
     told = state.news(state.read())
     assert told.keys() == names
@@ -277,7 +277,7 @@ def test_a_module_keeps_its_name_in_a_wrapper():
 
 
 def test_random_numbers_of_python_and_numpy_are_put_back_but_not_compared():
-    model, state = made(Counter)
+    _, state = made(Counter)
     state.begin()
     drawn = random.random(), numpy.random.rand()
     state.write(state.first)
