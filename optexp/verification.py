@@ -104,7 +104,7 @@ class Referee:
         self.found = found
         return found
 
-    def with_cause(self, reason: Failure, yardstick: Arm) -> Failure:
+    def with_cause(self, reason: Failure, yardstick: Watched) -> Failure:
         """What the model keeps and nobody can put back, where that may be why nothing can be decided."""
         if reason.type != "NoReference" or yardstick.call("repeats", times=REPEATS):
             return reason
