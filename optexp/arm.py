@@ -112,7 +112,7 @@ class Arm:
         self.kept: dict[int, Kept] = {}
         self.outputs: Outputs = {}  # of the last step of the first that is kept
         self.unlike: set[str] = set()
-        self.first_step: Imprint = {}
+        self.firstly: Imprint = {}
 
     def setup(self, packed: bytes) -> dict[str, Any]:
         """Build the program, fold the stack over it, run it for the first time.
@@ -190,7 +190,7 @@ class Arm:
         """What the first step after building left; how long it took to see that, in seconds."""
         clock.synchronize(self.device)
         start = clock.now()
-        self.first_step = left_behind(self.program, outputs)
+        self.firstly = left_behind(self.program, outputs)
         return clock.now() - start
 
     def _moving(self) -> list[str]:
@@ -327,6 +327,10 @@ class Arm:
         with self.quiet(), bits.deterministic() if repeating else nullcontext():
             initial = None if restore else self.initial.values
             return self.send(observed(self.program, self.bring(step), noise, forward, initial))
+
+    def first_step(self) -> Imprint:
+        """What the first step left that this process ran."""
+        return self.firstly
 
     def timed_steps(self) -> list[int]:
         """How many steps led to the end of each block that was kept, from the restored state on."""

@@ -8,6 +8,8 @@ from math import exp
 from statistics import fmean
 
 from optexp.arm import Spec
+from optexp.equivalence import first_step
+from optexp.equivalence.conduct import title
 from optexp.equivalence.families import FORWARD_ONLY, NORMAL
 from optexp.equivalence.gates import TOLERANCES
 from optexp.equivalence.protocol import REPEATS, Plan, Verification, failure, verify, verify_randomness
@@ -87,6 +89,8 @@ class Referee:
                 found = verify(reference, yardstick, candidate, self.plan(), self.promise, tell)
             except Failure as reason:
                 raise self.with_cause(reason, yardstick) from None
+            if found.ok:
+                self.the_first_step(found, self.watched(arms["yardstick"]), self.watched(arms[self.name]))
             if self.random and found.ok:
                 tell("comparing distributions at the real dropout")
                 yardstick, candidate = self.watched(arms["yardstick"]), self.watched(arms[self.name])
@@ -103,6 +107,19 @@ class Referee:
         found.seconds = self.seconds
         self.found = found
         return found
+
+    def the_first_step(self, found: Verification, yardstick: Watched, candidate: Watched) -> None:
+        """After building, of those that will be measured, whatever they draw."""
+        messages, unlike = first_step.judged(yardstick, candidate)
+        found.gates[first_step.GATE] = {"passed": not messages, "worst_ratio": None}
+        if unlike:
+            names = ", ".join(map(title, unlike))
+            found.notes.append(f"the baseline's first step leaves {names} otherwise than when it is repeated")
+        if messages:
+            where = {"seed": self.session.experiment.seed, "step": 0, "family": NORMAL}
+            found.failures = [{**message, **where} for message in messages]
+            found.ok, found.worst = False, found.failures[0]
+            found.headline = f"the first step after building: {failure(found.worst)}"
 
     def with_cause(self, reason: Failure, yardstick: Watched) -> Failure:
         """What the model keeps and nobody can put back, where that may be why nothing can be decided."""

@@ -8,6 +8,7 @@ all that it left behind is held against what repetitions leave.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from optexp.equivalence import imprint
@@ -53,24 +54,46 @@ def repeated(yardstick: Arm, candidate: Arm, ends: Sequence[int]) -> tuple[list[
 
     ends: after how many steps each kept block ended
     """
-    made, moved = dict[int, list[imprint.Imprint]](), dict[int, list[imprint.Imprint]]()
-    astray: Mapping[str, str] = {}
+    repetitions, astray = Repetitions(yardstick, candidate), dict[str, str]()
     for index, steps in enumerate(ends):
-        timed, again = candidate.call("timed", index=index), made.setdefault(steps, [])
-        astray = imprint.astray(timed, again) if again else timed
-        while astray and len(again) < imprint.MOST:
-            again.append(candidate.call("repeated", steps=steps))
-            astray = imprint.astray(timed, again)
-        if astray and any(other != again[0] for other in again):
-            if steps not in moved:
-                noise = range(imprint.DISTURBED + 1)  # the first without any
-                moved[steps] = [yardstick.call("repeated", steps=steps, noise=seed or None) for seed in noise]
-            astray = imprint.astray(timed, again, moved[steps])
-        if astray:
+        if astray := repetitions.astray(candidate.call("timed", index=index), steps):
             break
-    gate = {"gate": "REPEATED", "failed": ("REPEATED",)}
-    messages = [{**broken(title(name), text).to_dict(), **gate} for name, text in astray.items()]
-    return messages, sum(map(len, made.values()))
+    return messages_of("REPEATED", astray), sum(map(len, repetitions.made.values()))
+
+
+def messages_of(gate: str, astray: Mapping[str, str]) -> list[Message]:
+    failed = {"gate": gate, "failed": (gate,)}
+    return [{**broken(title(name), text).to_dict(), **failed} for name, text in astray.items()]
+
+
+@dataclass
+class Repetitions:
+    """Of the same steps from the restored state, by how many they are: as many as it takes.
+
+    made:  the candidate's;  moved: the baseline's, the first as it is and others with a little noise
+    """
+
+    yardstick: Arm
+    candidate: Arm
+    made: dict[int, list[imprint.Imprint]] = field(default_factory=dict)
+    moved: dict[int, list[imprint.Imprint]] = field(default_factory=dict)
+
+    def astray(self, left: imprint.Imprint, steps: int) -> dict[str, str]:
+        """What so many steps of the candidate left and their repetitions do not, by name, in words."""
+        again = self.made.setdefault(steps, [])
+        astray = imprint.astray(left, again) if again else dict.fromkeys(left, "")
+        while astray and len(again) < imprint.MOST:
+            again.append(self.candidate.call("repeated", steps=steps))
+            astray = imprint.astray(left, again)
+        if astray and any(other != again[0] for other in again):
+            astray = imprint.astray(left, again, self.by_noise(steps))
+        return astray
+
+    def by_noise(self, steps: int) -> list[imprint.Imprint]:
+        if steps not in self.moved:
+            noise = range(imprint.DISTURBED + 1)  # the first without any
+            self.moved[steps] = [self.yardstick.call("repeated", steps=steps, noise=seed or None) for seed in noise]
+        return self.moved[steps]
 
 
 def judged(reference: Arm, yardstick: Arm, candidate: Arm, steps: int, timed: bool) -> list[Message]:

@@ -1,0 +1,30 @@
+"""Is the first step after building like any other from the same state?
+
+What only the first call does, as to warm up on the live model, shows in no later step. Python state that it is told by
+is put back before every check; what nobody can put back shows here: in what that one step left.
+"""
+
+from __future__ import annotations
+
+from optexp.equivalence import imprint
+from optexp.equivalence.protocol import Arm, Message
+from optexp.equivalence.recheck import Repetitions, messages_of
+
+GATE = "FIRST"
+SCALED = "after/scaler/"  # a loss scale is settled after the first step
+
+
+def judged(yardstick: Arm, candidate: Arm) -> tuple[list[Message], list[str]]:
+    """What the candidate's first step left and repetitions of it do not, unless the baseline's did likewise; and what
+    the baseline's own first step leaves otherwise, which no repetition tells of."""
+    left = candidate.call("first_step")
+    if any(name.startswith(SCALED) for name in left):
+        return [], []
+    theirs = yardstick.call("first_step")
+    own = Repetitions(yardstick, yardstick).astray(theirs, 1)
+    repetitions = Repetitions(yardstick, candidate)
+    astray = repetitions.astray(left, 1)
+    if own and astray:
+        beside = imprint.astray(left, [theirs], repetitions.by_noise(1))
+        astray = {name: text for name, text in astray.items() if name not in own or name in beside}
+    return messages_of(GATE, astray), sorted(own)
