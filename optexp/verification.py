@@ -9,10 +9,11 @@ from statistics import fmean
 
 from optexp.arm import Spec
 from optexp.equivalence import first_step
+from optexp.equivalence.bits import REPEATS
 from optexp.equivalence.conduct import title
 from optexp.equivalence.families import FORWARD_ONLY, NORMAL
 from optexp.equivalence.gates import TOLERANCES
-from optexp.equivalence.protocol import REPEATS, Plan, Verification, failure, verify, verify_randomness
+from optexp.equivalence.protocol import Plan, Verification, failure, verify, verify_randomness
 from optexp.equivalence.recheck import recheck
 from optexp.equivalence.state import MODES, undeclared
 from optexp.equivalence.watched import Watched
