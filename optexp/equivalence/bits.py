@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from optexp.equivalence.gates import identical
-from optexp.equivalence.observation import observe
+from optexp.equivalence.observation import observe, tensors
 from optexp.equivalence.quantities import source
 from optexp.program import Batch, Program, Snapshot
 
@@ -45,10 +45,10 @@ def deterministic() -> Iterator[None]:
 def varying(program: Program, batch: Batch, snapshot: Snapshot, times: int) -> list[str]:
     """Names of an observation that `times` further steps from the same state and batch do not give the same bits of."""
     snapshot.restore(program)
-    first, found = observe(program, batch), set[str]()
+    first, found = tensors(observe(program, batch)), set[str]()
     for _ in range(times):
         snapshot.restore(program)
-        again = observe(program, batch)
+        again = tensors(observe(program, batch))
         found |= first.keys() ^ again.keys()
         found |= {name for name in first.keys() & again.keys() if not identical(first[name], again[name])}
     return sorted(found)

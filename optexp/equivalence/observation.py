@@ -131,16 +131,16 @@ def overwritten(program: Program, first: Batch, second: Batch) -> list[str]:
 def repeats(program: Program, batch: Batch, snapshot: Snapshot, times: int) -> bool:
     """Whether `times` further steps from the same state and batch give the same bits as the first."""
     snapshot.restore(program)
-    first = _tensors(observe(program, batch))
+    first = tensors(observe(program, batch))
     for _ in range(times):
         snapshot.restore(program)
-        again = _tensors(observe(program, batch))
+        again = tensors(observe(program, batch))
         if not again.keys() == first.keys() == alike(again, first):
             return False
     return True
 
 
-def _tensors(seen: Observation) -> Observation:
+def tensors(seen: Observation) -> Observation:
     """Without what is packed, of which equal values need not be equal bytes."""
     return {name: tensor for name, tensor in seen.items() if not name.startswith(("keeps/", "moves/"))}
 
