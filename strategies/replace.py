@@ -17,8 +17,8 @@ from optexp.config import ConfigError, suggest
 from optexp.lookup import find, spelled
 from optexp.program import Alias, Program, placed, preserved, to_device
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
-from optexp.takehome.inlining import literal
 from optexp.takehome.ownlisting import spelled_model
+from optexp.usermodel.objects import with_objects, written
 from optexp.usermodel.slots import tensors_in
 from optexp.usermodel.usercode import Function, Maker, maker
 
@@ -34,7 +34,7 @@ class Replace(Strategy):
     """`target` is called as the baseline's model is, and starts from its parameters and buffers.
 
     target:        file.py:ModelNew or package.module:ModelNew: a class, a factory, a function or an instance
-    args, kwargs:  what it is made with; empty: what workload=module made the baseline's with
+    args, kwargs:  what it is made with, objects by `_target_` too; empty: what workload=module made the baseline's with
     names:         {old: new} where parameters or buffers are called otherwise; `*` is any text, and `.T` after the new
                    name says that it holds the transpose, as in {*.weight: layers.*.w.T}
     of_model:      `target(model, *args, **kwargs)` makes it of the baseline's model, as quantizing does; null: it does
@@ -62,9 +62,10 @@ class Replace(Strategy):
     def apply(self, program: Program) -> tuple[Program, Notes]:
         assert self.target is not None
         old, found = program.model, find(self.target, KEY)
-        given = (self.args, self.kwargs) if self.args or self.kwargs else program.made_with
+        ours = with_objects(self.args, "strategy.replace.args"), with_objects(self.kwargs, "strategy.replace.kwargs")
+        given = ours if self.args or self.kwargs else program.made_with
         of_model = self.of_model if self.of_model is not None else takes_model(found, *given)
-        args, kwargs = (self.args, self.kwargs) if of_model else given
+        args, kwargs = ours if of_model else given
         if of_model:
             optimized, pairs = self.made_of_model(program, maker(found, [old, *args], kwargs, self.asked))
         else:
@@ -122,8 +123,8 @@ class Replace(Strategy):
         assert self.target is not None
         lines, name = spelled(self.target, "second")
         if notes["of_model"]:
-            given = [literal(value, "an argument of the model") for value in notes["args"]]
-            given += [f"{key}={literal(value, f'the argument {key}')}" for key, value in notes["kwargs"].items()]
+            given = [written(value, "an argument of the model") for value in notes["args"]]
+            given += [f"{key}={written(value, f'the argument {key}')}" for key, value in notes["kwargs"].items()]
             made = f"second.{name}({', '.join(['model', *given])})"
         else:
             made = spelled_model(maker(find(self.target, KEY), notes["args"], notes["kwargs"]), f"second.{name}")

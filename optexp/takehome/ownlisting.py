@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from optexp.takehome.inlining import literal
 from optexp.takehome.repro import Source
+from optexp.usermodel.objects import written
 from optexp.usermodel.usercode import LOSSES, Copies, Function, Iterated, Maker, by_label
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ def spelled_model(maker: Maker, given: str, made: str | None = None) -> str:
     if isinstance(maker, Copies):
         return given
     if made is None:
-        args = [literal(value, "an argument of the model") for value in maker.args]
-        args += [f"{name}={literal(value, f'the argument {name}')}" for name, value in maker.kwargs.items()]
+        args = [written(value, "an argument of the model") for value in maker.args]
+        args += [f"{name}={written(value, f'the argument {name}')}" for name, value in maker.kwargs.items()]
         made = ", ".join(args)
     if maker.makes:
         return f"{given}({made})"

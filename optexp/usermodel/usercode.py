@@ -23,6 +23,7 @@ from optexp.equivalence.golden import NoReference
 from optexp.program import Batch, flatten, tensors_of
 from optexp.sparse import is_sparse
 from optexp.strategy import first_line
+from optexp.usermodel.objects import made
 
 LOSSES = {name: loss for name, loss in vars(F).items() if name.endswith(("_loss", "entropy", "_logits", "kl_div"))}
 LOSSES |= {name: loss for name, loss in vars(nn).items() if name.endswith("Loss")}
@@ -69,15 +70,16 @@ class Maker:
         return bool(self.args) or inspect.Parameter.VAR_POSITIONAL not in kinds  # *tensors, as of an autograd.Function
 
     def __call__(self) -> nn.Module:
+        args, kwargs = made(self.args), made(self.kwargs)
         if not self.makes:
-            return Function(partial(self.given, *self.args, **self.kwargs) if self.args or self.kwargs else self.given)
+            return Function(partial(self.given, *args, **kwargs) if args or kwargs else self.given)
         self.check_arguments()
-        made = self.given(*self.args, **self.kwargs)
-        if not callable(made):
+        model = self.given(*args, **kwargs)
+        if not callable(model):
             raise ConfigError(
-                f"{self.key}, called without inputs, returned {kind(made)}: a factory must return an nn.Module"
+                f"{self.key}, called without inputs, returned {kind(model)}: a factory must return an nn.Module"
             )
-        return made if isinstance(made, nn.Module) else Function(made)
+        return model if isinstance(model, nn.Module) else Function(model)
 
     def check_arguments(self) -> None:
         """A mistake in what it is called with is told without a traceback, in which nothing would be the user's."""

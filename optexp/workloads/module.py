@@ -18,6 +18,7 @@ from optexp.config import ConfigError, suggest, typed
 from optexp.importing import import_file
 from optexp.lookup import find, models_in, source, spelled
 from optexp.takehome.ownlisting import Spelled
+from optexp.usermodel.objects import with_objects
 from optexp.usermodel.own import Own, Parts
 from optexp.usermodel.usercode import maker
 
@@ -90,7 +91,8 @@ class Names:
 class Module(Own):
     """`target` names a model in an importable module (package.module:Name), `path` a file that may hold all of `Names`.
 
-    args, kwargs:  of the class or the factory; of a function, what is not an input
+    args, kwargs:  of the class or the factory; of a function, what is not an input. {_target_: package.module.Name,
+                   ...} in them is an object, as a Hugging Face model's config is
     """
 
     target: str | None = None
@@ -140,7 +142,7 @@ class Module(Own):
         drawn = partial(draw, self.described()) if self.inputs else None
         if self.target is not None:
             found = find(self.target, "workload.target")
-            return Parts(maker(found, self.args, self.kwargs, f"workload.target={self.target}"), drawn)
+            return Parts(maker(found, *self.arguments, f"workload.target={self.target}"), drawn)
         file = import_file(Path(self.path or "").expanduser(), "workload.path", anew=True)
         has = {key: getattr(file, name, None) for key, name in vars(self.names).items()}
         model = has["model"]
@@ -205,10 +207,15 @@ class Module(Own):
             body = f"{{{', '.join(named)}}}"
         return f"def make({', '.join(sizes)}):\n    return {body}"
 
+    @property
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        """The YAML's, with objects described by `_target_`."""
+        return with_objects(self.args, "workload.args"), with_objects(self.kwargs, "workload.kwargs")
+
     def _init(self, given: Callable[[], Any] | None) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """What the model is made with: the YAML's, else the file's as [args], {kwargs}, or [[args], {kwargs}]."""
         if self.args or self.kwargs or given is None:
-            return self.args, self.kwargs
+            return self.arguments
         values = given()
         if isinstance(values, dict):
             return [], values
