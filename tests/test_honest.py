@@ -17,7 +17,17 @@ from tests.benchmarks.honest_pairs import ZOO, Pair, entries, halved, imported, 
 from tests.benchmarks.honest_seeds import Counted
 
 ASKED = argparse.Namespace(
-    seconds=60, device="cpu", workers=1, half=None, kernelbench=None, only=None, limit=60, seed=0, again=False, set=[]
+    seconds=60,
+    device="cpu",
+    workers=1,
+    half=None,
+    kernelbench=None,
+    only=None,
+    limit=60,
+    seed=0,
+    again=False,
+    set=[],
+    max_gib=0.5,
 )
 FOUND = Found("zoo.Net forward × amp", "a", "cpu", "VERIFIED", "VERIFIED: the results are the same", ok=True)
 PROBLEM = """

@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -123,18 +124,18 @@ def serve(connection: Connection, cores: Sequence[int]) -> None:
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # progress of several comparisons at once
     while True:
         try:
-            pair, settings = connection.recv()
+            pair, settings, max_gib = connection.recv()
         except (EOFError, KeyboardInterrupt):
             return
-        connection.send(ended_in(pair, settings))
+        connection.send(ended_in(pair, settings, max_gib))
 
 
-def ended_in(pair: Pair, settings: Sequence[str]) -> dict[str, Any]:
+def ended_in(pair: Pair, settings: Sequence[str], max_gib: float = inf) -> dict[str, Any]:
     """Verdict, headline and figures of one comparison."""
     from optexp import api, runner
     from optexp.config import ConfigError
 
-    if reason := unfit(pair, settings):
+    if reason := unfit(pair, settings, max_gib):
         return {"verdict": SKIPPED, "headline": reason}
     stack = {} if pair.strategy == "baseline" else {pair.strategy: dict(pair.options)}
     with tempfile.TemporaryDirectory() as folder:
@@ -154,7 +155,7 @@ def ended_in(pair: Pair, settings: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def unfit(pair: Pair, settings: Sequence[str]) -> str:
+def unfit(pair: Pair, settings: Sequence[str], max_gib: float) -> str:
     """Why a problem of KernelBench cannot be run here; empty where it can."""
     path = next((o.partition("=")[2] for o in pair.overrides if o.startswith("workload.path=")), None)
     if path is None or not pair.program.startswith("KernelBench"):
@@ -166,8 +167,7 @@ def unfit(pair: Pair, settings: Sequence[str]) -> str:
         if "device=cpu" not in settings:
             with torch.device("meta"):
                 total = sum(t.nbytes for t in module.get_inputs() if isinstance(t, torch.Tensor))
-            limit = float(os.environ.get("HONEST_MAX_GIB", "0.5"))
-            return f"inputs of {total / 2**30:.1f} GiB" if total > limit * 2**30 else ""
+            return f"inputs of {total / 2**30:.1f} GiB" if total > max_gib * 2**30 else ""
         with torch.no_grad():
             model, inputs = module.Model(*module.get_init_inputs()).eval(), module.get_inputs()
             begin = time.monotonic()
@@ -188,6 +188,7 @@ class Desk:
     cores: Sequence[int]
     process: BaseProcess | None = None
     connection: Connection | None = None
+    max_gib: float = inf
 
     def ask(self, pair: Pair, settings: Sequence[str], limit_s: float) -> dict[str, Any]:
         if self.process is None or not self.process.is_alive():
@@ -197,7 +198,7 @@ class Desk:
             theirs.close()
         assert self.connection is not None
         try:
-            self.connection.send((pair, settings))
+            self.connection.send((pair, settings, self.max_gib))
             if self.connection.poll(limit_s):
                 answer: dict[str, Any] = self.connection.recv()
                 return answer
@@ -229,7 +230,7 @@ def run(asked: argparse.Namespace, store: Store, scratch: Path) -> None:
         and (not store.of(pair.id, asked.device, asked.seed) or (asked.again and pair.half == "a"))
     ]
     shared = sorted(os.sched_getaffinity(0))
-    desks = [Desk(cores_of(shared, number, asked)) for number in range(asked.workers)]
+    desks = [Desk(cores_of(shared, number, asked), max_gib=asked.max_gib) for number in range(asked.workers)]
     free, lock, left = list(desks), Lock(), Counter(wanted=len(wanted))
 
     def one(pair: Pair) -> None:
@@ -385,6 +386,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="comparisons side by side")
     parser.add_argument("--half", choices=("a", "b"), help="one of the two only")
     parser.add_argument("--kernelbench", type=Path, help="the folder with level1, level2 and level3")
+    parser.add_argument("--max-gib", type=float, default=0.5, help="of inputs of a problem on a GPU that workers share")
     parser.add_argument("--only", nargs="*", metavar="WORD", help="regular expressions: pairs that match one")
     parser.add_argument("--limit", type=float, default=180, help="seconds of one pair")
     parser.add_argument("--seed", type=int, default=0)
