@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from optexp.insight.trace import Trace
 
 FAILED, ADVICE = "model and loss do not run under autocast", "cast what fails to float32 there, or leave amp out"
+STEP_FAILED = "train_step does not run where only the model's own call is under autocast"
+STEP_ADVICE = "call parts of the model inside its forward, or cast in train_step what they are given"
 MATRIX_OPS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution")
 
 
@@ -60,6 +62,9 @@ class Amp(Strategy):
                 output = optimized.predict(batch)
             if optimized.loss is not None:
                 optimized.loss(output, batch)
+        if program.loss is None and program.optimizer is not None:  # a step of the user's
+            with refusing(STEP_FAILED, STEP_ADVICE), preserved(program):
+                optimized.step(optimized, batch)
         return optimized, {"operations": dict(probe.seen), "loss_scaling": optimized.scaler is not None}
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:

@@ -167,6 +167,27 @@ def test_a_step_of_ones_own_cannot_scale_its_loss(build):
         Amp("float16").apply(program)[0].run()
 
 
+def test_a_step_that_calls_parts_of_the_model_by_themselves_is_a_reason(build):
+    def whole(model, batch, optimizer):
+        model(batch[0]).sum().backward()
+        optimizer.step()
+
+    def parts(model, batch, optimizer):
+        model.second(model(batch[0])).sum().backward()  # bfloat16, which a layer outside of autocast does not take
+        optimizer.step()
+
+    model = torch.nn.Sequential()
+    model.add_module("first", torch.nn.Linear(8, 8))
+    model.add_module("second", torch.nn.Linear(8, 8))
+    program = replace(build(Mlp(mode="train", dim=8, batch_size=2)), model=model, loss=None)
+    program = replace(program, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(Unsupported, match="train_step does not run where only the model's own call is under autocast"):
+        Amp().apply(replace(program, step=TrainStep(parts, lambda b: b)))
+    Amp().apply(replace(program, step=TrainStep(whole, lambda b: b)))
+    assert all(map(torch.equal, model.parameters(), before))  # tried out, and put back
+
+
 def test_a_model_that_differentiates_inside_is_lowered_too(build):
     class Force(torch.nn.Module):
         def __init__(self) -> None:
