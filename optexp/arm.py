@@ -30,11 +30,13 @@ from optexp.equivalence.golden import NoReference
 from optexp.equivalence.imprint import Imprint, imprint, left_behind
 from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, carried, observed, overwritten, repeats
+from optexp.equivalence.poison import stain
 from optexp.equivalence.trajectory import RATES, Rates
 from optexp.insight.calibration import calibrate
 from optexp.insight.trace import record
 from optexp.kernelkit.toolchain import counted
 from optexp.measurement import clock, heap, openmp, placement
+from optexp.memory_plan import LEAST, PLANS, Sizes, capacity, choose, give_back
 from optexp.program import Batch, Outputs, Program, Snapshot, gradients, keeping, map_batch, tensors_of
 from optexp.strategy import REASSOCIATES, Contract, Notes, Strategy, Unsupported, captures, compose
 from optexp.takehome.repro import Script
@@ -42,7 +44,7 @@ from optexp.usermodel import likeness
 from optexp.workers.parcel import Inbox, Outbox, Parcel
 from optexp.workload import Workload
 
-DISTINCT_BATCHES = 4
+STAINED = 2  # blocks of a result's size: an intermediate may take the first
 SIZES_MET = 16  # batches of a loader whose sizes are looked at
 MOST_OVERFLOWS = 40  # steps in which a loss scale may fall
 HEADROOM = 4.0  # by how much, where no optimizer ever lets it fall again: other batches have larger gradients
@@ -62,6 +64,7 @@ class Spec:
     autocast:  plain autocast to this dtype: the yardstick of a PRECISION contract
     dropout:   False: every dropout has rate 0, so that what it does can be compared with fp64
     generic:   parameters that were filled with one value have others (see `equivalence.generic`)
+    plan:      index in `memory_plan.PLANS` of the first that has not been tried
     """
 
     workload: Workload
@@ -75,6 +78,7 @@ class Spec:
     autocast: str | None = None
     dropout: bool = True
     generic: bool = False
+    plan: int = 0
 
     def pack(self) -> bytes:
         """By value, so that classes of a notebook or of a script travel."""
@@ -106,7 +110,9 @@ class Arm:
     def __init__(self) -> None:
         self.outbox: Outbox | None = None
         self.inbox = Inbox()
+        self.batches: list[Batch] = []  # that are timed; none while an arm rests, and others need the memory
         self.fresh: list[Batch] = []
+        self.plan, self.family, self.largest_result = 0, families.NORMAL, 0
         self.brought: Batch | None = None
         self.blocks, self.dice = 0, Random()  # not seeded: nobody can tell which blocks are kept
         self.kept: dict[int, Kept] = {}
@@ -139,9 +145,10 @@ class Arm:
         self.initial = Snapshot(program)
         self.excused = set(state.tampered(program))
         variety = spec.workload.variety
-        # At least two of each kind: a block that ends on the batch it began after tells little (see `_keep`).
-        count = max(2 if variety > 1 else 1, -(-DISTINCT_BATCHES // variety)) * variety
-        self.batches = draw(spec.workload, self.device, spec.torch_dtype, spec.seed, count)
+        state_bytes = sum(map(sparse.nbytes, self.initial.values.values()))
+        batch_bytes = max(map(nbytes, self._draw(variety)))
+        self.plan = choose(Sizes(batch_bytes, 0, state_bytes), capacity(self.device), spec.plan)
+        self.batches = self._draw(self.distinct)
         program.feed.reset(self.batches)
         placement.spare_threads()
         notes = {}
@@ -160,15 +167,18 @@ class Arm:
         self.program, self.rates = keeping(program), Rates(program)
         self.initial.remember(self.program)
         self.restore()
-        random = False
-        for index in range(variety):
+        random, times = False, list[tuple[float, float]]()
+        while len(times) < variety:
+            began = clock.now()
             batch, before = self.program.feed.next(), dice.state(self.device)
+            given = clock.now()
             outputs = self.program.step(self.program, batch)
             random |= dice.drawn(before, self.device)
             self.unlike |= set(state.unlike(outputs))
-            if index == 0:
+            clock.synchronize(self.device)
+            times.append((clock.now() - began, clock.now() - given))
+            if len(times) == 1:
                 start += self._look_at_the_first(outputs)
-        clock.synchronize(self.device)
         setup_s = clock.now() - start
         carries = bool(carried(self.program.state(), self.initial.values))
         self.program.feed.pause()
@@ -181,9 +191,17 @@ class Arm:
                 raise NoReference(
                     f"{name} is a {tensor.layout} tensor, of which no element can be compared: return a dense one"
                 )
-        sizes = [sum(map(sparse.nbytes, tensors_of(batch).values())) for batch in self.batches]
+        sizes = list(map(nbytes, self.batches))
+        result_bytes = sum(tensor.numel() for tensor in outputs.values()) * spec.torch_dtype.itemsize
+        self.largest_result = max((tensor.nbytes for tensor in outputs.values()), default=0)
+        del batch, outputs
+        self.plan = choose(Sizes(max(sizes), result_bytes, state_bytes), capacity(self.device), self.plan)
         told = {"setup_s": setup_s, "notes": notes, "random": random, "batch_bytes": sum(sizes) / len(sizes)}
         told |= {"queue": self.program.feed.queue, "varied": varied, "carries": carries, "keeps": self._moving()}
+        told |= {"plan": self.plan}
+        told["step_s"], told["compute_s"] = map(min, zip(*times, strict=True))
+        if self.in_turns:
+            self.rest()
         return told | facts(spec.workload, self.initial.values)
 
     def _look_at_the_first(self, outputs: Outputs) -> float:
@@ -220,6 +238,43 @@ class Arm:
         assert keeps is not None
         return [*sorted(keeps.unsteady), *keeps.strange()]
 
+    @property
+    def in_turns(self) -> bool:
+        return PLANS[self.plan].in_turns
+
+    @property
+    def distinct(self) -> int:
+        """How many batches are timed. At least two of each kind, where there are several: a block that ends on the
+        batch it began after tells little (see `_keep`)."""
+        variety = self.workload.variety
+        return max(2 if variety > 1 else 1, -(-PLANS[self.plan].batches // variety)) * variety
+
+    def _draw(self, count: int) -> list[Batch]:
+        return draw(self.workload, self.device, getattr(torch, self.dtype), self.seed, count)
+
+    @property
+    def reuses_input_memory(self) -> bool:
+        """Whether a batch that is delivered is copied to where the one before was, although this arm rested meanwhile:
+        what remembers results by addresses shows there."""
+        return self.family == families.ONE_BY_ONE and self.in_turns and self.plan < LEAST
+
+    def rest(self, keep_fresh: bool = False) -> None:
+        """Give back memory that another arm may need: cached blocks, what is sent, and batches, which are drawn or
+        delivered again when they are needed.
+
+        keep_fresh: the next message is about the fresh batches that are here
+        """
+        self.inbox.clear()
+        if self.outbox is not None:
+            self.outbox.empty()
+        if not keep_fresh:
+            self.fresh = []
+        if not self.reuses_input_memory:
+            self.brought = None
+        self.batches = []
+        self.program.feed.reset(self.batches)
+        give_back(self.device)
+
     def _settle_scale(self) -> None:
         """Let the loss scale fall until no step overflows; it starts from there. A check would find skipped steps, or
         gradients that are not finite where no optimizer lets it fall."""
@@ -255,17 +310,23 @@ class Arm:
         turn_parameters(self.initial.values)
         self.restore()
 
-    def restore(self) -> None:
-        """Put everything a step changes back to where it began, in place."""
+    def restore(self, fresh: bool = False) -> None:
+        """Put everything a step changes back to where it began, in place.
+
+        fresh: steps on delivered batches follow, beside which the arm's own need not be held
+        """
         self.initial.restore(self.program)
         self.rates.set(1.0)
+        if not (self.batches or (fresh and self.in_turns)):
+            self.batches = self._draw(self.distinct)
         torch.manual_seed(self.seed)
         self.program.feed.reset(self.batches)
 
     def repro(self, packed: bytes, notes: Mapping[str, Notes]) -> dict[str, bytes]:
         """`repro.py`, and what must lie beside it, of this arm's plain program and the packed specification's stack."""
         stack = cloudpickle.loads(packed).strategies
-        script = Script(self.workload, self.program, self.batches[0], self.dtype, self.seed, stack, notes)
+        batch = (self.batches or self._draw(1))[0]
+        script = Script(self.workload, self.program, batch, self.dtype, self.seed, stack, notes)
         return script.files()
 
     def quiet(self) -> AbstractContextManager[Any]:
@@ -300,7 +361,9 @@ class Arm:
     def load(self, index: int, family: str) -> None:
         """What was taken is one batch of a set that the reference arm has drawn; the feed brings copies of it."""
         if index == 0:
-            self.fresh, self.family, self.brought = [], family, None
+            self.fresh, self.family = [], family
+            if not self.reuses_input_memory:
+                self.brought = None
         self.fresh.append(self.inbox.contents)
 
     def bring(self, step: int) -> Batch:
@@ -322,8 +385,10 @@ class Arm:
         repeating: under deterministic algorithms
         """
         if restore:
-            self.restore()
+            self.restore(fresh=True)
         self.rates.set(RATES[step % len(RATES)])
+        if self.in_turns:
+            stain(self.device, [self.largest_result] * STAINED)
         with self.quiet(), bits.deterministic() if repeating else nullcontext():
             initial = None if restore else self.initial.values
             return self.send(observed(self.program, self.bring(step), noise, forward, initial))
@@ -376,19 +441,19 @@ class Arm:
 
     def overwritten(self) -> list[str]:
         """Outputs that do not outlive the next step."""
-        self.restore()
+        self.restore(fresh=True)
         with self.quiet():
             return overwritten(self.program, self.fresh[0], self.fresh[1])
 
     def losses(self, unit: float, seed: int) -> list[float]:
         """Of many steps, from a state that may be moved by one rounding."""
-        self.restore()
+        self.restore(fresh=True)
         with self.quiet():
             return trajectory.losses(self.program, self.fresh, self.rates, unit, seed)
 
     def repeats(self, times: int) -> bool:
         """Whether the program gives the same bits every time."""
-        self.restore()
+        self.restore(fresh=True)
         with self.quiet():
             return repeats(self.program, self.fresh[0], self.initial, times)
 
@@ -397,7 +462,7 @@ class Arm:
 
         repeating: under deterministic algorithms
         """
-        self.restore()
+        self.restore(fresh=True)
         with self.quiet(), bits.deterministic() if repeating else nullcontext():
             return bits.varying(self.program, self.fresh[step % len(self.fresh)], self.initial, times)
 
@@ -419,6 +484,18 @@ class Arm:
         return clock.tampered() + sorted(replaced | self.unlike)
 
     # --- measurement
+
+    def one_step(self) -> tuple[float, float]:
+        """Seconds of a step, and of the same without its feed, when other arms have been set up."""
+        self.restore()
+        began = clock.now()
+        batch = self.program.feed.next()
+        given = clock.now()
+        self.program.step(self.program, batch)
+        clock.synchronize(self.device)
+        end = clock.now()
+        self.program.feed.pause()
+        return end - began, end - given
 
     def warm_up(self, limit_s: float) -> dict[str, Any]:
         """Run until steady. Returns seconds of single steps, the cost of an empty timing, batches made in the
@@ -482,7 +559,7 @@ class Arm:
         """
         self.unlike |= set(state.unlike(outputs))
         place = 0
-        if anywhere and steps % len(self.batches):
+        if anywhere and (len(self.batches) == 1 or steps % len(self.batches)):
             self.blocks += 1
             place = self.blocks - 1 if self.blocks <= LOOKS else self.dice.randrange(self.blocks)
         elif self.kept:
@@ -587,9 +664,10 @@ class Arm:
         What graphs hold counts whole (see `held_by_graphs`). What is here for the tool's sake, batches but one and the
         state to restore, does not. Empty where torch's allocator is switched off, and counts nothing.
         """
-        one, *others = [list(tensors_of(batch).values()) for batch in self.batches]
         self.fresh, self.brought = [], None
         self.inbox.clear()
+        self.restore()
+        one, *others = [list(tensors_of(batch).values()) for batch in self.batches]
         if self.device.type != "cuda":
             model, named = self.program.model, self.program.state()  # which leaves out what has no alias
             rest = [tensor for name, tensor in named.items() if not name.startswith(("param/", "buffer/"))]
@@ -651,6 +729,11 @@ def draw(workload: Workload, device: torch.device, dtype: torch.dtype, seed: int
     if odd := [type(batch).__name__ for batch in drawn if not isinstance(batch, (tuple, Mapping))]:
         raise ConfigError(f"{workload.name}: a batch is a tuple of tensors, or a dict of them by name, and no {odd[0]}")
     return [map_batch(cast, batch) for batch in drawn]
+
+
+def nbytes(batch: Batch) -> int:
+    """Of all its tensors."""
+    return sum(map(sparse.nbytes, tensors_of(batch).values()))
 
 
 def held_by_graphs(pool: Any) -> int:

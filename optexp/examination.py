@@ -76,10 +76,9 @@ def examine(
     if plain:
         del specs["yardstick"]  # which the bare program is itself
     with session.working("arms", f"starting the arms of the {name}"), alongside(meanwhile):
-        arms = session.start(specs)
         # What fails in the plain program too is no strategy's fault: that arm says it first. The stack's own is next:
         # what cannot run under autocast fails in the yardstick too, and a strategy says it better.
-        setups = {arm: arms[arm].wait() for arm in dict.fromkeys([bare, name, *specs])}
+        arms, setups = session.set_up(specs, [bare, name])
     session.learn(setups[bare], setups)
     if name == "candidate":
         files = arms[bare].call("repro", packed=specs[name].pack(), notes=setups[name]["notes"])
@@ -87,13 +86,18 @@ def examine(
             (session.output / file).write_bytes(content)
     referee.random, referee.carries = setups[bare]["random"], setups[bare]["carries"]
     referee.keeps = setups[bare]["keeps"]
+    if name == "candidate":
+        slower_s = max(setups[bare]["setup_s"], setups[name]["setup_s"])
+        session.forecast(arms[bare], setups[bare], slower_s, referee.plan().steps)
     verification = referee.verify({"yardstick": arms[bare], **arms} if plain else arms, arms[bare])
     verification.varied = told(setups[name]["varied"])
     if setups[name]["random"] and not referee.random:
         verification.notes.append(f"the {name} draws random numbers; the bare program draws none")
     with session.working("profile", f"tracing a few steady steps of the {name}"):
+        rest(session, *arms.values())
         calibration = ceilings(session, arms["reference"])
         profiles = {bare: profile(session, arms[bare], bare, calibration)}
+        rest(session, arms[bare])
         profiles[name] = profile(session, arms[name], name, calibration, beside=profiles[bare].trace)
         bottlenecks = advised(arms[name], profiles[name], stack)
         bare_bottlenecks = advised(arms[bare], profiles[bare], ())
@@ -129,6 +133,12 @@ def examine(
 def advised(arm: Arm, found: Profile, stack: Sequence[Strategy]) -> list[Bottleneck]:
     """What holds a profiled arm back, and what may help there."""
     return advise(arm, found.trace, found.breakdown, stack, found.calibration)
+
+
+def rest(session: Session, *arms: Arm) -> None:
+    """Where arms take turns, these wait."""
+    for arm in arms if session.in_turns else ():
+        arm.call("rest")
 
 
 def profile(

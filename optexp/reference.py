@@ -11,6 +11,7 @@ import torch
 from optexp.arm import Arm, Spec, facts
 from optexp.equivalence.judge import Judge
 from optexp.measurement import clock
+from optexp.memory_plan import give_back
 from optexp.workers.parcel import Parcel
 
 
@@ -22,10 +23,11 @@ class Reference(Arm):
         spec: Spec = cloudpickle.loads(packed)
         self._settle(spec)
         self.judgement = Judge(
-            spec.workload, spec.torch_device, spec.torch_dtype, spec.seed, spec.contract, spec.generic
+            spec.workload, spec.torch_device, spec.torch_dtype, spec.seed, spec.contract, spec.generic, spec.plan
         )
         if not spec.dropout:
             self.judgement.silence()
+        give_back(self.device)
         return {"setup_s": clock.now() - start, **facts(spec.workload, self.judgement.fp64.initial)}
 
     def expect(self, parcel: Parcel) -> None:
@@ -48,16 +50,21 @@ class Reference(Arm):
     def turn_parameters(self) -> None:
         self.judgement.turn_parameters()
 
-    def rest(self) -> None:
+    def rest(self, keep_fresh: bool = False) -> None:
         """Give back what is not needed until it is set up again."""
         self.inbox.clear()
+        if self.outbox is not None:
+            self.outbox.empty()
         self.judgement.rest()
 
     def draw(self, seed: int, count: int, family: str) -> None:
+        self.inbox.clear()
         self.judgement.draw(seed, count, family)
 
     def batch(self, index: int) -> Parcel:
-        """One of those drawn."""
+        """One of those drawn, for another step than the one that was judged."""
+        self.judgement.candidate = {}
+        self.inbox.clear()
         return self.send(self.judgement.batches[index])
 
     def yardstick(self, step: int) -> None:

@@ -30,6 +30,8 @@ from optexp.strategy import Strategy, Unsupported, compose
 from optexp.workers.processes import Failure, describe
 from optexp.workload import Workload
 
+ADVICE = "so it did with {tried}: use smaller inputs, or a device with more memory"
+
 _first_run = True
 
 
@@ -85,7 +87,24 @@ def run(
 
 
 def compare(session: Session, meanwhile: Callable[[], None]) -> None:
-    """Fill in the session's result; `Stop`, `Unsupported` and `Failure` end it early."""
+    """Fill in the session's result; where memory runs out, once more with less of it."""
+    while True:
+        try:
+            return compare_once(session, meanwhile)
+        except Failure as failure:
+            if not session.spare(failure):
+                if session.tried and failure.type == "OutOfMemoryError":
+                    failure.message += f" ({ADVICE.format(tried='; '.join(session.tried))})"
+                raise
+        meanwhile = _nothing  # it is done
+
+
+def _nothing() -> None:
+    return
+
+
+def compare_once(session: Session, meanwhile: Callable[[], None]) -> None:
+    """`Stop`, `Unsupported` and `Failure` end it early."""
     result = session.result
     for stack in (session.stack, session.baseline):
         compose(stack)  # members that cannot work together are refused before anything starts

@@ -19,18 +19,22 @@ from typing import Any
 
 import torch
 
+from optexp import discovery
 from optexp.arm import Spec
-from optexp.config import ConfigError, Experiment
+from optexp.config import ConfigError, Experiment, build
 from optexp.measurement import placement
 from optexp.measurement.environment import describe as describe_environment
+from optexp.measurement.forecast import Steps, announcement, total_s
 from optexp.measurement.gpu import UNREAD, Gpu
+from optexp.measurement.protocol import Protocol
+from optexp.memory_plan import PLANS, thriftier
 from optexp.reporting.terminal import Progress
 from optexp.result import Result, Verdict
 from optexp.stopwatch import Stopwatch
 from optexp.strategy import REASSOCIATES, Composed, Contract, Strategy, environment
 from optexp.tf32 import allow_tf32, tf32_allowed
 from optexp.workers.launching import launcher
-from optexp.workers.processes import InProcess, Launcher, Worker
+from optexp.workers.processes import Failure, InProcess, Launcher, Worker
 
 RECORD_SCHEMA = 1
 # Packages that all arms may find imported: importing any other may change more than how long that takes.
@@ -60,7 +64,9 @@ class Session:
     watch: Stopwatch
     progress: Progress
     launchers: dict[frozenset[tuple[str, str]], Launcher] = field(default_factory=dict)  # by environment variables
+    tried: list[str] = field(default_factory=list)  # plans with which memory ran out
     samples: int = 0  # that one step processes, as soon as an arm has built the workload
+    plan: int = 0  # index in `memory_plan.PLANS`: what fits, as far as is known
 
     def __post_init__(self) -> None:
         e = self.experiment
@@ -143,11 +149,15 @@ class Session:
             folders=self.folders,
             autocast=autocast,
             generic=generic,
+            plan=self.plan,
         )
 
     def learn(self, bare: Mapping[str, Any], setups: Mapping[str, Mapping[str, Any]]) -> None:
         """What the arms found out about the workload by building it."""
         self.samples, built = bare["samples"], bare["built"]
+        self.plan = max([self.plan, *(setup.get("plan", 0) for setup in setups.values())])
+        if self.plan:
+            self.result.measurement["notes"] += self.on_memory(bare.get("batch_bytes", 0.0))
         notes = self.result.measurement["notes"]
         notes += [remark for remark in bare["remarks"] if remark not in notes]
         for setup in setups.values():
@@ -157,6 +167,71 @@ class Session:
                     f"the model is not the same in every process ({different[0].partition('/')[2]} differs):"
                     " what draws its values must follow the seed of torch, numpy or random",
                 )
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether an arm that waits gives its memory back."""
+        return PLANS[self.plan].in_turns
+
+    def on_memory(self, batch_bytes: float) -> list[str]:
+        """What is done, and not done, so that everything fits; for people, and not said before."""
+        plan, said = PLANS[self.plan], self.result.measurement["notes"]
+        notes = [f"memory: a batch has {batch_bytes / 2**30:.3g} GiB, so that there are {plan.describe()}"]
+        if plan.batches == 1:
+            notes.append(
+                "with one distinct batch, a result that is kept and handed out again shows on fresh inputs alone, and"
+                " not in what was timed"
+            )
+        return [note for note in notes if note not in said]
+
+    def forecast(self, arm: Arm, told: Mapping[str, Any], setup_s: float, verified: int) -> None:
+        """Say early that it takes minutes, and what would take less.
+
+        arm:      the baseline's;  told: by it when it was set up, beside others
+        setup_s:  of the slower arm
+        verified: steps that each set of inputs is checked on
+        """
+        workload, trains = self.workload, self.workload.mode != "forward"
+        families = len(workload.families) - 1
+        steps = Steps(told["step_s"], told["compute_s"], setup_s, verified, trains, workload.mode == "train", families)
+        measured = self.experiment.verify != "only" and not self.protocol.trials
+        quick: Protocol = build(discovery.compose(["measurement=quick"]).measurement, "measurement")
+        if not announcement(steps, self.protocol, measured, {"quick": quick}):
+            return
+        wall_s, compute_s = arm.call("one_step")
+        steps = replace(steps, wall_s=wall_s, compute_s=compute_s)
+        if text := announcement(steps, self.protocol, measured, {"quick": quick}):
+            self.result.measurement["notes"].append(text)
+            self.progress.update(text, remaining_s=total_s(steps, self.protocol, measured))
+
+    def spare(self, failure: Failure) -> bool:
+        """After memory ran out: begin anew with less of it, where there is a way."""
+        following = thriftier(self.plan)
+        if failure.type != "OutOfMemoryError" or following is None:
+            return False
+        tried, self.plan = PLANS[self.plan], following
+        self.tried = [*self.tried, tried.describe()]
+        self.result.measurement["notes"].append(f"memory: {failure.worker or 'an arm'} ran out with {tried.describe()}")
+        for own in self.launchers.values():
+            own.end_workers()
+        if self.isolated:
+            launcher().end_workers()
+        return True
+
+    def set_up(self, specs: Mapping[str, Spec], first: Sequence[str] = ()) -> tuple[dict[str, Arm], dict[str, Any]]:
+        """Arms and what their set-up told: side by side or, where memory is known to be short, one after the other.
+
+        first: whose failures are told before others'
+        """
+        order = list(dict.fromkeys([*first, *specs]))
+        if not self.in_turns:
+            arms = self.start(specs)
+            return arms, {name: arms[name].wait() for name in order}
+        arms, told = {}, {}
+        for name in order:
+            arms |= self.start({name: specs[name]})
+            told[name] = arms[name].wait()
+        return arms, told
 
     def start(self, specs: Mapping[str, Spec]) -> dict[str, Arm]:
         """Begin to set up several arms side by side; `wait` of each tells how it went."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import exp
 from statistics import fmean
 
@@ -182,6 +183,7 @@ class Referee:
             families=self.families() if protocol.thorough and here else (),
             overwrites=self.overwrites,
             follow=protocol.thorough and workload.mode == "train",
+            in_turns=self.session.in_turns,
         )
 
     @property
@@ -220,7 +222,8 @@ class Referee:
                 with self.watch.phase("setup"):
                     for arm in arms.values():
                         arm.wait()
-                plan = Plan(self.plan().seeds[:1], families=self.families(), overwrites=self.overwrites, power=False)
+                plan = replace(Plan(self.plan().seeds[:1], families=self.families()), power=False)
+                plan = replace(plan, overwrites=self.overwrites, in_turns=session.in_turns)
                 judge, judged = self.watched(reference), self.watched(candidate)
                 there = verify(judge, self.watched(yardstick), judged, plan, self.promise)
             except (Unsupported, Failure) as reason:
@@ -282,7 +285,8 @@ class Referee:
             else:
                 once = replace(plan, seeds=[seed], families=(), power=False, follow=False)
                 fresh = verify(reference, yardstick, judged, once, self.promise)
-            messages, facts = recheck(reference, yardstick, judged, self.moves, self.random) if fresh.ok else ([], {})
+            check = partial(recheck, reference, yardstick, judged, self.moves, self.random, session.in_turns)
+            messages, facts = check() if fresh.ok else ([], {})
         found.seconds = self.seconds
         found.recheck = {"process": seed_offset + 1, "fresh inputs": fresh.ok, **facts}
         if failed := [message for message in messages if not message["ok"]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from optexp.equivalence.checksums import compact
 from optexp.equivalence.gates import identical
 from optexp.equivalence.observation import observe, tensors
 from optexp.equivalence.quantities import source
@@ -45,10 +46,10 @@ def deterministic() -> Iterator[None]:
 def varying(program: Program, batch: Batch, snapshot: Snapshot, times: int) -> list[str]:
     """Names of an observation that `times` further steps from the same state and batch do not give the same bits of."""
     snapshot.restore(program)
-    first, found = tensors(observe(program, batch)), set[str]()
+    first, found = compact(tensors(observe(program, batch))), set[str]()
     for _ in range(times):
         snapshot.restore(program)
-        again = tensors(observe(program, batch))
+        again = compact(tensors(observe(program, batch)))
         found |= first.keys() ^ again.keys()
         found |= {name for name in first.keys() & again.keys() if not identical(first[name], again[name])}
     return sorted(found)

@@ -420,7 +420,7 @@ def factors(row: Tolerance, gradient: bool) -> tuple[float, float]:
 
 def _worst_block(errors: Tensor, yardstick: Yardstick, floor: float) -> tuple[int, float, float]:
     """The block nearest to its limit, its error, and its E: what the baseline does there, or to the whole tensor."""
-    own = errors.new_zeros(()) if yardstick.blocks is None else yardstick.blocks
+    own = errors.new_zeros(()) if yardstick.blocks is None else yardstick.blocks[: len(errors)]  # of its first rows
     expected = own.clamp(min=yardstick.rms).expand_as(errors)
     at = (errors / (BLOCK_FACTOR * expected + floor)).nan_to_num(0.0, inf).argmax()
     where, value, there = torch.stack([at.to(errors), errors[at], expected[at]]).tolist()

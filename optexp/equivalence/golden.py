@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from optexp.equivalence import families
+from optexp.equivalence.checksums import LARGE, compact
 from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.float64 import InFloat64
-from optexp.equivalence.gates import alike, identical, name_of
+from optexp.equivalence.gates import alike, chunks, identical, name_of
 from optexp.equivalence.generic import turn_parameters, vary
+from optexp.equivalence.mutants import leading
 from optexp.equivalence.noise import noisy
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.trajectory import Rates
+from optexp.memory_plan import give_back
 from optexp.program import Batch, Packed, gradients, keeping, map_batch, tensors_of
 from optexp.sparse import is_sparse, parts
 from optexp.workload import Workload
@@ -45,7 +48,13 @@ class Golden:
     """
 
     def __init__(
-        self, workload: Workload, device: torch.device, dtype: torch.dtype, seed: int, generic: bool = False
+        self,
+        workload: Workload,
+        device: torch.device,
+        dtype: torch.dtype,
+        seed: int,
+        generic: bool = False,
+        on_host: bool = False,
     ) -> None:
         self.workload, self.dtype, self.seed, self.drawn_on, self.silent = workload, dtype, seed, device, False
         start = workload.build(device, dtype, seed)
@@ -54,6 +63,7 @@ class Golden:
         self.trains, self.targets = start.trains, start.targets
         self.initial = {name: tensor.clone() for name, tensor in start.state().items()}
         self.batches: list[Batch] = []
+        self.named = False  # a batch is tensors by name
         self.family = families.NORMAL
         self.known: dict[int, Observation] = {}
         self.memory: Packed = {}  # of the baseline, before the step to come
@@ -62,7 +72,7 @@ class Golden:
         self.anew = True  # this seed's is another one
         self.varied: set[str] = set()  # inputs that have held several values so far
         try:
-            self.settle(device)
+            self.settle(torch.device("cpu") if on_host else device)
         except torch.OutOfMemoryError:
             self.settle(torch.device("cpu"))
 
@@ -70,6 +80,7 @@ class Golden:
         """Build the fp64 program there."""
         self.device = device
         self.known.clear()
+        give_back(self.drawn_on)  # where fp64 was, and does not fit, the arms need the room
         self.program = self.workload.build(device, torch.float64, self.seed)
         if self.silent:
             silence(self.program.model)
@@ -89,6 +100,8 @@ class Golden:
 
     def draw(self, seed: int, count: int, family: str) -> None:
         """`count` new batches of a family. ONE_BY_ONE takes two, and makes others of them."""
+        if any(tensor.nbytes > LARGE for batch in self.batches for tensor in tensors_of(batch).values()):
+            self._take([], family)  # both sets at a time may not fit
         generator = torch.Generator(self.drawn_on).manual_seed(seed)
         if family == families.ONE_BY_ONE:
             first, *_, second = self.workload.batches(generator, self.workload.variety + 1)  # of the same kind
@@ -114,14 +127,19 @@ class Golden:
     def recall(self, observation: Mapping[str, Tensor]) -> None:
         """The batch that a timed step was given, as the baseline's replay tells it, in the place of drawn ones."""
         given = {n.removeprefix("batch/"): t for n, t in observation.items() if n.startswith("batch/")}
-        named = isinstance(self.batches[0], Mapping)
-        batch: Batch = given if named else tuple(given.values())
+        batch: Batch = given if self.named else tuple(given.values())
         self._take([map_batch(lambda t: t.to(self.drawn_on, copy=True), batch)], families.NORMAL)
 
     def _take(self, batches: list[Batch], family: str) -> None:
         self.batches, self.family = batches, family
+        self.named = isinstance(batches[0], Mapping) if batches else self.named
         self.known.clear()
         self.memory, self.kept = {}, {}
+
+    def rest(self) -> None:
+        """Keep neither batches nor results."""
+        self._take([], families.NORMAL)
+        give_back(self.drawn_on)
 
     # --- what fp64 gets -----------------------------------------------------------------------------------------
 
@@ -132,6 +150,7 @@ class Golden:
         shared = state is self.initial
         if shared and index in self.known:
             return self.known[index]
+        self._forget_large()  # one of them at a time is all that fits
         self.load(state)
         given = self.batches[index % len(self.batches)]
         batch = map_batch(self._widened, given)
@@ -145,14 +164,21 @@ class Golden:
             raise NoReference(
                 f"the step does not run in float64: {text} (let it take dtypes from its inputs)"
             ) from problem
-        golden = {f"out/{name}": t.detach().to(self.device, copy=True) for name, t in outputs.items()}
+        left = tensors_of(batch)
+        written = {
+            f"input/{name}": left[name].detach().clone()
+            for name, tensor in tensors_of(given).items()
+            if not _alike_but_for_width(tensor, left[name])
+        }
+        del batch, left  # before results are copied: each may take half of a card
+        golden = {}
+        for name in list(outputs):
+            golden[f"out/{name}"] = outputs.pop(name).detach().to(self.device, copy=True)
         for name, tensor in golden.items():
             if name_of(tensor.dtype) not in WIDEST and (tensor.is_floating_point() or tensor.is_complex()):
                 kept = f"the model computes {name[4:]} in {name_of(tensor.dtype)} even in float64"
                 raise NoReference(f"{kept}: let it take dtypes from its inputs, where it casts")
-        for name, tensor in tensors_of(given).items():
-            if not identical(self._widened(tensor), left := tensors_of(batch)[name]):
-                golden[f"input/{name}"] = left.detach().clone()
+        golden |= written
         if self.trains:
             found = gradients(self.program)
             self.sparse[index] = {name: tensor.coalesce() for name, tensor in found.items() if tensor.is_sparse}
@@ -164,6 +190,10 @@ class Golden:
         if shared:
             self.known[index] = golden
         return golden
+
+    def _forget_large(self) -> None:
+        if any(tensor.nbytes > LARGE for golden in self.known.values() for tensor in golden.values()):
+            self.known.clear()
 
     def nearby(self, index: int, state: Mapping[str, Tensor], seed: int, share: float) -> Observation:
         """The same with so much of the usual noise; nothing where it does not run so. What else is known of the step
@@ -268,11 +298,12 @@ class Golden:
         first, *others = self.batches
         fits = all(families.fitting(first, other) for other in others)
         groups = families.together(first) if fits else [list(tensors_of(first))]
-        lives = {}
+        lives, start = {}, compact(self.step(0, self.initial))
         for index, (names, other) in enumerate(zip(groups, others, strict=True), start=1):
-            lives.update(dict.fromkeys(names, self._reacts(self.step(index, self.initial))))
+            lives.update(dict.fromkeys(names, self._reacts(start, self.step(index, self.initial))))
             for name in names if fits and len(names) > 1 else ():
-                lives[name] = self._reacts_to(families.swapped(first, other, [name]))
+                lives[name] = self._reacts_to(start, families.swapped(first, other, [name]))
+        self._forget_large()
         if all(_alike(tensors_of(self.batches[0]), tensors_of(other)) for other in self.batches[1:]):
             raise NoReference(
                 "inputs hold the same values whatever the seed, so that a result that ignores them passes for a right"
@@ -290,26 +321,26 @@ class Golden:
         """Inputs that held the same values in every draw so far: nothing is known of what the results make of them."""
         return [name for name in tensors_of(self.batches[0]) if name not in self.varied]
 
-    def _reacts(self, golden: Observation) -> bool:
+    def _reacts(self, first: Observation, golden: Observation) -> bool:
         """Whether the results are others than those of the first batch."""
-        first = self.step(0, self.initial)
         results = [name for name in first if not name.startswith(("buffer/", "in_a_row/"))]
-        return not alike(first, golden).issuperset(results)
+        return not alike(first, compact(golden)).issuperset(results)
 
-    def _reacts_to(self, batch: Batch) -> bool:
+    def _reacts_to(self, first: Observation, batch: Batch) -> bool:
         """The same of a batch that is no other arm's."""
         self.batches.append(batch)
         try:
-            return self._reacts(self.step(len(self.batches) - 1, dict(self.initial)))  # not to be remembered
+            return self._reacts(first, self.step(len(self.batches) - 1, dict(self.initial)))  # not to be remembered
         finally:
             self.batches.pop()
 
     def without_eps(self, index: int, state: Mapping[str, Tensor]) -> Observation:
-        """How far a step moves where every eps of the model is left out."""
+        """How far a step moves where every eps of the model is left out; of large tensors, their first rows."""
         modules: list[Any] = [m for m in self.program.model.modules() if isinstance(getattr(m, "eps", None), float)]
         if not modules:
             return {}
-        kept, golden = [module.eps for module in modules], self.step(index, state)
+        kept = [module.eps for module in modules]
+        golden = {name: leading(tensor).clone() for name, tensor in self.step(index, state).items()}
         try:
             for module in modules:
                 module.eps = 1e-100  # batch norm insists on more than 0
@@ -318,7 +349,7 @@ class Golden:
             for module, eps in zip(modules, kept, strict=True):
                 module.eps = eps
         return {
-            name: tensor - golden[name]
+            name: leading(tensor) - golden[name]
             for name, tensor in mutated.items()
             if tensor.is_floating_point() and name in golden
         }
@@ -349,6 +380,14 @@ def before(observation: Mapping[str, Tensor]) -> Observation:
 def _alike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
     """The same bits in every entry."""
     return ours.keys() == theirs.keys() == alike(ours, theirs)
+
+
+def _alike_but_for_width(given: Tensor, wide: Tensor) -> bool:
+    """Whether a copy in a wider dtype still holds what it was made of, piece by piece."""
+    if is_sparse(given) or is_sparse(wide):
+        return identical(given.to(wide.device, wide.dtype), wide)
+    pieces = chunks(given, wide) if given.shape == wide.shape else ()
+    return bool(pieces) and all(identical(narrow.to(part), part) for _, (narrow, part) in pieces)
 
 
 def _some(batch: Batch) -> dict[str, Tensor]:

@@ -49,7 +49,9 @@ from optexp.equivalence.noise import RUNS, alone, amplitude
 from optexp.equivalence.observation import Observation, unpacked
 from optexp.equivalence.quantities import POWERLESS, Quantity, is_exact, is_noise, measured, parts, source
 from optexp.equivalence.trajectory import RATES
-from optexp.program import Batch, clear_gradients
+from optexp.memory_plan import PLANS, Sizes, capacity, choose, give_back
+from optexp.program import Batch, clear_gradients, tensors_of
+from optexp.sparse import nbytes
 from optexp.strategy import Contract
 from optexp.workload import Workload
 
@@ -73,6 +75,7 @@ class Judge:
 
     device: of the arms; fp64 moves to the CPU where it does not fit there, and `info` says so
     dtype:  of the arms' parameters and batches
+    plan:   index in `memory_plan.PLANS` of the first that has not been tried
     """
 
     def __init__(
@@ -83,8 +86,10 @@ class Judge:
         seed: int,
         contract: Contract,
         generic: bool = False,
+        plan: int = 0,
     ) -> None:
-        self.fp64 = Golden(workload, device, dtype, seed, generic)
+        self.fp64 = Golden(workload, device, dtype, seed, generic, PLANS[plan].on_host)
+        self.plan, self.in_turns = plan, PLANS[plan].in_turns
         self.precise = contract.name != "PRECISION"
         self.arithmetic = contract.dtype or name_of(dtype)
         self.row = TOLERANCES[self.arithmetic]
@@ -114,8 +119,9 @@ class Judge:
 
     def draw(self, seed: int, count: int, family: str = NORMAL) -> None:
         """New batches; what was known of others is forgotten."""
-        self.fp64.draw(seed, count, family)
         self._forget()
+        self.fp64.draw(seed, count, family)
+        self._give_back()
 
     def recall(self, observation: Mapping[str, Tensor]) -> None:
         """The batch of a replayed step, instead."""
@@ -135,11 +141,14 @@ class Judge:
         jumps = any(name.startswith("grad/") for name in golden)
         ties = any(name.startswith("out/") and is_exact(t) for name, t in golden.items())
         noisy = jumps or small or self.rough
+        self.in_turns = PLANS[choose(self._sizes(golden), capacity(self.fp64.drawn_on), self.plan)].in_turns
+        self._give_back()
         return {
             "reference": f"fp64 on {self.fp64.device.type}",
             "steps": len(self.batches),
             "noisy_steps": TIES * len(self.batches) if ties else RUNS if noisy else 0,
             "unit": self.row.unit,
+            "in_turns": self.in_turns,
             "anew": self.fp64.anew,
             "others_learn": self.fp64.trains and self.fp64.program.optimizer is None,
         }
@@ -170,9 +179,7 @@ class Judge:
         """Keep nothing of what was judged."""
         self._forget()
         self.earlier = {}
-        self.fp64.known.clear()
-        if self.fp64.drawn_on.type == "cuda":
-            torch.cuda.empty_cache()
+        self.fp64.rest()
 
     def dead(self) -> list[str]:
         """After a draw of ONE_BY_ONE: inputs that fp64's results do not depend on."""
@@ -208,7 +215,8 @@ class Judge:
         self._find_restless(step, seen)
         if not noisy:
             # Cloned, so that they do not keep all that arrived with them.
-            returned = {n: t.clone() for n, t in self.baseline.items() if n.startswith(("out/", "grad/"))}
+            mutated = ((n, t) for n, t in self.baseline.items() if n.startswith(("out/", "grad/")))
+            returned = {name: mutants.leading(tensor).clone() for name, tensor in mutated}
             self.earlier = returned or self.earlier
             self._find_unsteady(step, seen)
             self.step, self.baseline = step, seen
@@ -641,20 +649,36 @@ class Judge:
         real = [q for q in every if q.value.is_floating_point() and not is_noise(q, self._plain(q).rms)]
         for kind in mutants.MUTANTS:
             of_kind = [q for q in real if q.name.startswith(f"{kind}/")]
-            yield from sorted(of_kind, key=lambda q: -q.value.numel())[:SUBJECTS]
+            yield from map(_leading, sorted(of_kind, key=lambda q: -q.value.numel())[:SUBJECTS])
 
     # --- where it runs ------------------------------------------------------------------------------------------
 
     def _guarded(self, work: Callable[..., T], *args: Any) -> T:
         """Once more with fp64 on the CPU, where it does not fit beside the arms."""
         try:
-            return work(*args)
+            answer = work(*args)
+            self._give_back()
+            return answer
         except torch.OutOfMemoryError as problem:
             if self.fp64.device.type == "cpu":
                 raise NoReference(f"fp64 does not fit: use a smaller batch or model ({problem})") from problem
         self.fp64.settle(torch.device("cpu"))  # after the handler, whose traceback keeps tensors alive
         self.baseline, self.earlier = self._here(self.baseline), self._here(self.earlier)
-        return work(*args)
+        answer = work(*args)
+        self._give_back()
+        return answer
+
+    def _give_back(self) -> None:
+        """The arm whose turn comes next needs what is only cached here."""
+        if self.in_turns:
+            give_back(self.fp64.drawn_on)
+
+    def _sizes(self, golden: Observation) -> Sizes:
+        """As the arms have them."""
+        width = self.fp64.dtype.itemsize
+        batch = max(sum(map(nbytes, tensors_of(batch).values())) for batch in self.batches)
+        result = sum(tensor.numel() * width for name, tensor in golden.items() if name.startswith(("out/", "grad/")))
+        return Sizes(batch, result, sum(map(nbytes, self.fp64.initial.values())))
 
     def _here(self, observation: Mapping[str, Tensor]) -> Observation:
         """Where fp64 runs."""
@@ -669,6 +693,15 @@ class Judge:
         self.remembered.clear()
         self.attributes.forget()
         self.blurred.clear()
+
+
+def _leading(quantity: Quantity) -> Quantity:
+    """Its first rows, where it is too large for mutants of all of it."""
+    if quantity.value.numel() <= mutants.FIRST:
+        return quantity
+    stored = None if quantity.stored is None else mutants.leading(quantity.stored)
+    value, reference = mutants.leading(quantity.value), mutants.leading(quantity.reference)
+    return replace(quantity, value=value, reference=reference, stored=stored, spread=None, in_a_row=None)
 
 
 def _grown(observation: Mapping[str, Tensor], name: str) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from optexp.equivalence.gates import TOLERANCES, Tolerance, Yardstick
 
+FIRST = 2**24  # elements: of larger tensors, mutants are made of so many
 LARGE = 8.0  # times the yardstick: a mutant that is this far off must not pass
 
 
@@ -34,6 +35,14 @@ class Subject:
     def smallest(self) -> float:
         """What the yardstick is, where it is more than rounding."""
         return max(self.yardstick.rms, self.row.floor * self.row.unit * self.scale)
+
+
+def leading(tensor: Tensor) -> Tensor:
+    """The first rows of a tensor that is too large to be copied several times; others as they are."""
+    if tensor.numel() <= FIRST:
+        return tensor
+    rows = tensor.reshape(-1, tensor.shape[-1])
+    return rows[: max(1, FIRST // rows.shape[-1]), :FIRST]
 
 
 def scaled(s: Subject) -> Tensor:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from optexp import sparse
 from optexp.equivalence import dice
+from optexp.equivalence.checksums import compact
 from optexp.equivalence.gates import alike, identical
 from optexp.equivalence.noise import noisy
 from optexp.equivalence.poison import hold, poison, scribble
-from optexp.program import Batch, Outputs, Packed, Program, Snapshot, gradients, map_batch, tensors_of
+from optexp.program import Batch, Outputs, Packed, Program, Snapshot, gradients, tensors_of
 from optexp.usermodel.records import Table
 
 Observation = dict[str, Tensor]
@@ -57,7 +58,8 @@ def observed(
     flag/another_model     1 where the model is another one than the baseline's
     flag/finest            the least eps of a dtype that got noise; 1 without
     """
-    kept, used = tensors_of(map_batch(torch.clone, given)), tensors_of(given)
+    used = tensors_of(given)
+    kept = compact(used, copy=True)
     states = program.optimizer is not None
     before = {name: _copy(tensor) for name, tensor in program.state().items()}
     earlier = before if states else carried(before, initial or {})
@@ -90,10 +92,11 @@ def observed(
         seen |= _packed("moves", keeps.moves(table))
     if program.device.type == "cuda":
         torch.cuda.synchronize(program.device)
-    written = {f"input/{name}": _copy(used[name]) for name in kept if not identical(used[name], kept[name])}
+    left = compact(used)
+    written = {f"input/{name}": _copy(used[name]) for name in kept if not identical(left[name], kept[name])}
     plain = all(type(t) is Tensor for t in outputs.values())
     here = [outputs[name].device.type == program.device.type for name in sorted(outputs)]
-    finished = all(identical(_copy(outputs[name.removeprefix("out/")]), copy) for name, copy in returned.items())
+    finished = all(identical(_dense(outputs[name.removeprefix("out/")]), copy) for name, copy in returned.items())
     flags = {
         "inputs_intact": torch.tensor(not written, dtype=torch.uint8),
         "plain": torch.tensor(plain, dtype=torch.uint8),
@@ -123,18 +126,19 @@ def carried(state: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> Obser
 def overwritten(program: Program, first: Batch, second: Batch) -> list[str]:
     """The outputs of a step that the next one writes over."""
     outputs = program.step(program, program.feed.bring(first))
-    kept = {name: _copy(tensor) for name, tensor in outputs.items()}
+    kept = compact(outputs, copy=True)
     program.step(program, program.feed.bring(second))
-    return [name for name, tensor in kept.items() if not identical(_copy(outputs[name]), tensor)]
+    left = compact(outputs)
+    return [name for name, tensor in kept.items() if not identical(left[name], tensor)]
 
 
 def repeats(program: Program, batch: Batch, snapshot: Snapshot, times: int) -> bool:
     """Whether `times` further steps from the same state and batch give the same bits as the first."""
     snapshot.restore(program)
-    first = tensors(observe(program, batch))
+    first = compact(tensors(observe(program, batch)))
     for _ in range(times):
         snapshot.restore(program)
-        again = tensors(observe(program, batch))
+        again = compact(tensors(observe(program, batch)))
         if not again.keys() == first.keys() == alike(again, first):
             return False
     return True
@@ -158,6 +162,11 @@ def unpacked(kind: str, observation: Mapping[str, Tensor]) -> dict[str, bytes]:
 def _copy(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     return tensor.clone() if tensor.layout is torch.strided else tensor.to_dense()
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def _aliases(outputs: Outputs, inputs: dict[str, Tensor], program: Program) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 import torch
@@ -34,6 +34,14 @@ def poison(device: torch.device) -> None:
     held = [torch.empty(size, dtype=torch.uint8, device=device) for size in sorted(sizes, reverse=True)]
     for memory in held:
         memory.fill_(0xFF)  # NaN in every floating-point format, −1 in integers
+
+
+def stain(device: torch.device, sizes: Sequence[int]) -> None:
+    """Let the caching allocator hold free blocks of these sizes, for `poison` to fill: a process that has given back
+    what it cached gets memory from the driver, in which the results of an earlier step may still stand."""
+    if device.type == "cuda":
+        held = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+        held.clear()
 
 
 def _requests(block: int, small: bool) -> list[int]:

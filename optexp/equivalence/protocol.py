@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite, sqrt
 from typing import Any, Protocol
@@ -42,7 +42,7 @@ class Arm(Protocol):
     name:      as a failure of its process tells it
     others:    load(index, family); observe(step, restore, noise, forward) -> parcel; repeats(times) -> bool;
                varying(times, step, repeating) -> names;
-               overwritten() -> names; losses(unit, seed) -> list; throw(unit) -> dice.Throws
+               overwritten() -> names; losses(unit, seed) -> list; throw(unit) -> dice.Throws; rest(keep_fresh)
     """
 
     name: str
@@ -64,6 +64,7 @@ class Plan:
     overwrites: the candidate says that a step overwrites what the one before returned
     power:      the gates must show that they see mutants
     follow:     training is followed for many steps
+    in_turns:   only the arm that takes a step holds batches and results
     """
 
     seeds: Sequence[int]
@@ -72,6 +73,7 @@ class Plan:
     overwrites: bool = False
     power: bool = True
     follow: bool = False
+    in_turns: bool = False
 
     @property
     def sets(self) -> list[tuple[int, str]]:
@@ -150,7 +152,11 @@ class Verification:
 
 @dataclass
 class Trial:
-    """One verification under way: the three that take part, and what they have said."""
+    """One verification under way: the three that take part, and what they have said.
+
+    in_turns: as the plan has it, or the reference, which knows the sizes of results
+    holder:   where arms take turns, the one that has batches, and which of those drawn
+    """
 
     reference: Arm
     yardstick: Arm
@@ -160,29 +166,63 @@ class Trial:
     verification: Verification
     messages: list[Message] = field(default_factory=list)
     bits: Bits = field(default_factory=Bits)
+    in_turns: bool = False
+    holder: tuple[Arm, tuple[int, ...]] | None = None
+    family: str = NORMAL
 
     def passed(self) -> bool:
         return all(message["ok"] for message in self.messages)
 
     def load(self, seed: int, family: str, count: int) -> Message:
         """Fresh inputs to both arms. Returns what the reference says about them."""
+        arms, self.family = (self.yardstick, self.candidate), family
+        if self.in_turns:
+            self.rest(*arms)
         self.reference.call("draw", seed=seed, count=count, family=family)
         info: Message = self.reference.call("reference_info")
-        deliver(self.reference, (self.yardstick, self.candidate), info["steps"], family)
+        if info["in_turns"] and not self.in_turns:
+            self.in_turns = True
+            self.rest(*arms)
+        if not self.in_turns:
+            deliver(self.reference, arms, range(info["steps"]), family)
         return info
+
+    def turn(self, arm: Arm, *steps: int) -> Arm:
+        """The arm, with the batches of these steps."""
+        if self.in_turns and self.holder != (arm, steps):
+            if self.holder is not None:
+                self.rest(self.holder[0])
+            deliver(self.reference, (arm,), steps, self.family)
+            self.holder = arm, steps
+        return arm
+
+    def rest(self, *arms: Arm) -> None:
+        """No arm holds a batch."""
+        for arm in arms:
+            arm.call("rest")
+        self.holder = None
+
+    def observe(
+        self, arm: Arm, step: int, restore: bool, noise: int | None = None, forward: bool = False, **options: bool
+    ) -> None:
+        """One step of an arm, conveyed to the reference."""
+        self.turn(arm, step)
+        seen = arm.call("observe", step=step, restore=restore, noise=noise, forward=forward, **options)
+        convey(seen, arm, self.reference)
+        if self.in_turns:
+            arm.call("rest", keep_fresh=noise is not None)  # noisy runs follow each other
+            self.holder = self.holder if noise is not None else None
 
     def measure(
         self, step: int, restore: bool, noise: int | None = None, forward: bool = False, **options: bool
     ) -> None:
         """One more run of the baseline for the reference to take its yardsticks from."""
-        seen = self.yardstick.call("observe", step=step, restore=restore, noise=noise, forward=forward, **options)
-        convey(seen, self.yardstick, self.reference)
+        self.observe(self.yardstick, step, restore, noise, forward, **options)
         self.reference.call("yardstick", step=step)
 
     def judged(self, step: int, restore: bool, **options: bool) -> list[Message]:
         """What the gates say of a run of the candidate."""
-        seen = self.candidate.call("observe", step=step, restore=restore, noise=None, **options)
-        convey(seen, self.candidate, self.reference)
+        self.observe(self.candidate, step, restore, **options)
         messages: list[Message] = self.reference.call("judge", step=step)
         return messages
 
@@ -205,7 +245,8 @@ def verify(
     Inputs are drawn here, so after the arms compiled, warmed up and captured. Ends at the first set that fails.
     Where equivalence cannot be decided, the reference raises NoReference.
     """
-    trial = Trial(reference, yardstick, candidate, plan, contract, Verification(str(contract)))
+    verification = Verification(str(contract))
+    trial = Trial(reference, yardstick, candidate, plan, contract, verification, in_turns=plan.in_turns)
     sets = plan.sets
     for position, (seed, family) in enumerate(sets):
         on_progress(f"fresh input set {position + 1} of {len(sets)}" + (f": {family}" if family in FAMILIES else ""))
@@ -235,12 +276,12 @@ def verify(
     return _conclude(trial.verification, trial.messages, contract)
 
 
-def deliver(reference: Arm, arms: Sequence[Arm], count: int, family: str) -> None:
-    """What the reference has drawn, batch by batch."""
-    for index in range(count):
+def deliver(reference: Arm, arms: Sequence[Arm], indices: Iterable[int], family: str) -> None:
+    """Some of what the reference has drawn, batch by batch."""
+    for place, index in enumerate(indices):
         convey(reference.call("batch", index=index), reference, *arms)
         for arm in arms:
-            arm.call("load", index=index, family=family)
+            arm.call("load", index=place, family=family)
 
 
 def convey(parcel: Parcel, sender: Arm, *receivers: Arm) -> None:
@@ -279,13 +320,14 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
     info = trial.load(seed, family, trial.plan.steps)
     steps = info["steps"]
     if not verification.seeds:
-        trial.bits.varying = set(trial.yardstick.call("varying", times=REPEATS))
+        trial.bits.varying = set(trial.turn(trial.yardstick, 0).call("varying", times=REPEATS))
         verification.repeats = not trial.bits.varying
     if trial.contract == BITWISE and not verification.repeats and family in (NORMAL, ONE_BY_ONE):
         equal_bits(trial, seed, family)
     if restart:
         exchange(trial, seed)
-    for noise in range(info["noisy_steps"]):
+    noisy = list(range(info["noisy_steps"]))
+    for noise in sorted(noisy, key=lambda noise: noise % steps) if restart else noisy:
         trial.measure(noise % steps, restart or noise % steps == 0, noise + 1)
     for extra in range(0 if verification.repeats else (SPREAD_RUNS - 1) * steps):
         # Gradients have the noisy runs.
@@ -314,13 +356,13 @@ def equal_bits(trial: Trial, seed: int, family: str) -> None:
     some: both are run there, from where all begin."""
     bits = trial.bits
     if bits.hopeless is None:
-        bits.hopeless = set(trial.yardstick.call("varying", times=REPEATS, repeating=True))
+        bits.hopeless = set(trial.turn(trial.yardstick, 0).call("varying", times=REPEATS, repeating=True))
     if bits.varying <= bits.hopeless:
         return
     trial.measure(0, restore=True, repeating=True)
     judged = trial.judged(0, restore=True, repeating=True)
     if not all(message["ok"] for message in bits.settled(judged)):
-        bits.hopeless |= set(trial.yardstick.call("varying", times=SURE, repeating=True))
+        bits.hopeless |= set(trial.turn(trial.yardstick, 0).call("varying", times=SURE, repeating=True))
     bits.note(found := bits.settled(judged))
     trial.add(found, seed, 0, family)
 
@@ -331,7 +373,8 @@ def same_bits(trial: Trial, judged: Sequence[Sequence[Message]], restart: bool) 
     steps = [(step > 0 and not restart, messages) for step, messages in enumerate(judged)]
     suspected = [step for step, (later, each) in enumerate(steps) if any(bits.deviating(m, later) for m in each)]
     for step in suspected:  # atomics seldom meet: what was the same three times may not be
-        if not (found := set(trial.yardstick.call("varying", times=SURE, step=step))) <= bits.varying:
+        found = set(trial.turn(trial.yardstick, step).call("varying", times=SURE, step=step))
+        if not found <= bits.varying:
             bits.varying, bits.hopeless, verification.repeats = bits.varying | found, None, False
     return [[promised(m) if bits.binding(m, later) else m for m in each] for later, each in steps]
 
@@ -364,8 +407,7 @@ def itself(trial: Trial, steps: int, restart: bool) -> None:
     for step in list(range(steps)) * SPREAD_RUNS:
         trial.measure(step, restart or step == 0)
         for again in range(step if restart else 0, step + 1):  # from the start: a count would be one step ahead
-            seen = trial.yardstick.call("observe", step=again, restore=restart or again == 0, noise=None)
-        convey(seen, trial.yardstick, trial.reference)
+            trial.observe(trial.yardstick, again, restart or again == 0)
         if wrong := [m for m in trial.reference.call("judge", step=step) if not m["ok"]]:
             raise Failure(
                 "NoReference",
@@ -384,7 +426,8 @@ def exchange(trial: Trial, seed: int) -> None:
     if constant := ", ".join(verification.constant):
         verification.notes.append(f"input {constant} was the same in every draw: other values of it are not checked")
     if not trial.plan.overwrites:
-        lost = set(trial.candidate.call("overwritten")) - set(trial.yardstick.call("overwritten"))
+        candidate, yardstick = (trial.turn(arm, 0, 1).call("overwritten") for arm in (trial.candidate, trial.yardstick))
+        lost = set(candidate) - set(yardstick)
         text = "the next step writes over it, and the candidate does not say so (Strategy.overwrites)"
         trial.add([broken(name, text).to_dict() for name in sorted(lost)], seed, 1, ONE_BY_ONE)
 
@@ -407,10 +450,13 @@ def power(trial: Trial) -> None:
 
 def follow(trial: Trial, seed: int) -> None:
     """The loss over many steps, beside what one rounding of the parameters makes of the baseline's."""
-    unit = trial.load(seed, NORMAL, 8)["unit"]
-    plain = trial.yardstick.call("losses", unit=0.0, seed=0)
-    moved = [trial.yardstick.call("losses", unit=unit, seed=run + 1) for run in range(trajectory.PERTURBED)]
-    step, share = trajectory.strays(trial.candidate.call("losses", unit=0.0, seed=0), plain, moved, unit)
+    info = trial.load(seed, NORMAL, 8)
+    unit, every = info["unit"], range(info["steps"])
+    yardstick = trial.turn(trial.yardstick, *every)
+    plain = yardstick.call("losses", unit=0.0, seed=0)
+    moved = [yardstick.call("losses", unit=unit, seed=run + 1) for run in range(trajectory.PERTURBED)]
+    candidate = trial.turn(trial.candidate, *every)
+    step, share = trajectory.strays(candidate.call("losses", unit=0.0, seed=0), plain, moved, unit)
     trial.verification.trajectory = {"steps": trajectory.STEPS, "step": step, "share": share}
     if share > 1:
         text = f"after {step + 1} steps the loss is {share:.3g} times as far from the baseline's as rounding explains"
@@ -426,7 +472,7 @@ def verify_randomness(
     unit: u of the arithmetic that was promised
     """
     reference.call("draw", seed=seed, count=1, family=NORMAL)
-    deliver(reference, (yardstick, candidate), 1, NORMAL)
+    deliver(reference, (yardstick, candidate), range(1), NORMAL)
     expected, found = yardstick.call("throw", unit=unit), candidate.call("throw", unit=unit)
     findings, verification.randomness = dice.compare(found, expected, unit)
     failed = [{**finding.to_dict(), "seed": seed, "step": 0, "family": NORMAL} for finding in findings]

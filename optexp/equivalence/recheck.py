@@ -22,17 +22,20 @@ RANDOM = "steps draw random numbers: what was timed is held against repetitions,
 
 
 def recheck(
-    reference: Arm, yardstick: Arm, candidate: Arm, moves: bool, random: bool
+    reference: Arm, yardstick: Arm, candidate: Arm, moves: bool, random: bool, in_turns: bool = False
 ) -> tuple[list[Message], Mapping[str, Any]]:
     """Messages of the gates, and what was done.
 
     moves:  steps change what later ones start from, so that a candidate that does not repeat itself has no second run
             that starts its last step from the same state
     random: steps draw random numbers, which no other arm draws too
+    in_turns: only the arm that takes a step holds batches and results
     """
     ends = candidate.call("timed_steps")
     if not ends:
         return [], {"steps": 0, "note": "no block was kept"}
+    for arm in (reference, yardstick, candidate) if in_turns else ():
+        arm.call("rest")
     messages, repetitions = repeated(yardstick, candidate, ends)
     steps = ends[0]
     facts: dict[str, Any] = {"steps": steps, "ends": ends, "repetitions": repetitions}
@@ -45,7 +48,9 @@ def recheck(
                 "the candidate does not repeat itself bit for bit: what was timed is held against repetitions, and one"
                 " of them against fp64"
             )
-        messages += judged(reference, yardstick, candidate, steps, repeats)
+        if in_turns:
+            candidate.call("rest")
+        messages += judged(reference, yardstick, candidate, steps, repeats, in_turns)
     return messages, {**facts, "ok": all(message["ok"] for message in messages)}
 
 
@@ -96,19 +101,27 @@ class Repetitions:
         return self.moved[steps]
 
 
-def judged(reference: Arm, yardstick: Arm, candidate: Arm, steps: int, timed: bool) -> list[Message]:
+def judged(
+    reference: Arm, yardstick: Arm, candidate: Arm, steps: int, timed: bool, in_turns: bool = False
+) -> list[Message]:
     """A repetition beside the baseline's, both held against fp64.
 
     timed: so is what the block itself returned, which started its last step from the same state
     """
     convey(yardstick.call("replay", steps=steps, timed=False), yardstick, reference)
+    if in_turns:
+        yardstick.call("rest")
     reference.call("recall")
     reference.call("yardstick", step=TIMED)
     if noisy := reference.call("reference_info")["noisy_steps"]:
-        deliver(reference, [yardstick], 1, NORMAL)
+        deliver(reference, [yardstick], range(1), NORMAL)
     for noise in range(noisy):
         convey(yardstick.call("observe", step=TIMED, restore=True, noise=noise + 1), yardstick, reference)
         reference.call("yardstick", step=TIMED)
+    if in_turns:
+        yardstick.call("rest")
     convey(candidate.call("replay", steps=steps, timed=timed), candidate, reference)
+    if in_turns:
+        candidate.call("rest")
     messages: list[Message] = reference.call("judge", step=TIMED)
     return [*messages, *reference.call("judge_timed", step=TIMED)] if timed else messages

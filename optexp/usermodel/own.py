@@ -41,6 +41,7 @@ from optexp.program import (
 )
 from optexp.sparse import is_sparse
 from optexp.strategy import first_line
+from optexp.usermodel.drawing import Inputs, drawing
 from optexp.usermodel.memory import Memory, move
 from optexp.usermodel.trainstep import TrainStep
 from optexp.usermodel.usercode import (
@@ -294,7 +295,8 @@ class Own(Workload):
 
     def give(self, generator: torch.Generator, count: int) -> list[Any]:
         """`count` batches as the user's code makes them; equal generators give equal ones."""
-        seed_all(int(torch.randint(2**62, (1,), generator=generator, device=generator.device)))
+        seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+        seed_all(seed)
         if self.parts.loader is not None:
             if self.shapes:
                 raise ConfigError("workload.shapes are sizes of inputs, and batches come from a loader: leave them out")
@@ -302,7 +304,18 @@ class Own(Workload):
         if self.parts.inputs is None:
             raise ConfigError("the workload has no inputs")
         kinds: Sequence[Mapping[str, int]] = self.shapes or [{}]
-        return [self.parts.inputs(kinds[index % len(kinds)], generator.device) for index in range(count)]
+        made = [self.drawing(kind, generator.device) for kind in kinds[:count]]
+        seed_all(seed)
+        return [made[index % len(made)](kinds[index % len(kinds)], generator.device) for index in range(count)]
+
+    def drawing(self, sizes: Mapping[str, int], device: torch.device) -> Inputs:
+        """What draws batches of these sizes; found out once."""
+        assert self.parts.inputs is not None
+        known: dict[tuple[str, str], Inputs] = self.__dict__.setdefault("drawn_by", {})
+        key = str(sizes), str(device)
+        if key not in known:
+            known[key] = drawing(self.parts.inputs, sizes, device)
+        return known[key]
 
     @cached_property
     def loader(self) -> DataLoader[Any]:

@@ -148,9 +148,13 @@ class Outbox:
             torch.cuda.synchronize(memory.device)
         self._contents = [(offset, content) for offset, content in self._contents if offset + len(content) > stop]
 
+    def empty(self) -> None:
+        """Let go of what has not been copied."""
+        self._contents, self._parcel = [], None
+
     def close(self) -> None:
         self._close()
-        self._contents, self._parcel = [], None
+        self.empty()
 
     def _allocate(self) -> None:
         if self._on_device:

@@ -64,6 +64,9 @@ class LocalArm:
             self.fresh, self.family, self.brought = [], family, None
         self.fresh.append(map_batch(torch.clone, self.arrived))
 
+    def rest(self, keep_fresh: bool = False) -> None:
+        self.fresh = self.fresh if keep_fresh else []
+
     def restore(self) -> None:
         self.start.restore(self.program)
         self.rates.set(1.0)
@@ -78,7 +81,7 @@ class LocalArm:
         if restore:
             self.restore()
         self.rates.set(RATES[step % len(RATES)])
-        given = self.program.feed.bring(self.fresh[step])
+        given = self.program.feed.bring(self.fresh[step % len(self.fresh)])
         if self.family == families.ONE_BY_ONE:
             given = self.brought = families.refilled(self.brought, given)
         elif self.family == families.NONCONTIGUOUS:

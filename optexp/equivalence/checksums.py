@@ -1,0 +1,45 @@
+"""64 bits in the place of a tensor's contents: whether two of them are equal can be told without holding both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from optexp.equivalence.gates import chunks
+
+LARGE = 2**26  # bytes: smaller tensors are held as they are
+_PLACE, _MIX, _FINAL = -7046029254386353131, -4658895280553007687, -7723592293110705685  # odd, as splitmix64 has them
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def checksum(tensor: Tensor) -> int:
+    """Of every bit and its place. Unequal contents have the same one by chance, once in 2^64.
+
+    Sums of integers wrap around, so that the order in which a device adds them does not matter.
+    """
+    total = 0
+    for start, (part,) in chunks(tensor):
+        words = part.view(_INTEGERS[part.element_size()]).to(torch.int64)
+        place = torch.arange(start, start + len(words), device=words.device)
+        words = (words ^ place.mul_(_PLACE)).mul_(_MIX)  # the first may be the tensor's own memory
+        words = words.bitwise_xor_(words >> 29).mul_(_FINAL)
+        total += int(words.bitwise_xor_(words >> 32).sum())
+    return total % 2**64
+
+
+def compact(tensors: Mapping[str, Tensor], copy: bool = False) -> dict[str, Tensor]:
+    """The same names; each tensor of more than `LARGE` bytes is replaced by its checksum, shape and dtype.
+
+    copy: of the others, copies
+    """
+    return {name: _compact(tensor.detach(), copy) for name, tensor in tensors.items()}
+
+
+def _compact(tensor: Tensor, copy: bool) -> Tensor:
+    if tensor.layout is not torch.strided or tensor.nbytes <= LARGE:
+        return tensor.clone() if copy else tensor
+    value = checksum(tensor)
+    kind = sum(ord(letter) << 8 * place for place, letter in enumerate(str(tensor.dtype)[6:13]))
+    return torch.tensor([value >> 32, value & 0xFFFFFFFF, kind, *tensor.shape], dtype=torch.int64)

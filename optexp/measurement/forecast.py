@@ -1,0 +1,96 @@
+"""How long a comparison will take, as soon as it is known how long a step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from optexp.equivalence.noise import RUNS
+from optexp.equivalence.trajectory import PERTURBED
+from optexp.equivalence.trajectory import STEPS as FOLLOWED
+from optexp.measurement.protocol import FEWEST, Protocol
+from optexp.measurement.sampling import CONTROL_EVERY, LOOK_EVERY
+from optexp.reporting.wording import duration
+
+TOLD_S = 120.0  # less is no news
+LONG_STEP_S = 0.1  # shorter ones are repeated until a block is full, whatever they take
+FP64 = 2.0  # times as long as in float32, at least
+WARM = 3  # steps of a warm-up, at least
+REPEATED = 16  # after timing: steps that are repeated, and run on batches not met before
+PROFILED = 10  # traced steps, and those that warm them up
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What is known after the set-up.
+
+    wall_s:    one step of the baseline as it is timed, its feed included
+    compute_s: without the feed
+    setup_s:   of the slower arm
+    verified:  consecutive steps that each set of inputs is checked on
+    noisy:     gradients are compared, so that the baseline runs with a little noise, too
+    followed:  a training is followed for many steps
+    families:  sets of other inputs
+    """
+
+    wall_s: float
+    compute_s: float
+    setup_s: float
+    verified: int = 1
+    noisy: bool = False
+    followed: bool = False
+    families: int = 0
+
+
+def verification_s(steps: Steps, protocol: Protocol) -> float:
+    """Both arms and fp64 on every set of inputs, and what precedes and follows."""
+    sets = protocol.verification_seeds + (steps.families if protocol.thorough else 0)
+    each = steps.verified * (2 + FP64 + (RUNS if steps.noisy else 0))
+    many = FOLLOWED * (PERTURBED + 2) if protocol.thorough and steps.followed else 0
+    return steps.compute_s * (sets * each + many)
+
+
+def process_s(steps: Steps, protocol: Protocol) -> float:
+    """One process of each arm."""
+    if steps.wall_s < LONG_STEP_S:
+        return steps.setup_s + protocol.warmup_s + protocol.process_s
+    pairs = max(min(protocol.pairs, FEWEST), min(protocol.pairs, int(protocol.process_s / (2 * steps.wall_s))))
+    beside = 2 * pairs / LOOK_EVERY + (3 * pairs / CONTROL_EVERY if protocol.controls else 0)
+    warm = 2 * max(WARM * steps.wall_s, min(protocol.warmup_s, 20 * steps.wall_s))
+    return steps.setup_s + warm + steps.wall_s * (2 * pairs + beside)
+
+
+def total_s(steps: Steps, protocol: Protocol, measured: bool = True) -> float:
+    """From the set-up to the verdict. measured: the arms are timed, too."""
+    seconds = verification_s(steps, protocol) + 2 * PROFILED * steps.wall_s
+    if not measured:
+        return seconds
+    each = process_s(steps, protocol)
+    in_budget = ceil(protocol.budget_s / each)
+    processes = min(max(protocol.processes_min, in_budget), protocol.processes_max)
+    return seconds + processes * each + 2 * REPEATED * steps.wall_s
+
+
+def announcement(steps: Steps, protocol: Protocol, measured: bool, others: Mapping[str, Protocol]) -> str:
+    """One sentence for people; empty where there is nothing to wait for.
+
+    others: quicker presets, by name
+    """
+    seconds = total_s(steps, protocol, measured)
+    if seconds < TOLD_S:
+        return ""
+    quicker = {name: total_s(steps, other, measured) for name, other in others.items() if name != protocol.preset}
+    ways = [f"measurement={name} takes about {rough(s)}" for name, s in quicker.items() if s < 0.7 * seconds]
+    if measured:
+        ways.append(f"verify=only about {rough(total_s(steps, protocol, measured=False))}")
+    why = f"measurement={protocol.preset} measures that long"
+    if max(steps.wall_s, steps.compute_s) >= LONG_STEP_S:
+        why = f"a step of the baseline takes {duration(steps.wall_s)}"
+        ways.append("a smaller workload takes less")
+    return f"this will take about {rough(seconds)}: {why}{'; ' if ways else ''}{', '.join(ways)}"
+
+
+def rough(seconds: float) -> str:
+    """No more digits than an estimate has: 40 s, 6 min."""
+    return f"{max(1, round(seconds / 60))} min" if seconds >= 60 else f"{max(10, round(seconds, -1)):.0f} s"

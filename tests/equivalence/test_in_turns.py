@@ -1,0 +1,137 @@
+"""Where batches are large, only the arm that takes a step holds one, and fp64 one result at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from optexp.arm import Arm, Spec
+from optexp.config import one_of
+from optexp.equivalence import checksums, gates, golden, mutants
+from optexp.equivalence.protocol import Plan, Verification, verify
+from optexp.insight.trace import Trace
+from optexp.memory_plan import LEAST
+from optexp.program import Batch, Program
+from optexp.reference import Reference
+from optexp.strategy import REASSOCIATES, Counters, Evidence, Notes, Stage, Strategy
+from optexp.workers.processes import InProcess
+from optexp.workload import Workload
+
+BYTES = 2**22
+MOST = 10.5  # times the bytes of a batch: all processes of a verification together
+
+
+class Scaled(nn.Module):
+    """One intermediate and one result, each as large as the input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(x)
+
+
+@dataclass
+class Large(Workload):
+    mode: str = one_of("forward")
+
+    @property
+    def samples(self) -> int:
+        return 64
+
+    def model(self) -> nn.Module:
+        return Scaled()
+
+    def batch(self, generator: torch.Generator) -> Batch:
+        return (torch.randn(64, BYTES // 4 // 64, generator=generator),)
+
+
+class Wrong(Scaled):
+    """One element in the last row is off."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        y[-1, -1] += 1e-3
+        return y
+
+
+class Cached(Scaled):
+    """What a batch at the same address gave before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.data_ptr() not in self.known:
+            self.known = {x.data_ptr(): super().forward(x)}
+        return self.known[x.data_ptr()].clone()
+
+
+class Writes(Scaled):
+    """Its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        x[-1, -1] = 0.0
+        return y
+
+
+@dataclass
+class Becomes(Strategy):
+    stage = Stage.MODEL
+    make: Callable[[], nn.Module] = Scaled
+
+    def apply(self, program: Program) -> tuple[Program, Notes]:
+        return replace(program, model=self.make()), {}
+
+    def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
+        return Evidence(True, "replaced")
+
+
+@pytest.fixture(autouse=True)
+def small_counts_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (checksums, golden):
+        monkeypatch.setattr(module, "LARGE", BYTES // 16)
+    monkeypatch.setattr(mutants, "FIRST", BYTES // 64)
+    monkeypatch.setattr(gates, "CACHED", 2**12)
+
+
+def verified(make: Callable[[], nn.Module], plan: int) -> Verification:
+    arms = [
+        InProcess(role(), name) for role, name in ((Reference, "reference"), (Arm, "yardstick"), (Arm, "candidate"))
+    ]
+    stacks = ((), (), (Becomes(make),))
+    for arm, stack in zip(arms, stacks, strict=True):
+        arm.call("setup", packed=Spec(Large(), stack, "cpu", "float32", 0, REASSOCIATES, plan=plan).pack())
+    return verify(*arms, Plan(range(2), in_turns=plan > 0), REASSOCIATES)
+
+
+@pytest.mark.parametrize("plan", [0, 1, LEAST, LEAST + 1])
+@pytest.mark.parametrize("make", [Scaled, Wrong, Writes])
+def test_the_verdict_is_the_same_however_little_is_held(make: Callable[[], nn.Module], plan: int) -> None:
+    found = verified(make, plan)
+    assert found.ok == (make is Scaled), found.headline
+    if make is Scaled:
+        assert found.mutants
+        assert all(row["caught"] for row in found.mutants.values())
+
+
+@pytest.mark.parametrize("plan", [0, 1])
+def test_inputs_come_at_the_same_address_again(plan: int) -> None:
+    assert not verified(Cached, plan).ok
+
+
+def test_a_verification_holds_few_batches_at_a_time(tmp_path: Path) -> None:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        assert verified(Scaled, LEAST).ok
+    recorded.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    memory = sorted((e for e in events if e["name"] == "[memory]"), key=lambda event: event["ts"])
+    held = max(accumulate(event["args"]["Bytes"] for event in memory))
+    assert held <= MOST * BYTES, held / BYTES

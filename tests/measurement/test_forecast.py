@@ -1,0 +1,80 @@
+"""Minutes are announced before they are spent."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from optexp import api
+from optexp.config import resolve
+from optexp.measurement.forecast import Steps, announcement, process_s, rough, total_s, verification_s
+from optexp.measurement.protocol import Protocol
+from optexp.reporting.terminal import Progress
+from optexp.session import Session
+from optexp.stopwatch import Stopwatch
+
+DEFAULT = Protocol()
+QUICK = Protocol(
+    preset="quick", processes_min=1, processes_max=1, pairs=30, budget_s=10.0, controls=False, verification_seeds=2,
+    thorough=False,
+)  # fmt: skip
+SLOW = Steps(wall_s=2.1, compute_s=2.1, setup_s=5.0, families=4)
+
+
+def test_a_step_of_seconds_is_announced_with_what_takes_less() -> None:
+    text = announcement(SLOW, DEFAULT, True, {"quick": QUICK})
+    assert f"about {rough(total_s(SLOW, DEFAULT))}" in text
+    assert "a step of the baseline takes 2.1 s" in text
+    assert f"measurement=quick takes about {rough(total_s(SLOW, QUICK))}" in text
+    assert "verify=only" in text
+
+
+def test_what_takes_a_minute_or_so_is_no_news() -> None:
+    assert not announcement(Steps(1e-3, 1e-3, 2.0, families=4), DEFAULT, True, {"quick": QUICK})
+    assert not announcement(replace(SLOW, wall_s=0.3, compute_s=0.3), QUICK, True, {"quick": QUICK})
+
+
+def test_a_preset_that_is_long_by_design_says_that() -> None:
+    long = replace(DEFAULT, preset="rigorous", processes_min=10, processes_max=30, budget_s=600.0)
+    text = announcement(Steps(1e-3, 1e-3, 2.0), long, True, {"quick": QUICK})
+    assert "measurement=rigorous" in text
+    assert "a step" not in text
+
+
+def test_quick_is_not_advised_to_who_has_it() -> None:
+    text = announcement(replace(SLOW, wall_s=20.0, compute_s=20.0), QUICK, True, {"quick": QUICK})
+    assert text
+    assert "measurement=quick" not in text
+
+
+def test_more_of_everything_takes_longer() -> None:
+    for more in (
+        replace(SLOW, verified=3),
+        replace(SLOW, noisy=True),
+        replace(SLOW, followed=True),
+        replace(SLOW, families=9),
+    ):
+        assert verification_s(more, DEFAULT) > verification_s(SLOW, DEFAULT)
+    assert process_s(SLOW, DEFAULT) > process_s(SLOW, replace(DEFAULT, controls=False))
+    assert total_s(SLOW, DEFAULT) > total_s(SLOW, QUICK) > total_s(SLOW, QUICK, measured=False)
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(3.0, "10 s"), (42.0, "40 s"), (61.0, "1 min"), (378.0, "6 min")])
+def test_an_estimate_has_few_digits(seconds: float, said: str) -> None:
+    assert rough(seconds) == said
+
+
+@pytest.mark.parametrize(("ms", "announced"), [(1.0, False), (2000.0, True)])
+def test_a_comparison_says_so_when_its_arms_are_set_up(ms: float, announced: bool, tmp_path: Path) -> None:
+    experiment = resolve(api.compose(["workload=sleep", f"workload.ms={ms}", "isolation=none", "device=cpu"], {}, {}))
+    with Progress() as progress:
+        session = Session(experiment, "cpu", tmp_path, Stopwatch(), progress)
+        session.protocol = experiment.measurement  # as with isolation=process
+        arm = session.start({"baseline": session.spec(())})["baseline"]
+        told = arm.wait()
+        session.forecast(arm, told, told["setup_s"], 1)
+        session.close()
+    assert told["step_s"] >= ms / 1e3
+    assert told["compute_s"] < 2.0
+    notes = [note for note in session.result.measurement["notes"] if note.startswith("this will take about")]
+    assert bool(notes) == announced
