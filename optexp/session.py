@@ -176,7 +176,7 @@ class Session:
     def on_memory(self, batch_bytes: float) -> list[str]:
         """What is done, and not done, so that everything fits; for people, and not said before."""
         plan, said = PLANS[self.plan], self.result.measurement["notes"]
-        notes = [f"memory: a batch has {batch_bytes / 2**30:.3g} GiB, so that there are {plan.describe()}"]
+        notes = [f"memory: a batch has {batch_bytes / 2**30:.3g} GiB: {plan.describe()}"]
         if plan.batches == 1:
             notes.append(
                 "with one distinct batch, a result that is kept and handed out again shows on fresh inputs alone, and"
