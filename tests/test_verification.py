@@ -74,7 +74,8 @@ def test_a_feed_does_not_compute_before_the_clock_starts(ours: float, quickest: 
 )
 def test_steps_that_change_what_the_next_one_starts_from_are_followed(mode: str, carries: bool, steps: int) -> None:
     protocol = SimpleNamespace(verification_seeds=2, thorough=False)
-    session: Any = SimpleNamespace(workload=Mlp(mode), protocol=protocol, experiment=SimpleNamespace(seed=0))
+    experiment = SimpleNamespace(seed=0)
+    session: Any = SimpleNamespace(workload=Mlp(mode), protocol=protocol, experiment=experiment, in_turns=False)
     assert Referee(session, (), "candidate", carries=carries).plan().steps == steps
 
 

@@ -861,4 +861,5 @@ def test_forward_only_needs_no_noisy_steps_unless_outputs_are_few(net):
             "unit": 2**-24,
             "anew": True,
             "others_learn": False,
+            "in_turns": False,
         }
