@@ -12,7 +12,7 @@ import torch
 
 from optexp.config import one_of
 from optexp.kernelkit import toolchain
-from optexp.program import Batch, Outputs, Program, Step, preserved, to_device
+from optexp.program import Batch, Outputs, Program, Step, preserved, tensors_of, to_device
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported, first_line, grouped, refusing
 from optexp.takehome.carrying import carried
 from optexp.transforms.torchscript import CALLS_TO_SETTLE, Scripted, fused_groups
@@ -76,7 +76,7 @@ class Fusion(Strategy):
         if self.backend == "torchscript":
             return script(program)
         captures = self.mode in CAPTURING and program.device.type == "cuda"
-        notes: Notes = {"captures": captures}
+        notes: Notes = {"captures": captures, "kinds": kinds(program)}
         how: dict[str, Any] = {"mode": self.mode}
         if self.ours:
             how, known = put_in(self.backend, program.captured)
@@ -102,13 +102,13 @@ class Fusion(Strategy):
         others = grouped(counters, "claimed")
         count = int(counters.get("stats/unique_graphs", 0) - sum(others.values()))
         graphs = f"{count} graph{'' if count == 1 else 's'}"
-        broken = graph_breaks(counters)
+        broken, limit = graph_breaks(counters), given_up(counters, notes.get("kinds", 1))
         if not count:
             return Evidence(False, f"torch.compile made no graph{broken}: the step ran eagerly")
         fused = sum(times for region, times in after.compiled_calls().items() if region not in others)
         replays = after.calls("cudaGraphLaunch")
         if not fused and not replays:
-            return Evidence(False, f"{graphs} compiled{broken}, but the profiled step ran none of them")
+            return Evidence(False, f"{graphs} compiled{broken}, but the profiled step ran none of them{limit}")
         if notes["captures"]:
             broken += f", {skips:g} not captured" if (skips := counters.get("inductor/cudagraph_skips", 0)) else ""
             if not replays:
@@ -118,7 +118,7 @@ class Fusion(Strategy):
         if replays:
             times, once, often = replays, "CUDA Graph launch", "CUDA Graph launches"
         ran = f"{times:g} {once if times == 1 else often} a step"
-        text = f"{graphs} compiled{broken}, {ran}"
+        text = f"{graphs} compiled{broken}, {ran}{limit}"
         return replacements(after, notes, counters, text) if self.ours else Evidence(True, text)
 
     def recipe(self, notes: Notes) -> str:
@@ -189,6 +189,24 @@ def graph_breaks(counters: Counters) -> str:
     why = min(breaks).strip().splitlines()[0]
     where = f" at {', '.join(sorted(lines)[:3])}" if lines else ""
     return f", {sum(breaks.values()):g} graph breaks{where} ({why})"
+
+
+def kinds(program: Program) -> int:
+    """How many sizes of batches take turns, where that is known."""
+    batches = getattr(program.feed, "batches", ())
+    return len({tuple(tensor.shape for tensor in tensors_of(batch).values()) for batch in batches}) or 1
+
+
+def given_up(counters: Counters, kinds: int) -> str:
+    """What was compiled anew for each of its values, until torch.compile gave it up and ran the rest as it is."""
+    varying = grouped(counters, "given_up")
+    if not varying:
+        return ""
+    limit = int(max(varying.values()))
+    text = f"; compiled anew for each {' and each '.join(sorted(varying))}, up to torch's limit of {limit}"
+    if all(name.startswith("size of") for name in varying) and kinds > limit:
+        return f"{text}: {kinds - limit} of {kinds} sizes of batches run uncompiled (strategy.fusion.dynamic=true)"
+    return f"{text} (torch._dynamo.config.recompile_limit): all others run uncompiled"
 
 
 def require_whole(program: Program) -> None:

@@ -32,15 +32,29 @@ def missing(device: torch.device, triton: bool = False) -> str | None:
 def counted() -> dict[str, float]:
     """What torch.compile counted so far in this process (graphs, breaks, recompiles), as "group/name".
 
-    In the group "graph_break_at" are the lines from which code went on after a break, as "file.py:12".
+    In the group "graph_break_at" are the lines from which code went on after a break, as "file.py:12"; in the group
+    "given_up" what was compiled anew so often that the rest runs uncompiled, with the limit of times.
     """
     utilities = sys.modules.get("torch._dynamo.utils")
     if utilities is None:
         return {}
     found = {f"{group}/{name}": float(n) for group, values in utilities.counters.items() for name, n in values.items()}
-    compiled = ((m.co_filename, m.co_name) for m in utilities.get_compilation_metrics())
-    lines = ((file, RESUMED.search(name or "")) for file, name in compiled)
-    return found | Counter(f"graph_break_at/{Path(file).name}:{line[1]}" for file, line in lines if line)
+    compiled = list(utilities.get_compilation_metrics())
+    lines = ((m.co_filename, RESUMED.search(m.co_name or "")) for m in compiled)
+    found |= Counter(f"graph_break_at/{Path(file).name}:{line[1]}" for file, line in lines if line)
+    limited = [m.recompile_reason or "" for m in compiled if "limit exceeded" in (m.fail_reason or "")]
+    limit = float(sys.modules["torch._dynamo.config"].recompile_limit) if limited else 0.0
+    return found | {f"given_up/{varied(reason)}": limit for reason in limited}
+
+
+def varied(reason: str) -> str:
+    """What was another one each time, in a guard's words: "self.position == 7", "tensor 'tokens' size mismatch at"."""
+    text = re.sub(r"L\['(\w+)'\]", r"\1", reason.partition(": ")[2].splitlines()[0] if ": " in reason else reason)
+    if found := re.match(r"tensor '(.+?)' (size|stride|dtype|rank)", text):
+        return f"{found[2]} of {found[1]}"
+    if found := re.match(r"([\w.\[\]'\"]+) (?:==|is|in) ", text):
+        return f"value of {found[1]}"
+    return text.partition("  ")[0].strip() or "call"
 
 
 RESUMED = re.compile(r"^torch_dynamo_resume_in_.*_at_(\d+)$")  # how dynamo calls what comes after a break

@@ -309,3 +309,70 @@ def test_graphs_that_share_memory_are_not_replayed_side_by_side(other: str) -> N
     with pytest.raises(Unsupported, match=rf"{other} does not work with fusion\[mode=reduce-overhead\]"):
         compose([Fusion(mode="reduce-overhead"), strategy])
     compose([Fusion(), strategy])
+
+
+class Positioned(nn.Module):
+    """A row for each call, which Python counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(16, 4))
+        self.position = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows[self.position % 16] = x.mean(0)
+        self.position += 1
+        return x + 1
+
+
+@pytest.fixture
+def counted_anew():
+    from torch._dynamo import reset, utils
+
+    for clear in (reset, utils.counters.clear, utils.clear_compilation_metrics):
+        clear()
+    yield toolchain.counted
+    for clear in (reset, utils.counters.clear, utils.clear_compilation_metrics):
+        clear()
+
+
+def test_what_is_compiled_anew_until_torch_gives_up_is_named(counted_anew):
+    call = torch.compile(Positioned(), backend="eager")
+    for _ in range(5):
+        call(torch.randn(3, 4))
+    assert fusion.given_up(counted_anew(), 1) == ""
+    for _ in range(6):
+        call(torch.randn(3, 4))
+    text = fusion.given_up(counted_anew(), 1)
+    assert text.startswith("; compiled anew for each value of self.position, up to torch's limit of 8")
+    found = Fusion().evidence(profile(), profile(), {"captures": False}, counted_anew())
+    assert not found.engaged
+    assert "ran none of them; compiled anew for each value of self.position" in found.text
+    assert "self.position" in Fusion().evidence(profile(), profile(regions=1), {"captures": False}, counted_anew()).text
+
+
+def test_sizes_that_run_uncompiled_are_counted(counted_anew):
+    call = torch.compile(nn.Linear(4, 4), backend="eager", dynamic=False)
+    batches = [(torch.randn(rows, 4),) for rows in range(2, 12)]
+    for (x,) in batches:
+        call(x)
+    feed = Mlp(dim=4, layers=1, batch_size=2).build(CPU, torch.float32, 0).feed
+    feed.reset(batches)
+    kinds = fusion.kinds(Program(nn.Linear(4, 4), lambda *_: {}, feed))
+    text = fusion.given_up(counted_anew(), kinds)
+    assert "each size of" in text
+    assert "2 of 10 sizes of batches run uncompiled" in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "named"),
+    [
+        ("0/7: self.position == 7         # self.rows[self.position]  # a.py:3 in forward", "value of self.position"),
+        ("0/7: L['self'].net.position == 7", "value of self.net.position"),
+        ("0/7: tensor 'tokens' size mismatch at index 1. expected 17, actual 18", "size of tokens"),
+        ("0/7: tensor 'L['x']' size mismatch at index 0. expected 2, actual 3", "size of x"),
+        ("0/7: ___check_obj_id(self.act, 140)  # what", "___check_obj_id(self.act, 140)"),
+    ],
+)
+def test_guards_are_told_in_words(reason, named):
+    assert toolchain.varied(reason) == named
