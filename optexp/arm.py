@@ -50,6 +50,7 @@ MOST_OVERFLOWS = 40  # steps in which a loss scale may fall
 HEADROOM = 4.0  # by how much, where no optimizer ever lets it fall again: other batches have larger gradients
 NOVEL = 5  # sets of batches that an arm has not met; two where they take longer than
 NOVEL_S = 4.0
+SOME = 3  # steps that are repeated to see whether they can be
 OWN, ONCE, AGAIN = range(3)  # kinds of blocks: of the batches that are timed, of others the first time, the second
 LOOKS = 5  # blocks whose ends are looked at
 COLD_STEPS = 99  # of a block with emptied caches, which take longer to empty than most steps; no multiple of batches
@@ -233,9 +234,11 @@ class Arm:
         return sorted(name for name in both - keeps.unsteady if one[name].state)
 
     def unkept(self) -> list[str]:
-        """What the model keeps and nobody can put back, or has nothing to compare with."""
+        """What the model keeps and nobody can put back, or has nothing to compare with, where equal steps differ."""
         keeps = self.program.keeps
         assert keeps is not None
+        if self.repeated(SOME) == self.repeated(SOME):
+            return []
         return [*sorted(keeps.unsteady), *keeps.strange()]
 
     @property

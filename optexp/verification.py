@@ -10,7 +10,6 @@ from statistics import fmean
 
 from optexp.arm import Spec
 from optexp.equivalence import first_step
-from optexp.equivalence.bits import REPEATS
 from optexp.equivalence.conduct import title
 from optexp.equivalence.families import FORWARD_ONLY, NORMAL
 from optexp.equivalence.gates import TOLERANCES
@@ -125,9 +124,7 @@ class Referee:
 
     def with_cause(self, reason: Failure, yardstick: Watched) -> Failure:
         """What the model keeps and nobody can put back, where that may be why nothing can be decided."""
-        if reason.type != "NoReference" or yardstick.call("repeats", times=REPEATS):
-            return reason
-        if not (names := yardstick.call("unkept")):
+        if reason.type != "NoReference" or not (names := yardstick.call("unkept")):
             return reason
         which = "an attribute" if len(names) == 1 else "attributes"
         text = f"; the model keeps {', '.join(names)}, {which} that cannot be put back before each step"

@@ -1,0 +1,63 @@
+"""A model of a user's own that counts in Python, through the command: wrong second implementations and causes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optexp.result import Verdict
+from tests.usermodel.test_own_model import run, written
+
+TEXT = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.key, self.position = nn.Linear(8, 8), 0
+        self.register_buffer("cache", torch.zeros(16, 8))
+
+    def forward(self, x):
+        keys = self.key(x)
+        self.leave(keys.mean(0).detach())
+        self.position += 1
+        return keys
+
+    def leave(self, row):
+        self.cache[self.position % 16] = row
+
+class Same(Model):
+    pass
+
+class Frozen(Model):
+    def leave(self, row):
+        self.cache[min(self.position, 3)] = row
+
+class Odd(Model):
+    def __init__(self):
+        super().__init__()
+        self.scales = iter(torch.rand(9999).tolist())
+
+    def forward(self, x):
+        return super().forward(x) * next(self.scales)
+
+def get_inputs():
+    return [torch.randn(4, 8)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "verdict", "words"),
+    [("Same", Verdict.VERIFIED, "the same"), ("Frozen", Verdict.NOT_EQUIVALENT, "buffer/cache fails")],
+)
+def test_a_second_implementation_of_what_counts(target: str, verdict: Verdict, words: str, tmp_path: Path) -> None:
+    path = written(tmp_path, TEXT)
+    target = f"strategy.replace.target={tmp_path / 'mine.py'}:{target}"
+    result = run(tmp_path, path, "strategy=replace", target, "verify=only")
+    assert result.verdict is verdict, result.headline
+    assert words in result.headline
+
+
+def test_what_nobody_can_put_back_is_named(tmp_path: Path) -> None:
+    result = run(tmp_path, written(tmp_path, TEXT), "workload.names.model=Odd", "verify=only")
+    assert result.verdict is Verdict.UNVERIFIED, result.headline
+    assert "the model keeps scales (list_iterator), an attribute that cannot be put back" in result.headline
