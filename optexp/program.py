@@ -248,12 +248,23 @@ class Program:
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:
-        """Make this the state: tensors stay where they are, and numbers of Python become such again."""
+        """Make this the state: tensors stay where they are, but for buffers that a step assigned anew with another
+        shape, and numbers of Python become such again."""
         for name, tensor in self.state().items():
-            tensor.copy_(values[name])
+            if name.startswith("buffer/") and tensor.shape != values[name].shape:
+                self._assign(name.removeprefix("buffer/"), values[name].to(tensor))
+            else:
+                tensor.copy_(values[name])
         for alias, key, kept in self._kept():
             if isinstance(kept[key], (int, float)):
                 kept[key] = values[f"optimizer/{alias.name}/{key}"].item()
+
+    def _assign(self, buffer: str, value: Tensor) -> None:
+        for path, module in self.model.named_modules():
+            for name in module._buffers:
+                alias = self.alias(f"{path}.{name}" if path else name)
+                if alias is not None and alias.name == buffer:
+                    module._buffers[name] = alias(value.clone())
 
     def _kept(self) -> Iterator[tuple[Alias, str, dict[str, Any]]]:
         """What an optimizer keeps: of which parameter, under which key of which dict."""
@@ -331,7 +342,9 @@ BEGIN_AS_ONE, BEGIN_AS_RATE = {"mu_product", "mu"}, {"eta", "step_size"}  # of a
 def keeping(program: Program) -> Program:
     """The same, which knows what its model keeps in Python from now on."""
     if program.keeps is None or program.keeps.model is not program.model:
-        return replace(program, keeps=ModelState(program.model, program.loss))
+        before, keeps = program.keeps, ModelState(program.model, program.loss)
+        keeps.another = before is not None and not {*before.model.modules()} & {*program.model.modules()}
+        return replace(program, keeps=keeps)
     program.keeps.begin()
     return program
 

@@ -104,7 +104,7 @@ def observed(
         "aliases": torch.tensor(_aliases(outputs, used, program), dtype=torch.int64),
         "finished": torch.tensor(finished, dtype=torch.uint8),
         "random": torch.tensor(dice.drawn(generators, program.device), dtype=torch.uint8),
-        "another_model": torch.tensor(program.aliases is not None, dtype=torch.uint8),
+        "another_model": torch.tensor(keeps is not None and keeps.another, dtype=torch.uint8),
         "noisy": torch.tensor(noise is not None, dtype=torch.uint8),
         "finest": torch.tensor(min((torch.finfo(dtype).eps for dtype in met), default=1.0), dtype=torch.float64),
     }

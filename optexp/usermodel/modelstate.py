@@ -59,6 +59,7 @@ class ModelState:
 
     loss:     whose code names variables too
     unsteady: names of what equal steps make other things of, as a time
+    another:  the model has no module of the baseline's: its attributes are its own affair
     """
 
     def __init__(self, model: nn.Module, loss: Callable[..., Any] | None = None) -> None:
@@ -66,6 +67,7 @@ class ModelState:
         self.places = list(_variables(model, loss))
         self.first = Table()
         self.unsteady: set[str] = set()
+        self.another = False
         self.begin()
 
     def begin(self) -> None:

@@ -69,6 +69,52 @@ class Forgetful(Rows):
         self.at += 1
 
 
+class Growing(Plain):
+    """A buffer that is assigned anew, one row longer each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(1, 10))
+        self.bank: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        self.bank = torch.cat([self.bank, output.detach().mean(0, keepdim=True)])
+        return output + self.bank.mean(0)
+
+
+class Listed(Plain):
+    """The same in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        self.bank.append(output.detach().mean(0))
+        return output + torch.stack(self.bank).mean(0)
+
+
+class Recurrent(Plain):
+    """Goes on from the state that the call before left."""
+
+    state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        self.state = output.detach() if self.state is None else 0.5 * self.state + 0.5 * output.detach()
+        return output + self.state
+
+
+class Reset(Recurrent):
+    """Wrong: begins anew each time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state = None
+        return super().forward(x)
+
+
 class Statistics(Plain):
     """Counts calls for a log."""
 
@@ -114,20 +160,15 @@ class Once(WarmedUp):
 
 
 def of(cls: type[nn.Module], another: bool = False) -> Any:
-    """The program with its model's class changed; `another` model, as `replace` says of its own."""
+    """The program with its model's class changed; `another` model, as where `replace` put its own."""
 
     def change(program: Program) -> Program:
         program.model.__class__ = cls
-        return replace(program, aliases=None if not another else _aliases(program))
+        assert program.keeps is not None
+        program.keeps.another = another
+        return program
 
     return change
-
-
-def _aliases(program: Program) -> Any:
-    from optexp.program import Alias
-
-    named = (*program.model.named_parameters(), *program.model.named_buffers())
-    return {name: Alias(name) for name, _ in named}
 
 
 def captured(program: Program) -> Program:

@@ -11,9 +11,13 @@ from tests.equivalence.counting import (
     Annealed,
     Flipped,
     Forgetful,
+    Growing,
     Lazy,
+    Listed,
     Once,
     Plain,
+    Recurrent,
+    Reset,
     Rows,
     Statistics,
     Stopped,
@@ -27,7 +31,7 @@ MODES = ["forward", "forward_backward", "train"]
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("model", [Plain, Annealed, Rows, Statistics, Lazy, WarmedUp])
+@pytest.mark.parametrize("model", [Plain, Annealed, Rows, Growing, Listed, Recurrent, Statistics, Lazy, WarmedUp])
 def test_a_model_is_like_itself(check, net, model, mode):
     found = check(net(mode=mode, make=model), steps=STEPS)
     assert found.ok, found.headline
@@ -37,7 +41,7 @@ def test_a_model_is_like_itself(check, net, model, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("model", "wrong"), [(Annealed, Stopped), (Rows, Flipped), (Rows, Forgetful), (WarmedUp, Once)]
+    ("model", "wrong"), [(Annealed, Stopped), (Rows, Flipped), (Rows, Forgetful), (WarmedUp, Once), (Recurrent, Reset)]
 )
 @pytest.mark.parametrize("another", [False, True])
 def test_a_wrong_second_implementation_is_caught(check, net, mode, model, wrong, another):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -248,6 +249,16 @@ def test_a_buffer_that_was_assigned_anew_is_put_back_with_its_shape():
     assert program.model.bank.shape == (2, 4)
     start.restore(program)
     assert program.model.bank.shape == (1, 4)
+
+
+def test_a_model_without_any_module_of_the_baselines_is_another_one():
+    program = keeping(Program(Counter(), forward, ResidentFeed(CPU)))
+    assert program.keeps is not None
+    assert not program.keeps.another
+    for model, another in ((nn.Sequential(program.model), False), (Counter(), True), (program.model, False)):
+        changed = keeping(replace(program, model=model)).keeps
+        assert changed is not None
+        assert changed.another is another
 
 
 def test_warming_up_leaves_no_trace():
