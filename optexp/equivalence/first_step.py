@@ -24,6 +24,8 @@ def judged(yardstick: Arm, candidate: Arm) -> tuple[list[Message], list[str]]:
     own = Repetitions(yardstick, yardstick).astray(theirs, 1)
     repetitions = Repetitions(yardstick, candidate)
     astray = repetitions.astray(left, 1)
+    if astray:  # what is chosen at the first call, as a convolution's algorithm, may round otherwise
+        astray = imprint.astray(left, repetitions.made[1], repetitions.by_noise(1))
     if own and astray:
         beside = imprint.astray(left, [theirs], repetitions.by_noise(1))
         astray = {name: text for name, text in astray.items() if name not in own or name in beside}
