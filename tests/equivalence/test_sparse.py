@@ -149,10 +149,10 @@ def test_families_of_inputs_change_the_values(layout: str, family: str) -> None:
     assert not identical(changed, tensor)
 
 
-def arm(path: Path, mode: str, *stack: Strategy) -> Arm:
+def arm(path: Path, mode: str, *stack: Strategy, device: str = "cpu") -> Arm:
     made = Arm()
     workload = Module(path=str(path), mode=mode)
-    made.setup(Spec(workload, stack, "cpu", "float32", 0, generic=True).pack())
+    made.setup(Spec(workload, stack, device, "float32", 0, generic=True).pack())
     made.restore()
     return made
 
@@ -227,3 +227,14 @@ def test_a_model_of_one_size_is_trained_without_odd_batches(tmp_path: Path) -> N
     workload = Module(path=str(written(tmp_path, "csr", "buffer")), mode="forward_backward", odd_batch=True)
     with pytest.raises(NoReference, match="does not take 7 rows"):
         workload.build(torch.device("cpu"), torch.float32, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_on_a_gpu(tmp_path: Path, layout: str, held: str) -> None:
+    one = arm(written(tmp_path, layout, held), "forward_backward", device="cuda")
+    one.fresh, one.family = list(one.batches), families.NORMAL
+    assert one.observe(0, restore=True).size
+    assert one.moved()[0] > 0
+    assert one.peak_memory(1)["peak_mib"] > 0
