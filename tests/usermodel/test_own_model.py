@@ -299,9 +299,15 @@ def test_a_function_of_any_number_of_tensors_is_no_factory(tmp_path: Path) -> No
 
 
 def test_a_program_that_no_arm_can_restore_is_not_blamed_on_a_strategy(tmp_path: Path) -> None:
-    code = "import numpy\n" + model("return self.linear(x) + float(numpy.random.rand())")
+    code = model("return self.linear(x) + os.urandom(1)[0] / 256")
     result = run(tmp_path, written(tmp_path, code), "strategy=amp")
     assert result.verdict is Verdict.UNVERIFIED, result.headline
+
+
+def test_random_numbers_of_numpy_and_python_are_put_back(tmp_path: Path) -> None:
+    code = "import random\nimport numpy\n" + model("return self.linear(x) + numpy.random.rand() + random.random()")
+    result = run(tmp_path, written(tmp_path, code), "strategy=amp", "verify=only")
+    assert result.verdict is Verdict.VERIFIED, result.headline
 
 
 def test_what_a_training_step_remembers_is_no_difference(tmp_path: Path) -> None:
