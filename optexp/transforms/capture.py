@@ -78,10 +78,11 @@ def capture(program: Program, warmup: int, rates: Sequence[Tensor] = ()) -> Capt
     with torch.cuda.stream(side), preserved(program), rehearsal():
         for _ in range(warmup):
             program.step(program, batch)
+        thrown = dice.thrown()  # before they are put back with all else
     current.wait_stream(side)
     clear_gradients(program.model)  # so that backward makes new ones, inside the graph's memory
     graph = torch.cuda.CUDAGraph()
-    for generator in dice.thrown():  # the default one is registered without being asked
+    for generator in thrown:  # the default one is registered without being asked
         graph.register_generator_state(generator)
     with recording("the step", program) as pool, torch.cuda.graph(graph, pool=pool):
         outputs = program.step(program, batch)
@@ -132,9 +133,9 @@ class GraphedModel:
 
 def graph_model(program: Program, warmup: int) -> GraphedModel:
     """Record forward and, where the program trains, backward of the model, each as a graph of its own."""
-    dice = Dice(program)
-    args, kwargs = call_of(program)
-    if dice.thrown():
+    thrown: list[torch.Generator] = []
+    args, kwargs = call_of(program, thrown)
+    if thrown:
         raise Unsupported(
             "the model draws random numbers from a generator of its own, which torch.cuda.make_graphed_callables does"
             " not make known to its graphs: capture more (strategy.cuda_graph.scope=forward_backward or step), or draw"
@@ -167,16 +168,22 @@ def graph_model(program: Program, warmup: int) -> GraphedModel:
     return GraphedModel(graphed, sample)
 
 
-def call_of(program: Program) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with which a step calls the model, once."""
+def call_of(program: Program, thrown: list[torch.Generator] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with which a step calls the model, once.
+
+    thrown: gets the generators of the model's own that the step draws from
+    """
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
         calls.append((args, kwargs))
         return program.call(*args, **kwargs)
 
+    dice = Dice(program)
     with preserved(program):
         replace(program, forward=recorded).run()
+        if thrown is not None:
+            thrown += dice.thrown()
     if len(calls) != 1:
         raise Unsupported(
             f"the step calls the model {len(calls)} times, and a graph holds the values of one call:"
