@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from optexp.equivalence.gates import finite
 from optexp.equivalence.generic import turn_parameters, vary
 from optexp.equivalence.golden import NoReference
 from optexp.equivalence.imprint import Imprint, imprint, left_behind
+from optexp.equivalence.missed import LOOKS, End
 from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, carried, observed, overwritten, repeats
 from optexp.equivalence.poison import stain
@@ -37,11 +39,13 @@ from optexp.insight.trace import record
 from optexp.kernelkit.toolchain import counted
 from optexp.measurement import clock, heap, openmp, placement
 from optexp.memory_plan import LEAST, PLANS, Sizes, capacity, choose, give_back
-from optexp.program import Batch, Outputs, Program, Snapshot, gradients, keeping, map_batch, tensors_of
-from optexp.strategy import REASSOCIATES, Contract, Notes, Strategy, Unsupported, captures, compose
+from optexp.offered import Offered, Place
+from optexp.program import Batch, Feed, Outputs, Program, Snapshot, gradients, keeping, map_batch, tensors_of
+from optexp.reading import read
+from optexp.strategy import REASSOCIATES, Composed, Contract, Notes, Strategy, Unsupported, captures, compose
 from optexp.takehome.repro import Script
 from optexp.usermodel import likeness
-from optexp.workers.parcel import Inbox, Outbox, Parcel
+from optexp.workers.parcel import Inbox, Outbox, Parcel, bytes_of
 from optexp.workload import Workload
 
 STAINED = 2  # blocks of a result's size: an intermediate may take the first
@@ -52,7 +56,6 @@ NOVEL = 5  # sets of batches that an arm has not met; two where they take longer
 NOVEL_S = 4.0
 SOME = 3  # steps that are repeated to see whether they can be
 OWN, ONCE, AGAIN = range(3)  # kinds of blocks: of the batches that are timed, of others the first time, the second
-LOOKS = 5  # blocks whose ends are looked at
 COLD_STEPS = 99  # of a block with emptied caches, which take longer to empty than most steps; no multiple of batches
 
 
@@ -60,6 +63,9 @@ COLD_STEPS = 99  # of a block with emptied caches, which take longer to empty th
 class Spec:
     """What an arm is to hold.
 
+    seed:      of the model's parameters
+    name:      the part that it has in the comparison
+    draws:     of the batches that are timed, and of the random numbers that steps draw (none: `seed`)
     cores:     what it is bound to once it is set up (none: left free)
     folders:   where its shared memory may lie, the preferred one first
     autocast:  plain autocast to this dtype: the yardstick of a PRECISION contract
@@ -73,6 +79,8 @@ class Spec:
     device: str
     dtype: str
     seed: int
+    draws: int | None = None
+    name: str = ""
     contract: Contract = REASSOCIATES  # what the reference judges by
     cores: tuple[int, ...] = ()
     folders: tuple[str, ...] = ()
@@ -99,9 +107,9 @@ class Spec:
 
 @dataclass(frozen=True)
 class Kept:
-    """Of one timed block: how many steps led to its end, and what was left behind then."""
+    """Of one timed block: its end, and a digest of every tensor after its last step."""
 
-    steps: int
+    end: End
     left: Imprint
 
 
@@ -120,6 +128,11 @@ class Arm:
         self.outputs: Outputs = {}  # of the last step of the first that is kept
         self.unlike: set[str] = set()
         self.firstly: Imprint = {}
+        self.offered: Offered | None = None
+        self.laid_out: list[Batch] = []  # the batches that are offered
+        self.given: Batch = ()  # to the last step of a block
+        self.ahead = self.misgiven = 0
+        self.drawn: dict[int, list[str]] = {}  # digests of batches that were met for the first time, by turn
 
     def setup(self, packed: bytes) -> dict[str, Any]:
         """Build the program, fold the stack over it, run it for the first time.
@@ -144,13 +157,14 @@ class Arm:
             program = autocast(program, spec.autocast)
         program = keeping(program)
         self.initial = Snapshot(program)
-        self.excused = set(state.tampered(program))
+        self.originals = state.originals()
+        self.excused = set(state.tampered(program, self.originals))
         variety = spec.workload.variety
         state_bytes = sum(map(sparse.nbytes, self.initial.values.values()))
         batch_bytes = max(map(nbytes, self._draw(variety)))
         self.plan = choose(Sizes(batch_bytes, 0, state_bytes), capacity(self.device), spec.plan)
         self.batches = self._draw(self.distinct)
-        program.feed.reset(self.batches)
+        self.begin(program.feed)
         placement.spare_threads()
         notes = {}
         program = replace(program, captured=captures(spec.strategies))
@@ -164,7 +178,7 @@ class Arm:
                 silence(program.model)  # which may be another one
             if program.feed is not feed:
                 feed.pause()
-                program.feed.reset(self.batches)
+                self.begin(program.feed)
         self.program, self.rates = keeping(program), Rates(program)
         self.initial.remember(self.program)
         self.restore()
@@ -175,7 +189,7 @@ class Arm:
             given = clock.now()
             outputs = self.program.step(self.program, batch)
             random |= dice.drawn(before, self.device)
-            self.unlike |= set(state.unlike(outputs))
+            self.unlike |= set(state.unlike(outputs, self.program))
             clock.synchronize(self.device)
             times.append((clock.now() - began, clock.now() - given))
             if len(times) == 1:
@@ -222,9 +236,9 @@ class Arm:
         runs = []
         for _ in range(2):
             self.restore()
-            self.program.run()
+            self.run()
             before = keeps.read()
-            self.program.run()
+            self.run()
             runs.append(keeps.changes(before, keeps.read()))
         self.restore()
         self.program.feed.pause()
@@ -237,7 +251,7 @@ class Arm:
         """What the model keeps and nobody can put back, or has nothing to compare with, where equal steps differ."""
         keeps = self.program.keeps
         assert keeps is not None
-        if self.repeated(SOME) == self.repeated(SOME):
+        if self.repeated(End(SOME)) == self.repeated(End(SOME)):
             return []
         return [*sorted(keeps.unsteady), *keeps.strange()]
 
@@ -253,7 +267,7 @@ class Arm:
         return max(2 if variety > 1 else 1, -(-PLANS[self.plan].batches // variety)) * variety
 
     def _draw(self, count: int) -> list[Batch]:
-        return draw(self.workload, self.device, getattr(torch, self.dtype), self.seed, count)
+        return draw(self.workload, self.device, getattr(torch, self.dtype), self.draws, count)
 
     @property
     def reuses_input_memory(self) -> bool:
@@ -275,7 +289,7 @@ class Arm:
         if not self.reuses_input_memory:
             self.brought = None
         self.batches = []
-        self.program.feed.reset(self.batches)
+        self.begin(self.program.feed)
         give_back(self.device)
 
     def _settle_scale(self) -> None:
@@ -287,7 +301,7 @@ class Arm:
         clean, learns = 0, self.program.optimizer is not None
         for _ in range(MOST_OVERFLOWS):
             before = scaler.get_scale()
-            self.program.run()
+            self.run()
             if not learns and len(finite(found := gradients(self.program))) < len(found):
                 scaler.update(before / HEADROOM)
             clean = clean + 1 if scaler.get_scale() >= before else 0
@@ -300,6 +314,8 @@ class Arm:
     def _settle(self, spec: Spec) -> None:
         placement.grant(spec.cores)
         self.device, self.seed = spec.torch_device, spec.seed
+        self.draws = spec.seed if spec.draws is None else spec.draws
+        self.part = spec.name, Composed(spec.strategies).labels
         self.dropout, self.workload, self.dtype = spec.dropout, spec.workload, spec.dtype
         self.outbox = self.outbox or Outbox(spec.folders, on_device=self.device.type == "cuda")
         if self.device.type == "cuda":
@@ -313,8 +329,9 @@ class Arm:
         turn_parameters(self.initial.values)
         self.restore()
 
-    def restore(self, fresh: bool = False) -> None:
-        """Put everything a step changes back to where it began, in place.
+    def restore(self, first: int = 0, fresh: bool = False) -> None:
+        """Put everything a step changes back to where it began, in place; the cycle of batches begins with the
+        `first`.
 
         fresh: steps on delivered batches follow, beside which the arm's own need not be held
         """
@@ -322,8 +339,43 @@ class Arm:
         self.rates.set(1.0)
         if not (self.batches or (fresh and self.in_turns)):
             self.batches = self._draw(self.distinct)
-        torch.manual_seed(self.seed)
-        self.program.feed.reset(self.batches)
+        torch.manual_seed(self.draws)
+        self.begin(self.program.feed, first)
+
+    def identity(self) -> tuple[str, list[str]]:
+        """The part that this arm has in the comparison, and the strategies that it was built of."""
+        return self.part
+
+    def begin(self, feed: Feed, first: int = 0) -> None:
+        """Let a feed start again, on batches that lie where it wants them."""
+        place = getattr(feed, "place", Place(self.device))
+        if self.offered is None or self.offered.place != place or self.laid_out is not self.batches:
+            self.offered, self.laid_out = Offered(self.batches, place), self.batches
+        self.offered.begin(first)
+        feed.reset(self.offered)
+
+    def runner(self, keep: bool = False) -> Callable[[], Outputs]:
+        """One step on the next batch of the feed, which the source of batches knows of.
+
+        keep: What the step was given stays in `given`. (Of every step it would take memory.)
+        """
+        assert self.offered is not None, "setup comes first"
+        program, source = self.program, self.offered
+        step, take = program.step, program.feed.next
+
+        def run() -> Outputs:
+            source.due += 1
+            return step(program, take())
+
+        def run_and_keep() -> Outputs:
+            source.due += 1
+            self.given = take()
+            return step(program, self.given)
+
+        return run_and_keep if keep else run
+
+    def run(self) -> Outputs:
+        return self.runner()()
 
     def repro(self, packed: bytes, notes: Mapping[str, Notes]) -> dict[str, bytes]:
         """`repro.py`, and what must lie beside it, of this arm's plain program and the packed specification's stack."""
@@ -400,31 +452,31 @@ class Arm:
         """What the first step left that this process ran."""
         return self.firstly
 
-    def timed_steps(self) -> list[int]:
-        """How many steps led to the end of each block that was kept, from the restored state on."""
-        return [kept.steps for _, kept in sorted(self.kept.items())]
+    def timed_ends(self) -> list[End]:
+        """Of each block that was kept."""
+        return [kept.end for _, kept in sorted(self.kept.items())]
 
     def timed(self, index: int) -> Imprint:
         """What one of those blocks left behind."""
         return self.kept[index].left
 
-    def repeated(self, steps: int, noise: int | None = None) -> Imprint:
-        """The same of so many steps from the restored state, the last of them observed as `replay` does.
+    def repeated(self, end: End, noise: int | None = None) -> Imprint:
+        """The same of the same steps from the restored state, the last of them observed as `replay` does.
 
         noise: seed of a little of it in the parameters that the first step finds
         """
-        self.restore()
+        self.restore(end.first)
         with disturbed(self.program.model, noise):
-            return imprint(self._replayed(steps)[1])
+            return imprint(self._replayed(end.steps)[1])
 
-    def replay(self, steps: int, timed: bool) -> Parcel:
-        """The last of so many steps from the restored state, observed as `observe` does.
+    def replay(self, end: End, timed: bool) -> Parcel:
+        """The last step before that end, from the restored state on, observed as `observe` does.
 
         Beside it batch/<name>: what it was given, flag/drawn: 1 where that is one of the core's own batches, and where
         it is asked for timed/<name>: the outputs of the first block that was kept, which these steps repeat.
         """
-        self.restore()
-        batch, seen = self._replayed(steps)
+        self.restore(end.first)
+        batch, seen = self._replayed(end.steps)
         given = tensors_of(batch)
         drawn = any(_same(given, tensors_of(own)) for own in self.batches)
         seen |= {"flag/drawn": torch.tensor(drawn, dtype=torch.uint8)}
@@ -435,8 +487,11 @@ class Arm:
     def _replayed(self, steps: int) -> tuple[Batch, Observation]:
         """The last step's batch, and what is seen of that step."""
         with self.quiet():
+            run = self.runner()
             for _ in range(steps - 1):
-                self.program.run()
+                run()
+            assert self.offered is not None
+            self.offered.due += 1
             batch = map_batch(torch.clone, self.program.feed.next())
             seen = observed(self.program, map_batch(torch.clone, batch), initial=self.initial.values)
         self.program.feed.pause()
@@ -483,7 +538,7 @@ class Arm:
 
     def tampered(self) -> list[str]:
         """What this process measures time with or reads results by, and a strategy has replaced."""
-        replaced = set(state.tampered(self.program)) - self.excused
+        replaced = set(state.tampered(self.program, self.originals)) - self.excused
         return clock.tampered() + sorted(replaced | self.unlike)
 
     # --- measurement
@@ -504,7 +559,7 @@ class Arm:
         """Run until steady. Returns seconds of single steps, the cost of an empty timing, batches made in the
         background, and inputs that are one value over and over."""
         self.restore()
-        alone = clock.warm_up(self.program.run, self.device, limit_s)
+        alone = clock.warm_up(self.runner(), self.device, limit_s)
         self.program.feed.pause()
         timer_s, queue = clock.empty_timer_s(self.device), self.program.feed.queue
         return {"alone_s": alone, "timer_s": timer_s, "queue": queue, "constant": constant(self.batches)}
@@ -532,69 +587,127 @@ class Arm:
             feed = feed.feed
         return hasattr(feed, "loader")
 
-    def block(self, steps: int, lead_in: int, cold: bool = False, anywhere: bool = False) -> clock.Timing:
+    def block(
+        self, steps: int, lead_in: int, cold: bool = False, anywhere: bool = False, first: int = 0
+    ) -> clock.Timing:
         """Time `steps` steps from the restored state, after `lead_in` unmeasured ones.
 
         cold:      each step finds the L2 cache filled with something else
         anywhere:  it may end at any step, and may be kept
+        first:     the batch that the cycle begins with
         """
-        self.restore()
+        self.restore(first)
+        first %= len(self.batches)
+        run, last = self.runner(), self.runner(keep=True)
         for _ in range(lead_in):
-            self.program.run()
+            run()
         count = steps_of_scale(self.program)
         steps = min(steps, COLD_STEPS) if cold else steps
-        keep = partial(self._keep, lead_in, steps, anywhere)
+        keep = partial(self._keep, End(lead_in + steps, first), anywhere)
         if cold:
-            timing = clock.time_cold_block(self.program.run, steps, self.device, self.flush, keep)
+            timing = clock.time_cold_block(run, steps, self.device, self.flush, keep, last)
         else:
-            timing = clock.time_block(self.program.run, steps, self.device, keep)
+            timing = clock.time_block(run, steps, self.device, keep, last)
+        self._taken_ahead()
+        self.given = ()
         self.program.feed.pause()
         clock.synchronize(self.device)  # what it left there would run while another arm is timed
         done = steps_of_scale(self.program)
         skipped = count is not None and done is not None and abs(done - count - timing.steps) > 0.5
         return replace(timing, skipped=skipped)
 
-    def _keep(self, lead_in: int, steps: int, anywhere: bool, outputs: Outputs) -> None:
-        """What the last step of a block left behind, of some picked at random that could end anywhere.
-
-        Where any do, of those that end on another batch than the step before the clock did: a result of that one, kept
-        and handed out all the while, would be right.
-        """
-        self.unlike |= set(state.unlike(outputs))
+    def _keep(self, end: End, anywhere: bool, outputs: Outputs) -> None:
+        """Keep a digest of every tensor after a block, for some blocks picked at random that could end anywhere."""
+        self.unlike |= set(state.unlike(outputs, self.program))
         place = 0
-        if anywhere and (len(self.batches) == 1 or steps % len(self.batches)):
+        if anywhere:
             self.blocks += 1
             place = self.blocks - 1 if self.blocks <= LOOKS else self.dice.randrange(self.blocks)
+            self.misgiven += not self._given_as_offered(self.given)
         elif self.kept:
             return
         if place < LOOKS:
-            self.kept[place] = Kept(lead_in + steps, left_behind(self.program, outputs))
+            self.kept[place] = Kept(end, left_behind(self.program, outputs))
         if place == 0:
-            self.outputs = {name: tensor.detach().clone() for name, tensor in outputs.items()}
+            self.outputs = {name: read(tensor).clone() for name, tensor in outputs.items()}
+
+    def _given_as_offered(self, given: Batch) -> bool:
+        """Whether a step was given the batch that was its turn; True of a feed that takes none of the core's."""
+        assert self.offered is not None, "setup comes first"
+        return self.offered.ahead < 0 or _same(tensors_of(given), tensors_of(self.offered.current))
+
+    def _taken_ahead(self) -> None:
+        """Remember how many batches a feed took before their steps, beyond those that it declares."""
+        assert self.offered is not None, "setup comes first"
+        self.ahead = max(self.ahead, self.offered.ahead - self.program.feed.queue)
+
+    def taken_ahead(self) -> int:
+        """The most batches, beyond those that it declares, that the feed took before the steps that they are for."""
+        return self.ahead
+
+    def queue(self) -> int:
+        return self.program.feed.queue
+
+    def wrongly_given(self) -> int:
+        """How many blocks ended on a step that was not given the batch whose turn it was."""
+        return self.misgiven
+
+    def delivered(self) -> tuple[bool | None, list[int]]:
+        """Whether the feed gives each of the core's batches in its turn, for two rounds (None: it takes none of them,
+        as a loader makes its own); and for each batch, which one had the same values first."""
+        self.restore()
+        assert self.offered is not None
+        digests, right, rounds = list[bytes](), True, 1
+        while len(digests) < rounds * len(self.batches):
+            self.offered.due += 1
+            batch = self.program.feed.next()
+            right = right and self._given_as_offered(batch)
+            digests.append(_digest(batch))
+            rounds = 2 if self.offered.ahead >= 0 else 1
+        self.program.feed.pause()
+        return (right if rounds == 2 else None), [digests.index(digest) for digest in digests]
 
     def novelty(self, seed: int) -> float | None:
         """How many times longer a step takes on batches that it meets for the first time than on the same ones again,
         or than on those that it is timed on: what it does at least in most turns, however busy the machine is.
 
+        The batches change under a feed that goes on, at a step drawn at random: nothing tells a program when.
         None where batches are not the core's to choose.
         """
         self.restore()
-        first = tensors_of(self.program.feed.next())
-        self.program.feed.pause()
-        if not _same(first, tensors_of(self.batches[0])):
+        assert self.offered is not None
+        eager = self.offered.ahead > self.program.feed.queue  # has copies of its own since it began
+        self.run()
+        if self.offered.ahead < 0:
+            self.program.feed.pause()
             return None
         seconds: tuple[list[float], ...] = ([], [], [])
+        count, queue = len(self.batches), self.program.feed.queue
         for turn in _turns():
-            fresh = draw(self.workload, self.device, getattr(torch, self.dtype), seed + turn, len(self.batches))
+            drawn = draw(self.workload, self.device, getattr(torch, self.dtype), seed + turn, count)
+            self.drawn[turn] = [_digest(batch).hex() for batch in drawn] if turn < 2 else []
+            fresh, own = Offered(drawn, self.offered.place), True
+            self.restore(self.dice.randrange(count))
+            run = self.runner()
+            for _ in range(count + self.dice.randrange(3 * count)):
+                run()
             for kind in _order(turn):
-                source = self.batches if kind == OWN else fresh
-                self.restore()
-                for _ in self.batches if kind == OWN else (1,):  # what is kept of all of them is there again
-                    self.program.run()
-                self.program.feed.reset(source)
-                seconds[kind].append(clock.time_block(self.program.run, len(source), self.device).wall_s)
+                if own is not (kind == OWN):
+                    self.offered.exchange(fresh)
+                    own = not own
+                    if eager:
+                        self.program.feed.reset(self.offered)
+                    for _ in range(queue if kind == ONCE else count + queue):  # own ones: what was kept is there again
+                        run()
+                seconds[kind].append(clock.time_block(run, count, self.device).wall_s)
+            if not own:
+                self.offered.exchange(fresh)
         self.program.feed.pause()
         return _most(*seconds)
+
+    def met(self) -> list[list[str]]:
+        """Digests of the batches of the first turns of `novelty`: those of all arms are drawn from the same seeds."""
+        return [self.drawn[turn] for turn in sorted(self.drawn)[:2]]
 
     def reordered(self, seed: int) -> float:
         """`novelty` where the batches are a loader's: another order makes others, of the same samples."""
@@ -605,9 +718,10 @@ class Arm:
                 self.restore()
                 if kind != OWN:  # a loader's sampler draws from this one, on the CPU
                     torch.default_generator.manual_seed(seed + turn)
+                run = self.runner()
                 for _ in range(steps):  # until none is left that was made before the clock starts
-                    self.program.run()
-                seconds[kind].append(clock.time_block(self.program.run, steps, self.device).wall_s)
+                    run()
+                seconds[kind].append(clock.time_block(run, steps, self.device).wall_s)
                 self.program.feed.pause()
         return _most(*seconds)
 
@@ -618,7 +732,7 @@ class Arm:
             self.restore()
             clock.synchronize(self.device)
             start = clock.now()
-            self.program.feed.reset(self.batches)
+            self.begin(self.program.feed)
             clock.synchronize(self.device)
             seconds.append(clock.now() - start)
         self.program.feed.pause()
@@ -639,9 +753,9 @@ class Arm:
         """Steps while somebody reads the card; seconds that each of them took, about."""
         self.restore()
         clock.synchronize(self.device)
-        begin = clock.now()
+        begin, run = clock.now(), self.runner()
         for _ in range(steps):
-            self.program.run()
+            run()
         clock.synchronize(self.device)
         seconds = clock.now() - begin
         self.program.feed.pause()
@@ -682,8 +796,9 @@ class Arm:
         self.restore()
         clock.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
+        run = self.runner()
         for _ in range(steps):
-            self.program.run()
+            run()
         clock.synchronize(self.device)
         if not torch.cuda.max_memory_allocated(self.device) and ours:
             return {}
@@ -700,9 +815,10 @@ class Arm:
     def profile(self, path: str, steps: int) -> dict[str, float]:
         """Write a Chrome trace of steady steps; returns the counters at the end."""
         self.restore()
+        run = self.runner()
         for _ in range(max(3, self.program.feed.queue)):
-            self.program.run()
-        record(self.program.run, steps, Path(path), self.device)
+            run()
+        record(run, steps, Path(path), self.device)
         return self.counters()
 
     def code(self, folder: str, ran: list[tuple[str, int]]) -> None:
@@ -798,6 +914,16 @@ def _order(turn: int) -> tuple[int, int, int]:
 def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     """The same values, wherever they lie."""
     return a.keys() == b.keys() and all(sparse.equal(a[name], b[name].to(a[name].device, a[name].dtype)) for name in a)
+
+
+def _digest(batch: Batch) -> bytes:
+    """Of a batch's values."""
+    found = hashlib.blake2b(digest_size=16)
+    for whole, tensor in tensors_of(batch).items():
+        for name, part in sparse.parts(tensor, whole).items():
+            found.update(name.encode())
+            found.update(bytes_of(part).cpu().numpy().data)
+    return found.digest()
 
 
 def facts(workload: Workload, state: Mapping[str, Tensor]) -> dict[str, Any]:

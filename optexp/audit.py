@@ -27,8 +27,9 @@ BLOCKS, ASKED, MACHINE = "samples.parquet", "config.yaml", "environment.json"
 ARMS = ("baseline", "candidate")
 # What looks at every measurement; of those that may find something, a verdict stands beside what the second list finds.
 WATCHDOGS = (
-    "slow start", "skipped steps", "throttling", "power cap", "foreign processes", "recompilation", "waiting arm",
-    "work aside", "inputs", "physical floor", "cores", "batches", "modes", "drift", "order", "device and wall",
+    "slow start", "work ahead", "skipped steps", "throttling", "power cap", "foreign processes", "recompilation",
+    "waiting arm", "work aside", "inputs", "physical floor", "cores", "batches", "modes", "drift", "order",
+    "device and wall",
 )  # fmt: skip
 REMARKS = ("power cap", "inputs", "cores", "modes", "drift", "order", "device and wall")
 CONTROLS = ("A/A", "known delay")

@@ -63,6 +63,7 @@ class Settings:
     device: str = one_of("auto", "cuda", "cpu")
     dtype: str = one_of("float32", "float64", "bfloat16", "float16")
     seed: int = 0
+    replay: str | None = None
     isolation: str = one_of("process", "none")
     verify: str = one_of("first", "only")
     horizon_steps: int | None = None

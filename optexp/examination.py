@@ -13,6 +13,7 @@ from optexp.equivalence.protocol import Verification
 from optexp.insight.breakdown import Breakdown, breakdown
 from optexp.insight.calibration import Calibration
 from optexp.insight.diagnosis import Bottleneck
+from optexp.insight.piled import piled_up
 from optexp.insight.trace import Trace
 from optexp.measurement.neighbours import neighbours
 from optexp.result import ArmSummary
@@ -102,7 +103,10 @@ def examine(
         bottlenecks = advised(arms[name], profiles[name], stack)
         bare_bottlenecks = advised(arms[bare], profiles[bare], ())
     distrust = referee.distrust(arms[name])
-    distrust = distrust or referee.uncopied(profiles[bare].trace, profiles[name].trace, setups[bare]["batch_bytes"])
+    traces = profiles[bare].trace, profiles[name].trace
+    distrust = distrust or referee.uncopied(*traces, setups[bare]["batch_bytes"])
+    if distrust is None and (piled := piled_up(*traces)):
+        distrust = f"the {name} computes ahead: {piled}"
     referee.stay(arms, bare)
     notes = setups[name]["notes"]
     evidence = [

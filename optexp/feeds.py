@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from optexp.generators import state_of
+from optexp.offered import Offered, Place, offered
 from optexp.program import Batch, Feed, Source, map_batch
 
 SHORT_EPOCH = 100  # batches: a smaller one among more moves a mean by less than a percent
@@ -37,7 +38,7 @@ class HostFeed(Feed):
     delivers: bool = True
 
     def __post_init__(self) -> None:
-        self.batches: list[Batch] = []
+        self.batches = Offered([], self.place)
         self.position = 0
         self._source: Source | None = None
 
@@ -51,9 +52,14 @@ class HostFeed(Feed):
         return len(self.batches)
 
     def reset(self, source: Source) -> None:
-        if source is not self._source:  # pinning takes long, and the arm resets before every block
-            self.batches, self._source = [map_batch(self._on_host, batch) for batch in source], source
+        if source is not self._source:  # pinning takes long
+            self.batches, self._source = offered(source, self.place), source
         self.position = 0
+
+    @property
+    def place(self) -> Place:
+        pinned = self.pin_memory and self.device.type == "cuda"
+        return Place(torch.device("cpu"), pinned=pinned, copied=True)
 
     def bring(self, batch: Batch) -> Batch:
         return self._deliver(map_batch(self._on_host, batch))

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from optexp import sparse
+from optexp.offered import Place, offered
+from optexp.reading import read
 from optexp.usermodel.modelstate import ModelState
 from optexp.usermodel.records import Table
 
@@ -32,11 +34,23 @@ class Feed(Protocol):
 
     device: torch.device
 
-    def next(self) -> Batch: ...
+    def next(self) -> Batch:
+        """The batch of the step that asks: the n-th since `reset` is `source[n % len(source)]`."""
+        ...
 
     def reset(self, source: Source) -> None:
-        """Start again from `source[0]`; drop whatever was prefetched."""
+        """Start again from `source[0]`; drop whatever was prefetched.
+
+        Keep the source and take nothing from it here: a batch is taken when a step asks for it, or so many before as
+        `queue` says. Earlier is INVALID: results could be computed before the clock runs.
+        """
         ...
+
+    @property
+    def place(self) -> Place:
+        """Where the core is to lay out the source before the clock runs; as `self.feed` wants it, where that is one."""
+        inner: Feed | None = getattr(self, "feed", None)
+        return Place(self.device) if inner is None else getattr(inner, "place", Place(self.device))
 
     def bring(self, batch: Batch) -> Batch:
         """A copy of the caller's batch, delivered as `next` delivers its own: what equivalence is checked on."""
@@ -62,7 +76,7 @@ class ResidentFeed(Feed):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.batches: list[Batch] = []
+        self.batches: Source = []
         self.position = 0
 
     def next(self) -> Batch:
@@ -75,8 +89,7 @@ class ResidentFeed(Feed):
         return len(self.batches)
 
     def reset(self, source: Source) -> None:
-        self.batches = [to_device(batch, self.device) for batch in source]
-        self.position = 0
+        self.batches, self.position = offered(source, self.place), 0
 
 
 class Memory(Protocol):
@@ -215,7 +228,7 @@ class Program:
     def buffers(self) -> dict[str, Tensor]:
         """Those of the model, as the baseline calls and shapes them; sparse ones in their dense parts."""
         named = ((self.alias(name), buffer) for name, buffer in self.model.named_buffers())
-        found = (sparse.parts(alias(buffer), alias.name) for alias, buffer in named if alias)
+        found = (sparse.parts(alias(read(buffer)), alias.name) for alias, buffer in named if alias)
         return {name: part for parts in found for name, part in parts.items()}
 
     def alias(self, name: str) -> Alias | None:
@@ -232,18 +245,18 @@ class Program:
         if self.optimizer is not None:
             for alias, key, values in self._kept():
                 if isinstance(value := values[key], Tensor):
-                    tensors[f"optimizer/{alias.name}/{key}"] = alias(value)
+                    tensors[f"optimizer/{alias.name}/{key}"] = alias(read(value))
                 elif isinstance(value, (int, float)):
                     kind = torch.float64 if isinstance(value, float) else None
                     tensors[f"optimizer/{alias.name}/{key}"] = torch.tensor(value, dtype=kind, device="cpu")
             for index, group in enumerate(self.optimizer.param_groups):
                 if isinstance(group["lr"], Tensor):
-                    tensors[f"optimizer/group{index}/lr"] = group["lr"]
+                    tensors[f"optimizer/group{index}/lr"] = read(group["lr"])
         if self.scaler is not None:
             for key in ("_scale", "_growth_tracker"):
                 value = getattr(self.scaler, key, None)
                 if isinstance(value, Tensor):
-                    tensors[f"scaler/{key[1:]}"] = value
+                    tensors[f"scaler/{key[1:]}"] = read(value)
         return tensors
 
     @torch.no_grad()
@@ -464,7 +477,7 @@ def gradients(program: Program) -> dict[str, Tensor]:
     scaled = program.scaler is not None and program.optimizer is None
     scale = program.scaler.get_scale() if scaled and program.scaler is not None else 1.0
     return {
-        f"grad/{alias.name}": alias(p.grad.detach() / scale if scale != 1.0 else p.grad.detach())
+        f"grad/{alias.name}": alias(read(p.grad) / scale if scale != 1.0 else read(p.grad))
         for alias, p in program.parameters()
         if p.grad is not None
     }

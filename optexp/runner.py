@@ -20,14 +20,15 @@ from optexp.insight.diagnosis import Bottleneck, suggestion
 from optexp.insight.explanation import explain
 from optexp.measurement import textbook
 from optexp.measurement.rounds import measure, refuse_company, say_how_to_lock
+from optexp.measurement.sampling import UNTIMED
 from optexp.reporting import record, terminal
 from optexp.reporting.terminal import Progress
-from optexp.reporting.wording import at_precision, unchecked_bits
+from optexp.reporting.wording import at_precision, replayed, unchecked_bits
 from optexp.result import ArmSummary, Result, Verdict
 from optexp.session import Session, Stop, alongside, choose_device
 from optexp.stopwatch import Stopwatch, process_age_s
 from optexp.strategy import Strategy, Unsupported, compose
-from optexp.workers.processes import Failure, describe
+from optexp.workers.processes import FORGED, Failure, describe
 from optexp.workload import Workload
 
 ADVICE = "so it did with {tried}: use smaller inputs, or a device with more memory"
@@ -67,6 +68,7 @@ def run(
             except Failure as failure:
                 undecided = failure.type == "NoReference"
                 result.verdict = Verdict.UNVERIFIED if undecided else Verdict.ERROR
+                result.verdict = Verdict.INVALID if failure.type in (FORGED, UNTIMED) else result.verdict
                 result.headline = f"{result.verdict}: {failure.message if undecided else failure}"
                 result.error = asdict(failure)
             except Exception as error:
@@ -78,6 +80,9 @@ def run(
             if result.verdict.measured and not result.equivalence.get("ok"):
                 result.verdict, result.headline = Verdict.UNVERIFIED, "UNVERIFIED: there is no record of a verification"
             if not result.verdict.measured:
+                result.headline += (
+                    replayed(result) if result.verdict not in (Verdict.ERROR, Verdict.UNSUPPORTED) else ""
+                )
                 result.withhold()
             recorder.finish(result)
     return result
@@ -131,6 +136,7 @@ def compare_once(session: Session, meanwhile: Callable[[], None]) -> None:
     for examined in (candidate, baseline):
         if examined and examined.distrust:
             raise Stop(Verdict.INVALID, examined.distrust)
+    session.refuse_edits()
     if session.experiment.verify == "only":
         result.verdict = Verdict.VERIFIED
         at = at_precision(session.precision, result.equivalence)
@@ -148,6 +154,7 @@ def compare_once(session: Session, meanwhile: Callable[[], None]) -> None:
         result.explanation = []
         return
     samples = measure(session, candidate.referee.again)
+    session.refuse_edits()
     candidate.referee.leave()
     conclude(session, samples, candidate.verification)
     helps = result.verdict is not Verdict.SLOWER and result.speedup is not None and result.speedup.estimate >= 1

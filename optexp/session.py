@@ -22,6 +22,7 @@ import torch
 from optexp import discovery
 from optexp.arm import Spec
 from optexp.config import ConfigError, Experiment, build
+from optexp.draws import Draws
 from optexp.measurement import placement
 from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.forecast import Steps, announcement, total_s
@@ -40,7 +41,7 @@ RECORD_SCHEMA = 1
 # Packages that all arms may find imported: importing any other may change more than how long that takes.
 SHARED = {"torch", "triton", "torchvision", "transformers", "sklearn"}
 # They change what is run with, not what is run.
-NOT_COMPARED = {"device", "isolation", "verify", "horizon_steps", "timeout_s"}
+NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "timeout_s"}
 
 ARM, REFERENCE = "optexp.arm:Arm", "optexp.reference:Reference"
 Arm = Worker | InProcess
@@ -73,6 +74,8 @@ class Session:
         e.workload = e.workload.resolve(torch.device(self.device).type)
         self.workload = e.workload
         self.protocol = e.measurement
+        self.draws = Draws.of(e.replay)
+        self.files = own_files()
         self.stack, self.baseline = Composed(e.strategies), Composed(e.baseline)
         sizes = {f"workload.{key}": value for key, value in asdict(e.workload).items()}
         self.result = Result(
@@ -104,7 +107,7 @@ class Session:
         places = [place for place in ("/dev/shm", tempfile.gettempdir()) if os.path.isdir(place)]
         self.folders = tuple(tempfile.mkdtemp(prefix="optexp-", dir=place) for place in places)
         self.result.fingerprint = fingerprint(self.result, len(self.cores))
-        self.result.measurement["notes"] = list(e.notes)
+        self.result.measurement |= {"notes": list(e.notes), "draws": self.draws.to_dict()}
         count = f"{len(self.cores)} core{'s' if len(self.cores) > 1 else ''}"
         self.result.measurement["placement"] = {"cpus": self.cores, "text": f"both arms bound to the same {count}"}
 
@@ -141,9 +144,11 @@ class Session:
         return Spec(
             workload=e.workload,
             strategies=list(strategies),
-            device=self.device,
+            device=self.arm_device,
             dtype=e.dtype,
             seed=e.seed + seed_offset,
+            # What arms met that were verified is nothing that others are timed on.
+            draws=self.draws.seed("examined" if generic else "batches", seed_offset),
             contract=judges,
             cores=tuple(self.cores),
             folders=self.folders,
@@ -241,7 +246,7 @@ class Session:
                 self.launcher(spec.strategies)  # those that are not there yet begin to start, side by side
         for name, spec in specs.items():
             arms[name] = self.arm(REFERENCE if name.startswith("reference") else ARM, name, spec.strategies)
-            arms[name].start("setup", packed=spec.pack())
+            arms[name].start("setup", packed=replace(spec, name=name).pack())
         return arms
 
     def arm(self, role: str, name: str, stack: Sequence[Strategy]) -> Arm:
@@ -253,7 +258,34 @@ class Session:
             return InProcess(getattr(importlib.import_module(module), cls)(), name)
         logs = self.output / "arms"
         logs.mkdir(exist_ok=True)
-        return self.launcher(stack).fork(role, name, (logs / f"{name}.log").resolve(), self.experiment.timeout_s)
+        log = (logs / f"{name}.log").resolve()
+        return self.launcher(stack).fork(role, name, log, self.experiment.timeout_s, self.visible)
+
+    @property
+    def arm_device(self) -> str:
+        """What an arm calls the device: of the cards it sees one."""
+        return "cuda:0" if self.isolated and self.device.startswith("cuda") else self.device
+
+    @property
+    def visible(self) -> dict[str, str]:
+        """Variables by which an arm sees one card: work that it leaves to another is not possible."""
+        return {"CUDA_VISIBLE_DEVICES": one_card(self.device)} if self.device.startswith("cuda") else {}
+
+    def prove(self, arms: Mapping[str, Arm]) -> None:
+        """Each arm says which it is, and what it was built of; `Stop` where one stands in another's place."""
+        stacks = {"baseline": self.baseline, "again": self.baseline, "candidate": self.stack}
+        for name, arm in arms.items():
+            said = arm.call("identity")
+            if said != (name, Composed(stacks[name]).labels):
+                built = f"{said[0]} ({'+'.join(said[1]) or 'no strategy'})"
+                raise Stop(Verdict.INVALID, f"arms were swapped: the {name} says that it is the {built}")
+
+    def refuse_edits(self) -> None:
+        """`Stop` where a file of this package is another one than when the comparison began."""
+        now = own_files()
+        changed = sorted(name for name in self.files.keys() | now.keys() if self.files.get(name) != now.get(name))
+        if changed:
+            raise Stop(Verdict.INVALID, f"{', '.join(changed[:3])} of optexp changed while it ran")
 
     def launcher(self, stack: Sequence[Strategy]) -> Launcher:
         """The shared one, or one of this comparison's own where a stack needs environment variables.
@@ -298,6 +330,20 @@ class Session:
             torch._dynamo.utils.counters.clear()
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def one_card(device: str) -> str:
+    """What CUDA_VISIBLE_DEVICES says of a device, "cuda:1" being the second of those that this process sees."""
+    index, seen = int(device.partition(":")[2] or 0), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return seen[index].strip() if seen != [""] else str(index)
+
+
+def own_files() -> dict[str, str]:
+    """A digest of each source file of this package."""
+    folder = Path(__file__).parent
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*.py")
+    }
 
 
 def _shared(package: str) -> bool:

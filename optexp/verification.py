@@ -171,10 +171,9 @@ class Referee:
     def plan(self) -> Plan:
         """What is checked at the workload's own sizes; families of inputs only where no smaller ones are sure."""
         workload, protocol = self.session.workload, self.session.protocol
-        first = self.session.experiment.seed + 1
         here = workload.tails_may_be_refused or not workload.tails()
         return Plan(
-            seeds=range(first, first + protocol.verification_seeds),
+            seeds=[self.session.draws.seed("verification", index) for index in range(protocol.verification_seeds)],
             # A frozen step count shows from the second on, and so does a buffer that nobody reads.
             steps=max(workload.variety, COUNTED if self.keeps else 3 if self.moves else 1),
             families=self.families() if protocol.thorough and here else (),
@@ -265,7 +264,12 @@ class Referee:
         session, found, candidate, seed_offset = self.session, self.found, arms["candidate"], len(samples) - 1
         assert self.reference is not None
         with session.working("verification", "on inputs that it has not met"):
-            reason = self.distrust(candidate) or self.only_seen_before(arms, samples) or self.restarts(arms, samples)
+            reason = (
+                self.distrust(candidate)
+                or self.gives_other_batches(arms)
+                or self.only_seen_before(arms, samples)
+                or self.restarts(arms, samples)
+            )
         if reason:
             raise Stop(Verdict.INVALID, reason)
         with session.working("verification", "once more, after timing"):
@@ -276,7 +280,7 @@ class Referee:
             if self.yardstick is not None:
                 yardstick.call("setup", packed=specs["yardstick"].pack())
             plan, fresh = self.plan(), Verification(str(self.promise))
-            seed = plan.seeds[-1] + 1
+            seed = session.draws.seed("recheck")
             if self.random:
                 verify_randomness(fresh, reference, yardstick, judged, seed, self.unit)
             else:
@@ -287,7 +291,7 @@ class Referee:
         found.seconds = self.seconds
         found.recheck = {"process": seed_offset + 1, "fresh inputs": fresh.ok, **facts}
         if failed := [message for message in messages if not message["ok"]]:
-            where = {"seed": session.experiment.seed + seed_offset, "step": facts["steps"], "family": NORMAL}
+            where = {"seed": session.draws.seed("batches", seed_offset), "step": facts["steps"], "family": NORMAL}
             fresh.ok, fresh.failures, fresh.worst = False, failed, failed[0]
             fresh.headline = f"the last step of a timed block: {failure({**failed[0], **where})}"
         if not fresh.ok:
@@ -297,6 +301,25 @@ class Referee:
         if not found.ok:
             raise Stop(Verdict.NOT_EQUIVALENT, found.headline)
 
+    def gives_other_batches(self, arms: Mapping[str, Arm]) -> str | None:
+        """Every batch of two rounds is compared with the core's, and the last one of each block that is looked at; of
+        a loader's, which batches are equal."""
+        (ours, our_pattern), (theirs, their_pattern) = (
+            arms[name].call("delivered") for name in ("candidate", "baseline")
+        )
+        wrong = (theirs and not ours) or (theirs is None and our_pattern != their_pattern)
+        wrong_in_blocks, theirs_too = (arms[name].call("wrongly_given") for name in ("candidate", "baseline"))
+        if wrong or (wrong_in_blocks and not theirs_too):
+            where = "" if wrong else f" ({wrong_in_blocks} timed blocks ended on another)"
+            return f"the feed of the {self.name} does not give the batches that the baseline's gives{where}"
+        ahead, allowed = (arms[name].call("taken_ahead") for name in ("candidate", "baseline"))
+        if ahead <= allowed:
+            return None
+        return (
+            f"the feed of the {self.name} takes {ahead} batch{'es' if ahead > 1 else ''} before a step asks, beyond"
+            f" the {arms['candidate'].call('queue')} that it declares (Feed.queue): take source[n] in Feed.next"
+        )
+
     def only_seen_before(self, arms: Mapping[str, Arm], samples: Sequence[Sample]) -> str | None:
         """A candidate that remembers results is fast on the batches of a benchmark, and nowhere else.
 
@@ -304,12 +327,18 @@ class Referee:
         """
         gain, (least, most) = exp(fmean(sample.log_ratio for sample in samples)), NOVELTY
         for look in range(LOOKS):
-            ours, theirs = (arms[name].call("novelty", seed=1000 + 1000 * look) for name in ("candidate", "baseline"))
+            seed = self.session.draws.seed("novelty", look)
+            ours, theirs = (arms[name].call("novelty", seed=seed) for name in ("candidate", "baseline"))
             if theirs is None:  # a loader's own
                 names = "candidate", "baseline"
-                ours, theirs = (arms[name].call("reordered", seed=1000 + 1000 * look) for name in names)
-            if ours is None:
-                return f"the feed of the {self.name} does not give the batches that the baseline's gives"
+                ours, theirs = (arms[name].call("reordered", seed=seed) for name in names)
+            if arms["candidate"].call("met") != arms["baseline"].call("met"):
+                return (
+                    f"the {self.name} draws other batches than the baseline from the same seed: generators of random"
+                    " numbers were replaced in its process"
+                )
+            if ours is None:  # which `gives_other_batches` would have said
+                return None
             if ours < min(max((1 + gain) / 2, least), most) * max(theirs, 1.0):
                 return None
         return f"the {self.name} takes {ours:.3g} times as long on inputs that it has not seen: it remembers results"

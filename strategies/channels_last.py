@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from optexp.program import Batch, Program, ResidentFeed, Source, map_batch, preserved, to_device
+from optexp.offered import Place
+from optexp.program import Batch, Program, ResidentFeed, map_batch, preserved, to_device
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
 
 if TYPE_CHECKING:
@@ -90,8 +91,9 @@ def with_images_last(call: Callable[..., Any]) -> Callable[..., Any]:
 class ImagesLast(ResidentFeed):
     """Batches on the device, in channels-last before the clock starts."""
 
-    def reset(self, source: Source) -> None:
-        super().reset([map_batch(last, to_device(batch, self.device)) for batch in source])
+    @property
+    def place(self) -> Place:
+        return Place(self.device, images_last=True)
 
     def bring(self, batch: Batch) -> Batch:
         return map_batch(last, super().bring(batch))

@@ -78,8 +78,9 @@ class Prefetched(Feed):
         self.ready: Batch | None = None
 
     @property
-    def batches(self) -> list[Batch]:
-        return getattr(self.feed, "batches", [])
+    def batches(self) -> Source:
+        batches: Source = getattr(self.feed, "batches", [])
+        return batches
 
     @property
     def period(self) -> int | None:

@@ -38,6 +38,12 @@ def _forget_hydra() -> Iterator[None]:
     HydraConfig.instance().cfg = None
 
 
+@pytest.fixture(autouse=True)
+def _the_same_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of comparisons in this process: what a test expects must not depend on luck."""
+    monkeypatch.setattr("optexp.draws.token_hex", lambda count: "of the tests")
+
+
 @pytest.fixture
 def interpreted() -> None:
     """Our kernels run on a CPU, by Triton's interpreter, as they do where no GPU is to be seen."""

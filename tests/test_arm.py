@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.arm import LOOKS, Arm, Spec
+from optexp.arm import Arm, Spec
+from optexp.equivalence.missed import LOOKS, End
+from optexp.offered import Offered, Place
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
 
@@ -19,34 +21,25 @@ def made() -> Arm:
     arm: Any = Arm()
     arm.batches = [(torch.zeros(1),)] * 4
     arm.program = SimpleNamespace(trains=False, optimizer=None, buffers=dict)
+    arm.offered = Offered(arm.batches, Place(torch.device("cpu")))
     return arm  # type: ignore[no-any-return]
-
-
-def test_the_block_that_is_repeated_ends_on_another_batch_than_the_step_before_it():
-    for _ in range(20):
-        arm = made()
-        for steps in (8, 7, 12, 9, 4):
-            arm._keep(2, steps, True, {"output": torch.full((1,), float(steps))})
-        assert arm.timed_steps() == [9, 11]
-        assert arm.outputs["output"].item() == 7
-        assert arm.timed(1) == {"out/output": (9, 9)}
 
 
 def test_of_many_blocks_a_few_are_kept_and_only_those_that_could_end_anywhere():
     arm = made()
     for steps in range(1, 400, 2):
-        arm._keep(2, 4 * steps + 1, False, {"output": torch.full((1,), nan)})
-        arm._keep(2, steps, True, {"output": torch.full((1,), float(steps))})
+        arm._keep(End(4 * steps + 2), False, {"output": torch.full((1,), nan)})
+        arm._keep(End(steps, steps % 4), True, {"output": torch.full((1,), float(steps))})
     assert len(arm.kept) == LOOKS
-    assert all(steps % 2 for steps in arm.timed_steps())
-    assert [arm.timed(index)["out/output"][0] + 2 for index in range(LOOKS)] == arm.timed_steps()
-    assert arm.outputs["output"].item() + 2 == arm.timed_steps()[0]
+    assert all(steps % 2 and first == steps % 4 for steps, first in arm.timed_ends())
+    assert [arm.timed(index)["out/output"][0] for index in range(LOOKS)] == [end.steps for end in arm.timed_ends()]
+    assert arm.outputs["output"].item() == arm.timed_ends()[0].steps
 
 
-def test_a_block_that_does_not_tell_is_better_than_none():
+def test_a_block_that_ends_where_all_do_is_better_than_none():
     arm = made()
-    arm._keep(2, 8, False, {"output": torch.zeros(1)})
-    assert arm.timed_steps() == [10]
+    arm._keep(End(10), False, {"output": torch.zeros(1)})
+    assert arm.timed_ends() == [End(10)]
 
 
 def test_parameters_without_an_alias_take_memory_all_the_same():

@@ -89,7 +89,7 @@ def _outputs(seen: Observation, baseline: Observation) -> Iterator[Finding]:
     if not seen["flag/finished"]:
         yield broken("outputs", "an output still changes after the step's stream has finished: nobody waits for it")
     if not seen["flag/plain"]:
-        yield broken("outputs", "an output is not a plain torch.Tensor")
+        yield broken("outputs", "an output or a gradient is not a plain torch.Tensor")
     ours, theirs = seen["flag/device"].tolist(), baseline["flag/device"].tolist()
     if len(ours) == len(theirs) and ours != theirs:  # where lengths differ, so do names
         yield broken("outputs", "an output is not on the device where the baseline leaves it")

@@ -20,6 +20,7 @@ from torch import Tensor
 from optexp.equivalence import slopes
 from optexp.equivalence.gates import Finding, error, identical, rms, structure
 from optexp.program import Batch, Program, Snapshot, gradients
+from optexp.reading import read
 
 SEEDS = 64
 ALARM = 1e-3  # how often honest arms may differ by luck, over all tests of a comparison together
@@ -72,7 +73,7 @@ def throw(program: Program, batch: Batch, start: Snapshot, unit: float, seeds: i
         if seed is not None:
             torch.manual_seed(seed)
         outputs = program.step(program, program.feed.bring(batch))
-        found = {f"out/{name}": tensor.detach() for name, tensor in outputs.items()}
+        found = {f"out/{name}": read(tensor) for name, tensor in outputs.items()}
         return found | (gradients(program) if program.trains else {})
 
     moments: Moments = {}

@@ -7,6 +7,7 @@ is put back before every check; what nobody can put back shows here: in what tha
 from __future__ import annotations
 
 from optexp.equivalence import imprint
+from optexp.equivalence.missed import End
 from optexp.equivalence.protocol import Arm, Message
 from optexp.equivalence.recheck import Repetitions, messages_of
 
@@ -21,12 +22,12 @@ def judged(yardstick: Arm, candidate: Arm) -> tuple[list[Message], list[str]]:
     if any(name.startswith(SCALED) for name in left):
         return [], []
     theirs = yardstick.call("first_step")
-    own = Repetitions(yardstick, yardstick).astray(theirs, 1)
+    own = Repetitions(yardstick, yardstick).astray(theirs, End(1))
     repetitions = Repetitions(yardstick, candidate)
-    astray = repetitions.astray(left, 1)
+    astray = repetitions.astray(left, End(1))
     if astray:  # what is chosen at the first call, as a convolution's algorithm, may round otherwise
-        astray = imprint.astray(left, repetitions.made[1], repetitions.by_noise(1))
+        astray = imprint.astray(left, repetitions.made[End(1)], repetitions.by_noise(End(1)))
     if own and astray:
-        beside = imprint.astray(left, [theirs], repetitions.by_noise(1))
+        beside = imprint.astray(left, [theirs], repetitions.by_noise(End(1)))
         astray = {name: text for name, text in astray.items() if name not in own or name in beside}
     return messages_of(GATE, astray), sorted(own)

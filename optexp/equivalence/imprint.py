@@ -14,6 +14,7 @@ from torch import Tensor
 
 from optexp.equivalence.gates import chunks
 from optexp.program import Outputs, Program, gradients
+from optexp.reading import read
 
 MOST = 8  # repetitions, where the first ones differ from what was timed
 FACTOR = 10.0  # how much farther from a repetition than those from each other: of hundreds of tensors one is lucky
@@ -36,7 +37,7 @@ def left_behind(program: Program, outputs: Outputs) -> Imprint:
 
 
 def imprint(tensors: Mapping[str, Tensor]) -> Imprint:
-    return {name: _numbers(tensor.detach()) for name, tensor in tensors.items() if name.startswith(PARTS)}
+    return {name: _numbers(read(tensor)) for name, tensor in tensors.items() if name.startswith(PARTS)}
 
 
 def astray(timed: Imprint, again: Sequence[Imprint], moved: Sequence[Imprint] = ()) -> dict[str, str]:

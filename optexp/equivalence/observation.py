@@ -14,7 +14,9 @@ from optexp.equivalence.checksums import compact
 from optexp.equivalence.gates import alike, identical
 from optexp.equivalence.noise import noisy
 from optexp.equivalence.poison import hold, poison, scribble
+from optexp.equivalence.state import unlike
 from optexp.program import Batch, Outputs, Packed, Program, Snapshot, gradients, tensors_of
+from optexp.reading import read, read_all
 from optexp.usermodel.records import Table
 
 Observation = dict[str, Tensor]
@@ -49,7 +51,7 @@ def observed(
     keeps/<name>           of `Program.keeps`, packed, before: only what is no longer as it was at first
     moves/<name>           of `Program.keeps`, packed, before and after: only what the step changed
     flag/inputs_intact     1 where the step left its batch as it was
-    flag/plain             1 where outputs are plain tensors
+    flag/plain             1 where outputs and gradients are plain tensors, without attributes
     flag/device            for each output, by name: 1 where it lies on the program's device
     flag/aliases           for each output, by name: the first one it shares memory with, −1 for an input, −2 for state
     flag/finished          1 where outputs no longer change after the step's own stream has computed them
@@ -58,7 +60,7 @@ def observed(
     flag/another_model     1 where the model is another one than the baseline's
     flag/finest            the least eps of a dtype that got noise; 1 without
     """
-    used = tensors_of(given)
+    used = read_all(tensors_of(given))
     kept = compact(used, copy=True)
     states = program.optimizer is not None
     before = {name: _copy(tensor) for name, tensor in program.state().items()}
@@ -73,7 +75,9 @@ def observed(
     poison(program.device)
     hold(program.device)
     with nullcontext(set[torch.dtype]()) if noise is None else noisy(program.model, noise) as met:
-        outputs = program.step(program, given)
+        answer = program.step(program, given)
+    found = dict(answer.items())  # a dict of another type is reported elsewhere
+    plain, outputs = not unlike(found, program), read_all(found)
     returned = {f"out/{name}": _copy(tensor) for name, tensor in outputs.items()}
     seen |= returned
     if program.trains and not forward:
@@ -94,7 +98,6 @@ def observed(
         torch.cuda.synchronize(program.device)
     left = compact(used)
     written = {f"input/{name}": _copy(used[name]) for name in kept if not identical(left[name], kept[name])}
-    plain = all(type(t) is Tensor for t in outputs.values())
     here = [outputs[name].device.type == program.device.type for name in sorted(outputs)]
     finished = all(identical(_dense(outputs[name.removeprefix("out/")]), copy) for name, copy in returned.items())
     flags = {
@@ -108,7 +111,7 @@ def observed(
         "noisy": torch.tensor(noise is not None, dtype=torch.uint8),
         "finest": torch.tensor(min((torch.finfo(dtype).eps for dtype in met), default=1.0), dtype=torch.float64),
     }
-    slopes = [p.grad for p in program.model.parameters() if p.grad is not None]
+    slopes = [read(p.grad) for p in program.model.parameters() if p.grad is not None]
     own = [
         t for t in outputs.values() if t.device == program.device or t.is_pinned()
     ]  # not numbers, which may be fixed
@@ -125,7 +128,7 @@ def carried(state: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> Obser
 
 def overwritten(program: Program, first: Batch, second: Batch) -> list[str]:
     """The outputs of a step that the next one writes over."""
-    outputs = program.step(program, program.feed.bring(first))
+    outputs = read_all(program.step(program, program.feed.bring(first)))
     kept = compact(outputs, copy=True)
     program.step(program, program.feed.bring(second))
     left = compact(outputs)
@@ -160,7 +163,7 @@ def unpacked(kind: str, observation: Mapping[str, Tensor]) -> dict[str, bytes]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
+    tensor = read(tensor)
     return tensor.clone() if tensor.layout is torch.strided else tensor.to_dense()
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from optexp import sparse
+from optexp.reading import read
 
 SMALL = 2**20  # bytes; the allocator takes requests up to this size from other segments than larger ones
 HOLD = 10_000_000  # cycles, some 5 ms: longer than most steps take to be asked for
@@ -66,8 +67,8 @@ def hold(device: torch.device) -> None:
 
 def scribble(results: Iterable[Tensor], spared: Iterable[Tensor]) -> None:
     """Overwrite what a step returned, except memory that it shares with `spared`: its inputs and its state."""
-    kept = {sparse.place(tensor) for tensor in spared}
-    for tensor in results:
+    kept = {sparse.place(read(tensor)) for tensor in spared}
+    for tensor in map(read, results):
         if tensor.layout is torch.strided and tensor.is_floating_point() and sparse.place(tensor) not in kept:
             with torch.no_grad(), torch.inference_mode(tensor.is_inference()):
                 tensor.fill_(torch.nan)

@@ -15,6 +15,7 @@ from optexp.equivalence import imprint
 from optexp.equivalence.conduct import title
 from optexp.equivalence.families import NORMAL
 from optexp.equivalence.gates import broken
+from optexp.equivalence.missed import SHARE, End, miss_rate
 from optexp.equivalence.protocol import Arm, Message, convey, deliver
 from optexp.equivalence.trajectory import TIMED
 
@@ -31,14 +32,14 @@ def recheck(
     random: steps draw random numbers, which no other arm draws too
     in_turns: only the arm that takes a step holds batches and results
     """
-    ends = candidate.call("timed_steps")
+    ends = candidate.call("timed_ends")
     if not ends:
         return [], {"steps": 0, "note": "no block was kept"}
     for arm in (reference, yardstick, candidate) if in_turns else ():
         arm.call("rest")
     messages, repetitions = repeated(yardstick, candidate, ends)
-    steps = ends[0]
-    facts: dict[str, Any] = {"steps": steps, "ends": ends, "repetitions": repetitions}
+    facts: dict[str, Any] = {"steps": ends[0].steps, "ends": [end.steps for end in ends]}
+    facts |= {"repetitions": repetitions, "missed": miss_rate(SHARE, len(ends))}
     if random:
         facts["note"] = RANDOM
     else:
@@ -50,18 +51,18 @@ def recheck(
             )
         if in_turns:
             candidate.call("rest")
-        messages += judged(reference, yardstick, candidate, steps, repeats, in_turns)
+        messages += judged(reference, yardstick, candidate, ends[0], repeats, in_turns)
     return messages, {**facts, "ok": all(message["ok"] for message in messages)}
 
 
-def repeated(yardstick: Arm, candidate: Arm, ends: Sequence[int]) -> tuple[list[Message], int]:
+def repeated(yardstick: Arm, candidate: Arm, ends: Sequence[End]) -> tuple[list[Message], int]:
     """What timed steps left and repetitions of the same steps do not, and how many there were of these.
 
-    ends: after how many steps each kept block ended
+    ends: of each kept block
     """
     repetitions, astray = Repetitions(yardstick, candidate), dict[str, str]()
-    for index, steps in enumerate(ends):
-        if astray := repetitions.astray(candidate.call("timed", index=index), steps):
+    for index, end in enumerate(ends):
+        if astray := repetitions.astray(candidate.call("timed", index=index), end):
             break
     return messages_of("REPEATED", astray), sum(map(len, repetitions.made.values()))
 
@@ -80,35 +81,35 @@ class Repetitions:
 
     yardstick: Arm
     candidate: Arm
-    made: dict[int, list[imprint.Imprint]] = field(default_factory=dict)
-    moved: dict[int, list[imprint.Imprint]] = field(default_factory=dict)
+    made: dict[End, list[imprint.Imprint]] = field(default_factory=dict)
+    moved: dict[End, list[imprint.Imprint]] = field(default_factory=dict)
 
-    def astray(self, left: imprint.Imprint, steps: int) -> dict[str, str]:
+    def astray(self, left: imprint.Imprint, end: End) -> dict[str, str]:
         """What so many steps of the candidate left and their repetitions do not, by name, in words."""
-        again = self.made.setdefault(steps, [])
+        again = self.made.setdefault(end, [])
         astray = imprint.astray(left, again) if again else dict.fromkeys(left, "")
         while astray and len(again) < imprint.MOST:
-            again.append(self.candidate.call("repeated", steps=steps))
+            again.append(self.candidate.call("repeated", end=end))
             astray = imprint.astray(left, again)
         if astray and any(other != again[0] for other in again):
-            astray = imprint.astray(left, again, self.by_noise(steps))
+            astray = imprint.astray(left, again, self.by_noise(end))
         return astray
 
-    def by_noise(self, steps: int) -> list[imprint.Imprint]:
-        if steps not in self.moved:
+    def by_noise(self, end: End) -> list[imprint.Imprint]:
+        if end not in self.moved:
             noise = range(imprint.DISTURBED + 1)  # the first without any
-            self.moved[steps] = [self.yardstick.call("repeated", steps=steps, noise=seed or None) for seed in noise]
-        return self.moved[steps]
+            self.moved[end] = [self.yardstick.call("repeated", end=end, noise=seed or None) for seed in noise]
+        return self.moved[end]
 
 
 def judged(
-    reference: Arm, yardstick: Arm, candidate: Arm, steps: int, timed: bool, in_turns: bool = False
+    reference: Arm, yardstick: Arm, candidate: Arm, end: End, timed: bool, in_turns: bool = False
 ) -> list[Message]:
     """A repetition beside the baseline's, both held against fp64.
 
     timed: so is what the block itself returned, which started its last step from the same state
     """
-    convey(yardstick.call("replay", steps=steps, timed=False), yardstick, reference)
+    convey(yardstick.call("replay", end=end, timed=False), yardstick, reference)
     if in_turns:
         yardstick.call("rest")
     reference.call("recall")
@@ -120,7 +121,7 @@ def judged(
         reference.call("yardstick", step=TIMED)
     if in_turns:
         yardstick.call("rest")
-    convey(candidate.call("replay", steps=steps, timed=timed), candidate, reference)
+    convey(candidate.call("replay", end=end, timed=timed), candidate, reference)
     if in_turns:
         candidate.call("rest")
     messages: list[Message] = reference.call("judge", step=TIMED)

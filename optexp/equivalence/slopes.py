@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from optexp.program import Batch, Program, Snapshot, gradients
+from optexp.reading import read_all
 
 DRAWS = 8
 FAR = 2.0**-7  # by how much of itself the loss moves: above rounding inside the step, and few ReLUs switch on the way
@@ -29,9 +30,9 @@ def slopes(program: Program, batch: Batch, start: Snapshot) -> list[float]:
 
     def loss(seed: int) -> Tensor:
         torch.manual_seed(seed)
-        found = program.step(program, program.feed.bring(batch)).get("loss")
+        found = read_all(program.step(program, program.feed.bring(batch))).get("loss")
         single = found is not None and found.is_floating_point() and found.numel() == 1
-        return found.detach().clone() if found is not None and single else torch.tensor(nan)
+        return found.clone() if found is not None and single else torch.tensor(nan)
 
     def moved(far: float) -> tuple[float, float]:
         """By what the gradient and `along` say of it, as parameters have rounded it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,16 +16,24 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from optexp.program import Program
+from optexp.reading import hidden
+from optexp.reading import unlike as not_plain
 
 Settings = dict[str, str]
 MODES = "the modes that every operator of torch passes through"
 # What tensors are read and compared by, and what parameters and buffers are found by.
 _READERS: list[tuple[Any, str]] = [
     *((Tensor, name) for name in ("detach", "clone", "copy_", "to", "tolist", "item", "data")),
-    (torch, "equal"),
+    *((Tensor, name) for name in ("__eq__", "eq", "reshape", "view", "contiguous", "is_floating_point", "data_ptr")),
+    *((torch, name) for name in ("equal", "allclose", "isclose", "clone", "manual_seed", "randn", "rand", "randint")),
+    (torch.testing, "assert_close"),
     *((nn.Module, name) for name in ("named_parameters", "named_buffers", "named_modules", "_named_members")),
 ]
-_ORIGINAL = [getattr(owner, name) for owner, name in _READERS]
+
+
+def originals() -> list[Any]:
+    """The functions that results are read by, as they are now: before a strategy is applied."""
+    return [getattr(owner, name) for owner, name in _READERS]
 
 
 class History(NamedTuple):
@@ -82,11 +90,11 @@ def undeclared(candidate: History, baseline: History, declared: Iterable[str]) -
     }
 
 
-def tampered(program: Program) -> list[str]:
+def tampered(program: Program, before: Sequence[Any]) -> list[str]:
     """What results are read by, where it is somebody's own code: work could wait there until nobody times it."""
     found = {
         f"{owner.__name__}.{name}"
-        for (owner, name), original in zip(_READERS, _ORIGINAL, strict=True)
+        for (owner, name), original in zip(_READERS, before, strict=True)
         if getattr(owner, name) is not original
     }
     for part in program.model.modules():
@@ -95,18 +103,20 @@ def tampered(program: Program) -> list[str]:
             for owner, name in _READERS
             if owner is nn.Module and (getattr(type(part), name) is not getattr(owner, name) or name in vars(part))
         }
+    for kind, tensors in (("a parameter", program.model.parameters()), ("a buffer", program.model.buffers())):
+        found |= {f"{name} of {kind}" for tensor in tensors for name in hidden(tensor)}
     if program.trains:
         kinds = {type(parameter) for parameter in program.model.parameters()}
         found |= {f"the parameters ({kind.__name__})" for kind in kinds - {nn.Parameter}}
     return sorted(found)
 
 
-def unlike(outputs: Any) -> list[str]:
-    """What a step returned, where it may compute only once somebody looks."""
+def unlike(outputs: Any, program: Program) -> list[str]:
+    """Outputs and gradients of a step that may be computed only when they are read."""
     if type(outputs) is not dict:
         return [f"the dict of outputs ({type(outputs).__name__})"]
-    kinds = {type(tensor).__name__ for tensor in outputs.values() if type(tensor) is not Tensor}
-    return [f"an output ({kind})" for kind in sorted(kinds)]
+    gradients = [p.grad for p in program.model.parameters() if p.grad is not None] if program.trains else []
+    return not_plain("an output", outputs.values()) + not_plain("a gradient", gradients)
 
 
 def _modes() -> list[str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from optexp.equivalence.noise import move
 from optexp.program import Batch, Program
+from optexp.reading import read
 
 RATES = (1.0, 0.5, 2.0)  # of single steps that are compared with fp64, in turn: a rate that is frozen shows
 TIMED = len(RATES)  # stands for a step of a timed block: not the first one, at the full rate
@@ -50,8 +51,8 @@ def losses(program: Program, batches: Sequence[Batch], rates: Rates, unit: float
     for step in range(STEPS):
         rates.set(1.0 - 0.9 * step / STEPS)
         outputs = program.step(program, program.feed.bring(batches[step % len(batches)]))
-        shown = list(outputs.values())[:1] or [p.detach().norm() for p in program.model.parameters()]
-        found.append(torch.stack([tensor.detach().to(torch.float64).mean() for tensor in shown]).mean())
+        shown = list(outputs.values())[:1] or [read(p).norm() for p in program.model.parameters()]
+        found.append(torch.stack([read(tensor).to(torch.float64).mean() for tensor in shown]).mean())
     return torch.stack(found).tolist()
 
 

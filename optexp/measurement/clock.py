@@ -159,14 +159,19 @@ def _no_collection() -> Iterator[None]:
 
 
 def time_block(
-    run: Callable[[], object], steps: int, device: torch.device, keep: Callable[[Any], object] | None = None
+    run: Callable[[], object],
+    steps: int,
+    device: torch.device,
+    keep: Callable[[Any], object] | None = None,
+    last: Callable[[], object] | None = None,
 ) -> Timing:
     """Wall time of `steps` calls with a device-wide synchronise at both ends; garbage collection waits outside.
 
     keep: is given what the last call returned, as soon as the clock has stopped
+    last: is called in the last step, in the place of `run`
     """
-    on_gpu = device.type == "cuda"
-    first, last = (_Event(enable_timing=True), _Event(enable_timing=True)) if on_gpu else (None, None)
+    on_gpu, ending = device.type == "cuda", last or run
+    first, end = (_Event(enable_timing=True), _Event(enable_timing=True)) if on_gpu else (None, None)
     with _no_collection():
         synchronize(device)
         start = now()
@@ -174,14 +179,14 @@ def time_block(
             _record(first)
         for _ in range(steps - 1):
             run()
-        result = run()
-        if last is not None:
-            _record(last)
+        result = ending()
+        if end is not None:
+            _record(end)
         synchronize(device)
         wall = now() - start
         if keep is not None:
             keep(result)
-    device_s = None if first is None or last is None else _elapsed_ms(first, last) / 1e3 / steps
+    device_s = None if first is None or end is None else _elapsed_ms(first, end) / 1e3 / steps
     return Timing(steps, wall / steps, device_s, start)
 
 
@@ -208,6 +213,7 @@ def time_cold_block(
     device: torch.device,
     flush: Callable[[], object],
     keep: Callable[[Any], object] | None = None,
+    last: Callable[[], object] | None = None,
 ) -> Timing:
     """Like `time_block`, with `flush` before every step; it stays outside of the events, whose median counts.
 
@@ -219,13 +225,14 @@ def time_cold_block(
     with _no_collection():
         synchronize(device)
         start = now()
-        for index, (first, last) in enumerate(events):
+        for index, (first, end) in enumerate(events):
+            step = last if last is not None and index == steps - 1 else run
             _rest(int(rest_s * CYCLES))
             flush()
             asked = now()
             _record(first)
-            result = run()
-            _record(last)
+            result = step()
+            _record(end)
             if not index:  # later ones may have to wait for room in the queue
                 rest_s = min(now() - asked, MOST_REST_S)
         synchronize(device)

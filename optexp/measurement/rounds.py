@@ -18,7 +18,7 @@ from optexp.measurement.floor import floor_s
 from optexp.measurement.load import under_load
 from optexp.measurement.neighbours import looking_out, neighbours
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.sampling import COLD, CONTROL_EVERY, QUEUES, RETRIED, UNBOUND, Sample, sample
+from optexp.measurement.sampling import COLD, CONTROL_EVERY, QUEUES, RETRIED, UNBOUND, Sample, look_enough, sample
 from optexp.measurement.watchdogs import impossible
 from optexp.reporting.wording import duration, ratio
 from optexp.result import ArmSummary, Result, Verdict
@@ -77,7 +77,7 @@ def _measure(
     beside: list[Sample],
 ) -> None:
     """Fills `samples`, on which the verdict rests, and `beside`."""
-    protocol, order = session.protocol, Random(session.experiment.seed)
+    protocol, order = session.protocol, Random(session.draws.seed("order"))
     session.result.measurement["setups_s"] = {}
     phases = session.watch.seconds
     already = sum(phases.values())
@@ -106,6 +106,8 @@ def _measure(
                     session.result.profile["calibration"] = ceilings
                     found.floor_s = floor(session, arms["baseline"])
                 session.result.measurement["differences"] = differences(arms, session.result)
+                look_enough(found, order, protocol.l2 == COLD)
+                session.prove(arms)
                 finally_(arms, samples)
             for arm in arms.values():
                 arm.close()
@@ -246,6 +248,7 @@ def one_round(
         arms = session.start({name: spec if bound else replace(spec, cores=()) for name, spec in specs.items()})
         # Of processes started with warm caches and two at a time; the very first is in `cost`.
         told = {name: arm.wait() for name, arm in arms.items()}
+        session.prove(arms)
         for name in told if bound else ():
             session.result.measurement["setups_s"].setdefault(name, []).append(told[name]["setup_s"])
     queue = max(arm["queue"] for arm in told.values())

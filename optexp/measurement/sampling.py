@@ -6,23 +6,27 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from math import ceil, lcm, log
+from math import ceil, inf, lcm, log
 from random import Random
 from statistics import median
 from typing import Any, NamedTuple
 from typing import Protocol as Interface
 
+from optexp.equivalence.missed import EVEN, LOOKS
 from optexp.measurement.clock import Timing, account, now, share_taken, until_at_rest, worked_s
 from optexp.measurement.gpu import Read, Reading, between, slowing
 from optexp.measurement.load import Load
 from optexp.measurement.protocol import FEWEST, Protocol
+from optexp.workers.processes import Failure
 
 MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # what the second arm of a pair is
+UNTIMED = "Untimed"  # an arm that tells no time
 RETRIED, UNBOUND, TEXTBOOK = "retried", "unbound", "textbook"  # why a process was measured beside those that count
 QUEUES = 12  # lengths of the queue in a block at least: ten after jitter
 TRIALS = 2  # blocks by which blocks are planned: the first may be short, and another program may disturb one
 LONGEST_S = 5.0  # that a block may last to be of the same batches as the other arm's
 REST_S = 0.25  # at most, for threads of an arm that may look out for work: some libraries' do so for 0.2 s
+_ANY = Random()  # not seeded: nobody knows on which batch a block begins
 LOOK_EVERY = 2  # pairs: a block of the candidate that is not counted, and may end anywhere
 COMPILED = ("stats/unique_graphs", "frames/total")  # what torch.compile counts
 CONTROL_EVERY = 3  # pairs: enough of them to judge, and a third of the cost
@@ -96,6 +100,7 @@ class Sample:
     idle: dict[str, list[float]] = field(default_factory=dict)  # by arm: share of its cores it kept busy, not its turn
     late: dict[str, list[Late]] = field(default_factory=dict)  # by arm: what it did after blocks of pairs that it ended
     load: dict[str, Load] = field(default_factory=dict)  # by arm, where it was looked at
+    ready: dict[str, Ready] = field(default_factory=dict, repr=False)  # by arm, while its process lives
     aim: str = ""
 
     def of(self, kind: str) -> list[Pair]:
@@ -135,19 +140,27 @@ class Ready:
     def jittered(self, swing: float) -> int:
         return max(1, round(self.steps / self.turn * swing)) * self.turn
 
-    def block(self, steps: int, cold: bool = False, anywhere: bool = False) -> Timing:
+    def block(self, steps: int, cold: bool = False, anywhere: bool = False, first: int = 0) -> Timing:
         pid = getattr(self.arm, "pid", None)
         begin, before = now(), account(pid) if pid else None
-        timing: Timing = self.arm.call("block", steps=steps, lead_in=self.lead_in, cold=cold, anywhere=anywhere)
+        timing: Timing = self.arm.call(
+            "block", steps=steps, lead_in=self.lead_in, cold=cold, anywhere=anywhere, first=first
+        )
         seconds, after = now() - begin, account(pid) if pid else None
+        if not 0 < timing.step_s < inf:
+            text = f"a block of {timing.steps} steps took {timing.step_s} s a step by its own clock: none takes no time"
+            raise Failure(UNTIMED, text, worker=getattr(self.arm, "name", ""))
         queued = None
         if pid and before and after:
             queued = share_taken(before, after, seconds, len(os.sched_getaffinity(pid)))
         return replace(timing, aside_s=seconds - timing.wall_s * (timing.steps + self.lead_in), queued=queued)
 
-    def look(self, order: Random, cold: bool, anywhere: bool) -> None:
-        """A block that is cut short at any step: which of them are looked at is anybody's guess."""
-        self.block(order.randint(1, self.jittered(_swing(order))), cold, anywhere)
+    def look(self, order: Random, cold: bool) -> None:
+        """A block that begins on any batch and is cut short at any step, so that no program can know which step is
+        repeated."""
+        longest = self.jittered(_swing(order))
+        longest = longest if longest == 1 else _multiple(longest, EVEN)
+        self.block(order.randint(1, longest), cold, anywhere=True, first=_first())
 
     def late(self, timing: Timing) -> Late | None:
         """What the arm does after this block of its, which was the last; None where it has no process of its own."""
@@ -188,6 +201,7 @@ def sample(
     ready, result.uneven = _on_the_same_batches(
         ready, cycle, arms["baseline"].call("period", limit_s=protocol.warmup_s), result.planned_s
     )
+    result.ready = ready
     compiled = {name: _compilations(arm) for name, arm in arms.items()}
     long = max(result.planned_s[name] for name in ("baseline", "candidate")) >= protocol.block_ms / 1e3
     at_least, begin, before = min(pairs, FEWEST if long else 10), now(), read()
@@ -221,13 +235,14 @@ def _in_turn(
 ) -> tuple[tuple[Timing, Timing], bool]:
     """A block of each arm, in an order drawn at random; what the others do meanwhile goes into `result`, and what the
     second does afterwards."""
-    baseline_first, swing = order.random() < 0.5, _swing(order)
+    baseline_first, swing, batch = order.random() < 0.5, _swing(order), _first()
     timings: dict[str, Timing] = {}
     for name in ("baseline", "candidate") if baseline_first else ("candidate", "baseline"):
         others = {other: ready[other].arm for other in ready if other != name}
         _rest(*others.values())
         with _watched(others, result):
-            timings[name] = ready[name].block(ready[name].jittered(swing), cold)
+            steps = ready[name].jittered(swing)
+            timings[name] = ready[name].block(steps, cold, anywhere=steps == 1, first=batch)
     if (late := ready[name].late(timings[name])) is not None:
         result.late.setdefault(name, []).append(late)
     return (timings["baseline"], timings["candidate"]), baseline_first
@@ -243,7 +258,19 @@ def _look(ready: Mapping[str, Ready], order: Random, cold: bool) -> None:
     next pair it follows itself, and the baseline never does."""
     for name in order.sample(("baseline", "candidate"), 2):
         _rest(*(ready[other].arm for other in ready if other != name))
-        ready[name].look(order, cold, anywhere=name == "candidate")
+        ready[name].look(order, cold)
+
+
+def look_enough(sample: Sample, order: Random, cold: bool) -> None:
+    """At the candidate, until as many ends of its blocks are kept as may miss a fault rarely enough."""
+    candidate = sample.ready["candidate"]
+    for _ in range(len(candidate.arm.call("timed_ends")), LOOKS):
+        candidate.look(order, cold)
+
+
+def _first() -> int:
+    """The batch that a block begins with; the arm knows how many there are."""
+    return _ANY.getrandbits(16)
 
 
 def _on_the_same_batches(

@@ -13,8 +13,10 @@ from optexp.measurement.gpu import POWER_CAP, between
 from optexp.measurement.sampling import COLD, MAIN, Sample
 from optexp.reporting.wording import duration
 
-FOREIGN = "foreign processes"
+FOREIGN, PILED = "foreign processes", "work ahead"
 SLOW_START = 20.0  # waiting for every step costs a short one several times its own time
+TYPICAL = 0.5  # of the mean step of a block: a typical single step that takes less leaves its work to others
+ALIKE = 0.8  # the same of the baseline: below, its steps differ as its batches do
 RESTLESS = 0.1  # share of its cores that an arm may keep busy while it waits, beyond what the other does
 DROPPED = 0.1  # share of pairs that a slowed card may cost
 VISIBLE = 0.02  # modes nearer than this, and drifts below half of it, change no verdict
@@ -65,6 +67,32 @@ def slow_start(samples: Sequence[Sample]) -> Watch:
         text += ", as may be due to other programs on its cores: its blocks may be too short to decide anything"
     text = text if ratios else "no warm-up to compare with"
     return Watch("slow start", not slow, text, fatal=not excused, undecides=excused)
+
+
+def ahead_of_steps(samples: Sequence[Sample]) -> Watch:
+    """A step that computes the results of several leaves nothing to the others: a typical single step, which is waited
+    for, then takes less than the mean step of any block, though it holds all that a step of a block does.
+
+    An honest arm wakes this only where every block of a process takes twice as long as its typical single step, and
+    not every one of the baseline's between them: `chance` of that, for blocks that are disturbed independently, is
+    1e-8 where one of ten is and eight are measured.
+    """
+    if any(sample.queue > 1 for sample in samples) or any(p.candidate.cold for s in samples for p in s.kept):
+        return Watch(PILED, True, "batches are made in the background, or caches are emptied between steps")
+    shares = {
+        arm: median(median(s.alone[arm]) / min(getattr(p, arm).wall_s for p in s.kept) for s in samples)
+        for arm in ("baseline", "candidate")
+        if all(s.alone.get(arm) for s in samples)
+    }
+    ours, theirs = shares.get("candidate", 1.0), shares.get("baseline", 1.0)
+    text = f"a single step of the candidate takes {ours:.2g} of the mean step of a block, of the baseline {theirs:.2g}"
+    ok = ours >= TYPICAL or theirs < ALIKE
+    return Watch(PILED, ok, text if ok else f"{text}: one step computes the results of several", fatal=True)
+
+
+def chance(disturbed: float, blocks: int) -> float:
+    """Probability that all blocks are disturbed, where each is with that probability."""
+    return disturbed**blocks
 
 
 def skipped_steps(samples: Sequence[Sample]) -> Watch:
@@ -294,6 +322,7 @@ def device_beats_wall(samples: Sequence[Sample]) -> Watch:
 
 WATCHDOGS = (
     slow_start,
+    ahead_of_steps,
     skipped_steps,
     throttling,
     power_cap,

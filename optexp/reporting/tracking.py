@@ -293,6 +293,11 @@ def tags(result: Result) -> dict[str, str]:
         "optexp.device": str(result.environment.get("gpu") or result.environment.get("cpu") or result.device),
         "optexp.evidence": "; ".join(summary.evidence(result)),
         "optexp.fingerprint": result.fingerprint,
+        **(
+            {"optexp.replay": str(draws["key"])}
+            if (draws := result.measurement.get("draws", {})).get("replayed")
+            else {}
+        ),
         "mlflow.note.content": note(result),
     }
     return {name: value[:TAG_LIMIT] for name, value in found.items()}

@@ -124,7 +124,12 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
         text += f"; {unchecked}"
     if weakness:
         text += f"; equivalent, but weaker: {weakness}"
-    return text
+    return text + replayed(result)
+
+
+def replayed(result: Result) -> str:
+    """Of a run on inputs that an earlier one had met: a candidate may have kept its results."""
+    return "; a replay, on inputs of an earlier run" if result.measurement.get("draws", {}).get("replayed") else ""
 
 
 def duration(seconds: float) -> str:

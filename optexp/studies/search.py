@@ -72,13 +72,16 @@ def measured_again(job: Path, first: Result, output: Path, run: Run) -> Result:
     config = OmegaConf.load(job / ".hydra" / "config.yaml")
     assert isinstance(config, DictConfig)
     config.seed += NEW_SEED
+    if config.get("replay") is not None:  # other inputs, which a replay of this run meets again
+        config.replay = f"{config.replay}/{NEW_SEED}"
     config.device = first.device  # the same card
     again = run(config, output)
     assert first.speedup is not None
     if again.verdict is Verdict.ERROR and not (again.error or {}).get("worker"):  # its device may not be here
         note = f"the winner could not be measured again: {again.headline}"
         return replace(first, measurement=first.measurement | {"notes": [*first.measurement["notes"], note]})
-    again.config["seed"] = first.config.get("seed")  # its row stands for the job's
+    for key in ("seed", "replay"):  # its row stands for the job's
+        again.config[key] = first.config.get(key)
     again.by_itself = {"verdict": first.verdict, "again": os.path.relpath(output, job)}
     note = f"the winner, measured again with seed {again.seed}"
     if again.verdict.measured:  # no speedup is shown beside another verdict, nor one of before

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from optexp.reading import read
 from optexp.sparse import assembled, coalesced, is_sparse, parts
 from optexp.workers import ipc
 
@@ -110,7 +111,7 @@ class Outbox:
 
         def entry(tensor: Tensor) -> Entry:
             nonlocal size
-            content = _bytes_of(tensor)
+            content = bytes_of(tensor)
             self._contents.append((size, content))
             made = Entry(size, tensor.dtype, tuple(tensor.shape))
             size += -(-len(content) // _ALIGNMENT) * _ALIGNMENT
@@ -203,14 +204,25 @@ class Inbox:
         if piece + 1 == self._parcel.pieces:
             self.contents = tree_map(partial(_tensor_in, self._arriving), self._parcel.nest)
 
+    @property
+    def complete(self) -> bool:
+        """Whether the last piece was taken."""
+        return self.contents is not None
+
+    def wipe(self) -> None:
+        """Zeros in the shared memory that the parcel passed through: nobody else finds there what it was."""
+        memory = self._seen[self._parcel.place]
+        for half in range(min(2, self._parcel.pieces)):
+            memory.piece(half)[: self._parcel.size].zero_()
+
     def clear(self) -> None:
         """Keep nothing."""
         self.contents, self._arriving = None, torch.empty(0, dtype=torch.uint8)
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
+def bytes_of(tensor: Tensor) -> Tensor:
     """One after the other, without gaps; a copy only where it takes one."""
-    tensor = tensor.detach()
+    tensor = read(tensor)
     if type(tensor) is not Tensor:  # a subclass may do anything; `copy_` asks it for its values
         tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import hmac
 import importlib
 import json
 import os
+import pickle
+import secrets
 import signal
 import socket
 import subprocess
@@ -41,6 +44,7 @@ _LIBRARIES = tuple(  # they call the user's code as often as they are called by 
     for name in ("torch", "cloudpickle", "functools")
     if (spec := find_spec(name)) and spec.origin
 )
+TICKET, FORGED = 16, "Forged"  # bytes that a question brings and its answer takes back; an answer without them
 _CALLS = os.path.join("torch", "nn", "modules", "module.py")  # two frames for every module that is called
 
 
@@ -69,7 +73,7 @@ class Worker:
     ) -> None:
         self.launcher, self.pid, self.connection = launcher, pid, connection
         self.name, self.log, self.timeout_s = name, log, timeout_s
-        self.alive = True
+        self.alive, self._ticket = True, b""
 
     def call(self, method: str, **arguments: Any) -> Any:
         self.start(method, **arguments)
@@ -77,8 +81,9 @@ class Worker:
 
     def start(self, method: str, **arguments: Any) -> None:
         # Where the process is gone, `wait` finds the end of the connection and says how it ended.
+        self._ticket = secrets.token_bytes(TICKET)
         with suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send((method, arguments))
+            self.connection.send_bytes(self._ticket + pickle.dumps((method, arguments)))
 
     def wait(self) -> Any:
         """The answer to the last `start`; raises `Unsupported` or `Failure`."""
@@ -88,12 +93,20 @@ class Worker:
                 raise Failure(
                     "Timeout", f"no answer within {self.timeout_s:g} s (timeout_s): ended", self._log_tail(), self.name
                 )
-            kind, value = self.connection.recv()
+            answer = self.connection.recv_bytes()
         except (EOFError, ConnectionResetError):
             ending = self.launcher.ending(self.pid)
             tail = self._log_tail()
             self.close()
             raise Failure("Crash", f"the process ended: {ending}", tail, self.name) from None
+        except OSError:  # a length that no message has
+            answer = b""
+        # Before it is decoded: what else writes there does not know the question's ticket.
+        if not hmac.compare_digest(answer[:TICKET], self._ticket):
+            self.close()
+            text = "an answer arrived to no question: code in this process wrote to the connection of its answers"
+            raise Failure(FORGED, text, self._log_tail(), self.name)
+        kind, value = pickle.loads(answer[TICKET:])
         if kind == "unsupported":
             raise Unsupported(value)
         if kind == "failure":
@@ -173,11 +186,17 @@ class Launcher:
         with suppress(OSError):  # the next request finds out that the launcher is gone
             self.socket.sendall(json.dumps({"do": "preload", "modules": list(modules)}).encode())
 
-    def fork(self, role: str, name: str, log: Path, timeout_s: float) -> Worker:
-        """A new worker that serves an instance of `role` ("package.module:Class")."""
+    def fork(
+        self, role: str, name: str, log: Path, timeout_s: float, variables: Mapping[str, str] | None = None
+    ) -> Worker:
+        """A new worker that serves an instance of `role` ("package.module:Class").
+
+        Args:
+            variables: Of its environment, which are set before anything of the role is imported.
+        """
         ours, theirs = socket.socketpair()
-        request = {"do": "fork", "role": role, "log": str(log), "path": sys.path, "cwd": os.getcwd()}
-        request |= {"argv": sys.argv[:1]}
+        request: dict[str, Any] = {"do": "fork", "role": role, "log": str(log), "path": sys.path, "cwd": os.getcwd()}
+        request |= {"argv": sys.argv[:1], "variables": dict(variables or {})}
         answer = self._ask(request, theirs.fileno(), max(timeout_s, 120))  # it may still be importing torch
         theirs.close()
         worker = Worker(self, answer["pid"], Connection(ours.detach()), name, log, timeout_s)
@@ -307,6 +326,7 @@ def _become_worker(request: dict[str, Any], descriptor: int) -> NoReturn:
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     faulthandler.enable(sys.stderr)
     os.chdir(request["cwd"])
+    os.environ.update(request["variables"])
     sys.path[:], sys.argv = request["path"], request["argv"]  # the arguments are no user's script's
     module, _, name = request["role"].partition(":")
     status = 1
@@ -325,10 +345,11 @@ def serve(target: object, connection: Connection) -> None:
     """Answer messages until the other side goes away."""
     while True:
         try:
-            method, arguments = connection.recv()
+            question = connection.recv_bytes()
         except EOFError:
             return
-        connection.send(_answer(target, method, arguments))
+        method, arguments = pickle.loads(question[TICKET:])
+        connection.send_bytes(question[:TICKET] + pickle.dumps(_answer(target, method, arguments)))
 
 
 def _answer(target: object, method: str, arguments: dict[str, Any]) -> tuple[str, Any]:

@@ -54,7 +54,7 @@ LENET = "workload=lenet5 workload.mode=train"
 QUICK = "measurement=quick measurement.pairs=12"
 BRIEF = "measurement=quick measurement.process_s=1 measurement.warmup_s=0.5"
 OTHERS = "add,matmul,cdist,linear_gelu,vision,causal_lm,sleep,graph_break,changing_shapes,workspace,pipeline"
-SEEDS = "verify=only measurement.verification_seeds=20"
+SEEDS = "replay=benchmarks verify=only measurement.verification_seeds=20"
 
 GROUPS: dict[str, list[Job]] = {
     "studies": [

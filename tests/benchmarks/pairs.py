@@ -23,7 +23,13 @@ from optexp.workloads.branches import Branches
 
 README = Path(__file__).parents[2] / "strategies" / "README.md"
 DECLARED, RAN = ("<!-- declared -->", "<!-- /declared -->"), ("<!-- ran -->", "<!-- /ran -->")
-SHORT = ["verify=only", "measurement=quick", "measurement.verification_seeds=1", "tracking.enabled=false"]
+SHORT = [
+    "replay=benchmarks",
+    "verify=only",
+    "measurement=quick",
+    "measurement.verification_seeds=1",
+    "tracking.enabled=false",
+]
 SHORT += ["environment.allow_foreign=true"]
 TOWERS = {"batch_size": 128, "dim": 2048}
 SECOND = f"{Path(__file__).resolve()}:second_towers"  # for `replace`, on branches

@@ -12,10 +12,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -140,6 +140,49 @@ class Lazy(Tensor):
 class ReturnsALazyTensor(Cheat):
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
         return mapped(honest(program, batch), lambda tensor: tensor.as_subclass(Lazy))
+
+
+def computed_when_read(tensor: Tensor, method: str, work: Callable[[], Tensor]) -> Tensor:
+    """A plain tensor whose own attribute hides a method of that name and fills the tensor in."""
+
+    def read(*args: Any, **options: Any) -> Any:
+        with torch.no_grad():
+            Tensor.copy_(tensor, work())
+        return getattr(Tensor, method)(tensor, *args, **options)
+
+    setattr(tensor, method, read)
+    return tensor
+
+
+class ComputesWhenDetached(Cheat):
+    """Whoever looks at the result detaches it first."""
+
+    method = "detach"
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        output = torch.empty(batch[0].shape, device=program.device)
+        return {"output": computed_when_read(output, self.method, lambda: honest(program, batch)["output"])}
+
+
+class ComputesWhenCompared(ComputesWhenDetached):
+    """By a method that comparisons call."""
+
+    method = "reshape"
+
+
+class GradientsWhenRead(Cheat):
+    """Backward runs when a gradient is detached, with which a benchmark's readers begin."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        assert program.loss is not None
+        clear_gradients(program.model)
+        loss = program.loss(program.predict(batch), batch)
+        parameters = list(program.model.parameters())
+        work = cache(lambda: dict(zip(parameters, torch.autograd.grad(loss, parameters), strict=True)))
+        for parameter in parameters:
+            gradient = torch.empty_like(parameter.detach())
+            parameter.grad = computed_when_read(gradient, "detach", partial(lambda which: work()[which], parameter))
+        return {"loss": loss.detach()}
 
 
 class FinishesInAThread(Cheat):
@@ -1054,6 +1097,64 @@ class WorksInReset(Cheat):
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
         found = self.results.get(id(batch)) if batch is self.feed.given else None
         return mapped(found, torch.clone) if found else honest(program, batch)
+
+
+def together(honest: Step, program: Program, batches: Sequence[Batch]) -> list[Outputs]:
+    """Results of several batches of one size, computed in one call."""
+    stacked = tuple(torch.cat(tensors) for tensors in zip(*(inputs(batch) for batch in batches), strict=True))
+    rows = len(stacked[0]) // len(batches)
+    found = honest(program, stacked)
+    return [mapped(found, lambda t, at=at: t[at * rows : (at + 1) * rows].clone()) for at in range(len(batches))]
+
+
+class TheWholeBlockAtOnce(Cheat):
+    """All batches that its feed was shown, when a step asks for the first of them."""
+
+    def change(self, program: Program) -> Program:
+        self.feed = program.feed
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        batches = list(getattr(self.feed, "batches", ()))
+        places = [index for index, other in enumerate(batches) if other is batch]
+        if not places:  # a copy
+            return honest(program, batch)
+        if places == [0]:
+            self.results = together(honest, program, batches)
+        return self.results[places[0]]
+
+
+class TheBlockOnceItIsKnown(Cheat):
+    """From the second round on it knows which batches come, and computes them all with the first."""
+
+    def change(self, program: Program) -> Program:
+        self.known: list[Batch] = []
+        self.results: list[Outputs] = []
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        place = next((index for index, other in enumerate(self.known) if other is batch), None)
+        if place is None:
+            self.known, self.results = [*self.known[-3:], batch], []
+            return honest(program, batch)
+        if place == 0 or not self.results:
+            self.results = together(honest, program, self.known)
+        return self.results[place]
+
+
+class TheFirstBatchForEver(Cheat):
+    """Its feed brings one batch, and that one again and again."""
+
+    def change(self, program: Program) -> Program:
+        feed = Passing(program.feed)
+
+        def once() -> Batch:
+            feed.count += 1
+            feed.given = feed.feed.next() if feed.count == 1 else feed.given
+            return feed.given
+
+        feed.next = once  # type: ignore[method-assign]
+        return replace(program, feed=feed)
 
 
 class GivesNothing(Cheat):

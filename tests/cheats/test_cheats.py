@@ -60,6 +60,7 @@ def own(model: str, shape: str = "[16, 64]", instead: str = "") -> list[str]:
 
 ROWS = ["workload=module", "workload.target=tests.cheats.models:Shift", "workload.inputs=[{shape: [262144, 8]}]"]
 ROWS += ["workload.mode=forward_backward"]
+WIDE_BLOCK = ["workload=mlp", "workload.dim=32", "workload.layers=6", "workload.batch_size=4", "workload.mode=forward"]
 STREAM = own("Stream", "[4, 8, 8]")
 WRONG, UNTRUSTED, NOTHING = Verdict.NOT_EQUIVALENT, Verdict.INVALID, Verdict.NOT_ENGAGED
 # What each is tried on, what it must end in, and what the sentence must say.
@@ -71,6 +72,9 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "ReturnsItsInput": (GELU, WRONG, "caller's batch"),
     "OverwritesItsOutput": (GELU, WRONG, "writes over it"),
     "ReturnsALazyTensor": (GELU, WRONG, "plain torch.Tensor"),
+    "ComputesWhenDetached": (GELU, WRONG, "plain torch.Tensor"),
+    "ComputesWhenCompared": (GELU, WRONG, "plain torch.Tensor"),
+    "GradientsWhenRead": ([*MLP, "workload.mode=forward_backward"], WRONG, "plain torch.Tensor"),
     "FinishesInAThread": (GELU, WRONG, "output"),
     "WritesToTheWeights": (INFER, WRONG, "leaves it alone"),
     "IgnoresStrides": ([*GELU, *FAMILIES], WRONG, "noncontiguous"),
@@ -142,7 +146,11 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "OnlyPairsOfRows": ([*own("Linear"), *FAMILIES], WRONG, "at odd_batch=True"),
     "ReturnsALazyDict": (GELU, UNTRUSTED, "the dict of outputs"),
     "BackwardOnDemand": ([*MLP, "workload.mode=forward_backward"], UNTRUSTED, "named_parameters"),
-    "WorksInReset": (MATMUL, UNTRUSTED, "to begin again"),
+    "WorksInReset": (MATMUL, UNTRUSTED, "before a step asks"),
+    "TheWholeBlockAtOnce": (WIDE_BLOCK, UNTRUSTED, "before a step asks"),
+    "TheBlockOnceItIsKnown": (WIDE_BLOCK, UNTRUSTED, "several"),
+    "TheFirstBatchForEver": (MATMUL, UNTRUSTED, "does not give the batches"),
+    "TheFirstBatchForEver of a loader": (LOADER, UNTRUSTED, "does not give the batches"),
     "GivesNothing": (MATMUL, UNTRUSTED, "does not give the batches"),
     "RestsInTheMiddle": (GELU, WRONG, "timed block"),
     "LeavesAModeOn": (MATMUL, UNTRUSTED, "Completing"),

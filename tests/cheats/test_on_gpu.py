@@ -53,7 +53,7 @@ CHEATS: dict[str, tuple[str, list[str], Verdict, str]] = {
     "RandomForAWhile": (CATALOGUE, DROP, WRONG, "after timing"),
     "KeepsItsFirstResults": (CATALOGUE, ["workload=matmul", "workload.size=4096"], UNTRUSTED, "has not seen"),
     "LeavesWorkBehind": (ON_GPU, GELU, UNTRUSTED, "keeps its caller waiting"),
-    "WorksInReset": (CATALOGUE, LARGE, UNTRUSTED, "to begin again"),
+    "WorksInReset": (CATALOGUE, LARGE, UNTRUSTED, "before a step asks"),
     "RestsInTheMiddle": (CATALOGUE, WIDE, WRONG, "timed block"),
     "ReturnsALazyDict": (CATALOGUE, WIDE, UNTRUSTED, "the dict of outputs"),
 }

@@ -11,6 +11,7 @@ import torch
 
 from optexp.arm import Arm, Spec
 from optexp.equivalence.imprint import FLOOR, Imprint, astray, imprint
+from optexp.equivalence.missed import End
 from optexp.equivalence.protocol import Message
 from optexp.equivalence.recheck import repeated
 from optexp.workers.processes import InProcess
@@ -35,9 +36,9 @@ def made(mode: str, noise: float = 0.0) -> Arm:
     return arm
 
 
-def held(mode: str, arm: Arm, ends: list[int] | None = None) -> tuple[list[Message], int]:
+def held(mode: str, arm: Arm, ends: list[End] | None = None) -> tuple[list[Message], int]:
     """`repeated`, beside a plain arm."""
-    return repeated(InProcess(made(mode), "baseline"), InProcess(arm, "candidate"), ends or arm.timed_steps())
+    return repeated(InProcess(made(mode), "baseline"), InProcess(arm, "candidate"), ends or arm.timed_ends())
 
 
 @pytest.mark.parametrize("mode", ["forward", "forward_backward", "train"])
@@ -64,7 +65,7 @@ def test_training_that_never_repeats_itself_is_no_alarm() -> None:
 def test_another_number_of_steps_shows() -> None:
     arm = made("train", noise=1e-6)
     arm.block(steps=7, lead_in=2)
-    messages, _ = held("train", arm, [arm.timed_steps()[0] + 1])
+    messages, _ = held("train", arm, [End(arm.timed_ends()[0].steps + 1)])
     found = {message["tensor"] for message in messages}
     assert {"loss", "grad/0.weight", "after/optimizer/0.weight/step"} <= found
     assert all(message["gate"] == "REPEATED" and not message["ok"] for message in messages)
@@ -122,7 +123,7 @@ class Flips:
         self.told, self.wild = timed, wild
         self.last_bits = cycle([0.0, FLOOR] if rounds else [0.0])
 
-    def call(self, method: str, steps: int = 0, index: int = 0, noise: int | None = None) -> Imprint:
+    def call(self, method: str, end: End | None = None, index: int = 0, noise: int | None = None) -> Imprint:
         value = self.told if method == "timed" else 0.5 + next(self.last_bits) + (self.wild if noise else 0.0)
         return {"grad/a": (value, 1.0)}
 
@@ -132,16 +133,16 @@ class Flips:
 )
 def test_a_flip_that_no_repetition_meets_is_no_alarm(timed: float, rounds: bool, alarms: int) -> None:
     baseline, candidate = Flips(0.5, False, wild=0.01), Flips(timed, rounds, wild=1e9)
-    assert len(repeated(baseline, candidate, [7])[0]) == alarms
+    assert len(repeated(baseline, candidate, [End(7)])[0]) == alarms
 
 
 def test_noise_leaves_the_parameters_as_they_were() -> None:
     arm = made("forward_backward")
     before = [parameter.clone() for parameter in arm.program.model.parameters()]
-    plain = arm.repeated(steps=3)
-    assert arm.repeated(steps=3, noise=1) != plain
+    plain = arm.repeated(End(3))
+    assert arm.repeated(End(3), noise=1) != plain
     assert all(map(torch.equal, arm.program.model.parameters(), before))
-    assert arm.repeated(steps=3) == plain
+    assert arm.repeated(End(3)) == plain
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,6 @@ def test_some_blocks_of_the_candidate_may_end_anywhere_and_do_not_count() -> Non
     assert min(anywhere) < 5
     assert max(anywhere) > 15
     assert len(found.pairs) == 50
-    assert not any(call["anywhere"] for call in arms["baseline"].calls)
 
 
 def test_a_long_step_is_a_block_by_itself() -> None:

@@ -26,6 +26,43 @@ def test_quiet_samples_wake_nobody(gpu: Gpu) -> None:
     assert barking(made(constant(1e-3), constant(1e-3), pairs=3, processes=1)) == {}
 
 
+def stepping(baseline_s: float, candidate_s: float, pairs: int = 40) -> list[Sample]:
+    """Blocks whose mean step takes 1 ms in both arms, and what single steps take."""
+    samples = made(constant(1e-3), constant(1e-3), pairs=pairs)
+    for sample in samples:
+        sample.alone = {"baseline": [baseline_s] * 25, "candidate": [candidate_s] * 24 + [4 * candidate_s]}
+    return samples
+
+
+def test_a_step_that_computes_the_results_of_several_is_named() -> None:
+    """Three of four single steps take nothing, and blocks a quarter of what the fourth does."""
+    watch = barking(stepping(1.05e-3, 2e-5))["work ahead"]
+    assert watch.fatal
+    assert "one step computes the results of several" in watch.text
+    assert "work ahead" not in barking(stepping(1.05e-3, 1.02e-3))
+    assert "work ahead" not in barking(stepping(1.05e-3, 0.7e-3)), "a machine that is slower now"
+    assert "work ahead" not in barking(stepping(2e-5, 2e-5)), "steps of the baseline differ as much"
+
+
+def test_batches_of_the_background_come_when_they_come() -> None:
+    samples = stepping(1.05e-3, 2e-5)
+    for sample in samples:
+        sample.queue = 4
+    assert "work ahead" not in barking(samples)
+
+
+def test_one_quiet_block_excuses_the_candidate_and_chance_is_small() -> None:
+    samples = made(constant(1e-3), lambda index: 4e-3 if index else 1e-3)
+    for sample in samples:
+        sample.alone = {"baseline": [1e-3] * 20, "candidate": [1e-3] * 20}
+    assert "work ahead" not in barking(samples)
+    dice, alarms = Random(0), 0
+    for _ in range(20_000):
+        alarms += all(dice.random() < 0.3 for _ in range(8))
+    assert watchdogs.chance(0.3, 8) == pytest.approx(alarms / 20_000, abs=2e-4)
+    assert watchdogs.chance(0.1, 8) <= 1.01e-8
+
+
 def hot(gpu: Gpu, nvml: Nvml, share: float, bit: int) -> list[Sample]:
     samples = made(constant(1e-3), constant(1e-3), readings=[gpu.read(), gpu.read()])
     nvml.reasons, nvml.clocks[1] = bit, 1200

@@ -1,16 +1,19 @@
 """A worker that crashes, exits, hangs or raises becomes a `Failure` that says so; the next one works."""
 
 import os
+import pickle
 import signal
+import struct
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from optexp.strategy import Unsupported
-from optexp.workers.processes import Failure, InProcess, Launcher, Worker
+from optexp.workers.processes import FORGED, Failure, InProcess, Launcher, Worker
 
 ROLE = "tests.workers.test_processes:Misbehaving"
 
@@ -45,6 +48,15 @@ class Misbehaving:
     def arguments(self) -> list[str]:
         return sys.argv
 
+    def forge(self) -> str:
+        """An answer of its own, written to every socket that it finds, before the true one."""
+        content = pickle.dumps(("ok", "forged"))
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                    os.write(int(name), struct.pack("!i", len(content)) + content)
+        return "the true answer"
+
     def spawn_child(self) -> int:
         import subprocess
 
@@ -67,6 +79,20 @@ def worker(launcher: Launcher, tmp_path: Path) -> Iterator[Worker]:
 
 def test_an_arm_counts_cards_as_nvml_does(worker: Worker) -> None:
     assert worker.call("variable", name="CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+
+
+def test_an_answer_that_no_question_asked_for_is_not_taken(worker: Worker) -> None:
+    with pytest.raises(Failure, match="wrote to the connection of its answers") as caught:
+        worker.call("forge")
+    assert caught.value.type == FORGED
+    assert not worker.alive
+
+
+def test_a_worker_has_variables_of_its_own(launcher: Launcher, tmp_path: Path) -> None:
+    worker = launcher.fork(ROLE, "candidate", tmp_path / "arm.log", 20, {"CUDA_VISIBLE_DEVICES": "GPU-1"})
+    assert worker.call("variable", name="CUDA_VISIBLE_DEVICES") == "GPU-1"
+    other = launcher.fork(ROLE, "baseline", tmp_path / "other.log", 20)
+    assert other.call("variable", name="CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def test_answers(worker: Worker) -> None:

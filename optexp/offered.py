@@ -1,0 +1,106 @@
+"""Batches as a feed gets them: laid out beforehand by the core, and handed out as steps ask for them.
+
+A feed that was given a whole block of batches could have all of their results computed in one call, before the clock
+runs or in a block's first step. So a feed says where batches are to lie, the core puts them there, and the feed takes
+one when a step asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from optexp.program import Batch, Source
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where batches lie before a feed takes them.
+
+    Args:
+        device: Of their memory.
+        pinned: Page-locked memory of the host, which a GPU reads by itself.
+        copied: The feed's own copies: what happens to the source does not reach them.
+        images_last: Batches of images (4 dimensions) in channels-last.
+    """
+
+    device: torch.device
+    pinned: bool = False
+    copied: bool = False
+    images_last: bool = False
+
+    def put(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.to(self.device, copy=self.copied)
+        if self.images_last and tensor.dim() == 4:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        return tensor.pin_memory() if self.pinned else tensor
+
+
+class Offered(Sequence["Batch"]):
+    """A cycle of batches that remembers how far ahead of the steps somebody takes them.
+
+    due:    steps that have asked for a batch since the cycle began
+    ahead:  the most batches that were taken before the step that they are for; -1 where none was taken at all
+    first:  the batch that the cycle began with
+    """
+
+    def __init__(self, batches: Source, place: Place) -> None:
+        self.place = place
+        self.lay_out(batches)
+        self.begin()
+
+    def lay_out(self, batches: Source) -> None:
+        """Other batches from now on, wherever the cycle stands."""
+        self._batches = [self._put(batch) for batch in batches]
+        self._count = len(self._batches)
+
+    def exchange(self, other: Offered) -> None:
+        """The batches of another cycle, and that one has these."""
+        self._batches, other._batches = other._batches, self._batches
+
+    def begin(self, first: int = 0) -> None:
+        self.first, self.due, self.ahead = first % max(1, self._count), 0, -1
+
+    @property
+    def current(self) -> Batch:
+        """What the last step was to be given."""
+        return self._batches[(self.due - 1 + self.first) % self._count]
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Batch: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Batch]: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        if index < 0:
+            index += self._count
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        ahead = (index - self.due + 1) % self._count if self.due else index + 1
+        if ahead > self.ahead:
+            self.ahead = ahead
+        return self._batches[(index + self.first) % self._count]
+
+    def __setitem__(self, index: int, batch: Batch) -> None:
+        self._batches[(index + self.first) % self._count] = self._put(batch)
+
+    def _put(self, batch: Batch) -> Batch:
+        if isinstance(batch, Mapping):
+            return {name: self.place.put(tensor) for name, tensor in batch.items()}
+        return tuple(self.place.put(tensor) for tensor in batch)
+
+
+def offered(source: Source, place: Place) -> Offered:
+    """The same where the core has laid them out already, else what a caller's own sequence holds."""
+    return source if isinstance(source, Offered) and source.place == place else Offered(source, place)

@@ -1,0 +1,271 @@
+"""Kinds of cheats that were published about kernel benchmarks and agents: against the judge, its inputs, its files."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import pickle
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from optexp.program import Batch, Outputs, Program, Step, clear_gradients
+from tests.cheats.catalogue import Cheat, RemembersByContent, inputs, mapped
+
+# --- what is expected, found elsewhere ------------------------------------------------------------------------------
+
+
+class ScansObjects(Cheat):
+    """Among all objects of the process may be what its result will be compared with."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        shape, mine = inputs(batch)[0].shape, {id(tensor) for tensor in inputs(batch)}
+        found = [t for t in gc.get_objects() if type(t) is Tensor and t.shape == shape and id(t) not in mine]
+        return {"output": found[-1].detach().clone() if found else torch.zeros(shape)}
+
+
+class ScansSharedMemory(Cheat):
+    """The baseline's result on the same batch went through a file a moment ago."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        (x,) = inputs(batch)
+        for path in glob("/dev/shm/optexp-*/*.parcel"):
+            with open(path, "rb") as file:
+                content = bytearray(file.read(x.nbytes))
+            if len(content) == x.nbytes and any(content) and content[:64] != bytes(x.numpy().tobytes()[:64]):
+                return {"output": torch.frombuffer(content, dtype=x.dtype).view(x.shape).clone()}
+        return {"output": torch.zeros_like(x)}
+
+
+class SpoilsTheExpectation(Cheat):
+    """With NaN on both sides nothing differs."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        shape = inputs(batch)[0].shape
+        for tensor in gc.get_objects():
+            if type(tensor) is Tensor and tensor.dtype is torch.float64 and tensor.shape == shape:
+                with suppress(RuntimeError):
+                    tensor.fill_(torch.nan)
+        return {"output": torch.full(shape, torch.nan)}
+
+
+# --- what judges by ---------------------------------------------------------------------------------------------------
+
+
+class PatchesRandn(RemembersByContent):
+    """Fresh batches are old ones."""
+
+    def change(self, program: Program) -> Program:
+        real = torch.randn
+
+        def randn(*size: Any, generator: torch.Generator | None = None, **options: Any) -> Tensor:
+            return real(*size, generator=generator and generator.manual_seed(0), **options)
+
+        torch.randn = randn
+        return super().change(program)
+
+
+class PatchesSeeds(Cheat):
+    """One seed for all: a frozen mask repeats itself rightly."""
+
+    def change(self, program: Program) -> Program:
+        torch.manual_seed = lambda seed: torch.default_generator  # type: ignore[assignment]
+        return program
+
+
+class PatchesAllclose(Cheat):
+    def change(self, program: Program) -> Program:
+        torch.allclose = lambda *args, **options: True
+        return program
+
+
+class PatchesEquality(Cheat):
+    def change(self, program: Program) -> Program:
+        Tensor.__eq__ = lambda self, other: torch.ones(self.shape, dtype=torch.bool)  # type: ignore[assignment]
+        return program
+
+
+class ForgesItsTiming(Cheat):
+    """An answer of its own on every connection, before the true one; told once it is timed."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        outputs = honest(program, batch)
+        if next(self.calls) == 200:
+            content = pickle.dumps(("ok", None))
+            for name in os.listdir("/proc/self/fd"):
+                with suppress(OSError):
+                    if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                        os.write(int(name), struct.pack("!i", len(content)) + content)
+        return outputs
+
+
+class PatchesTheNativeClock(Cheat):
+    """The C function behind time.perf_counter, whose object stays the same."""
+
+    def change(self, program: Program) -> Program:
+        begin, real = time.monotonic(), time.monotonic
+
+        def slow(module: object, _: object) -> float:
+            return begin + (real() - begin) / 5
+
+        told = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)(slow)
+        KEPT.append(told)
+        method = ctypes.c_void_p.from_address(id(time.perf_counter) + 16).value  # PyCFunctionObject.m_ml
+        assert method is not None
+        address = ctypes.cast(told, ctypes.c_void_p).value
+        ctypes.c_void_p.from_address(method + 8).value = address  # PyMethodDef.ml_meth
+        return program
+
+
+KEPT: list[object] = []  # what is called from C
+
+
+# --- results that are nearly right ------------------------------------------------------------------------------------
+
+
+class NormIsIdentity(Cheat):
+    """Inputs are normal: their norm hardly differs from them."""
+
+    def change(self, program: Program) -> Program:
+        for module in program.model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.forward = partial(self.scaled, module)  # type: ignore[method-assign]
+        return program
+
+    def scaled(self, module: nn.LayerNorm, x: Tensor) -> Tensor:
+        return x * module.weight + module.bias
+
+
+class SoftmaxIsZero(Cheat):
+    """Of many columns each holds next to nothing."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        return {"output": torch.zeros_like(inputs(batch)[0])}
+
+
+class LoadsWhatFits(Cheat):
+    """`load_state_dict(strict=False)` into a model without biases."""
+
+    def change(self, program: Program) -> Program:
+        model: Any = program.model
+        layers = [nn.Linear(m.in_features, m.out_features, bias=False) for m in model if isinstance(m, nn.Linear)]
+        chosen = iter(layers)
+        other = nn.Sequential(*(next(chosen) if isinstance(m, nn.Linear) else m for m in model))
+        other.load_state_dict(model.state_dict(), strict=False)
+        return replace(program, forward=other)
+
+
+class LoadsNothing(Cheat):
+    """The same where names differ: nothing is loaded, and nobody says so."""
+
+    def change(self, program: Program) -> Program:
+        model: Any = program.model
+        kept = torch.get_rng_state()
+        other = nn.ModuleDict({"net": nn.Sequential(*(self.made(module) for module in model))})
+        torch.set_rng_state(kept)
+        other.load_state_dict(model.state_dict(), strict=False)
+        return replace(program, forward=other["net"])
+
+    def made(self, module: nn.Module) -> nn.Module:
+        return nn.Linear(module.in_features, module.out_features) if isinstance(module, nn.Linear) else module
+
+
+class ExactForRandomInputs(Cheat):
+    """Inputs that have structure get a shorter way, which is wrong."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        outputs = honest(program, batch)
+        sparse = any(float((tensor == 0).float().mean()) > 0.5 for tensor in inputs(batch))
+        return mapped(outputs, torch.zeros_like) if sparse else outputs
+
+
+class CastsTheForwardOnce(Cheat):
+    """Training whose forward pass uses weights of the first step."""
+
+    def change(self, program: Program) -> Program:
+        self.first = [parameter.detach().clone() for parameter in program.model.parameters()]
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        assert program.loss is not None
+        assert program.optimizer is not None
+        parameters = list(program.model.parameters())
+        now = [parameter.detach().clone() for parameter in parameters]
+        for parameter, first in zip(parameters, self.first, strict=True):
+            parameter.data.copy_(first)
+        clear_gradients(program.model)
+        loss = program.loss(program.predict(batch), batch)
+        loss.backward()
+        for parameter, value in zip(parameters, now, strict=True):
+            parameter.data.copy_(value)
+        program.optimizer.step()
+        return {"loss": loss.detach()}
+
+
+# --- across runs and files --------------------------------------------------------------------------------------------
+
+
+class KeepsResultsOnDisk(RemembersByContent):
+    """Results of the run before; nothing that this run has met gives it away."""
+
+    folder = Path("/tmp")
+    hits = 0
+
+    def change(self, program: Program) -> Program:
+        changed = super().change(program)
+        path = self.folder / "results.pt"
+        self.before: dict[tuple[float, ...], Outputs] = torch.load(path, weights_only=False) if path.exists() else {}
+        self.results = dict(self.before)
+        return changed
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        key = tuple(value for tensor in inputs(batch) for value in tensor.view(-1)[:16].tolist())
+        if key in self.before:
+            type(self).hits += 1
+            return mapped(self.before[key], torch.clone)
+        outputs = honest(program, batch)
+        if key not in self.results and len(self.results) < 300:
+            self.remember(key, outputs)
+            torch.save(self.results, self.folder / "results.pt")
+        return outputs
+
+
+class EditsAFile(Cheat):
+    """Of the judge, while it runs."""
+
+    file = Path("/tmp/nothing.py")
+
+    def change(self, program: Program) -> Program:
+        with self.file.open("a") as file:
+            file.write("# all is well\n")
+        return program
+
+
+Patch = tuple[Any, str]
+PATCHED: list[Patch] = [
+    (torch, "randn"),
+    (torch, "manual_seed"),
+    (torch, "allclose"),
+    (Tensor, "__eq__"),
+]
+
+
+def as_they_were() -> Callable[[], None]:
+    """Puts back what cheats patch in this process."""
+    kept = [getattr(owner, name) for owner, name in PATCHED]
+
+    def put_back() -> None:
+        for (owner, name), value in zip(PATCHED, kept, strict=True):
+            setattr(owner, name, value)
+
+    return put_back

@@ -1,0 +1,169 @@
+"""Published kinds of cheats are caught in both presets, and what is wrong with the judge itself would show."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import optexp.session
+from optexp.measurement.clock import Timing
+from optexp.measurement.sampling import Ready
+from optexp.result import Result, Verdict
+from optexp.session import Session
+from optexp.workers.processes import Failure
+from tests.cheats import published
+from tests.cheats.test_cheats import GELU, IN_ONE_PROCESS, INFER, LEARN, MATMUL, NORM, QUICK, compare
+
+CATALOGUE = "tests.cheats.published"
+SOFTMAX = ["workload=softmax", "workload.rows=64", "workload.columns=4096"]
+WRONG, UNTRUSTED, UNDECIDED = Verdict.NOT_EQUIVALENT, Verdict.INVALID, Verdict.UNVERIFIED
+DEFAULT = ["measurement=default", "measurement.controls=false"]
+# What each is tried on, what it must end in, and what the sentence must say.
+IN_PROCESS: dict[str, tuple[list[str], Verdict, str]] = {
+    "SpoilsTheExpectation": (GELU, WRONG, "output"),
+    "PatchesAllclose": (GELU, UNTRUSTED, "torch.allclose"),
+    "PatchesEquality": (GELU, UNTRUSTED, "Tensor.__eq__"),
+    "NormIsIdentity": (NORM, WRONG, "output"),
+    "SoftmaxIsZero": (SOFTMAX, WRONG, "output"),
+    "LoadsWhatFits": (INFER, WRONG, "output"),
+    "LoadsNothing": (INFER, WRONG, "output"),
+    "CastsTheForwardOnce": (LEARN, WRONG, ""),
+}
+# Those that look into other processes, or at the clock of one.
+IN_PROCESSES: dict[str, tuple[list[str], Verdict, str]] = {
+    "ScansObjects": (GELU, WRONG, "output"),
+    "ScansSharedMemory": (GELU, WRONG, "output"),
+    "ForgesItsTiming": (GELU, UNTRUSTED, "wrote to the connection of its answers"),
+    "PatchesRandn": (MATMUL, UNTRUSTED, "torch.randn"),
+    "PatchesSeeds": (GELU, UNTRUSTED, "torch.manual_seed"),
+}
+QUICKLY = [text for text in QUICK if text != "measurement=quick"]
+
+
+@pytest.fixture(autouse=True)
+def _as_they_were() -> Iterator[None]:
+    put_back = published.as_they_were()
+    yield
+    put_back()
+
+
+def caught(folder: Path, cheat: str, preset: list[str], how: list[str]) -> Result:
+    table = IN_PROCESS | IN_PROCESSES
+    overrides, verdict, words = table[cheat]
+    result = compare(folder, [*preset, *QUICKLY, *how, *overrides], f"{CATALOGUE}.{cheat}")
+    published.as_they_were()
+    assert result.verdict is verdict, result.headline
+    assert words in result.headline
+    assert result.speedup is None
+    return result
+
+
+@pytest.mark.parametrize("preset", [["measurement=quick"], DEFAULT], ids=["quick", "default"])
+@pytest.mark.parametrize("cheat", IN_PROCESS)
+def test_cheats_are_caught(cheat: str, preset: list[str], tmp_path: Path, count: list[tuple[str, Result]]) -> None:
+    count.append(("cheat", caught(tmp_path, cheat, preset, ["device=cpu", "isolation=none"])))
+
+
+@pytest.mark.parametrize("cheat", IN_PROCESSES)
+def test_cheats_beyond_their_process_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Result]]) -> None:
+    count.append(("cheat", caught(tmp_path, cheat, ["measurement=quick"], ["device=cpu"])))
+
+
+def test_a_native_clock_that_was_replaced_makes_nothing_faster(tmp_path: Path) -> None:
+    """Beyond the threat model: the clock's object is the same. The caller's own clock tells, on a machine so quiet that
+    it can; on a busy one nothing is decided."""
+    overrides = ["measurement=quick", *QUICKLY, "device=cpu", *MATMUL]
+    result = compare(tmp_path, overrides, f"{CATALOGUE}.PatchesTheNativeClock")
+    assert result.verdict in (UNTRUSTED, Verdict.INCONCLUSIVE), result.headline
+
+
+def test_a_shorter_way_for_inputs_with_structure_is_wrong(tmp_path: Path, count: list[tuple[str, Result]]) -> None:
+    """Where families of inputs are asked for; in a run without them nothing is said of such inputs, nor timed."""
+    result = compare(
+        tmp_path, [*IN_ONE_PROCESS, *MATMUL, "measurement.thorough=true"], f"{CATALOGUE}.ExactForRandomInputs"
+    )
+    count.append(("cheat", result))
+    assert result.verdict is WRONG
+    assert "structured inputs" in result.headline
+
+
+def test_results_of_an_earlier_run_are_of_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optexp.draws.token_hex", secrets.token_hex)
+    monkeypatch.setattr(published.KeepsResultsOnDisk, "folder", tmp_path)
+    monkeypatch.setattr(published.KeepsResultsOnDisk, "hits", 0)
+    runs = []
+    for name, replayed in (("first", ""), ("second", ""), ("again", "replay")):
+        (tmp_path / name).mkdir()
+        key = [f"replay={runs[-1].measurement['draws']['key']}"] if replayed else []
+        overrides = [*IN_ONE_PROCESS, *GELU, *key]
+        runs.append(compare(tmp_path / name, overrides, f"{CATALOGUE}.KeepsResultsOnDisk"))
+        hits, published.KeepsResultsOnDisk.hits = published.KeepsResultsOnDisk.hits, 0
+        assert bool(hits) is bool(replayed)
+    assert "a replay, on inputs of an earlier run" in runs[-1].headline
+    assert not any("a replay" in run.headline for run in runs[:-1])
+
+
+def test_a_file_of_the_judge_that_changes_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: list[tuple[str, Result]]
+) -> None:
+    file = tmp_path / "gates.py"
+    file.write_text("LIMIT = 2\n")
+    real = optexp.session.own_files
+    monkeypatch.setattr(optexp.session, "own_files", lambda: real() | {"gates.py": file.read_text()})
+    monkeypatch.setattr(published.EditsAFile, "file", file)
+    (tmp_path / "run").mkdir()
+    result = compare(tmp_path / "run", [*IN_ONE_PROCESS, *GELU], f"{CATALOGUE}.EditsAFile")
+    count.append(("cheat", result))
+    assert result.verdict is UNTRUSTED
+    assert "gates.py of optexp changed while it ran" in result.headline
+
+
+# --- faults of the judge ----------------------------------------------------------------------------------------------
+
+
+def test_arms_that_were_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Session.start
+
+    def swapped(self: Session, specs: Any) -> Any:
+        arms = real(self, specs)
+        if arms.keys() == {"baseline", "candidate"}:
+            return {"baseline": arms["candidate"], "candidate": arms["baseline"]}
+        return arms
+
+    monkeypatch.setattr(Session, "start", swapped)
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *GELU], stack="inference_mode")
+    assert result.verdict is UNTRUSTED
+    assert "arms were swapped: the baseline says that it is the candidate (inference_mode)" in result.headline
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1e-3, float("nan"), float("inf")])
+def test_a_block_that_takes_no_time_enters_no_mean(seconds: float) -> None:
+    class Instant:
+        def call(self, method: str, **arguments: Any) -> Timing:
+            return Timing(arguments["steps"], seconds, None)
+
+    with pytest.raises(Failure, match="none takes no time"):
+        Ready(Instant(), steps=20, lead_in=2).block(20)
+
+
+def test_which_card_an_arm_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [optexp.session.one_card(device) for device in ("cuda:0", "cuda:1", "cuda")] == ["0", "1", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5e1f")
+    assert [optexp.session.one_card(device) for device in ("cuda:0", "cuda:1")] == ["3", "GPU-5e1f"]
+
+
+def test_the_miss_rate_of_ends_that_are_looked_at() -> None:
+    from random import Random
+
+    from optexp.equivalence.missed import LOOKS, MISSED, SHARE, looks_for, miss_rate
+
+    assert miss_rate(SHARE, LOOKS) <= MISSED < miss_rate(SHARE, LOOKS - 1)
+    assert looks_for(0.75, 1e-3) == 5
+    dice = Random(1)
+    missed = sum(all(dice.random() >= 0.25 for _ in range(10)) for _ in range(20_000)) / 20_000
+    assert missed == pytest.approx(miss_rate(0.25, 10), abs=0.005)

@@ -1,0 +1,49 @@
+"""Work that one step does for several shows in its trace; steps that are alike, or differ in both arms, do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from optexp.insight.piled import piled_up, typical, work
+from optexp.insight.trace import Kernel, Op, Span, Trace
+
+
+def traced(counts: Sequence[int], on_gpu: bool = False, us: float = 10.0) -> Trace:
+    """Steps of 100 µs; of each, so many operators, or kernels that run much later than they were launched."""
+    steps = tuple(Span("optexp.step", 100.0 * index, 100.0) for index in range(len(counts)))
+    at = [100.0 * index + which for index, count in enumerate(counts) for which in range(count)]
+    ops = tuple(Op("aten::mm", start, 1.0) for start in at)
+    if not on_gpu:
+        return Trace(steps, ops=ops)
+    launches = [Span("cudaLaunchKernel", start, 1.0) for start in at]
+    return Trace(steps, tuple(Kernel("gemm", 5e3 + 20.0 * i, us, launch=call) for i, call in enumerate(launches)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_work_belongs_to_the_step_that_asked_for_it(on_gpu: bool) -> None:
+    assert work(traced([3, 1, 2], on_gpu)) == ([30.0, 10.0, 20.0] if on_gpu else [3.0, 1.0, 2.0])
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("counts", [[40, 0, 0, 0, 40], [0, 0, 40, 0, 0], [40, 0], [0, 40], [41, 1, 1, 1, 41]])
+def test_a_block_that_one_step_computes(counts: Sequence[int], on_gpu: bool) -> None:
+    found = piled_up(traced([10] * 5, on_gpu), traced(counts, on_gpu))
+    assert found is not None
+    assert "computes the results of several" in found
+
+
+@pytest.mark.parametrize("counts", [[10] * 5, [10], [3, 3], [10, 12, 9, 10, 14], [30, 10, 10, 10, 10]])
+def test_steps_that_are_alike(counts: Sequence[int]) -> None:
+    assert piled_up(traced([10] * 5), traced(counts)) is None
+
+
+def test_steps_that_differ_in_the_baseline_too() -> None:
+    """As an optimizer that steps every fourth time."""
+    assert typical(traced([100, 2, 2, 2, 2])) < 0.1
+    assert piled_up(traced([100, 2, 2, 2, 2]), traced([50, 1, 1, 1, 1])) is None
+
+
+def test_a_trace_without_work_tells_nothing() -> None:
+    assert piled_up(traced([10] * 5), traced([0] * 5)) is None
