@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -32,8 +33,10 @@ _READERS: list[tuple[Any, str]] = [
 
 
 def originals() -> list[Any]:
-    """The functions that results are read by, as they are now: before a strategy is applied."""
-    return [getattr(owner, name) for owner, name in _READERS]
+    """The functions that results are read by, as they are now: before a strategy is applied. None for those that
+    torch._dynamo replaces when it is imported, where that has not been yet."""
+    later = () if "torch._dynamo" in sys.modules else ("manual_seed",)
+    return [None if name in later else getattr(owner, name) for owner, name in _READERS]
 
 
 class History(NamedTuple):
@@ -95,7 +98,7 @@ def tampered(program: Program, before: Sequence[Any]) -> list[str]:
     found = {
         f"{owner.__name__}.{name}"
         for (owner, name), original in zip(_READERS, before, strict=True)
-        if getattr(owner, name) is not original
+        if original is not None and getattr(owner, name) is not original
     }
     for part in program.model.modules():
         found |= {
