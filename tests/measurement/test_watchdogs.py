@@ -44,6 +44,16 @@ def test_a_step_that_computes_the_results_of_several_is_named() -> None:
     assert "work ahead" not in barking(stepping(2e-5, 2e-5)), "steps of the baseline differ as much"
 
 
+def test_nothing_is_held_against_an_arm_on_a_machine_too_busy_to_tell() -> None:
+    samples = stepping(1.05e-3, 2e-5)
+    for sample in samples:
+        sample.pairs = [replace(p, candidate=replace(p.candidate, queued=0.6)) for p in sample.pairs]
+    watch = barking(samples)["work ahead"]
+    assert not watch.fatal
+    assert watch.undecides
+    assert "work ahead" not in barking(stepping(1.0, 2e-5)), "single steps of the baseline a thousand times too long"
+
+
 def test_batches_of_the_background_come_when_they_come() -> None:
     samples = stepping(1.05e-3, 2e-5)
     for sample in samples:
