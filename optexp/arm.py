@@ -32,6 +32,7 @@ from optexp.equivalence.imprint import Imprint, imprint, left_behind
 from optexp.equivalence.missed import LOOKS, End
 from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, carried, observed, overwritten, repeats
+from optexp.equivalence.parting import Passed, watched
 from optexp.equivalence.poison import stain
 from optexp.equivalence.trajectory import RATES, Rates
 from optexp.insight.calibration import calibrate
@@ -133,6 +134,7 @@ class Arm:
         self.given: Batch = ()  # to the last step of a block
         self.ahead = self.misgiven = 0
         self.drawn: dict[int, list[str]] = {}  # digests of batches that were met for the first time, by turn
+        self.reassociated = 0
 
     def setup(self, packed: bytes) -> dict[str, Any]:
         """Build the program, fold the stack over it, run it for the first time.
@@ -433,10 +435,17 @@ class Arm:
         return given
 
     def observe(
-        self, step: int, restore: bool, noise: int | None = None, forward: bool = False, repeating: bool = False
+        self,
+        step: int,
+        restore: bool,
+        noise: int | None = None,
+        forward: bool = False,
+        order: int | None = None,
+        repeating: bool = False,
     ) -> Parcel:
         """One step on a fresh batch, and all that can be compared of it; or of its forward pass alone.
 
+        order:     of a reassociated run. What does not run so (code that looks at its dispatch modes) runs as it is
         repeating: under deterministic algorithms
         """
         if restore:
@@ -444,9 +453,29 @@ class Arm:
         self.rates.set(RATES[step % len(RATES)])
         if self.in_turns:
             stain(self.device, [self.largest_result] * STAINED)
+        initial = None if restore else self.initial.values
         with self.quiet(), bits.deterministic() if repeating else nullcontext():
-            initial = None if restore else self.initial.values
-            return self.send(observed(self.program, self.bring(step), noise, forward, initial))
+            try:
+                seen = observed(self.program, self.bring(step), noise, forward, initial, order)
+            except Exception:
+                if order is None:
+                    raise
+                self.restore(fresh=True)
+                seen = observed(self.program, self.bring(step), noise, forward, initial)
+                seen["flag/reassociated"].zero_()
+        self.reassociated = int(seen["flag/reassociated"])
+        return self.send(seen)
+
+    def reassociated_operators(self) -> int:
+        """How many operators of the last step that was observed took another order."""
+        return self.reassociated
+
+    def passed(self) -> list[Passed]:
+        """What every module returns in a first step on a fresh batch, in samples."""
+        self.restore()
+        with self.quiet(), watched(self.program.model) as passed:
+            self.program.step(self.program, self.bring(0))
+        return passed
 
     def first_step(self) -> Imprint:
         """What the first step left that this process ran."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -10,6 +10,7 @@ import torch
 
 from optexp.arm import Arm, Spec, facts
 from optexp.equivalence.judge import Judge
+from optexp.equivalence.parting import Passed
 from optexp.measurement import clock
 from optexp.memory_plan import give_back
 from optexp.workers.parcel import Parcel
@@ -87,6 +88,9 @@ class Reference(Arm):
 
     def constant(self) -> list[str]:
         return self.judgement.constant()
+
+    def first_apart(self, passed: Sequence[Passed]) -> str:
+        return self.judgement.first_apart(passed)
 
     def power(self) -> list[dict[str, Any]]:
         return self.judgement.power()

@@ -133,6 +133,9 @@ def compare_once(session: Session, meanwhile: Callable[[], None]) -> None:
     for name, examined in (("", candidate), ("the baseline itself: ", baseline)):
         if examined and not examined.verification.ok:
             raise Stop(Verdict.NOT_EQUIVALENT, name + examined.verification.headline)
+    for name, examined in (("", candidate), ("the baseline itself: ", baseline)):
+        if examined and examined.verification.undecided:
+            raise Stop(Verdict.UNVERIFIED, name + examined.verification.undecided)
     for examined in (candidate, baseline):
         if examined and examined.distrust:
             raise Stop(Verdict.INVALID, examined.distrust)

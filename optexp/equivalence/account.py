@@ -81,11 +81,12 @@ def _tensor(name: str, t: Record) -> Iterator[str]:
     gradient, yardstick = name.startswith("grad/"), t["yardstick_rms"]
     for row in TOLERANCES.values():
         warn, fail = factors(row, gradient)
-        floor = row.floor * row.unit * scale + t["resolution"]
-        if isclose(limit, fail * yardstick + floor, rel_tol=1e-9):
-            if t["weak"] != (error > warn * yardstick + floor):
-                yield f"an error of {error:.6g} is {'not ' * t['weak']}weak"
-            return
+        for rounding in (row.floor, row.peak_floor):  # of many elements, and of few
+            floor = rounding * row.unit * scale + t["resolution"]
+            if isclose(limit, fail * yardstick + floor, rel_tol=1e-9):
+                if t["weak"] != (error > warn * yardstick + floor):
+                    yield f"an error of {error:.6g} is {'not ' * t['weak']}weak"
+                return
     yield f"no row of tolerances gives its limit of {limit:.6g}"
 
 

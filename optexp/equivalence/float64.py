@@ -19,17 +19,31 @@ _CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 
 
 class InFloat64(TorchFunctionMode):
-    """Inside, every explicit request for a narrower float (`dtype=`, `.float()`, `.to(...)`, ...) means float64."""
+    """Inside, every explicit request for a narrower float (`dtype=`, `.float()`, `.to(...)`, ...) means float64.
+
+    narrow: dtype of the arms: `torch.finfo(x.dtype)` gives its constants, for an epsilon is part of the formula
+    """
+
+    def __init__(self, narrow: torch.dtype = torch.float64) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.narrow = narrow
 
     def __enter__(self) -> InFloat64:
-        self._default = torch.get_default_dtype()
+        self._default, self._finfo = torch.get_default_dtype(), torch.finfo
         torch.set_default_dtype(torch.float64)
+        torch.finfo = self._constants  # type: ignore[misc,assignment]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.set_default_dtype(self._default)
+        torch.finfo = self._finfo  # type: ignore[misc]
+
+    def _constants(self, dtype: torch.dtype | None = None) -> torch.finfo:
+        """Of the dtype that the same line of the model sees in the arms."""
+        asked = torch.float64 if dtype is None else dtype
+        return self._finfo(self.narrow if asked in (torch.float64, torch.complex128) else asked)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

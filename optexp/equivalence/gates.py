@@ -123,6 +123,8 @@ class Finding:
     nature:        of an error that failed, what it looks like (see `optexp.equivalence.nature`)
     far_off:       rows of a result at lower precision (see `optexp.equivalence.far_off`): in the candidate, in plain
                    autocast, in all
+    parted:        the baseline lies further from fp64 than rounding explains: fp64 is another program's there
+    unseen:        why a wrong value could not be told from a right one; empty where it could
     """
 
     tensor: str
@@ -146,6 +148,8 @@ class Finding:
     nature: str = ""
     far_off: tuple[int, int, int] | None = None
     message: str = ""
+    unseen: str = ""
+    parted: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -354,10 +358,14 @@ def exact(
 
 @dataclass(frozen=True)
 class Limits:
-    """What one tensor's error may be; `resolution` is how finely the stored value can express it (RMS, largest)."""
+    """What one tensor's error may be; `resolution` is how finely the stored value can express it (RMS, largest).
+
+    few: it has less than `SMALL` elements: the RMS of so few is one of them, and has the floor of one
+    """
 
     row: Tolerance
     gradient: bool = False
+    few: bool = False
     resolution: tuple[float, float] = (0.0, 0.0)
     cap: float | None = None
 
@@ -369,7 +377,7 @@ def measure(
     row, (resolution, coarsest) = limits.row, limits.resolution
     warn, fail = factors(row, limits.gradient)
     peak_fail = GRADIENT_FACTOR if limits.gradient else row.peak_fail
-    floor = row.floor * row.unit * scale + resolution
+    floor = (row.peak_floor if limits.few else row.floor) * row.unit * scale + resolution
     peak_limit = peak_fail * yardstick.peak + row.peak_floor * row.unit * scale + coarsest
     allowed = {"G1": (found.rms, fail * yardstick.rms + floor), "G2": (found.peak, peak_limit)}
     if limits.cap is not None:

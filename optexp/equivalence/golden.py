@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from math import isclose
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
 from optexp.equivalence import families
+from optexp.equivalence.cancellation import LEFT, Terms
 from optexp.equivalence.checksums import LARGE, compact
 from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.float64 import InFloat64
-from optexp.equivalence.gates import alike, chunks, identical, name_of
+from optexp.equivalence.gates import alike, chunks, identical, name_of, rms
 from optexp.equivalence.generic import turn_parameters, vary
 from optexp.equivalence.mutants import leading
 from optexp.equivalence.noise import noisy
@@ -29,6 +27,8 @@ from optexp.sparse import is_sparse, parts
 from optexp.workload import Workload
 
 WIDEST = {"float64", "complex128"}
+ZERO = 2.0**-40  # of its terms: a sum in float64 of which no more is left is zero in exact arithmetic
+SUSPECT = 1e-9  # of the largest gradient: one that may be
 ROUNDED = 1e-4  # how far rates may be apart that only differ in how they were rounded
 
 
@@ -66,6 +66,8 @@ class Golden:
         self.named = False  # a batch is tensors by name
         self.family = families.NORMAL
         self.known: dict[int, Observation] = {}
+        self.cancelled: dict[str, float] | None = None
+        self.terms_of: dict[str, float] | None = None
         self.memory: Packed = {}  # of the baseline, before the step to come
         self.kept: Packed = {}  # likewise of its model
         self.met: dict[str, Tensor] = {}  # of the first batch of the seed before, some elements
@@ -135,6 +137,7 @@ class Golden:
         self.named = isinstance(batches[0], Mapping) if batches else self.named
         self.known.clear()
         self.memory, self.kept = {}, {}
+        self.cancelled = self.terms_of = None
 
     def rest(self) -> None:
         """Keep neither batches nor results."""
@@ -144,9 +147,7 @@ class Golden:
     # --- what fp64 gets -----------------------------------------------------------------------------------------
 
     def step(self, index: int, state: Mapping[str, Tensor]) -> Observation:
-        """out/, input/, grad/ and buffer/ of a step from `state`; of gradients of biases, and of a batch norm's running
-        statistics, on a CPU in_a_row/: what somebody gets who adds up one row after the other in float32 (in float64
-        where the arms do), from the first and from the last. Kept for the initial state, which all arms share."""
+        """out/, input/, grad/ and buffer/ of a step from `state`. Kept for the initial state, which all arms share."""
         shared = state is self.initial
         if shared and index in self.known:
             return self.known[index]
@@ -155,7 +156,7 @@ class Golden:
         given = self.batches[index % len(self.batches)]
         batch = map_batch(self._widened, given)
         try:
-            with InFloat64(), NoDropout(), self._noting(index), self._adding_up() as in_a_row:
+            with InFloat64(self.dtype), NoDropout(), self._noting(index):
                 outputs = self.program.step(self.program, batch)
         except torch.OutOfMemoryError:
             raise
@@ -183,7 +184,7 @@ class Golden:
             found = gradients(self.program)
             self.sparse[index] = {name: tensor.coalesce() for name, tensor in found.items() if tensor.is_sparse}
             dense = {name: tensor.to_dense() for name, tensor in found.items() if is_sparse(tensor)}
-            golden |= {name: tensor.clone() for name, tensor in (found | dense).items()} | in_a_row
+            golden |= {name: tensor.clone() for name, tensor in (found | dense).items()}
         golden |= {f"buffer/{name}": b.detach().clone() for name, b in self.program.buffers().items()}
         if self.program.optimizer is not None:
             self.left[index] = [float(group["lr"]) for group in self.program.optimizer.param_groups]
@@ -194,6 +195,43 @@ class Golden:
     def _forget_large(self) -> None:
         if any(tensor.nbytes > LARGE for golden in self.known.values() for tensor in golden.values()):
             self.known.clear()
+
+
+    def zeros(self) -> Mapping[str, float]:
+        """Gradients of the first step that are zero in exact arithmetic: RMS over elements of Σ|terms|, by name."""
+        if self.cancelled is None:
+            golden = self.step(0, self.initial)
+            found = {name: rms(tensor) for name, tensor in golden.items() if name.startswith("grad/")}
+            least = SUSPECT * max(found.values(), default=0.0)
+            suspects = [name for name, size in found.items() if size < least]
+            self.cancelled = {}
+            for name, size in self.terms().items() if suspects else ():
+                if name in suspects and size * ZERO > found[name]:
+                    self.cancelled[name] = size
+        return self.cancelled
+
+    @property
+    def all_terms(self) -> Mapping[str, float]:
+        """Of every gradient of the first step, RMS over elements of Σ|terms|, asked for by a few steps only."""
+        if self.terms_of is None:
+            self.terms_of = self.terms(least=1.0)
+        return self.terms_of
+
+    def terms(self, least: float = LEFT) -> dict[str, float]:
+        """Of the first step's gradients of which less than so much of its terms is left, RMS of Σ|terms|."""
+        kept = dict(self.called), dict(self.left), dict(self.sparse)
+        try:
+            with Terms(least) as terms:
+                self.step(0, dict(self.initial))
+            return {
+                f"grad/{alias.name}": terms.of(parameter.grad)
+                for alias, parameter in self.program.parameters()
+                if parameter.grad is not None and terms.of(parameter.grad)
+            }
+        except (NoReference, RuntimeError):  # code that does not run inside a dispatch mode
+            return {}
+        finally:
+            self.called, self.left, self.sparse = kept
 
     def nearby(self, index: int, state: Mapping[str, Tensor], seed: int, share: float) -> Observation:
         """The same with so much of the usual noise; nothing where it does not run so. What else is known of the step
@@ -250,49 +288,6 @@ class Golden:
         finally:
             handle.remove()
 
-    @contextmanager
-    def _adding_up(self) -> Iterator[dict[str, Tensor]]:
-        found: dict[str, Tensor] = {}
-        handles = []
-        own = np.float64 if self.dtype is torch.float64 else np.float32
-
-        def hook(name: str, size: int, module: nn.Module, args: object, output: object) -> None:
-            if isinstance(output, Tensor) and output.requires_grad and output.dtype is torch.float64:
-                at = 1 if output.shape[1:2] == (size,) else output.ndim - 1  # channels of images come first
-                if output.ndim > 1 and output.shape[at] == size:
-                    output.register_hook(partial(add, name, at))
-
-        def add(name: str, at: int, gradient: Tensor) -> None:
-            totals = torch.stack([torch.from_numpy(_in_a_row(order)) for order in _rows(gradient, at, own)])
-            found[name] = found.get(name, 0.0) + totals.to(torch.float64)
-
-        def statistics(path: str, module: Any, args: tuple[Any, ...], output: object) -> None:
-            x = args[0] if args and not torch.compiler.is_compiling() else None
-            if not (isinstance(x, Tensor) and x.dtype is torch.float64 and module.training and module.momentum):
-                return
-            if module.running_var is not None and x.shape[1:2] == module.running_var.shape:
-                orders = [_moments(order) for order in _rows(x.detach(), 1, own)]
-                exact = [_moments(_rows(x.detach(), 1, np.float64)[0])] * 2
-                off = torch.from_numpy(module.momentum * np.subtract(orders, exact))  # of each order: mean and variance
-                found[f"{path}running_mean"] = module.running_mean + off[:, 0]
-                found[f"{path}running_var"] = module.running_var + off[:, 1]
-
-        on_cpu = self.trains and self.device.type == "cpu" == self.drawn_on.type
-        for path, module in self.program.model.named_modules() if on_cpu else ():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue
-            inside = f"in_a_row/{path}." if path else "in_a_row/"
-            bias = getattr(module, "bias", None)
-            if isinstance(bias, nn.Parameter) and bias.ndim == 1:
-                handles.append(module.register_forward_hook(partial(hook, f"{inside}bias", bias.numel())))
-            if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
-                handles.append(module.register_forward_hook(partial(statistics, inside)))
-        try:
-            yield found
-        finally:
-            for handle in handles:
-                handle.remove()
-
     def dead(self) -> list[str]:
         """After a draw of ONE_BY_ONE: inputs that the results do not depend on, whatever values they were given."""
         first, *others = self.batches
@@ -323,7 +318,7 @@ class Golden:
 
     def _reacts(self, first: Observation, golden: Observation) -> bool:
         """Whether the results are others than those of the first batch."""
-        results = [name for name in first if not name.startswith(("buffer/", "in_a_row/"))]
+        results = [name for name in first if not name.startswith("buffer/")]
         return not alike(first, compact(golden)).issuperset(results)
 
     def _reacts_to(self, first: Observation, batch: Batch) -> bool:
@@ -353,23 +348,6 @@ class Golden:
             for name, tensor in mutated.items()
             if tensor.is_floating_point() and name in golden
         }
-
-
-def _rows(tensor: Tensor, at: int, dtype: Any) -> tuple[Any, Any]:
-    """What belongs to one index of a dimension, from the first to the last and back."""
-    rows = tensor.movedim(at, -1).flatten(0, -2).contiguous().numpy().astype(dtype)
-    return rows, rows[::-1]
-
-
-def _in_a_row(rows: Any) -> Any:
-    """Their sum: along rows numpy adds up one after the other, in no tree."""
-    return np.add.reduce(rows, axis=0)
-
-
-def _moments(rows: Any) -> Any:
-    """Mean, and variance as a batch norm keeps it."""
-    deviations = rows - (mean := _in_a_row(rows) / rows.dtype.type(len(rows)))
-    return np.stack([mean, _in_a_row(deviations * deviations) / rows.dtype.type(max(len(rows) - 1, 1))])
 
 
 def before(observation: Mapping[str, Tensor]) -> Observation:

@@ -7,17 +7,17 @@ baseline's would reject honest candidates, and would hide a learning rate that i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import zip_longest
-from math import hypot, inf
+from math import inf
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from optexp.equivalence import mutants
+from optexp.equivalence import mutants, reassociation
 from optexp.equivalence.attributes import Attributes
 from optexp.equivalence.conduct import conduct, optional, title
 from optexp.equivalence.families import FAMILIES, NORMAL, integers, nonfinite
@@ -32,6 +32,7 @@ from optexp.equivalence.gates import (
     Yardstick,
     alike,
     broken,
+    errors,
     exact,
     finite,
     histogram,
@@ -47,7 +48,9 @@ from optexp.equivalence.hyperparameters import bias_correction_error, in_float32
 from optexp.equivalence.nature import explained
 from optexp.equivalence.noise import RUNS, alone, amplitude
 from optexp.equivalence.observation import Observation, unpacked
-from optexp.equivalence.quantities import POWERLESS, Quantity, is_exact, is_noise, measured, parts, source
+from optexp.equivalence.parting import Passed, first_apart, watched
+from optexp.equivalence.quantities import Quantity, is_exact, is_noise, is_part, measured, parts, source
+from optexp.equivalence.sight import unseen
 from optexp.equivalence.trajectory import RATES
 from optexp.memory_plan import PLANS, Sizes, capacity, choose, give_back
 from optexp.program import Batch, clear_gradients, tensors_of
@@ -61,8 +64,6 @@ NEAR, AT_ONCE = 16, 4  # runs that look for near ties
 LITTLE = 0.25  # of the usual noise, in those: some five times what honest arithmetic has
 PART = 0.2  # of a gradient: more of it hangs on no tie
 FEW = 1024.0  # u: the share of a lone module's integers that may be near ties
-LONG = 1e-3  # of a sum's size: more than its own rounding
-ROUNDINGS = 1000.0  # of a result, that gradients may be off by where they cancel
 GENERATORS = "generators"
 TIED = "a gradient is off by no more than inputs of a ReLU or a max-pool that are alike but for rounding move it"
 RESEEDED = "a step draws random numbers or sets their seed, which the baseline's leaves alone"
@@ -113,7 +114,10 @@ class Judge:
         self.earlier: Observation = {}  # outputs and gradients of the baseline's step before
         self.measured: dict[tuple[int | None, str], Yardstick] = {}  # plain runs, by step and quantity
         self.noise: dict[tuple[int | None, str], Yardstick] = {}
-        self.allowed: dict[tuple[int | None, str], Yardstick] = {}  # what rounded hyperparameters move
+        self.allowed: dict[tuple[int | None, str], tuple[Yardstick, float]] = {}  # what rounded hyperparameters move
+        self.reassociated: dict[tuple[int | None, str], Yardstick] = {}  # the baseline in other orders
+        self.spread: dict[str, float] = {}  # RMS of what orders and noise move the baseline by, by quantity
+        self.coarsest = 0.0  # the largest eps of an arithmetic that the baseline uses
 
     # --- what the arm answers -----------------------------------------------------------------------------------
 
@@ -146,6 +150,7 @@ class Judge:
         return {
             "reference": f"fp64 on {self.fp64.device.type}",
             "steps": len(self.batches),
+            "reassociated_runs": reassociation.RUNS,
             "noisy_steps": TIES * len(self.batches) if ties else RUNS if noisy else 0,
             "unit": self.row.unit,
             "in_turns": self.in_turns,
@@ -189,6 +194,12 @@ class Judge:
         """Inputs that every draw so far has given the same values."""
         return self.fp64.constant()
 
+    def first_apart(self, passed: Sequence[Passed]) -> str:
+        """The first module where the baseline's first step and float64's part; empty where that is behind them all."""
+        with watched(self.fp64.program.model) as theirs:
+            self.fp64.step(0, dict(self.fp64.initial))
+        return first_apart(passed, theirs, low=self.row.unit > TOLERANCES["float32"].unit)
+
     def power(self) -> list[dict[str, Any]]:
         """Which mutants of the baseline's last step the gates see."""
         return self._guarded(self._power)
@@ -210,17 +221,23 @@ class Judge:
         self.fp64.memory, self.fp64.kept = unpacked("memory", seen), unpacked("keeps", seen)
         self.attributes.meet(step, seen)
         self.writes |= not seen["flag/inputs_intact"]
-        noisy = bool(seen["flag/noisy"])
+        noisy, reassociated = bool(seen["flag/noisy"]), seen["flag/reassociated"] > 0
+        if seen["flag/reassociated"] == 0:
+            return  # there was nothing to take in another order
+        moved = noisy or reassociated
         self._require_finite(seen)
         self._find_restless(step, seen)
-        if not noisy:
-            # Cloned, so that they do not keep all that arrived with them.
-            mutated = ((n, t) for n, t in self.baseline.items() if n.startswith(("out/", "grad/")))
-            returned = {name: mutants.leading(tensor).clone() for name, tensor in mutated}
-            self.earlier = returned or self.earlier
+        self.coarsest = max(self.coarsest, float(seen["flag/coarsest"]))
+        if not moved:
+            if step != self.step:  # cloned, so that they do not keep all that arrived with them
+                mutated = ((n, t) for n, t in self.baseline.items() if n.startswith(("out/", "grad/")))
+                returned = {name: mutants.leading(tensor).clone() for name, tensor in mutated}
+                self.earlier = returned or self.earlier
             self._find_unsteady(step, seen)
             self.step, self.baseline = step, seen
-        for name in (name for name in seen if noisy and name.startswith("out/") and is_exact(seen[name])):
+        elif step == self.step:
+            self._find_spread(seen)
+        for name in (name for name in seen if moved and name.startswith("out/") and is_exact(seen[name])):
             self.swayed.setdefault((step, name), []).append(seen[name].clone())
         self.noisy_runs += noisy
         self.finer |= noisy and float(seen["flag/finest"]) < self.eps
@@ -229,7 +246,7 @@ class Judge:
         unjudged = {name for name in seen if name.startswith(("out/", "input/", "grad/", "buffer/", "after/"))}
         unjudged = {name for name in unjudged if not name.startswith("after/scaler/") and not optional(name)}
         kept, at = (self.noise, None) if noisy else (self.measured, step)  # noisy runs of all steps count for each
-        off = size = 0.0  # of all gradients together: some are zero but for rounding
+        kept, at = (self.reassociated, None) if reassociated else (kept, at)
         first = step not in self.rounded and any(name.startswith("after/") for name in seen)
         updates = dict[str, Quantity]()
         for quantity in self._quantities(step, seen):
@@ -238,31 +255,21 @@ class Judge:
                 updates[quantity.name] = quantity
             kept[key] = kept.get(key, Yardstick()) | Yardstick.of(found)
             unjudged.discard(source(quantity.name))
-            if not noisy:
+            if not moved:
                 self._require_numbers(quantity)
-                self._require_power(quantity, found.rms)
-                self._allow_long_sums(step, quantity)
-            if quantity.name.startswith("grad/"):
-                off = hypot(off, found.rms * quantity.reference.numel() ** 0.5)
-                size = hypot(size, quantity.scale * quantity.reference.numel() ** 0.5)
-        if self.fp64.program.own_step and self.precise and not noisy:
-            self._require_gradients(off, size, seen)
         if first:
             self._rounded_hyperparameters(step, seen, updates)
             self.rounded.add(step)  # what its other runs would add is nothing but their scatter
         if unjudged and not _skipped(seen):
             raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")
 
-    def _require_gradients(self, off: float, size: float, seen: Observation) -> None:
-        """Of a user's step, which may depend on what nobody puts back. Rounding alone is no such thing."""
-        outputs = [t for name, t in seen.items() if name.startswith("out/") and t.is_floating_point()]
-        rounding = ROUNDINGS * self.row.unit * max((largest(tensor) for tensor in outputs), default=1.0)
-        if off > max(POWERLESS * size, rounding):
-            raise NoReference(
-                f"the baseline's own gradients are off by {off:.2g} where fp64 has a size of {size:.2g}, so that a"
-                " wrong result could not be told from a right one: train_step depends on what is not put back for every"
-                " step, as a clock or an attribute that it makes itself"
-            )
+    def _find_spread(self, seen: Observation) -> None:
+        """How far another order and rounding, or noise, take the baseline from what it gave for the same step."""
+        names = [n for n in seen if n in self.baseline and n.startswith(("out/", "grad/", "buffer/"))]
+        names = [n for n in names if seen[n].is_floating_point() and seen[n].shape == self.baseline[n].shape]
+        found = errors([(seen[n].to(torch.float64), self.baseline[n].to(torch.float64), 0.0) for n in names])
+        for name, error in zip(names, found, strict=True):
+            self.spread[name] = max(self.spread.get(name, 0.0), error.rms)
 
     def _find_unsteady(self, step: int, seen: Observation) -> None:
         """Integers that the baseline does not repeat, as a count of all calls so far, have no value to be equal to."""
@@ -276,7 +283,7 @@ class Judge:
         """What a user's step keeps in Python and is another one in every run, as a time: nothing to compare with."""
         if (memory := self.fp64.program.memory) is None:
             return
-        noisy = bool(seen["flag/noisy"])
+        noisy = bool(seen["flag/noisy"]) or bool(seen["flag/reassociated"] > 0)
         for name, packed in unpacked("remembers", seen).items():
             first, disturbed = self.remembered.setdefault((step, name), (packed, noisy))
             apart = memory.apart(packed, first)
@@ -309,14 +316,6 @@ class Judge:
         for quantity in measured(replace(quantity, value=value) for quantity, value in moved):
             self._allow(step, quantity)
 
-    def _allow_long_sums(self, step: int, quantity: Quantity) -> None:
-        """The baseline adds up in a tree, a compiled loop in a row, which rounds each time by as much as the sum has
-        become: of 1024 equal terms by 20 to 80 u where the tree is off by one."""
-        sums = quantity.in_a_row if quantity.in_a_row is not None else ()
-        for added in measured(replace(quantity, value=value) for value in sums):
-            if added.found.rms < LONG * quantity.scale:
-                self._allow(step, added)  # else it is the gradient of something else
-
     def _allow_near_ties(self, step: int, seen: Observation, seeds: Iterable[int]) -> None:
         """What is zero for a ReLU, or alike for a max-pool, but for rounding falls either way in honest arithmetic, and
         gradients jump with it. After a first step the candidate meets other such ties than the baseline's noisy runs
@@ -344,7 +343,8 @@ class Judge:
     def _allow(self, step: int, moved: Quantity) -> None:
         """As far from fp64 as this is any candidate may be, in each block too."""
         key = (step, moved.name)
-        self.allowed[key] = self.allowed.get(key, Yardstick()) | Yardstick.of(moved.found)
+        known, _ = self.allowed.get(key, (Yardstick(), 0.0))
+        self.allowed[key] = known | Yardstick.of(moved.found), moved.scale
 
     def _require_numbers(self, quantity: Quantity) -> None:
         """NaN looks like any other NaN, and so does what overflows."""
@@ -358,24 +358,20 @@ class Judge:
                 " where fp64 has numbers, so that a wrong result could not be told from a right one"
             )
 
-    def _require_power(self, quantity: Quantity, spread: float) -> None:
-        own_step = self.fp64.program.own_step
-        judged = quantity.name.startswith(("out/", "change/") if own_step else "out/")
-        enough = quantity.reference.numel() >= SMALL and judged
-        # A small change beside what is stored is lost in its last bits, and that is no fault of the baseline's.
-        most = max(POWERLESS * quantity.scale, 2 * quantity.resolution[0])
-        if enough and self.precise and spread > most and not is_noise(quantity, spread):
-            raise NoReference(
-                f"the baseline's own {title(quantity.name)} is off by {spread:.2g} where fp64 has a size of"
-                f" {quantity.scale:.2g}, so that a wrong result could not be told from a right one"
-            )
-
     def _of(self, quantity: Quantity) -> Yardstick:
-        """E: the plain runs, and the noisy ones too where a single run says little."""
+        """E: the plain and the reassociated runs, and the noisy ones too where those say little."""
         plain = self._plain(quantity)
         few = quantity.reference.numel() < SMALL or self.rough
-        plain |= self.allowed.get((self.step, quantity.name), plain)
+        plain |= self._allowed(quantity)
+        plain |= self.reassociated.get((None, quantity.name), plain)
         return plain | self.noise.get((None, quantity.name), plain) if few or quantity.limits.gradient else plain
+
+    def _allowed(self, quantity: Quantity) -> Yardstick:
+        """What rounded hyperparameters move: a share of the tensor, which is the candidate's own where a gradient is
+        nothing but rounding."""
+        found, scale = self.allowed.get((self.step, quantity.name), (Yardstick(), 0.0))
+        larger = quantity.scale / scale if scale and quantity.scale > scale else 1.0
+        return found if larger == 1.0 else Yardstick(larger * found.rms, larger * found.peak)
 
     def _plain(self, quantity: Quantity) -> Yardstick:
         return self.measured.get((self.step, quantity.name), Yardstick())
@@ -437,11 +433,30 @@ class Judge:
                 finding.element["baseline"] = None
                 if (value := self._baseline_at(quantity.name, tuple(finding.element["index"]))) is not None:
                     beside.append((finding.element, value))
-            findings.append(finding)
+            unseen_for, parted = self._unseen(quantity, finding)
+            findings.append(replace(finding, unseen=unseen_for, parted=parted))
         values = torch.stack([value for _, value in beside]).tolist() if beside else []
         for (element, _), number in zip(beside, values, strict=True):
             element["baseline"] = number
         return findings
+
+    def _unseen(self, quantity: Quantity, finding: Finding) -> tuple[str, bool]:
+        """Why a wrong value could not be told from a right one. Equal bits need no telling, and parts of a tensor are
+        seen with the whole."""
+        if not finding.ok or finding.bitwise or "G1" not in finding.allowed or is_part(quantity):
+            return "", False
+        limit = finding.allowed["G1"][1] - quantity.resolution[0]
+        spread = self.spread.get(quantity.name) if self.precise else None
+        kind, _, name = quantity.name.partition("/")
+        if kind in ("change", "optimizer") and f"grad/{name.rpartition('/')[0] or name}" in self.fp64.zeros():
+            return "", False  # of a gradient that is nothing but rounding
+        terms = self.fp64.all_terms.get(quantity.name, 0.0) if kind == "grad" and self._is_low(quantity) else 0.0
+        plain = self._plain(quantity).rms
+        return unseen(plain, limit, spread, quantity.scale, terms, quantity.limits.row.unit, self.coarsest)
+
+    def _is_low(self, quantity: Quantity) -> bool:
+        """Whether something was computed in less than float32."""
+        return max(quantity.limits.row.unit, self.coarsest / 2) > TOLERANCES["float32"].unit
 
     def _same(self, name: str, ours: bytes, theirs: bytes) -> bool:
         """Whether both arms remember alike."""
@@ -472,6 +487,8 @@ class Judge:
             found = replace(found, index=tuple(index))
         yardstick, plain = self._of(quantity), self._plain(quantity)
         limits = replace(quantity.limits, resolution=quantity.resolution)
+        if limits.cap is not None and self.fp64.family in FAMILIES:
+            limits = replace(limits, cap=self._cap(limits.cap, plain, quantity))
         finding = measure(name, found, quantity.scale, yardstick, plain, limits)
         exactly = self.fp64.family == integers.__name__ and quantity.reference.numel() >= SMALL
         if exactly and not plain.peak and found.peak:
@@ -491,6 +508,10 @@ class Judge:
     def _many(self, ours: Tensor, theirs: Tensor) -> bool:
         """Whether more integers differ than a few operations can leave near ties."""
         return int((ours != theirs).sum()) > max(1.0, FEW * self.row.unit * ours.numel())
+
+    def _cap(self, cap: float, plain: Yardstick, quantity: Quantity) -> float | None:
+        """None where plain autocast itself has more error on unusual inputs, which nobody promised it for."""
+        return None if plain.rms > cap * quantity.limits.row.unit * quantity.scale else cap
 
     def _overflows(self, quantity: Quantity) -> int:
         """Elements that float32 can hold and lower precision cannot, whatever plain autocast makes of them. What only
@@ -531,13 +552,13 @@ class Judge:
                         raise NoReference(f"{there}: return one whose shape does not depend on rounding")
                     known = self.baseline.get(name, seen[name])  # how long a text is may depend on rounding,
                     reference = known if known.shape == seen[name].shape else seen[name]  # or on noise
-                limits = Limits(self._row(seen[name]), gradient, cap=cap)
+                limits = Limits(self._row(seen[name]), gradient, small, cap=cap)
                 spread = golden.get(name.replace("running_mean", "running_var")) if "running_mean" in name else None
                 value, real = seen[name], forward and reference.is_floating_point()
                 if real and largest(reference) > (most := torch.finfo(value.dtype).max):
                     reference = reference.clamp(-most, most)  # the least float64 where the arms have their own
-                in_a_row = None if forward else golden.get(f"in_a_row/{name.partition('/')[2]}")
-                quantity = Quantity(name, value, reference, limits, spread, value if small else None, in_a_row)
+                terms = self.fp64.zeros().get(name, 0.0) if gradient else 0.0
+                quantity = Quantity(name, value, reference, limits, spread, value if small else None, terms)
                 yield from (quantity, *parts(quantity))
         if any(name.startswith("after/") for name in seen):
             yield from self._updates(step, seen)
@@ -687,12 +708,13 @@ class Judge:
     def _forget(self) -> None:
         self.step, self.noisy_runs = -1, 0
         arms = self.baseline, self.candidate
-        known = self.measured, self.noise, self.allowed, self.integers, self.swayed
+        known = self.measured, self.noise, self.allowed, self.reassociated, self.integers, self.swayed
         for memory in (*arms, self.skipped, self.rounded, *known):
             memory.clear()
         self.remembered.clear()
         self.attributes.forget()
         self.blurred.clear()
+        self.spread.clear()
 
 
 def _leading(quantity: Quantity) -> Quantity:
@@ -701,7 +723,7 @@ def _leading(quantity: Quantity) -> Quantity:
         return quantity
     stored = None if quantity.stored is None else mutants.leading(quantity.stored)
     value, reference = mutants.leading(quantity.value), mutants.leading(quantity.reference)
-    return replace(quantity, value=value, reference=reference, stored=stored, spread=None, in_a_row=None)
+    return replace(quantity, value=value, reference=reference, stored=stored, spread=None)
 
 
 def _grown(observation: Mapping[str, Tensor], name: str) -> Tensor:

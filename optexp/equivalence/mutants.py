@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from optexp.equivalence.gates import TOLERANCES, Tolerance, Yardstick
+from optexp.equivalence.gates import SMALL, TOLERANCES, Tolerance, Yardstick
 
 FIRST = 2**24  # elements: of larger tensors, mutants are made of so many
 LARGE = 8.0  # times the yardstick: a mutant that is this far off must not pass
@@ -34,7 +34,8 @@ class Subject:
     @property
     def smallest(self) -> float:
         """What the yardstick is, where it is more than rounding."""
-        return max(self.yardstick.rms, self.row.floor * self.row.unit * self.scale)
+        floor = self.row.peak_floor if self.value.numel() < SMALL else self.row.floor
+        return max(self.yardstick.rms, floor * self.row.unit * self.scale)
 
 
 def leading(tensor: Tensor) -> Tensor:

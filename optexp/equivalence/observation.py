@@ -14,6 +14,7 @@ from optexp.equivalence.checksums import compact
 from optexp.equivalence.gates import alike, identical
 from optexp.equivalence.noise import noisy
 from optexp.equivalence.poison import hold, poison, scribble
+from optexp.equivalence.reassociation import Reassociated
 from optexp.equivalence.state import unlike
 from optexp.program import Batch, Outputs, Packed, Program, Snapshot, gradients, tensors_of
 from optexp.reading import read, read_all
@@ -33,11 +34,13 @@ def observed(
     noise: int | None = None,
     forward: bool = False,
     initial: Mapping[str, Tensor] | None = None,
+    order: int | None = None,
 ) -> Observation:
     """One step on a batch that is the program's to use. What it returns is overwritten afterwards.
 
     forward: leave out grad/ and after/
     initial: the state that earlier steps began with; None where there were none
+    order:   number of a reassociated run (see `optexp.equivalence.reassociation`)
 
     out/<name>             what the step returned
     input/<name>           what the step left there, of those that it changed
@@ -58,6 +61,9 @@ def observed(
     flag/random            1 where the step drew random numbers
     flag/noisy             1 with noise, whose value is the seed; a noisy run leaves out after/
     flag/another_model     1 where the model is another one than the baseline's
+    flag/reassociated      how many operators took another order; −1 in a run that was asked for none. Such a run leaves
+                           out after/, too
+    flag/coarsest          the largest eps that it met of an arithmetic; 0 in other runs
     flag/finest            the least eps of a dtype that got noise; 1 without
     """
     used = read_all(tensors_of(given))
@@ -74,7 +80,8 @@ def observed(
     generators = dice.state(program.device)
     poison(program.device)
     hold(program.device)
-    with nullcontext(set[torch.dtype]()) if noise is None else noisy(program.model, noise) as met:
+    noise_added = nullcontext(set[torch.dtype]()) if noise is None else noisy(program.model, noise)
+    with noise_added as met, nullcontext() if order is None else Reassociated(order) as reassociated:
         answer = program.step(program, given)
     found = dict(answer.items())  # a dict of another type is reported elsewhere
     plain, outputs = not unlike(found, program), read_all(found)
@@ -83,7 +90,7 @@ def observed(
     if program.trains and not forward:
         seen |= {name: _copy(tensor) for name, tensor in gradients(program).items()}
     seen |= {f"buffer/{name}": _copy(tensor) for name, tensor in program.buffers().items()}
-    if states and noise is None and not forward:
+    if states and noise is None and order is None and not forward:
         after = {name: tensor for name, tensor in program.state().items() if not name.startswith("buffer/")}
         seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()}
     elif not states:
@@ -109,6 +116,8 @@ def observed(
         "random": torch.tensor(dice.drawn(generators, program.device), dtype=torch.uint8),
         "another_model": torch.tensor(keeps is not None and keeps.another, dtype=torch.uint8),
         "noisy": torch.tensor(noise is not None, dtype=torch.uint8),
+        "reassociated": torch.tensor(reassociated.changed if reassociated else -1, dtype=torch.int64),
+        "coarsest": torch.tensor(reassociated.coarsest if reassociated else 0.0, dtype=torch.float64),
         "finest": torch.tensor(min((torch.finfo(dtype).eps for dtype in met), default=1.0), dtype=torch.float64),
     }
     slopes = [read(p.grad) for p in program.model.parameters() if p.grad is not None]

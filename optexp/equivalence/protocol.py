@@ -40,7 +40,8 @@ class Arm(Protocol):
                judge(step) -> messages; dead() and constant() -> names; power() -> trials;
                distribution(tensor) -> shares
     name:      as a failure of its process tells it
-    others:    load(index, family); observe(step, restore, noise, forward) -> parcel; repeats(times) -> bool;
+    others:    load(index, family); observe(step, restore, noise, forward, order) -> parcel; repeats(times) -> bool;
+               reassociated_operators() -> count; passed() -> list of Passed;
                varying(times, step, repeating) -> names;
                overwritten() -> names; losses(unit, seed) -> list; throw(unit) -> dice.Throws; rest(keep_fresh)
     """
@@ -96,6 +97,8 @@ class Verification:
     far_off:      at lower precision, by result: rows off by far more than rounding in the candidate, in plain autocast,
                   and all rows (see `optexp.equivalence.far_off`)
     unchecked_bits: tensors that were promised to have equal bits, and have others in every run of the baseline
+    unseen:       by tensor, why a wrong value could not be told from a right one
+    parts_in:     where the baseline and fp64 part, if rounding does not explain it
     unread:       results, or parts of one, that hold nothing that can be compared
     varied:       which parameters had other values than they begin with (see `equivalence.generic`)
     distribution: shares of the errors of the worst output (see `gates.histogram`), of both arms
@@ -124,6 +127,8 @@ class Verification:
     constant: list[str] = field(default_factory=list)
     far_off: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     unchecked_bits: list[str] = field(default_factory=list)
+    unseen: dict[str, str] = field(default_factory=dict)
+    parts_in: str = ""
     unread: list[str] = field(default_factory=list)
     varied: str = ""
     distribution: Message = field(default_factory=dict)
@@ -143,6 +148,16 @@ class Verification:
         if not self.weakest:
             return None
         return f"{self.weakest['tensor']} has {self.weakest['error_ratio']:.2f}× its error"
+
+    @property
+    def undecided(self) -> str:
+        """Why the results are neither right nor wrong; empty where they are."""
+        if not (self.ok and self.unseen):
+            return ""
+        tensor, why = next(iter(self.unseen.items()))
+        others = f" (and of {len(self.unseen) - 1} more)" if len(self.unseen) > 1 else ""
+        because = f"; {self.parts_in}" if self.parts_in else ""
+        return f"a wrong {tensor} could not be told from a right one{others}: {why}{because}"
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in `result.json`: numbers that JSON has no word for become null."""
@@ -203,7 +218,7 @@ class Trial:
         self.holder = None
 
     def observe(
-        self, arm: Arm, step: int, restore: bool, noise: int | None = None, forward: bool = False, **options: bool
+        self, arm: Arm, step: int, restore: bool, noise: int | None = None, forward: bool = False, **options: Any
     ) -> None:
         """One step of an arm, conveyed to the reference."""
         self.turn(arm, step)
@@ -214,10 +229,16 @@ class Trial:
             self.holder = self.holder if noise is not None else None
 
     def measure(
-        self, step: int, restore: bool, noise: int | None = None, forward: bool = False, **options: bool
+        self,
+        step: int,
+        restore: bool,
+        noise: int | None = None,
+        forward: bool = False,
+        order: int | None = None,
+        **options: bool,
     ) -> None:
         """One more run of the baseline for the reference to take its yardsticks from."""
-        self.observe(self.yardstick, step, restore, noise, forward, **options)
+        self.observe(self.yardstick, step, restore, noise, forward, order=order, **options)
         self.reference.call("yardstick", step=step)
 
     def judged(self, step: int, restore: bool, **options: bool) -> list[Message]:
@@ -326,6 +347,9 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
         equal_bits(trial, seed, family)
     if restart:
         exchange(trial, seed)
+    if not trial.in_turns:  # large tensors have no room for it, nor sums that one run is a lottery for
+        trial.measure(0, True)  # what reassociated and noisy runs are held against
+        reassociate(trial, info["reassociated_runs"])
     noisy = list(range(info["noisy_steps"]))
     for noise in sorted(noisy, key=lambda noise: noise % steps) if restart else noisy:
         trial.measure(noise % steps, restart or noise % steps == 0, noise + 1)
@@ -335,7 +359,9 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
     found = list[list[Message]]()
     for step in range(steps):
         trial.measure(step, restart or step == 0)
-        found.append(trial.judged(step, restart or step == 0))
+        found.append(judged := trial.judged(step, restart or step == 0))
+        if family not in FAMILIES and not verification.parts_in and any(m["parted"] for m in judged):
+            verification.parts_in = where_they_part(trial)
     if trial.contract == BITWISE:
         found = same_bits(trial, found, restart)
     for step, messages in enumerate(found):
@@ -377,6 +403,24 @@ def same_bits(trial: Trial, judged: Sequence[Sequence[Message]], restart: bool) 
         if not found <= bits.varying:
             bits.varying, bits.hopeless, verification.repeats = bits.varying | found, None, False
     return [[promised(m) if bits.binding(m, later) else m for m in each] for later, each in steps]
+
+
+def where_they_part(trial: Trial) -> str:
+    """The place where the baseline and float64 compute something else."""
+    module = trial.reference.call("first_apart", passed=trial.turn(trial.yardstick, 0).call("passed"))
+    where = f"first in {module}" if module else "behind all modules, as in the loss"
+    return (
+        f"it computes something else there, {where}: a constant or a branch that depends on the dtype, or what its code"
+        " keeps from call to call; make it the same in every dtype (eps=1e-7), or hold it in a buffer"
+    )
+
+
+def reassociate(trial: Trial, runs: int, step: int = 0) -> None:
+    """Runs of the baseline in other orders, as long as there is anything to reorder."""
+    for order in range(1, runs + 1):
+        trial.measure(step, True, order=order)
+        if not trial.yardstick.call("reassociated_operators"):
+            return
 
 
 def with_other_parameters(trial: Trial, seed: int) -> None:
@@ -510,6 +554,12 @@ def _conclude(verification: Verification, messages: list[Message], contract: Con
         )
     verification.bitwise = verification.bitwise and not any("G0" in m["failed"] for m in verification.failures)
     verification.notes += sorted({m["message"] for m in messages if m["ok"] and m["message"]})
+    verification.notes += sorted(
+        f"inputs of family {m['family'].replace('_', ' ')} prove nothing about {m['tensor']}: {m['unseen']}"
+        for m in messages
+        if m["unseen"] and m["family"] in FAMILIES
+    )
+    verification.unseen = unseen(messages)
     verification.unread = sorted({m["tensor"] for m in messages if unreadable(m["tensor"])})
     verification.far_off = _far_off(messages)
     verification.worst = max(messages, key=lambda m: m["used"], default={})
@@ -530,6 +580,15 @@ def _far_off(messages: list[Message]) -> dict[str, tuple[int, int, int]]:
         if message["far_off"] and message["family"] in (NORMAL, ONE_BY_ONE):
             found[message["tensor"]] = found.get(message["tensor"], FarOff(0, 0, 0)) + FarOff(*message["far_off"])
     return {name: rows.to_tuple() for name, rows in found.items() if rows.candidate or rows.plain}
+
+
+def unseen(messages: Sequence[Message]) -> dict[str, str]:
+    """Tensors that no set of usual inputs could have shown to be wrong. A gradient that hangs on a tie in one set is
+    seen in another; equal bits show nothing of what others would have been let through."""
+    usual = [m for m in messages if m["family"] not in FAMILIES and m["error_rms"] is not None]
+    seen = {m["tensor"] for m in usual if not m["unseen"] and not m["bitwise"]}
+    hidden = [m for m in usual if m["unseen"] and m["tensor"] not in seen]
+    return {m["tensor"]: m["unseen"] for m in sorted(hidden, key=lambda m: -(m["visible"] or (inf,))[0])}
 
 
 def _gates(messages: list[Message], contract: Contract) -> dict[str, dict[str, Any]]:

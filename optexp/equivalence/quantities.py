@@ -27,7 +27,7 @@ class Quantity:
 
     spread: variance of what the reference is a mean of: a mean that cancels is known no better than its terms
     stored: what holds the value, where how finely it can do that matters
-    in_a_row: the reference as sums in float32, where it may be added up so (see `Golden.step`)
+    terms:  of a sum that is zero in exact arithmetic, RMS over elements of Σ|terms|: s is theirs
     columns: which ones it has of a result, along the dimension `axis`
     scale: s;  resolution: how finely `stored` can say what it says (RMS, largest);  found: its error (see `measured`)
     """
@@ -38,7 +38,7 @@ class Quantity:
     limits: Limits
     spread: Tensor | None = None
     stored: Tensor | None = None
-    in_a_row: Tensor | None = None
+    terms: float = 0.0
     columns: Tensor | None = None
     axis: int = -1
     scale: float = 0.0
@@ -65,7 +65,8 @@ def measured(quantities: Iterable[Quantity]) -> Iterator[Quantity]:
 
 def _measured(group: Sequence[Quantity]) -> Iterator[Quantity]:
     spreads = sizes([_NONE if q.spread is None else q.spread.sqrt() for q in group])
-    scales = list(map(hypot, sizes([q.reference for q in group]), spreads))
+    references = sizes([q.reference for q in group])
+    scales = [hypot(size, spread, q.terms) for size, spread, q in zip(references, spreads, group, strict=True)]
     stored = [_NONE if q.stored is None else q.stored for q in group]
     found = errors([(q.value, q.reference, scale) for q, scale in zip(group, scales, strict=True)])
     every = zip(group, stored, scales, sizes(stored), peaks(stored), found, strict=True)
@@ -80,7 +81,7 @@ def parts(quantity: Quantity) -> Iterator[Quantity]:
     name, value, reference = quantity.name, quantity.value, quantity.reference
     if not name.startswith(("out/", "input/")) or not reference.is_floating_point() or reference.numel() < SMALL:
         return
-    if quantity.name.endswith((UNMASKED, COLUMNS, CHANNELS)):
+    if is_part(quantity):
         return
     if fill := filled(reference, value.dtype):
         masked = ~(reference.abs() < fill)
@@ -102,6 +103,11 @@ def _small(reference: Tensor, axis: int, unit: float) -> Tensor | None:
     sizes = torch.linalg.vector_norm(reference, dim=others).nan_to_num(0, 0, 0)
     small = (sizes < SMALLER * sizes.max()) & (sizes > CANCELLED * unit * sizes.max())
     return small.nonzero()[:, 0] if bool(small.any()) else None
+
+
+def is_part(quantity: Quantity) -> bool:
+    """Whether it is some elements of a tensor that is judged as a whole, too."""
+    return quantity.name.endswith((UNMASKED, COLUMNS, CHANNELS))
 
 
 def is_noise(quantity: Quantity, error: float) -> bool:

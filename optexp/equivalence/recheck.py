@@ -119,6 +119,13 @@ def judged(
     for noise in range(noisy):
         convey(yardstick.call("observe", step=TIMED, restore=True, noise=noise + 1), yardstick, reference)
         reference.call("yardstick", step=TIMED)
+    for order in range(1, reference.call("reference_info")["reassociated_runs"] + 1) if not in_turns else ():
+        if order == 1 and not noisy:
+            deliver(reference, [yardstick], range(1), NORMAL)
+        convey(yardstick.call("observe", step=TIMED, restore=True, order=order), yardstick, reference)
+        reference.call("yardstick", step=TIMED)
+        if not yardstick.call("reassociated_operators"):
+            break
     if in_turns:
         yardstick.call("rest")
     convey(candidate.call("replay", end=end, timed=timed), candidate, reference)

@@ -30,7 +30,7 @@ COMPILED = ("fusion", "compiled_optimizer")
 COMPILED_SHARE = 4  # on a CPU, where compilation takes 20 s, one in so many pairs
 LARGEST = 32  # size of a dimension in a problem file that is scaled for a CPU
 
-WORKLOADS: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {  # modes, and sizes on a CPU
+WORKLOADS: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {  # modes, and sizes of which ten share a machine
     "add": (("forward", "forward_backward"), {"size": 65536}),
     "bert": (("forward", "forward_backward", "train"), {"vocabulary": 256, "sequence": 16, "hidden": 64}),
     "branches": (("forward", "forward_backward", "train"), {"batch_size": 32, "dim": 64, "layers": 2}),
@@ -101,7 +101,7 @@ def workload_pairs(device: str) -> Iterator[Pair]:
     for name, (modes, sizes) in WORKLOADS.items():
         if name in NEEDS and not find_spec(NEEDS[name]):
             continue
-        scaled = [f"workload.{key}={value}" for key, value in sizes.items()] if device == "cpu" else []
+        scaled = [f"workload.{key}={value}" for key, value in sizes.items()]
         for mode in modes:
             overrides = f"workload={name}", f"workload.mode={mode}", *scaled
             images = name in ("lenet5", "vision", "training")

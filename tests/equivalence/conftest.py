@@ -17,6 +17,7 @@ from optexp.equivalence.autocast import autocast
 from optexp.equivalence.generic import turn_parameters
 from optexp.equivalence.judge import Judge
 from optexp.equivalence.observation import observed, overwritten, repeats
+from optexp.equivalence.parting import watched
 from optexp.equivalence.protocol import Plan, Verification, verify
 from optexp.equivalence.trajectory import RATES, Rates, losses
 from optexp.program import Batch, Program, Snapshot, keeping, map_batch
@@ -76,7 +77,13 @@ class LocalArm:
         self.restore()
 
     def observe(
-        self, step: int, restore: bool, noise: int | None, forward: bool = False, repeating: bool = False
+        self,
+        step: int,
+        restore: bool,
+        noise: int | None = None,
+        forward: bool = False,
+        order: int | None = None,
+        repeating: bool = False,
     ) -> Sent:
         if restore:
             self.restore()
@@ -87,7 +94,18 @@ class LocalArm:
         elif self.family == families.NONCONTIGUOUS:
             given = map_batch(families.with_gaps, given)
         with bits.deterministic() if repeating else nullcontext():
-            return Sent(observed(self.program, given, noise, forward, None if restore else self.start.values))
+            seen = observed(self.program, given, noise, forward, None if restore else self.start.values, order)
+        self.reassociated = int(seen["flag/reassociated"])
+        return Sent(seen)
+
+    def passed(self):
+        self.restore()
+        with watched(self.program.model) as passed:
+            self.program.step(self.program, self.program.feed.bring(self.fresh[0]))
+        return passed
+
+    def reassociated_operators(self) -> int:
+        return self.reassociated
 
     def repeats(self, times: int) -> bool:
         self.restore()

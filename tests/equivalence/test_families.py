@@ -158,8 +158,12 @@ def test_a_family_without_a_yardstick_is_noted(check, net):
         def forward(self, x):
             return (x * 1e4 + 1e13 * (x.mean() > 10)) - 1e13 * (x.mean() > 10)
 
-    found = check(net(mode="forward", make=Cancelling), families=["offset"])
+    def exact(program):
+        return replace(program, forward=lambda x: x * 1e4)
+
+    found = check(net(mode="forward", make=Cancelling), exact, families=["offset"])
     assert found.ok
+    assert not found.undecided
     assert any("offset prove nothing" in note for note in found.notes)
 
 
