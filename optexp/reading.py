@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 COMPILER = "_dynamo_"  # marks that torch.compile leaves on its inputs and outputs, as which sizes vary
+PLAIN = (Tensor, nn.Parameter)  # a model may return a parameter as it is
 read = Tensor.detach
 
 
@@ -33,7 +34,7 @@ def unlike(kind: str, tensors: Iterable[Tensor]) -> list[str]:
     """In words, tensors of a kind that may compute when they are read: of another type, or with attributes."""
     found = set[str]()
     for tensor in tensors:
-        if type(tensor) is not Tensor:
+        if type(tensor) not in PLAIN:
             found.add(f"{kind} ({type(tensor).__name__})")
         elif own := attributes(tensor):
             found.add(f"{kind} (with attribute {', '.join(own)} of its own)")

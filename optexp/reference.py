@@ -89,6 +89,9 @@ class Reference(Arm):
     def constant(self) -> list[str]:
         return self.judgement.constant()
 
+    def zeros(self) -> Mapping[str, float]:
+        return self.judgement.zeros()
+
     def first_apart(self, passed: Sequence[Passed]) -> str:
         return self.judgement.first_apart(passed)
 

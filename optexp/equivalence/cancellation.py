@@ -62,8 +62,8 @@ class Terms(TorchDispatchMode):
                 if (size := self.of(factor)) and (before := _rms(factor)):
                     self._note(result, size * _rms(result) / before)
         elif name in ("add", "add_") and all(map(_is_real, args[:2])):
-            sizes = [self.of(tensor) for tensor in args[:2]]
-            if any(sizes) and _rms(result) <= self.least * sum(sizes):
+            sizes = [self.of(tensor) or _rms(tensor) for tensor in args[:2]]
+            if sum(sizes) and _rms(result) <= self.least * sum(sizes):
                 self._note(result, sum(sizes))
         return result
 

@@ -8,10 +8,11 @@ backward draws anew, gradients beside their own loss do (see `slopes`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 from statistics import fmean, median, variance
+from types import MappingProxyType
 
 import torch
 from scipy.special import stdtr
@@ -27,6 +28,7 @@ ALARM = 1e-3  # how often honest arms may differ by luck, over all tests of a co
 
 WIDEST = 4.0  # times the RMS of rounding: hardly an element of it is larger
 SIGNED = 4  # sums under signs
+ROUNDINGS = 4.0  # of terms that cancel, as κ of G1
 PLACES = 2**14  # elements that they are of
 
 Moments = dict[str, list[list[float]]]  # by tensor, for each seed: those below, and the share that may be zero
@@ -92,12 +94,15 @@ def throw(program: Program, batch: Batch, start: Snapshot, unit: float, seeds: i
     return Throws(moments, repeat, differ, go_on, beside)
 
 
-def compare(candidate: Throws, baseline: Throws, unit: float) -> tuple[list[Finding], dict[str, float]]:
+def compare(
+    candidate: Throws, baseline: Throws, unit: float, zeros: Mapping[str, float] = MappingProxyType({})
+) -> tuple[list[Finding], dict[str, float]]:
     """What differs more than luck allows, and how much was looked at.
 
     unit: of rounding; moments that do not scatter differ by it, and by what it becomes on the way (some √u of a size).
           Of a gradient whose terms cancel (of the bias of attention's keys, say) rounding beside the others is all
           there is, and how much of that is zero is an implementation's own affair.
+    zeros: gradients that are zero in exact arithmetic, with the RMS over elements of Σ|terms|
     """
     findings = []
     for fact, text in _FACTS.items():
@@ -110,10 +115,13 @@ def compare(candidate: Throws, baseline: Throws, unit: float) -> tuple[list[Find
             f" {off:.2g} of what another draw's would be, and may be by {limit:.2g})"
         )
         findings.append(Finding("random numbers", "DICE", False, ("DICE",), used=off / limit, message=message))
+    findings += _zeros(candidate, baseline, unit, zeros)
     tests: list[tuple[float, str, str]] = []
     sizes = [fmean(seed[1] for seed in seeds) for name, seeds in baseline.moments.items() if name.startswith("grad/")]
     cancelled = unit * max((size for size in sizes if isfinite(size)), default=0.0)
     for name, expected in baseline.moments.items():
+        if name in zeros:
+            continue
         ours = list(zip(*candidate.moments.get(name, []), strict=True))
         theirs = list(zip(*expected, strict=True))
         fewer = min((arm for arm in (ours, theirs) if arm), key=lambda arm: fmean(arm[ZEROS]))
@@ -132,6 +140,17 @@ def compare(candidate: Throws, baseline: Throws, unit: float) -> tuple[list[Find
     smallest = min((p for p, _, _ in tests), default=1.0)
     facts = {"seeds": SEEDS, "tests": len(tests), "smallest_p": smallest}
     return findings, facts | ({"slopes_off": off, "slopes_limit": limit} if isfinite(limit) else {})
+
+
+def _zeros(candidate: Throws, baseline: Throws, unit: float, zeros: Mapping[str, float]) -> Iterator[Finding]:
+    """Gradients that are zero in exact arithmetic are rounding alone, which no two implementations share: their size
+    is measured by the sum of the absolute values of their terms."""
+    for name in zeros.keys() & candidate.moments.keys():
+        ours, theirs = (fmean(s[1] for s in arm.moments.get(name, [[0.0] * 2])) for arm in (candidate, baseline))
+        limit = ROUNDINGS * max(unit * zeros[name], theirs)
+        if not ours <= limit:
+            message = f"its RMS is {ours:.3g} where it is zero in exact arithmetic, and rounding explains {limit:.3g}"
+            yield Finding(name, "DICE", False, ("DICE",), used=ours / limit if limit else inf, message=message)
 
 
 _FACTS: Mapping[str, str] = {

@@ -196,7 +196,6 @@ class Golden:
         if any(tensor.nbytes > LARGE for golden in self.known.values() for tensor in golden.values()):
             self.known.clear()
 
-
     def zeros(self) -> Mapping[str, float]:
         """Gradients of the first step that are zero in exact arithmetic: RMS over elements of Σ|terms|, by name."""
         if self.cancelled is None:

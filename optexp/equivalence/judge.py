@@ -194,6 +194,10 @@ class Judge:
         """Inputs that every draw so far has given the same values."""
         return self.fp64.constant()
 
+    def zeros(self) -> Mapping[str, float]:
+        """Gradients of the batch drawn last that are zero in exact arithmetic, with the size of their terms."""
+        return self._guarded(self.fp64.zeros)
+
     def first_apart(self, passed: Sequence[Passed]) -> str:
         """The first module where the baseline's first step and float64's part; empty where that is behind them all."""
         with watched(self.fp64.program.model) as theirs:
