@@ -46,6 +46,7 @@ from optexp.reading import read
 from optexp.strategy import REASSOCIATES, Composed, Contract, Notes, Strategy, Unsupported, captures, compose
 from optexp.takehome.repro import Script
 from optexp.usermodel import likeness
+from optexp.usermodel.modelstate import same
 from optexp.workers.parcel import Inbox, Outbox, Parcel, bytes_of
 from optexp.workload import Workload
 
@@ -244,10 +245,30 @@ class Arm:
             runs.append(keeps.changes(before, keeps.read()))
         self.restore()
         self.program.feed.pause()
+        keeps.forgetful = self._forgetful()
         one, other = runs
         both = one.keys() & other.keys()
         keeps.unsteady = {*one, *other} - {name for name in both if likeness.alike(one[name].pair, other[name].pair)}
-        return sorted(name for name in both - keeps.unsteady if one[name].state)
+        return sorted(name for name in both - keeps.unsteady - keeps.forgetful if one[name].state)
+
+    def _forgetful(self) -> set[str]:
+        """Names of what a step leaves as it does whatever the one before has left there: nobody goes on from it."""
+        keeps, ends = self.program.keeps, []
+        assert keeps is not None
+        for earlier in (True, False):
+            self.restore()
+            if earlier:
+                self.program.run()
+                self.program.put(self.initial.values)  # all but what Python keeps
+                torch.manual_seed(self.seed)
+            else:
+                self.program.feed.next()
+            self.program.run()
+            ends.append(keeps.changes(keeps.first, keeps.read()))
+        self.restore()
+        self.program.feed.pause()
+        after, alone = ends
+        return {name for name in after.keys() & alone.keys() if same(after[name].after, alone[name].after)}
 
     def unkept(self) -> list[str]:
         """What the model keeps and nobody can put back, or has nothing to compare with, where equal steps differ."""

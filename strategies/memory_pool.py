@@ -68,10 +68,17 @@ class MemoryPool(Strategy):
             program = replace(program, pool=pool, step=within(pool, program.step))
         elif self.kind == "emptied":
             program = replace(program, step=emptying(program.step))
+        shared: Notes = {}
+        workspaces: dict[nn.Module, Tensor] = {}
         with preserved(program):
             program.run()
+            if self.kind == "workspace":
+                shared = share_workspaces(program.model)
+                workspaces = {m: w for m in program.model.modules() if (w := vars(m).get("workspace")) is not None}
         if self.kind == "workspace":
-            return program, share_workspaces(program.model)
+            for module, workspace in workspaces.items():  # which were put back with all else
+                vars(module)["workspace"] = workspace
+            return program, shared
         segments = torch.cuda.memory_snapshot() if torch.cuda.get_allocator_backend() == "native" else []
         return program, {
             "backend": torch.cuda.get_allocator_backend(),

@@ -85,3 +85,28 @@ def test_some_blocks_tell_however_many_kinds_of_batch_take_turns(kinds: int) -> 
     arm.setup(Spec(Kinds(size=4), (), "cpu", "float32", 0).pack())
     assert len(arm.batches) % kinds == 0
     assert any(turns * kinds % len(arm.batches) for turns in range(1, 4))
+
+
+class Keeping(nn.Module):
+    """Counts, goes on from an average, and overwrites scratch memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.average, self.scratch = 0, torch.zeros(32), torch.zeros(4, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.scratch.copy_(x)
+        self.average.lerp_(x.mean(0), 0.5)
+        return x + self.average
+
+
+def test_scratch_memory_is_no_state(monkeypatch):
+    monkeypatch.setattr(Mlp, "model", lambda self: Keeping())
+    arm = Arm()
+    told = arm.setup(Spec(Mlp(mode="forward", dim=32, batch_size=4), (), "cpu", "float32", 0).pack())
+    assert told["keeps"] == ["average", "calls"]
+    keeps = arm.program.keeps
+    assert keeps is not None
+    assert keeps.forgetful == {"scratch"}
+    assert arm.unkept() == []

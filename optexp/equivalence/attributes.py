@@ -56,7 +56,8 @@ class Attributes:
             ours, theirs = made.get(name), expected.get(name)
             if (text := self._differs(name, ours, theirs, unit)) is None:
                 continue
-            if another and not all(change is None or change.numbers for change in (ours, theirs)):
+            counts = any(change is not None and not change.numbers for change in (ours, theirs))
+            if (another and counts) or not any(change is not None and change.state for change in (ours, theirs)):
                 yield Finding(NAMED + name, bitwise=True, message=f"{NAMED}{name}: {text}; it shows in no result")
             else:
                 yield broken(NAMED + name, text)

@@ -57,9 +57,10 @@ class Change:
 class ModelState:
     """Of one model; `first` is what it keeps when the program is built, before any step.
 
-    loss:     whose code names variables too
-    unsteady: names of what equal steps make other things of, as a time
-    another:  the model has no module of the baseline's: its attributes are its own affair
+    loss:      whose code names variables too
+    unsteady:  names of what equal steps make other things of, as a time
+    forgetful: names of what a step leaves whatever it finds, as scratch memory
+    another:   the model has no module of the baseline's: its attributes are its own affair
     """
 
     def __init__(self, model: nn.Module, loss: Callable[..., Any] | None = None) -> None:
@@ -67,6 +68,7 @@ class ModelState:
         self.places = list(_variables(model, loss))
         self.first = Table()
         self.unsteady: set[str] = set()
+        self.forgetful: set[str] = set()
         self.another = False
         self.begin()
 
@@ -95,7 +97,7 @@ class ModelState:
                 continue
             first = Describing(self.first, names)(at_first[name]) if name in at_first else VOID
             made = first in (None, VOID) and _has_tensors(end) and not in_place
-            state = not (made or _grown(start, end) or name in RANDOM)
+            state = not (made or _grown(start, end) or name in RANDOM or name in self.forgetful)
             found[name] = Change(start, end, not same(first, start), state)
         return found
 
