@@ -89,7 +89,11 @@ class Referee:
             try:
                 found = verify(reference, yardstick, candidate, self.plan(), self.promise, tell)
             except Failure as reason:
-                raise self.with_cause(reason, yardstick) from None
+                undecided = reason.type == "NoReference"
+                if not (undecided and (cause := self.unkept(yardstick))):
+                    raise
+                raise replace(reason, message=f"{reason.message}; {cause}") from None
+            found.unkept = self.unkept(yardstick) if found.undecided else ""
             if found.ok:
                 self.the_first_step(found, self.watched(arms["yardstick"]), self.watched(arms[self.name]))
             if self.random and found.ok:
@@ -122,13 +126,12 @@ class Referee:
             found.ok, found.worst = False, found.failures[0]
             found.headline = f"the first step after building: {failure(found.worst)}"
 
-    def with_cause(self, reason: Failure, yardstick: Watched) -> Failure:
-        """What the model keeps and nobody can put back, where that may be why nothing can be decided."""
-        if reason.type != "NoReference" or not (names := yardstick.call("unkept")):
-            return reason
+    def unkept(self, yardstick: Watched) -> str:
+        """What the model keeps in Python and no arm can put back, in words, where equal steps differ; else empty."""
+        if not (names := yardstick.call("unkept")):
+            return ""
         which = "an attribute" if len(names) == 1 else "attributes"
-        text = f"; the model keeps {', '.join(names)}, {which} that cannot be put back before each step"
-        return replace(reason, message=reason.message + text)
+        return f"the model keeps {', '.join(names)}, {which} that cannot be put back before each step"
 
     def watched(self, arm: Arm) -> Watched:
         """The same arm; where its time goes is known afterwards."""

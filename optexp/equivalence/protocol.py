@@ -98,6 +98,7 @@ class Verification:
                   and all rows (see `optexp.equivalence.far_off`)
     unchecked_bits: tensors that were promised to have equal bits, and have others in every run of the baseline
     unseen:       by tensor, why a wrong value could not be told from a right one
+    unkept:       what the model keeps in Python and no arm can put back, where that may be why
     parts_in:     where the baseline and fp64 part, if rounding does not explain it
     unread:       results, or parts of one, that hold nothing that can be compared
     varied:       which parameters had other values than they begin with (see `equivalence.generic`)
@@ -128,6 +129,7 @@ class Verification:
     far_off: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     unchecked_bits: list[str] = field(default_factory=list)
     unseen: dict[str, str] = field(default_factory=dict)
+    unkept: str = ""
     parts_in: str = ""
     unread: list[str] = field(default_factory=list)
     varied: str = ""
@@ -156,7 +158,7 @@ class Verification:
             return ""
         tensor, why = next(iter(self.unseen.items()))
         others = f" (and of {len(self.unseen) - 1} more)" if len(self.unseen) > 1 else ""
-        because = f"; {self.parts_in}" if self.parts_in else ""
+        because = "".join(f"; {text}" for text in (self.parts_in, self.unkept) if text)
         return f"a wrong {tensor} could not be told from a right one{others}: {why}{because}"
 
     def to_dict(self) -> dict[str, Any]:
