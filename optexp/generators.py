@@ -15,6 +15,8 @@ def state_of(value: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | 
     """What reads its state and what puts it back; None where it is no generator."""
     if isinstance(value, torch.Generator):
         return value.get_state, value.set_state
+    if isinstance(value, random.SystemRandom):  # the system's entropy has no state
+        return None
     if isinstance(value, random.Random):
         return value.getstate, value.setstate
     if isinstance(value, numpy.random.RandomState):

@@ -45,7 +45,7 @@ def _gates(record: Record, found: Record) -> Iterator[str]:
     asked = {"G0", "G1", "G2", "G3", *filter(None, [own]), *(["DICE"] if _random(found) else [])}
     if missing := asked - found["gates"].keys():
         yield f"gates are missing: {', '.join(sorted(missing))}"
-    if others := found["gates"].keys() - asked:
+    if others := found["gates"].keys() - asked - {"FIRST"}:
         yield f"no such gates were asked: {', '.join(sorted(others))}"
 
 

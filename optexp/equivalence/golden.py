@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from math import isclose
 from typing import Any
 
@@ -333,13 +334,16 @@ class Golden:
         modules: list[Any] = [m for m in self.program.model.modules() if isinstance(getattr(m, "eps", None), float)]
         if not modules:
             return {}
-        kept = [module.eps for module in modules]
+        kept, program = [module.eps for module in modules], self.program
         golden = {name: leading(tensor).clone() for name, tensor in self.step(index, state).items()}
         try:
+            self.load(state)
+            self.program = replace(program, keeps=None)  # which would put back what is left out here
             for module in modules:
                 module.eps = 1e-100  # batch norm insists on more than 0
             mutated = self.step(index, dict(state))  # a state of its own: not to be remembered
         finally:
+            self.program = program
             for module, eps in zip(modules, kept, strict=True):
                 module.eps = eps
         return {

@@ -225,8 +225,9 @@ class Judge:
         self.fp64.memory, self.fp64.kept = unpacked("memory", seen), unpacked("keeps", seen)
         self.attributes.meet(step, seen)
         self.writes |= not seen["flag/inputs_intact"]
-        noisy, reassociated = bool(seen["flag/noisy"]), seen["flag/reassociated"] > 0
-        if seen["flag/reassociated"] == 0:
+        noisy, reordered = bool(seen["flag/noisy"]), int(seen["flag/reassociated"])
+        reassociated = reordered > 0
+        if reordered == 0:
             return  # there was nothing to take in another order
         moved = noisy or reassociated
         self._require_finite(seen)
@@ -287,7 +288,7 @@ class Judge:
         """What a user's step keeps in Python and is another one in every run, as a time: nothing to compare with."""
         if (memory := self.fp64.program.memory) is None:
             return
-        noisy = bool(seen["flag/noisy"]) or bool(seen["flag/reassociated"] > 0)
+        noisy = bool(seen["flag/noisy"]) or int(seen["flag/reassociated"]) > 0
         for name, packed in unpacked("remembers", seen).items():
             first, disturbed = self.remembered.setdefault((step, name), (packed, noisy))
             apart = memory.apart(packed, first)
@@ -375,7 +376,8 @@ class Judge:
         nothing but rounding."""
         found, scale = self.allowed.get((self.step, quantity.name), (Yardstick(), 0.0))
         larger = quantity.scale / scale if scale and quantity.scale > scale else 1.0
-        return found if larger == 1.0 else Yardstick(larger * found.rms, larger * found.peak)
+        blocks = None if found.blocks is None else larger * found.blocks
+        return Yardstick(larger * found.rms, larger * found.peak, blocks)
 
     def _plain(self, quantity: Quantity) -> Yardstick:
         return self.measured.get((self.step, quantity.name), Yardstick())

@@ -19,6 +19,7 @@ from pyarrow import parquet
 
 from optexp import discovery, runner
 from optexp.config import Experiment, resolve
+from optexp.draws import Draws
 from optexp.measurement import rounds
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
@@ -197,12 +198,12 @@ def test_controls_that_found_the_delay_are_remembered_and_say_from_when(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(rounds, "one_round", one_round)
     monkeypatch.setattr(rounds, "fingerprint", lambda session: "0")
-    for name in ("differences", "floor", "look_at_load"):
+    for name in ("differences", "floor", "look_at_load", "look_enough"):
         monkeypatch.setattr(rounds, name, lambda *_: 0.0)
     result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
     result.measurement = {"notes": [], "placement": {"text": ""}}
     session = SimpleNamespace(
-        protocol=Protocol(), result=result, experiment=SimpleNamespace(seed=0), watch=Stopwatch(),
+        protocol=Protocol(), result=result, experiment=SimpleNamespace(seed=0), draws=Draws("key"), prove=lambda arms: None, watch=Stopwatch(),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None), isolated=False, cores=[1],
         gpu=SimpleNamespace(free_mib=lambda: None), output=tmp_path,
     )  # fmt: skip
@@ -228,6 +229,7 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
 
     monkeypatch.setattr(rounds, "one_round", one_round)
     monkeypatch.setattr(rounds, "differences", lambda arms, result: {})
+    monkeypatch.setattr(rounds, "look_enough", lambda *_: None)
     monkeypatch.setattr(rounds, "floor", lambda session, arm: 0.0)
     result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
     result.baseline.busy_us, result.candidate.busy_us = 420.0, 950.0
@@ -237,6 +239,8 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
         protocol=Protocol(controls=False),
         result=result,
         experiment=SimpleNamespace(seed=0),
+        draws=Draws("key"),
+        prove=lambda arms: None,
         watch=Stopwatch(),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
         gpu=None,
@@ -304,10 +308,10 @@ def test_what_was_measured_is_written_down_however_it_ends(
         return into[-1], {"baseline": Mock()}
 
     monkeypatch.setattr(rounds, "one_round", one_round)
-    for name in ("differences", "floor", "look_at_load"):
+    for name in ("differences", "floor", "look_at_load", "look_enough"):
         monkeypatch.setattr(rounds, name, lambda *_: 0.0)
     session = SimpleNamespace(
-        protocol=Protocol(controls=False, processes_min=2), experiment=SimpleNamespace(seed=0), watch=Stopwatch(),
+        protocol=Protocol(controls=False, processes_min=2), draws=Draws("key"), prove=lambda arms: None, watch=Stopwatch(),
         result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0), gpu=None, isolated=False, cores=[1], output=tmp_path,
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
     )  # fmt: skip
@@ -329,10 +333,10 @@ def test_controls_that_were_run_again_are_written_down(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(rounds, "one_round", one_round)
     monkeypatch.setattr(rounds, "fingerprint", lambda session: "0")
-    for name in ("differences", "floor", "look_at_load"):
+    for name in ("differences", "floor", "look_at_load", "look_enough"):
         monkeypatch.setattr(rounds, name, lambda *_: 0.0)
     session = SimpleNamespace(
-        protocol=Protocol(), experiment=SimpleNamespace(seed=0), watch=Stopwatch(), gpu=None, isolated=False,
+        protocol=Protocol(), draws=Draws("key"), prove=lambda arms: None, watch=Stopwatch(), gpu=None, isolated=False,
         result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0), cores=[1], output=tmp_path,
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
     )  # fmt: skip
