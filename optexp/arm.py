@@ -38,7 +38,7 @@ from optexp.equivalence.trajectory import RATES, Rates
 from optexp.insight.calibration import calibrate
 from optexp.insight.trace import record
 from optexp.kernelkit.toolchain import counted
-from optexp.measurement import clock, heap, openmp, placement
+from optexp.measurement import clock, heap, openmp, persisting, placement
 from optexp.memory_plan import LEAST, PLANS, Sizes, capacity, choose, give_back
 from optexp.offered import Offered, Place
 from optexp.program import Batch, Feed, Outputs, Program, Snapshot, gradients, keeping, map_batch, tensors_of
@@ -586,10 +586,13 @@ class Arm:
         """Global settings as they are now, and the mode of the model."""
         return {**state.settings(), "model.training": self.program.model.training}
 
-    def tampered(self) -> list[str]:
+    def replaced(self) -> list[str]:
         """What this process measures time with or reads results by, and a strategy has replaced."""
-        replaced = set(state.tampered(self.program, self.originals)) - self.excused
-        return clock.tampered() + sorted(replaced | self.unlike)
+        return clock.tampered() + sorted(set(state.tampered(self.program, self.originals)) - self.excused)
+
+    def tampered(self) -> list[str]:
+        """The same, and results that may be computed when they are read."""
+        return [*self.replaced(), *sorted(self.unlike)]
 
     # --- measurement
 
@@ -813,9 +816,15 @@ class Arm:
 
     @cached_property
     def flush(self) -> Callable[[], object]:
-        """Writes twice the L2 cache: nothing that a step reads is left in it."""
+        """Writes twice the L2 cache: nothing that a step reads is left in it, nor in a part that was set aside."""
         size = 2 * torch.cuda.get_device_properties(self.device).L2_cache_size
-        return torch.empty(size, dtype=torch.uint8, device=self.device).zero_
+        write = torch.empty(size, dtype=torch.uint8, device=self.device).zero_
+
+        def flush() -> None:
+            persisting.give_up()
+            write()
+
+        return flush
 
     def dismiss(self) -> None:
         """Let go of threads that only look out for work: one that runs now works."""

@@ -130,6 +130,9 @@ def compare_once(session: Session, meanwhile: Callable[[], None]) -> None:
         missing = [e for e in examined.evidence if not e["engaged"]] if examined else []
         if missing:
             raise Stop(Verdict.NOT_ENGAGED, "; ".join(f"{name}{e['strategy']}: {e['text']}" for e in missing))
+    for examined in (candidate, baseline):
+        if examined and examined.referee.replaced and examined.distrust:  # then its results are not what was computed
+            raise Stop(Verdict.INVALID, examined.distrust)
     for name, examined in (("", candidate), ("the baseline itself: ", baseline)):
         if examined and not examined.verification.ok:
             raise Stop(Verdict.NOT_EQUIVALENT, name + examined.verification.headline)

@@ -40,6 +40,7 @@ class Referee:
     """One stack, the arms that judge it, and what its steps do.
 
     random:  steps of the bare program draw random numbers
+    replaced: its process has other functions than it began with, by which time is told or results are read
     carries: they change buffers, which the next one may begin with
     keeps:   names of what the model keeps in Python and every step changes
     """
@@ -49,6 +50,7 @@ class Referee:
     name: str
     random: bool = False
     carries: bool = False
+    replaced: bool = False
     keeps: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -148,6 +150,7 @@ class Referee:
 
     def distrust(self, candidate: Arm) -> str | None:
         """Why nothing that its process measures can be believed."""
+        self.replaced = bool(candidate.call("replaced"))
         if replaced := candidate.call("tampered"):
             return f"the {self.name} replaces {' and '.join(replaced)}: time and results are read by that"
         if MODES in self.found.state:

@@ -148,7 +148,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "BackwardOnDemand": ([*MLP, "workload.mode=forward_backward"], UNTRUSTED, "named_parameters"),
     "WorksInReset": (MATMUL, UNTRUSTED, "before a step asks"),
     "TheWholeBlockAtOnce": (WIDE_BLOCK, UNTRUSTED, "before a step asks"),
-    "TheBlockOnceItIsKnown": (WIDE_BLOCK, UNTRUSTED, "several"),
+    "TheBlockOnceItIsKnown": (WIDE_BLOCK, UNTRUSTED, "the candidate"),
     "TheFirstBatchForEver": (MATMUL, UNTRUSTED, "does not give the batches"),
     "TheFirstBatchForEver of a loader": (LOADER, UNTRUSTED, "does not give the batches"),
     "GivesNothing": (MATMUL, UNTRUSTED, "does not give the batches"),

@@ -203,7 +203,8 @@ def test_controls_that_found_the_delay_are_remembered_and_say_from_when(
     result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
     result.measurement = {"notes": [], "placement": {"text": ""}}
     session = SimpleNamespace(
-        protocol=Protocol(), result=result, experiment=SimpleNamespace(seed=0), draws=Draws("key"), prove=lambda arms: None, watch=Stopwatch(),
+        protocol=Protocol(), result=result, experiment=SimpleNamespace(seed=0), draws=Draws("key"),
+        prove=lambda arms: None, watch=Stopwatch(),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None), isolated=False, cores=[1],
         gpu=SimpleNamespace(free_mib=lambda: None), output=tmp_path,
     )  # fmt: skip
@@ -311,8 +312,9 @@ def test_what_was_measured_is_written_down_however_it_ends(
     for name in ("differences", "floor", "look_at_load", "look_enough"):
         monkeypatch.setattr(rounds, name, lambda *_: 0.0)
     session = SimpleNamespace(
-        protocol=Protocol(controls=False, processes_min=2), draws=Draws("key"), prove=lambda arms: None, watch=Stopwatch(),
-        result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0), gpu=None, isolated=False, cores=[1], output=tmp_path,
+        protocol=Protocol(controls=False, processes_min=2), draws=Draws("key"), prove=lambda arms: None,
+        watch=Stopwatch(), gpu=None, isolated=False, cores=[1], output=tmp_path,
+        result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
     )  # fmt: skip
     with pytest.raises(type(ends)):
