@@ -99,8 +99,9 @@ class Yardstick:
 
     def __or__(self, other: Yardstick) -> Yardstick:
         ours, theirs = self.blocks, other.blocks
-        both = ours is not None and theirs is not None
-        blocks = torch.maximum(ours, theirs) if both else theirs if ours is None else ours  # type: ignore[arg-type]
+        blocks = theirs if ours is None else ours
+        if ours is not None and theirs is not None and ours.shape == theirs.shape:
+            blocks = torch.maximum(ours, theirs)  # else of another batch, whose small columns are others
         return Yardstick(max(self.rms, other.rms), max(self.peak, other.peak), blocks)
 
 

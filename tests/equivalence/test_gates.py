@@ -266,3 +266,13 @@ def test_the_distribution_of_errors_counts_each_once() -> None:
     assert {place: share * 7 for place, share in enumerate(parts) if share} == pytest.approx(
         {0: 1, at[0]: 2, at[1]: 1, count - 1: 1}
     )
+
+
+def test_blocks_of_another_batch_leave_a_yardsticks_own_as_they_are() -> None:
+    """Columns that are small in one batch need not be in the next, so that there are more or fewer of them."""
+    ours, theirs = Yardstick(1.0, 2.0, torch.ones(3)), Yardstick(2.0, 1.0, torch.ones(4))
+    both = ours | theirs
+    assert (both.rms, both.peak) == (2.0, 2.0)
+    assert both.blocks is not None
+    assert len(both.blocks) == 3
+    assert (ours | Yardstick(0.0, 0.0, torch.full((3,), 2.0))).blocks.tolist() == [2.0] * 3  # type: ignore[union-attr]
