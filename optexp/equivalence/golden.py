@@ -23,11 +23,13 @@ from optexp.equivalence.noise import noisy
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.trajectory import Rates
 from optexp.memory_plan import give_back
-from optexp.program import Batch, Packed, gradients, keeping, map_batch, tensors_of
+from optexp.program import Batch, Packed, Program, gradients, keeping, map_batch, tensors_of
 from optexp.sparse import is_sparse, parts
+from optexp.stopwatch import Stopwatch
 from optexp.workload import Workload
 
 WIDEST = {"float64", "complex128"}
+TRIED_S = 8.0  # seconds of steps on the host: when so many have passed there are no more
 ZERO = 2.0**-40  # of its terms: a sum in float64 of which no more is left is zero in exact arithmetic
 SUSPECT = 1e-9  # of the largest gradient: one that may be
 ROUNDED = 1e-4  # how far rates may be apart that only differ in how they were rounded
@@ -69,6 +71,8 @@ class Golden:
         self.known: dict[int, Observation] = {}
         self.cancelled: dict[str, float] | None = None
         self.terms_of: dict[str, float] | None = None
+        self.on_host: Program | None = None  # for what may end a process that uses the card
+        self.watch = Stopwatch()
         self.memory: Packed = {}  # of the baseline, before the step to come
         self.kept: Packed = {}  # likewise of its model
         self.met: dict[str, Tensor] = {}  # of the first batch of the seed before, some elements
@@ -114,6 +118,8 @@ class Golden:
             drawn = [families.of(family, batch, self.targets, self.workload.bounded) for batch in usual]
             if family in families.FAMILIES and drawn[0] is usual[0]:
                 raise NoReference("no input takes such values")
+            if family in families.FAMILIES and self.drawn_on.type == "cuda":
+                self._try_on_host(drawn[0])
         self._take([map_batch(lambda t: t.to(self.dtype) if t.is_floating_point() else t, b) for b in drawn], family)
         if family in (families.NORMAL, families.ONE_BY_ONE):
             before, self.met = self.met, _some(self.batches[0])
@@ -121,6 +127,20 @@ class Golden:
             first, *others = [tensors_of(batch) for batch in self.batches]
             self.varied |= before.keys() - alike(before, self.met) if before else set()
             self.varied |= {name for other in others for name in first.keys() - alike(first, other)}
+
+    def _try_on_host(self, batch: Batch) -> None:
+        """An assertion of a kernel, as of a cross entropy whose inputs must lie between 0 and 1, ends a process that uses
+        the card: unusual inputs go through the model on the host first, where they only raise."""
+        if self.watch.seconds.get("host", 0.0) > TRIED_S:
+            return
+        host = torch.device("cpu")
+        try:
+            with self.watch.phase("host"), InFloat64(self.dtype), NoDropout():
+                self.on_host = self.on_host or self.workload.build(host, torch.float64, self.seed)
+                self.on_host.step(self.on_host, map_batch(lambda t: _widened(t, host), batch))
+        except (RuntimeError, ValueError, IndexError) as problem:
+            text = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+            raise NoReference(f"the model does not take such values: {text}") from problem
 
     def turn_parameters(self) -> None:
         """Of what all arms begin with."""
@@ -247,10 +267,7 @@ class Golden:
 
     def _widened(self, tensor: Tensor) -> Tensor:
         """A copy, where fp64 runs."""
-        wide = (
-            torch.float64 if tensor.is_floating_point() else torch.complex128 if tensor.is_complex() else tensor.dtype
-        )
-        return tensor.to(self.device, wide, copy=True)
+        return _widened(tensor, self.device)
 
     def start_of(self, index: int, seen: Observation) -> Mapping[str, Tensor]:
         """What an arm started a step from."""
@@ -351,6 +368,11 @@ class Golden:
             for name, tensor in mutated.items()
             if tensor.is_floating_point() and name in golden
         }
+
+
+def _widened(tensor: Tensor, device: torch.device) -> Tensor:
+    wide = torch.float64 if tensor.is_floating_point() else torch.complex128 if tensor.is_complex() else tensor.dtype
+    return tensor.to(device, wide, copy=True)
 
 
 def before(observation: Mapping[str, Tensor]) -> Observation:

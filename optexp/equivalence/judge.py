@@ -153,6 +153,7 @@ class Judge:
             "reassociated_runs": reassociation.RUNS,
             "noisy_steps": TIES * len(self.batches) if ties else RUNS if noisy else 0,
             "unit": self.row.unit,
+            "unit_used": max(self.row.unit, self.coarsest / 2),  # TF32's, where torch allows it
             "in_turns": self.in_turns,
             "anew": self.fp64.anew,
             "others_learn": self.fp64.trains and self.fp64.program.optimizer is None,

@@ -500,7 +500,7 @@ def power(trial: Trial) -> None:
 def follow(trial: Trial, seed: int) -> None:
     """The loss over many steps, beside what one rounding of the parameters makes of the baseline's."""
     info = trial.load(seed, NORMAL, 8)
-    unit, every = info["unit"], range(info["steps"])
+    unit, every = info["unit_used"], range(info["steps"])
     yardstick = trial.turn(trial.yardstick, *every)
     plain = yardstick.call("losses", unit=0.0, seed=0)
     moved = [yardstick.call("losses", unit=unit, seed=run + 1) for run in range(trajectory.PERTURBED)]

@@ -32,7 +32,7 @@ LARGEST = 32  # size of a dimension in a problem file that is scaled for a CPU
 
 WORKLOADS: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {  # modes, and sizes of which ten share a machine
     "add": (("forward", "forward_backward"), {"size": 65536}),
-    "bert": (("forward", "forward_backward", "train"), {"vocabulary": 256, "sequence": 16, "hidden": 64}),
+    "bert": (("forward", "forward_backward", "train"), {"vocabulary": 256, "sequence": 16, "hidden": 64, "heads": 4}),
     "branches": (("forward", "forward_backward", "train"), {"batch_size": 32, "dim": 64, "layers": 2}),
     "causal_lm": (("forward", "train"), {"vocabulary": 256, "sequence": 16}),
     "cdist": (("forward", "forward_backward"), {}),

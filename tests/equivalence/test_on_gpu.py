@@ -10,7 +10,8 @@ from torch import nn
 
 from optexp.equivalence import gates
 from optexp.equivalence.autocast import autocast
-from optexp.equivalence.golden import Golden
+from optexp.equivalence.families import NORMAL
+from optexp.equivalence.golden import Golden, NoReference
 from optexp.equivalence.judge import Judge
 from optexp.program import Program
 from optexp.strategy import REASSOCIATES, precision
@@ -154,3 +155,27 @@ def test_small_tensors_are_judged_on_the_cpu_and_large_ones_where_they_are_alike
     assert gates.measure("output", there, 1.0, yardstick, yardstick, limits).ok
     assert gates.identical(candidate.cuda(), candidate.cuda())
     assert gates.structure(candidate.cuda(), candidate.cuda()) is None
+
+
+class Probability(nn.Module):
+    """A loss whose kernel asserts that what it is given lies between 0 and 1: the process cannot use the card after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(192, 192)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        target = x.flatten(1)
+        return nn.functional.binary_cross_entropy(self.lin(target).sigmoid(), target)
+
+
+def test_inputs_that_a_kernel_would_assert_on_are_tried_on_the_host(net) -> None:
+    class Images(net):
+        def batch(self, generator: torch.Generator):
+            return tuple(t.sigmoid() if t.is_floating_point() else t for t in super().batch(generator))
+
+    golden = Golden(Images(mode="forward", make=Probability), CUDA, torch.float32, 7)
+    with pytest.raises(NoReference, match="does not take such values"):
+        golden.draw(0, 1, "large")
+    golden.draw(0, 1, NORMAL)
+    assert golden.step(0, golden.initial)["out/output"].isfinite()
