@@ -129,8 +129,8 @@ class Golden:
             self.varied |= {name for other in others for name in first.keys() - alike(first, other)}
 
     def _try_on_host(self, batch: Batch) -> None:
-        """Raise on the host what an assertion of a kernel, as of a cross entropy of what lies beyond 0 and 1, would make
-        of a process on the card: its end."""
+        """Raise on the host first: an assertion of a kernel, as of a cross entropy of what lies beyond 0 and 1, ends a
+        process that uses the card."""
         if self.watch.seconds.get("host", 0.0) > TRIED_S:
             return
         host = torch.device("cpu")
