@@ -12,6 +12,7 @@ from optexp.equivalence.bits import REPEATS, SURE, Bits, promised
 from optexp.equivalence.families import FAMILIES, NONCONTIGUOUS, NORMAL, ONE_BY_ONE
 from optexp.equivalence.far_off import FarOff
 from optexp.equivalence.gates import broken
+from optexp.equivalence.quantities import whole
 from optexp.equivalence.slopes import PROVES
 from optexp.program import unreadable
 from optexp.reporting.wording import unchecked_bits
@@ -493,7 +494,7 @@ def power(trial: Trial) -> None:
             verification.visible[found["tensor"]] = found["visible"]
     outputs = [m for m in trial.messages if "/" not in m["tensor"] and m["error_rms"] is not None]
     if outputs:
-        tensor = max(outputs, key=lambda m: m["used"])["tensor"]
+        tensor = whole(max(outputs, key=lambda m: m["used"])["tensor"])  # small columns come and go
         verification.distribution = {"tensor": tensor, **trial.reference.call("distribution", tensor=tensor)}
 
 

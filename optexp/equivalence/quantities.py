@@ -118,9 +118,14 @@ def is_noise(quantity: Quantity, error: float) -> bool:
     return quantity.name.endswith(UNMASKED) and error >= quantity.scale
 
 
+def whole(name: str) -> str:
+    """The name of the tensor that a part is of."""
+    return name.removesuffix(UNMASKED).removesuffix(COLUMNS).removesuffix(CHANNELS)
+
+
 def source(quantity: str, when: str = "after") -> str:
     """The observation's name of a quantity."""
-    quantity = quantity.removesuffix(UNMASKED).removesuffix(COLUMNS).removesuffix(CHANNELS)
+    quantity = whole(quantity)
     if quantity.startswith("change/"):
         return quantity.replace("change/", f"{when}/param/", 1)
     return f"{when}/{quantity}" if quantity.startswith("optimizer/") else quantity

@@ -36,7 +36,6 @@ _BITS = {
     torch.bfloat16: (torch.int16, 2**3 - 1),
     torch.float16: (torch.int16, 2**4 - 1),
 }
-_aten = torch.ops.aten
 _POINTWISE = """
     add sub rsub mul div true_divide reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p pow square sin cos
     tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid silu gelu elu
