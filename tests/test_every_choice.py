@@ -44,6 +44,15 @@ TINY = {
     "vision": ["workload.architecture=resnet18", "workload.image=32", "workload.classes=10"],
 }
 COMPILED = {"elementwise", "gelu", "mlp", "softmax"}  # the others' compilation takes too long for every day
+FEW = {"lenet5", "mlp", "softmax", "training"}  # an operation, a forward pass, images, a loop
+ALIKE = {
+    "fused_optimizer",
+    "inference_mode",
+    "inplace",
+    "channels_last",
+} | {  # the latter refuse a CPU
+    *("cuda_graph", "memory_pool", "pinned_memory", "prefetch", "streams", "tf32", "cpu_affinity", "replace"),
+}
 OUTSIDE = Path(__file__).parent / "outside"
 SHARED = Path("/dev/shm")
 WRONG = {Verdict.ERROR, Verdict.NOT_EQUIVALENT, Verdict.UNVERIFIED, Verdict.INVALID}
@@ -70,6 +79,7 @@ def run(folder: Path, *overrides: str) -> Result:
 
 def combination(workload: str, strategy: str) -> Any:
     slow = strategy in ("fusion", "compiled_optimizer") and workload not in COMPILED
+    slow |= strategy in ALIKE and workload not in FEW
     return pytest.param(workload, strategy, marks=pytest.mark.slow if slow else ())
 
 

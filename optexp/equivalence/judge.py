@@ -459,7 +459,8 @@ class Judge:
             return "", False  # of a gradient that is nothing but rounding
         terms = self.fp64.all_terms.get(quantity.name, 0.0) if kind == "grad" and self._is_low(quantity) else 0.0
         plain = self._plain(quantity).rms
-        return unseen(plain, limit, spread, quantity.scale, terms, quantity.limits.row.unit, self.coarsest)
+        found = finding.allowed["G1"][0]
+        return unseen(found, plain, limit, spread, quantity.scale, terms, quantity.limits.row.unit, self.coarsest)
 
     def _is_low(self, quantity: Quantity) -> bool:
         """Whether something was computed in less than float32."""

@@ -1,4 +1,5 @@
-"""Would a wrong value have been seen? The smallest error that fails a gate must be small beside the tensor.
+"""Would a wrong value have been seen? The smallest error that fails a gate, or the error that there is, must be small
+beside the tensor.
 
 Nothing is verified that was not seen: a yardstick of half the tensor's size lets any tensor pass. A baseline that lies
 further from float64 than its rounding can bring it has another program for a reference.
@@ -15,11 +16,19 @@ APART_UNITS = 64.0  # and by so many u of the coarsest arithmetic that it uses
 
 
 def unseen(
-    plain: float, limit: float, spread: float | None, scale: float, terms: float, unit: float, coarsest: float
+    found: float,
+    plain: float,
+    limit: float,
+    spread: float | None,
+    scale: float,
+    terms: float,
+    unit: float,
+    coarsest: float,
 ) -> tuple[str, bool]:
     """Why a wrong value could not be told from a right one, empty where it could; and whether float64's is another
     program's.
 
+    found:    RMS error of the candidate against float64: what is known to be right needs no tighter limit
     plain:    RMS error of the baseline against float64;  limit: of G1;  scale: s (RMS of the tensor)
     spread:   RMS of what reassociated and noisy runs move the baseline by; None where there were none
     terms:    RMS over elements of Σ|terms|, of sums that cancel
@@ -33,6 +42,7 @@ def unseen(
         return f"the baseline is {shares}", True
     unit = max(unit, coarsest / 2)
     low = unit > TOLERANCES["float32"].unit
-    if limit <= max(SEEN, SEEN_UNITS * unit * low) * scale or (low and limit <= SEEN_UNITS * unit * terms):
+    hidden = min(limit, found)
+    if hidden <= max(SEEN, SEEN_UNITS * unit * low) * scale or (low and hidden <= SEEN_UNITS * unit * terms):
         return "", False
     return f"rounding alone moves the baseline's so far that {limit / scale:.2g} of its size would pass", False

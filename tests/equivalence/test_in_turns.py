@@ -100,7 +100,7 @@ def verified(make: Callable[[], nn.Module], plan: int) -> Verification:
     return verify(*arms, Plan(range(2), in_turns=plan > 0), REASSOCIATES)
 
 
-@pytest.mark.parametrize("plan", [0, 1, LEAST, LEAST + 1])
+@pytest.mark.parametrize("plan", [0, pytest.param(1, marks=pytest.mark.slow), LEAST])
 @pytest.mark.parametrize("make", [Scaled, Wrong, Writes])
 def test_the_verdict_is_the_same_however_little_is_held(make: Callable[[], nn.Module], plan: int) -> None:
     found = verified(make, plan)

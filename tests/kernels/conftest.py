@@ -66,3 +66,10 @@ def much_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         fcntl.flock(turn, fcntl.LOCK_EX)
         yield
         torch.cuda.empty_cache()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Interpreted, float16 goes the way of bfloat16 and takes minutes; on a GPU every dtype runs."""
+    for item in items:
+        if "test_as_good_as_the_reference[" in item.name and "interpreted" in item.name and "-float16" in item.name:
+            item.add_marker(pytest.mark.slow)
