@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -299,7 +300,9 @@ def test_cheats_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Re
     assert Result.read(tmp_path / "result.json").speedup is None
 
 
-@pytest.mark.parametrize(("overrides", "stack"), every_day(HONEST), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("overrides", "stack"), every_day(HONEST), ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_honest_controls_pass(
     overrides: list[str], stack: str, tmp_path: Path, count: list[tuple[str, Result]]
 ) -> None:
