@@ -179,6 +179,7 @@ HELP = {
     "NoReference",
 }
 
+
 def every_day(controls: list[tuple[list[str], str]]) -> list[Any]:
     """Each takes seconds, and they are many: one in six is quick, the others are marked slow."""
     return [
