@@ -22,7 +22,38 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported: kernels then run in Python
 
 
+# Tests with many parameters that take one way through the code: of so many one runs every day, the others are slow.
+THINNED = {
+    "test_gradgradcheck": 4,
+    "test_gradcheck": 3,
+    "test_any_layout": 3,
+    "test_ops_are_registered_as_torch_wants_them": 2,
+    "test_as_good_as_the_reference": 2,
+    "test_honest_candidates_pass_on_every_seed": 3,
+    "test_honest_training_passes_on_every_seed": 2,
+    "test_cheats_are_caught": 2,
+    "test_honest_controls_pass": 12,
+}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    thin(items)
+    skip_where_there_is_no_gpu(items)
+
+
+def thin(items: list[pytest.Item]) -> None:
+    met = dict.fromkeys(THINNED, 0)
+    for item in items:
+        name = getattr(item, "originalname", item.name)
+        if name not in met or item.get_closest_marker("gpu") or item.get_closest_marker("slow"):
+            continue
+        if met[name] % THINNED[name]:
+            item.add_marker(pytest.mark.slow)
+        met[name] += 1
+
+
+def skip_where_there_is_no_gpu(items: list[pytest.Item]) -> None:
     """Tests marked `gpu` are skipped where there is none."""
     if not torch.cuda.is_available():
         for item in items:

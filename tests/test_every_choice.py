@@ -46,6 +46,7 @@ TINY = {
 COMPILED = {"elementwise", "gelu", "mlp", "softmax"}  # the others' compilation takes too long for every day
 FEW = {"lenet5", "mlp", "softmax", "training"}  # an operation, a forward pass, images, a loop
 ALIKE = {
+    "amp",
     "fused_optimizer",
     "inference_mode",
     "inplace",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -180,13 +179,6 @@ HELP = {
 }
 
 
-def every_day(controls: list[tuple[list[str], str]]) -> list[Any]:
-    """Each takes seconds, and they are many: one in six is quick, the others are marked slow."""
-    return [
-        pytest.param(*control, marks=pytest.mark.slow if index % 6 else ()) for index, control in enumerate(controls)
-    ]
-
-
 HONEST: list[tuple[list[str], str]] = [
     *(([*MLP, f"workload.mode={mode}"], "") for mode in ("forward", "forward_backward", "train")),
     *(([*MLP, f"workload.mode={mode}"], "amp") for mode in ("forward", "forward_backward", "train")),
@@ -301,9 +293,7 @@ def test_cheats_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Re
     assert Result.read(tmp_path / "result.json").speedup is None
 
 
-@pytest.mark.parametrize(
-    ("overrides", "stack"), every_day(HONEST), ids=lambda value: value if isinstance(value, str) else ""
-)
+@pytest.mark.parametrize(("overrides", "stack"), HONEST, ids=lambda value: value if isinstance(value, str) else "")
 def test_honest_controls_pass(
     overrides: list[str], stack: str, tmp_path: Path, count: list[tuple[str, Result]]
 ) -> None:

@@ -62,9 +62,7 @@ def caught(folder: Path, cheat: str, preset: list[str], how: list[str]) -> Resul
     return result
 
 
-@pytest.mark.parametrize(
-    "preset", [["measurement=quick"], pytest.param(DEFAULT, marks=pytest.mark.slow)], ids=["quick", "default"]
-)
+@pytest.mark.parametrize("preset", [["measurement=quick"], DEFAULT], ids=["quick", "default"])
 @pytest.mark.parametrize("cheat", IN_PROCESS)
 def test_cheats_are_caught(cheat: str, preset: list[str], tmp_path: Path, count: list[tuple[str, Result]]) -> None:
     count.append(("cheat", caught(tmp_path, cheat, preset, ["device=cpu", "isolation=none"])))
