@@ -158,10 +158,10 @@ def test_a_family_without_a_yardstick_is_noted(check, net):
         def forward(self, x):
             return (x * 1e4 + 1e13 * (x.mean() > 10)) - 1e13 * (x.mean() > 10)
 
-    def exact(program):
-        return replace(program, forward=lambda x: x * 1e4)
+    def wrong(program):
+        return replace(program, forward=lambda x: x * 1e4 * (1 + 0.04 * (x.mean() > 10)))
 
-    found = check(net(mode="forward", make=Cancelling), exact, families=["offset"])
+    found = check(net(mode="forward", make=Cancelling), wrong, families=["offset"])
     assert found.ok
     assert not found.undecided
     assert any("offset prove nothing" in note for note in found.notes)
