@@ -30,7 +30,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Holdings:
-    """Of a program, before a strategy works on it.
+    """Names and addresses of a program's parameters and buffers, before a strategy is applied.
 
     strangers: identities of tensors that its optimizer updates outside the model
     """

@@ -109,7 +109,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Kept:
-    """Of one timed block: its end, and a digest of every tensor after its last step."""
+    """The end of one timed block, and a digest of every tensor after its last step."""
 
     end: End
     left: Imprint

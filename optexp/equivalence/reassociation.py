@@ -9,6 +9,7 @@ sees how far honest implementations lie apart, where the baseline by itself may 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from random import Random
 from typing import Any
@@ -150,17 +151,14 @@ class Reassociated(TorchDispatchMode):
         return self.generators[device]
 
 
-class _inside:  # noqa: N801
-    """The same mode for what a decomposition calls; attention is chosen already."""
-
-    def __init__(self, mode: Reassociated) -> None:
-        self.mode = mode
-
-    def __enter__(self) -> None:
-        TorchDispatchMode.__enter__(self.mode)
-
-    def __exit__(self, *error: Any) -> None:
-        TorchDispatchMode.__exit__(self.mode, *error)
+@contextmanager
+def _inside(mode: Reassociated) -> Iterator[None]:
+    """The same mode for the operators of a decomposition; the kind of attention is chosen already."""
+    TorchDispatchMode.__enter__(mode)
+    try:
+        yield
+    finally:
+        TorchDispatchMode.__exit__(mode, None, None, None)
 
 
 def _is_plain(tensor: Tensor) -> bool:
