@@ -56,6 +56,7 @@ MOST_OVERFLOWS = 40  # steps in which a loss scale may fall
 HEADROOM = 4.0  # by how much, where no optimizer ever lets it fall again: other batches have larger gradients
 NOVEL = 5  # sets of batches that an arm has not met; two where they take longer than
 NOVEL_S = 4.0
+FEW_REPEATS, REPEATS_S = 32, 20.0
 SOME = 3  # steps that are repeated to see whether they can be
 OWN, ONCE, AGAIN = range(3)  # kinds of blocks: of the batches that are timed, of others the first time, the second
 COLD_STEPS = 99  # of a block with emptied caches, which take longer to empty than most steps; no multiple of batches
@@ -566,13 +567,19 @@ class Arm:
             return repeats(self.program, self.fresh[0], self.initial, times)
 
     def varying(self, times: int, step: int = 0, repeating: bool = False) -> list[str]:
-        """What the program does not repeat bit for bit on a fresh batch.
+        """Names of tensors whose bits differ between repeated steps on one fresh batch.
 
+        times:     repetitions; fewer, though at least `FEW_REPEATS`, once `REPEATS_S` have passed
         repeating: under deterministic algorithms
         """
         self.restore(fresh=True)
+        batch, found, end = self.fresh[step % len(self.fresh)], set[str](), clock.now() + REPEATS_S
         with self.quiet(), bits.deterministic() if repeating else nullcontext():
-            return bits.varying(self.program, self.fresh[step % len(self.fresh)], self.initial, times)
+            for done in range(0, times, FEW_REPEATS):
+                if done and clock.now() > end:
+                    break
+                found |= set(bits.varying(self.program, batch, self.initial, min(times - done, FEW_REPEATS)))
+        return sorted(found)
 
     def throw(self, unit: float) -> dice.Throws:
         """One step with many seeds, where it draws random numbers."""
