@@ -10,13 +10,14 @@ import cloudpickle
 import yaml
 
 from optexp import discovery
-from optexp.config import build, plain
+from optexp.errors import Unsupported
 from optexp.insight.breakdown import Breakdown
 from optexp.insight.calibration import Calibration
 from optexp.insight.diagnosis import Bottleneck, diagnose, narrowed, parse
 from optexp.insight.trace import Trace
+from optexp.schema import build, plain
 from optexp.session import Arm
-from optexp.strategy import Strategy, Unsupported, compose
+from optexp.strategy import Strategy, compose
 
 
 def advise(

@@ -10,8 +10,8 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from optexp import sparse
-from optexp.config import ConfigError
 from optexp.equivalence.gates import identical
+from optexp.errors import ConfigError
 from optexp.program import Alias, Program
 
 SHOWN = 3  # names in a sentence

@@ -22,10 +22,9 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from optexp import commandline, discovery, runner
-from optexp.config import ConfigError
+from optexp.errors import ConfigError, NotCovered
 from optexp.reporting import terminal
 from optexp.result import Result
-from optexp.takehome.inlining import NotCovered
 from optexp.takehome.ownlisting import Spelled
 from optexp.usermodel.own import Own, Parts
 from optexp.usermodel.usercode import Copies, kind, maker, travelling

@@ -21,13 +21,11 @@ from torch import Tensor
 
 from optexp import sparse
 from optexp.aliasing import holdings, matched
-from optexp.config import ConfigError
 from optexp.equivalence import bits, dice, families, state, trajectory
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.gates import finite
 from optexp.equivalence.generic import turn_parameters, vary
-from optexp.equivalence.golden import NoReference
 from optexp.equivalence.imprint import Imprint, imprint, left_behind
 from optexp.equivalence.missed import LOOKS, End
 from optexp.equivalence.noise import disturbed
@@ -35,6 +33,7 @@ from optexp.equivalence.observation import Observation, carried, observed, overw
 from optexp.equivalence.parting import Passed, watched
 from optexp.equivalence.poison import stain
 from optexp.equivalence.trajectory import RATES, Rates
+from optexp.errors import ConfigError, NoReference, Unsupported
 from optexp.insight.calibration import calibrate
 from optexp.insight.trace import record
 from optexp.kernelkit.toolchain import counted
@@ -43,7 +42,7 @@ from optexp.memory_plan import LEAST, PLANS, Sizes, capacity, choose, give_back
 from optexp.offered import Offered, Place
 from optexp.program import Batch, Feed, Outputs, Program, Snapshot, gradients, keeping, map_batch, tensors_of
 from optexp.reading import read
-from optexp.strategy import REASSOCIATES, Composed, Contract, Notes, Strategy, Unsupported, captures, compose
+from optexp.strategy import REASSOCIATES, Composed, Contract, Notes, Strategy, captures, compose
 from optexp.takehome.repro import Script
 from optexp.usermodel import likeness
 from optexp.usermodel.modelstate import same

@@ -7,7 +7,8 @@ import re
 from hydra.errors import CompactHydraException, InstantiationException, MissingConfigException, OverrideParseException
 
 from optexp import discovery
-from optexp.config import ConfigError, suggest
+from optexp.errors import ConfigError
+from optexp.schema import suggest
 
 OVERRIDE = re.compile(r"([\w.]+)=(.*)", re.DOTALL)
 STACK = re.compile(r"\[[^]]*\]|[\w/-]+(?:\+[\w/-]+)+")

@@ -24,7 +24,8 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from optexp.api import compose
-from optexp.config import ConfigError, resolve
+from optexp.config import resolve
+from optexp.errors import ConfigError
 from optexp.kernelkit import extension
 from optexp.measurement import rounds, statistics
 from optexp.measurement.gpu import Gpu

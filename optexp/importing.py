@@ -17,8 +17,7 @@ from pathlib import Path
 from traceback import extract_tb
 from types import FunctionType, ModuleType
 
-from optexp.config import ConfigError
-from optexp.strategy import first_line
+from optexp.errors import ConfigError, first_line
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from optexp.config import ConfigError, suggest
+from optexp.errors import ConfigError
 from optexp.importing import as_script, import_file, imported
+from optexp.schema import suggest
 
 
 def find(target: str, key: str) -> Any:

@@ -14,21 +14,21 @@ from statistics import median
 from omegaconf import DictConfig
 
 from optexp.conclusion import conclude
-from optexp.config import ConfigError, resolve
+from optexp.config import resolve
+from optexp.errors import FORGED, UNTIMED, ConfigError, Failure, Unsupported
 from optexp.examination import Profile, advised, examine, profile
 from optexp.insight.diagnosis import Bottleneck, suggestion
 from optexp.insight.explanation import explain
 from optexp.measurement import textbook
 from optexp.measurement.rounds import measure, refuse_company, say_how_to_lock
-from optexp.measurement.sampling import UNTIMED
 from optexp.reporting import record, terminal
 from optexp.reporting.terminal import Progress
 from optexp.reporting.wording import at_precision, replayed, unchecked_bits
 from optexp.result import ArmSummary, Result, Verdict
 from optexp.session import Session, Stop, alongside, choose_device
 from optexp.stopwatch import Stopwatch, process_age_s
-from optexp.strategy import Strategy, Unsupported, compose
-from optexp.workers.processes import FORGED, Failure, describe
+from optexp.strategy import Strategy, compose
+from optexp.workers.processes import describe
 from optexp.workload import Workload
 
 ADVICE = "so it did with {tried}: use smaller inputs, or a device with more memory"

@@ -21,8 +21,9 @@ import torch
 
 from optexp import discovery
 from optexp.arm import Spec
-from optexp.config import ConfigError, Experiment, build
+from optexp.config import Experiment
 from optexp.draws import Draws
+from optexp.errors import ConfigError, Failure
 from optexp.measurement import placement
 from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.forecast import Steps, announcement, total_s
@@ -31,11 +32,12 @@ from optexp.measurement.protocol import Protocol
 from optexp.memory_plan import PLANS, thriftier
 from optexp.reporting.terminal import Progress
 from optexp.result import Result, Verdict
+from optexp.schema import build
 from optexp.stopwatch import Stopwatch
 from optexp.strategy import REASSOCIATES, Composed, Contract, Strategy, environment
 from optexp.tf32 import allow_tf32, tf32_allowed
 from optexp.workers.launching import launcher
-from optexp.workers.processes import Failure, InProcess, Launcher, Worker
+from optexp.workers.processes import InProcess, Launcher, Worker
 
 RECORD_SCHEMA = 1
 # Packages that all arms may find imported: importing any other may change more than how long that takes.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
 from functools import total_ordering
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from optexp.errors import Unsupported as Unsupported  # extensions import these from here
+from optexp.errors import first_line as first_line
+from optexp.errors import refusing as refusing
 
 if TYPE_CHECKING:
     import torch
@@ -77,28 +80,6 @@ class Evidence:
 
     engaged: bool
     text: str
-
-
-class Unsupported(Exception):
-    """A strategy cannot apply here; the message says why and what to do, in words a user can act on."""
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, for such a message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-@contextmanager
-def refusing(what: str, advice: str) -> Iterator[None]:
-    """An error inside is a reason, `what` (the error): `advice`; the plain program has none, or says so first."""
-    from torch import OutOfMemoryError  # torch takes long to import, and the command line can do without
-
-    try:
-        yield
-    except (OutOfMemoryError, Unsupported):
-        raise
-    except Exception as error:
-        raise Unsupported(f"{what} ({first_line(error)}): {advice}") from error
 
 
 @dataclass

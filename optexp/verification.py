@@ -17,6 +17,7 @@ from optexp.equivalence.protocol import Plan, Verification, failure, verify, ver
 from optexp.equivalence.recheck import recheck
 from optexp.equivalence.state import MODES, undeclared
 from optexp.equivalence.watched import Watched
+from optexp.errors import Failure, Unsupported
 from optexp.insight.trace import Trace
 from optexp.measurement.rounds import SIZES
 from optexp.measurement.sampling import Sample
@@ -24,8 +25,7 @@ from optexp.reporting.wording import duration
 from optexp.result import Verdict
 from optexp.session import Arm, Session, Stop
 from optexp.stopwatch import Stopwatch
-from optexp.strategy import Strategy, Unsupported, contract
-from optexp.workers.processes import Failure
+from optexp.strategy import Strategy, contract
 from optexp.workload import Workload
 
 NOVELTY = 1.2, 1.5  # how many times longer fresh batches may take than those met before, at least and at most

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from optexp.config import ConfigError, one_of
+from optexp.errors import ConfigError, Unsupported
 from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, Step, keeping, placed, prime
-from optexp.strategy import Unsupported
+from optexp.schema import choice
 
 if TYPE_CHECKING:
     from optexp.takehome.inlining import Inliner
@@ -36,7 +36,7 @@ class Workload(ABC):
     operation: ClassVar[bool] = False  # a single one: whether its inputs lie in the cache is then half of its time
     preload: ClassVar[tuple[str, ...]] = ()  # slow imports, made once before arms are forked, where installed
 
-    mode: str = one_of("forward", "forward_backward", "train")
+    mode: str = choice("forward", "forward_backward", "train")
 
     @property
     def name(self) -> str:

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from optexp.config import one_of
+from optexp.errors import refusing
 from optexp.program import Program, preserved, to_device
-from optexp.strategy import Contract, Counters, Evidence, Notes, Stage, Strategy, precision, refusing
+from optexp.schema import choice
+from optexp.strategy import Contract, Counters, Evidence, Notes, Stage, Strategy, precision
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
@@ -31,7 +32,7 @@ class Amp(Strategy):
 
     stage = Stage.PRECISION
 
-    dtype: str = one_of("bfloat16", "float16")
+    dtype: str = choice("bfloat16", "float16")
 
     @property
     def contract(self) -> Contract:

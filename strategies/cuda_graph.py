@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from optexp.config import one_of
+from optexp.errors import Uncapturable, Unsupported
 from optexp.feeds import settings
 from optexp.program import Batch, Outputs, Program, tensors_of
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported
-from optexp.transforms.capture import CapturedStep, Uncapturable, capture, graph_model
+from optexp.schema import choice
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
+from optexp.transforms.capture import CapturedStep, capture, graph_model
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
@@ -39,7 +40,7 @@ class CudaGraph(Strategy):
 
     stage = Stage.CAPTURE
 
-    scope: str = one_of("step", "forward_backward", "model")
+    scope: str = choice("step", "forward_backward", "model")
     warmup: int = 3
 
     def __post_init__(self) -> None:

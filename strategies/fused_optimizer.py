@@ -11,9 +11,10 @@ import torch
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optexp.config import one_of
+from optexp.errors import refusing
 from optexp.program import Program, clear_gradients, preserved
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, refusing
+from optexp.schema import choice
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace
@@ -31,7 +32,7 @@ class FusedOptimizer(Strategy):
 
     stage = Stage.OPTIMIZER
 
-    implementation: str = one_of("fused", "foreach")
+    implementation: str = choice("fused", "foreach")
 
     @property
     def excludes(self) -> frozenset[str]:

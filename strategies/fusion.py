@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from optexp.config import one_of
+from optexp.errors import Unsupported, first_line, refusing
 from optexp.kernelkit import toolchain
 from optexp.program import Batch, Outputs, Program, Step, preserved, tensors_of, to_device
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported, first_line, grouped, refusing
+from optexp.schema import choice
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, grouped
 from optexp.takehome.carrying import carried
 from optexp.transforms.torchscript import CALLS_TO_SETTLE, Scripted, fused_groups
 
@@ -40,8 +41,8 @@ class Fusion(Strategy):
     stage = Stage.COMPILE
     preload = ("torch._dynamo", "torch._inductor.compile_fx")
 
-    backend: str = one_of("inductor", "torchscript", "kernels", "cuda")
-    mode: str = one_of("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+    backend: str = choice("inductor", "torchscript", "kernels", "cuda")
+    mode: str = choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
     fullgraph: bool = False
     dynamic: bool | None = None
 

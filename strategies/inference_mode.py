@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from optexp.errors import refusing
 from optexp.program import Batch, Outputs, Program, Step, preserved
-from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy, refusing
+from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
 
 if TYPE_CHECKING:
     from optexp.insight.trace import Trace

@@ -14,8 +14,9 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.shape_prop import ShapeProp
 
+from optexp.errors import Unsupported, refusing
 from optexp.program import Program, to_device
-from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy, Unsupported, refusing
+from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
 from optexp.takehome.inlining import code_of
 from optexp.transforms.tracing import Tracer
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from optexp.config import one_of
 from optexp.program import Batch, Outputs, Program, Step, preserved
+from optexp.schema import choice
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class MemoryPool(Strategy):
 
     stage = Stage.MEMORY
 
-    kind: str = one_of("private", "expandable", "async", "none", "emptied", "workspace")
+    kind: str = choice("private", "expandable", "async", "none", "emptied", "workspace")
 
     @property
     def contract(self) -> Contract:

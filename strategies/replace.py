@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from optexp.aliasing import holdings, listed, partners
-from optexp.config import ConfigError, suggest
+from optexp.errors import ConfigError
 from optexp.lookup import find, spelled
 from optexp.program import Alias, Program, placed, preserved, to_device
+from optexp.schema import suggest
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
 from optexp.takehome.ownlisting import spelled_model
 from optexp.usermodel.objects import with_objects, written

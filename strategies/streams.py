@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from optexp.config import one_of
+from optexp.errors import Unsupported, refusing
 from optexp.feeds import settings
 from optexp.insight.intervals import Union
 from optexp.program import Batch, Program, flatten, forward, map_batch, preserved, tensors_of, to_device
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported, refusing
+from optexp.schema import choice
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
 from optexp.transforms.chunked import Chunked, Overlapped, Split, rows
 from optexp.transforms.lanes import Lanes, NoBranches, side_by_side
 
@@ -37,7 +38,7 @@ class Streams(Strategy):
 
     stage = Stage.STREAMS
 
-    mode: str = one_of("auto", "branches", "chunks", "split")
+    mode: str = choice("auto", "branches", "chunks", "split")
     streams: int | None = None
     chunks: int | None = None
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from optexp.arm import Arm, Spec
-from optexp.config import ConfigError
+from optexp.errors import ConfigError, Unsupported
 from optexp.program import Program, gradients
 from optexp.strategies.fused_optimizer import FusedOptimizer
 from optexp.strategies.replace import Replace
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
 from optexp.workload import Workload
 from optexp.workloads.lenet5 import LeNet5
 from optexp.workloads.mlp import Mlp

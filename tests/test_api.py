@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import optexp
 from optexp import api
 from optexp.api import shuffled
-from optexp.config import ConfigError
+from optexp.errors import ConfigError
 from optexp.result import Result, Verdict
 from tests.reached import measured
 

@@ -16,7 +16,8 @@ from omegaconf import DictConfig
 
 from optexp import commandline, runner
 from optexp.__main__ import SIGNALS, main
-from optexp.config import ConfigError, resolve
+from optexp.config import resolve
+from optexp.errors import ConfigError
 from optexp.result import Result, Verdict
 from optexp.studies import outcome
 

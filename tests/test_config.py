@@ -12,7 +12,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from optexp import discovery
-from optexp.config import ConfigError, Experiment, _dataclass, build, one_of, suggest
+from optexp.config import Experiment
+from optexp.errors import ConfigError
+from optexp.schema import _dataclass, build, choice, suggest
 
 Of = Callable[..., Experiment]
 GROUPS = ("workload", "strategy", "measurement")
@@ -22,7 +24,7 @@ STUDIES = sorted((discovery.CONF.parent / "experiments").glob("*.yaml"))
 
 @dataclass
 class Example:
-    kind: str = one_of("plain", "fancy")
+    kind: str = choice("plain", "fancy")
     count: int = 3
     limit: int | None = None
     flag: bool = False

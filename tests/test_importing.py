@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from optexp import importing
-from optexp.config import ConfigError
+from optexp.errors import ConfigError
 from optexp.importing import import_file, place_of
 from optexp.lookup import find
 from optexp.strategies.replace import Replace

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import cloudpickle
 import pytest
 
-from optexp.config import ConfigError, Experiment
+from optexp.config import Experiment
+from optexp.errors import ConfigError, Unsupported
 from optexp.program import Program
 from optexp.strategies.inplace import Inplace
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported, compose, label, named
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, compose, label, named
 
 HERE = "tests.test_names"
 Make = Callable[..., Experiment]

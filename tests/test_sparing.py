@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from optexp import api, runner
+from optexp.errors import Failure
 from optexp.memory_plan import LEAST, PLANS
 from optexp.result import Result, Verdict
 from optexp.session import Session
-from optexp.workers.processes import Failure
 
 
 def run(tmp_path: Path, *overrides: str) -> Result:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 
 from optexp.config import Experiment
+from optexp.errors import Unsupported
 from optexp.measurement.protocol import Protocol
 from optexp.program import Program
 from optexp.reporting.terminal import Progress
@@ -24,7 +25,6 @@ from optexp.strategy import (
     Notes,
     Stage,
     Strategy,
-    Unsupported,
     compose,
     contract,
     environment,

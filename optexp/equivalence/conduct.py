@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor
 
 from optexp.equivalence.gates import Finding, alike, broken, finite, identical, structure
-from optexp.equivalence.golden import NoReference
 from optexp.equivalence.observation import Observation, unpacked
+from optexp.errors import NoReference
 
 Alike = Callable[[str, bytes, bytes], bool]
 

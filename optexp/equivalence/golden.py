@@ -22,6 +22,7 @@ from optexp.equivalence.mutants import leading
 from optexp.equivalence.noise import noisy
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.trajectory import Rates
+from optexp.errors import NoReference
 from optexp.memory_plan import give_back
 from optexp.program import Batch, Packed, Program, gradients, keeping, map_batch, tensors_of
 from optexp.sparse import is_sparse, parts
@@ -33,10 +34,6 @@ TRIED_S = 8.0  # seconds of steps on the host: when so many have passed there ar
 ZERO = 2.0**-40  # of its terms: a sum in float64 of which no more is left is zero in exact arithmetic
 SUSPECT = 1e-9  # of the largest gradient: one that may be
 ROUNDED = 1e-4  # how far rates may be apart that only differ in how they were rounded
-
-
-class NoReference(Exception):
-    """Equivalence cannot be decided; the message says why. The comparison ends UNVERIFIED."""
 
 
 class Golden:

@@ -43,7 +43,7 @@ from optexp.equivalence.gates import (
     rms,
     structure,
 )
-from optexp.equivalence.golden import Golden, NoReference, before
+from optexp.equivalence.golden import Golden, before
 from optexp.equivalence.hyperparameters import bias_correction_error, in_float32
 from optexp.equivalence.nature import explained
 from optexp.equivalence.noise import RUNS, alone, amplitude
@@ -52,6 +52,7 @@ from optexp.equivalence.parting import Passed, first_apart, watched
 from optexp.equivalence.quantities import Quantity, is_exact, is_noise, is_part, measured, parts, source
 from optexp.equivalence.sight import unseen
 from optexp.equivalence.trajectory import RATES
+from optexp.errors import NoReference
 from optexp.memory_plan import PLANS, Sizes, capacity, choose, give_back
 from optexp.program import Batch, clear_gradients, tensors_of
 from optexp.sparse import nbytes

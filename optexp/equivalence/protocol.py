@@ -14,12 +14,11 @@ from optexp.equivalence.far_off import FarOff
 from optexp.equivalence.gates import broken
 from optexp.equivalence.quantities import whole
 from optexp.equivalence.slopes import PROVES
+from optexp.errors import Failure, Unshared
 from optexp.program import unreadable
 from optexp.reporting.wording import unchecked_bits
 from optexp.strategy import BITWISE, Contract
-from optexp.workers.ipc import Unshared
 from optexp.workers.parcel import Parcel
-from optexp.workers.processes import Failure
 
 SPREAD_RUNS = 5  # yardstick runs of a baseline that does not
 CHANCE = ("Crash", "Timeout", "OutOfMemoryError")  # failures that need not be due to an input's values

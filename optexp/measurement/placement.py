@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from optexp.config import ConfigError
+from optexp.errors import ConfigError
 
 LOOK_S = 0.1
 QUIET = 0.2  # share of that time: two ticks of ten

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from optexp.config import one_of
+from optexp.schema import choice
 
 FEWEST = 8  # pairs of a process whose steps are longer than a block
 
@@ -34,7 +34,7 @@ class Protocol:
     profile_steps:        steady steps in a profile
     """
 
-    preset: str = one_of("default", "quick", "rigorous", "textbook")
+    preset: str = choice("default", "quick", "rigorous", "textbook")
     processes_min: int = 5
     processes_max: int = 15
     pairs: int = 50
@@ -50,7 +50,7 @@ class Protocol:
     lock_clocks: bool = False
     trials: int = 0
     confirm: bool = True
-    l2: str = one_of("warm", "cold", "both")
+    l2: str = choice("warm", "cold", "both")
     load_s: float = 1.0
     cpus: str = "auto"
     verification_seeds: int = 5

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 from typing import Protocol as Interface
 
 from optexp.equivalence.missed import EVEN, LOOKS
+from optexp.errors import UNTIMED, Failure
 from optexp.measurement.clock import Timing, account, now, share_taken, until_at_rest, worked_s
 from optexp.measurement.gpu import Read, Reading, between, slowing
 from optexp.measurement.load import Load
 from optexp.measurement.protocol import FEWEST, Protocol
-from optexp.workers.processes import Failure
 
 MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # what the second arm of a pair is
-UNTIMED = "Untimed"  # an arm that tells no time
 RETRIED, UNBOUND, TEXTBOOK = "retried", "unbound", "textbook"  # why a process was measured beside those that count
 QUEUES = 12  # lengths of the queue in a block at least: ten after jitter
 TRIALS = 2  # blocks by which blocks are planned: the first may be short, and another program may disturb one

@@ -12,7 +12,7 @@ from typing import Any, Self
 from omegaconf import DictConfig, OmegaConf
 
 from optexp import discovery
-from optexp.config import ConfigError
+from optexp.errors import ConfigError, TrackingError
 from optexp.reporting import report, terminal, tracking
 from optexp.reporting.tracking import Run
 from optexp.result import Result, Verdict
@@ -37,7 +37,7 @@ class Recorder:
             name = f"{result.workload} · {result.label}"
             self.run = tracking.start(tracked, name, os.environ.get("OPTEXP_PARENT_RUN"))
             result.environment["mlflow_run"] = self.run.run_id  # by which a sweep finds it, to correct it
-        except tracking.TrackingError as error:
+        except TrackingError as error:
             self.trouble = str(error)
 
     def finish(self, result: Result) -> None:
@@ -51,9 +51,9 @@ class Recorder:
                 try:
                     self.run.log(result, self.output)
                     self.run.finish("FINISHED")
-                except tracking.TrackingError as error:
+                except TrackingError as error:
                     result.measurement["notes"].append(f"not in MLflow: {error}")
-                    with suppress(tracking.TrackingError):
+                    with suppress(TrackingError):
                         self.run.finish("FAILED")
         self._write(result)
         self.session.progress.stop()
@@ -72,7 +72,7 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None and self.run is not None:
-            with suppress(tracking.TrackingError):
+            with suppress(TrackingError):
                 self.run.finish("KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
+from optexp.errors import TrackingError
 from optexp.reporting import summary
 from optexp.result import Result, Verdict
 
@@ -51,10 +52,6 @@ DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # its own default keeps a finished result waiting for minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
-
-
-class TrackingError(Exception):
-    """The store could not be reached or refused; the result itself is not touched by it."""
 
 
 class Node(Protocol):

@@ -10,7 +10,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from optexp import commandline
-from optexp.config import ConfigError, suggest
+from optexp.errors import ConfigError
+from optexp.schema import suggest
 from optexp.studies.study import STEP, Study
 
 PLUGIN = "hydra_plugins.optexp.Steps"  # Hydra knows it by this name, because it takes sweepers from no other package

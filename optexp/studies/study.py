@@ -8,10 +8,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from optexp.config import ConfigError, one_of, plain, suggest, typed
+from optexp.errors import ConfigError
 from optexp.reporting import summary
 from optexp.reporting.wording import duration, ratio
 from optexp.result import ArmSummary, Result, Verdict
+from optexp.schema import choice, plain, suggest, typed
 
 STEP = "study.step"  # the key that tells a job which step it belongs to
 LISTS = ("x", "y", "show")  # a single name does as well
@@ -38,7 +39,7 @@ class Study:
     y: list[str]
     by: str | None = None
     show: list[str] = field(default_factory=list)
-    log: str = one_of("", "x", "y", "xy")
+    log: str = choice("", "x", "y", "xy")
     steps: dict[str, str] = field(default_factory=dict)
     step: str | None = None  # set for each job
 

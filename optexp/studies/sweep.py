@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from optexp.errors import TrackingError
 from optexp.result import Result, Verdict, finite
 from optexp.studies.study import STEP, Study
 
@@ -50,7 +51,7 @@ class SweepCallback(Callback):
         try:
             _parent = tracking.start(config.tracking, _name(config), tags={"optexp.sweep": overrides})
             os.environ[PARENT] = _parent.run_id
-        except tracking.TrackingError as error:
+        except TrackingError as error:
             print(f"optexp: the sweep is not in MLflow: {error}", file=sys.stderr)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -125,7 +126,7 @@ def correct(config: DictConfig, job: Path, first: Result, result: Result) -> Non
         for run_id in _runs(first, result):
             try:
                 tracking.reopen(config.tracking, run_id).correct(first, result, job)
-            except tracking.TrackingError as error:
+            except TrackingError as error:
                 print(f"optexp: what the sweep corrected is not in MLflow: {error}", file=sys.stderr)
 
 
@@ -145,7 +146,7 @@ def name_apart(config: DictConfig, firsts: Sequence[Result], results: Sequence[R
         for first, result, title in zip(firsts, results, summary.titles(results), strict=True):
             for run_id in _runs(first, result) if title != result.workload else ():
                 tracking.reopen(config.tracking, run_id).rename(f"{title} · {result.label}")
-    except tracking.TrackingError as error:
+    except TrackingError as error:
         print(f"optexp: the settings of the jobs are not in the names of their runs: {error}", file=sys.stderr)
 
 
@@ -229,10 +230,10 @@ def _finish(status: str, folder: Path | None = None, tags: Mapping[str, str] | N
             run.log_files(folder)
         if tags:
             run.log_batch(tags={name: value[: tracking.TAG_LIMIT] for name, value in tags.items()})
-    except tracking.TrackingError as error:
+    except TrackingError as error:
         print(f"optexp: the ranking is not in MLflow: {error}", file=sys.stderr)
     finally:
-        with suppress(tracking.TrackingError):  # said above; a store that went away keeps its run open
+        with suppress(TrackingError):  # said above; a store that went away keeps its run open
             run.finish(status)
 
 

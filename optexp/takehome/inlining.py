@@ -18,12 +18,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from optexp.errors import NotCovered
+
 OWN = "optexp"
 BUILTINS = set(dir(__builtins__)) if isinstance(__builtins__, ModuleType) else set(__builtins__)
-
-
-class NotCovered(Exception):
-    """Something cannot be said without its module; the message says what."""
 
 
 @dataclass(frozen=True)

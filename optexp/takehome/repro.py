@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, default_collate
 
+from optexp.errors import NotCovered
 from optexp.feeds import HostFeed, LoaderFeed
 from optexp.program import STEPS, Batch, Program, ResidentFeed, pullback, tensors_of
 from optexp.strategy import Notes, Strategy, compose, environment, label
-from optexp.takehome.inlining import Inliner, NotCovered, bound_by, flat_class, literal, uses
+from optexp.takehome.inlining import Inliner, bound_by, flat_class, literal, uses
 
 if TYPE_CHECKING:
     from optexp.workload import Workload

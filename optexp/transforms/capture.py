@@ -15,13 +15,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from optexp.errors import Uncapturable, Unsupported
 from optexp.kernelkit.recording import rehearsal
 from optexp.program import Batch, Outputs, Program, clear_gradients, map_batch, preserved, tensors_of
-from optexp.strategy import Unsupported
-
-
-class Uncapturable(Unsupported):
-    """Something in the work cannot be recorded; the message names its line."""
 
 
 class OtherShape(Unsupported, ValueError):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from optexp.strategy import Unsupported
+from optexp.errors import Unsupported
 from optexp.takehome.inlining import spelled_graph
 from optexp.transforms.branches import HOLDS, Piece, cut, tensors, trace
 

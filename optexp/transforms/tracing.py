@@ -8,12 +8,9 @@ import torch
 from torch import fx, nn
 
 from optexp.equivalence import state
+from optexp.errors import OtherProgram
 
 MODES = "the modes of torch functions"
-
-
-class OtherProgram(Exception):
-    """What the graph would leave out, as the end of a sentence that begins with the model."""
 
 
 class Tracer(fx.Tracer):

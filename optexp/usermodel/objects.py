@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from optexp.config import ConfigError
+from optexp.errors import ConfigError, NotCovered, first_line
 from optexp.lookup import find
-from optexp.strategy import first_line
-from optexp.takehome.inlining import NotCovered, literal
+from optexp.takehome.inlining import literal
 
 TARGET, ARGS, PARTIAL = "_target_", "_args_", "_partial_"  # as Hydra calls them
 OTHERS = {"_convert_", "_recursive_"}  # Hydra's, that mean nothing here

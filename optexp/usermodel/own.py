@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from optexp.config import ConfigError, suggest
 from optexp.equivalence.float64 import InFloat64
-from optexp.equivalence.golden import NoReference
+from optexp.errors import ConfigError, NoReference, first_line
 from optexp.feeds import LoaderFeed
 from optexp.program import (
     STEPS,
@@ -39,8 +38,8 @@ from optexp.program import (
     prime,
     tensors_of,
 )
+from optexp.schema import suggest
 from optexp.sparse import is_sparse
-from optexp.strategy import first_line
 from optexp.usermodel.drawing import Inputs, drawing
 from optexp.usermodel.memory import Memory, move
 from optexp.usermodel.trainstep import TrainStep

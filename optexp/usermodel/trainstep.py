@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from optexp.equivalence.golden import NoReference
+from optexp.errors import NoReference, Unsupported
 from optexp.program import Batch, Outputs, Program, clear_gradients, flatten, others
-from optexp.strategy import Unsupported
 
 
 @dataclass(frozen=True)

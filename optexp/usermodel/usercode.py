@@ -18,11 +18,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
-from optexp.config import ConfigError
-from optexp.equivalence.golden import NoReference
+from optexp.errors import ConfigError, NoReference, first_line
 from optexp.program import Batch, flatten, tensors_of
 from optexp.sparse import is_sparse
-from optexp.strategy import first_line
 from optexp.usermodel.objects import made
 
 LOSSES = {name: loss for name, loss in vars(F).items() if name.endswith(("_loss", "entropy", "_logits", "kl_div"))}

@@ -14,11 +14,9 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from optexp.errors import Unshared
+
 _PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
-
-
-class Unshared(RuntimeError):
-    """This driver, or this container, does not let processes share device memory."""
 
 
 class _Handle(ctypes.Structure):

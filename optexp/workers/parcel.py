@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from optexp.errors import Unshared
 from optexp.reading import read
 from optexp.sparse import assembled, coalesced, is_sparse, parts
 from optexp.workers import ipc
@@ -163,7 +164,7 @@ class Outbox:
                 content, self._place = ipc.allocate(Memory.size)
                 self._memory = Memory(content)
                 return
-            except ipc.Unshared:
+            except Unshared:
                 self._on_device = False
         self._place = _new_file(self._folders, Memory.size)
         self._memory = Memory.at(self._place)

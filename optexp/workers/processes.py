@@ -25,7 +25,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from itertools import dropwhile
@@ -33,8 +32,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from optexp.config import ConfigError
-from optexp.strategy import Unsupported
+from optexp.errors import FORGED, ConfigError, Failure, Unsupported
 from optexp.workers.anomaly import forward_frames, hides_forward
 
 _PACKAGE = f"{Path(__file__).resolve().parent.parent}{os.sep}"
@@ -44,22 +42,8 @@ _LIBRARIES = tuple(  # they call the user's code as often as they are called by 
     for name in ("torch", "cloudpickle", "functools")
     if (spec := find_spec(name)) and spec.origin
 )
-TICKET, FORGED = 16, "Forged"  # bytes that a question brings and its answer takes back; an answer without them
+TICKET = 16  # bytes of a random ticket that each question brings and its answer returns
 _CALLS = os.path.join("torch", "nn", "modules", "module.py")  # two frames for every module that is called
-
-
-@dataclass
-class Failure(Exception):
-    """A worker crashed, hung, ran out of memory, or its code raised: what is known about it."""
-
-    type: str
-    message: str
-    traceback: str = ""
-    worker: str = ""
-
-    def __str__(self) -> str:
-        named = self.worker and self.type != "ConfigError"  # which is the user's mistake in any arm
-        return f"{self.worker}: {self.message}" if named else self.message
 
 
 # --- parent's side ---------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from optexp.config import one_of
 from optexp.program import Batch
+from optexp.schema import choice
 from optexp.workload import Workload, extra, known, sgd_or_adamw
 
 MASKED = 0.15  # of the tokens are to be guessed, as BERT was trained
@@ -31,16 +31,16 @@ class Bert(Workload):
     }
     preload: ClassVar = ("transformers.models.bert.modeling_bert",)
 
-    mode: str = one_of("forward", "forward_backward", "train")
+    mode: str = choice("forward", "forward_backward", "train")
     batch_size: int | None = None
     sequence: int | None = None
     layers: int | None = None
     hidden: int | None = None
     heads: int | None = None
     vocabulary: int = 30522
-    attention: str = one_of("sdpa", "eager")
+    attention: str = choice("sdpa", "eager")
     dropout: float = 0.0
-    optim: str = one_of("adamw", "sgd")
+    optim: str = choice("adamw", "sgd")
     lr: float = 1e-4
 
     @property

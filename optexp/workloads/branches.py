@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from optexp.config import one_of
 from optexp.program import Batch
+from optexp.schema import choice
 from optexp.workloads.learner import Learner
 from optexp.workloads.operation import normal
 
@@ -31,11 +31,11 @@ class Towers(nn.Module):
 class Branches(Learner):
     """`towers` stacks of Linear(dim, dim) and GELU on (batch_size, dim); mean squared error when it trains."""
 
-    mode: str = one_of("forward", "forward_backward", "train")
+    mode: str = choice("forward", "forward_backward", "train")
     towers: int = 2
     dim: int = 512
     layers: int = 4
-    combine: str = one_of("sum", "none")
+    combine: str = choice("sum", "none")
 
     def model(self) -> nn.Module:
         def tower() -> nn.Module:

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from optexp.config import one_of
 from optexp.program import Batch
+from optexp.schema import choice
 from optexp.workload import Workload, extra, known, sgd_or_adamw
 
 
@@ -24,16 +24,16 @@ class CausalLm(Workload):
     }
     preload: ClassVar = ("transformers.models.gpt2.modeling_gpt2",)
 
-    mode: str = one_of("train", "forward_backward", "forward")
+    mode: str = choice("train", "forward_backward", "forward")
     batch_size: int | None = None
     sequence: int | None = None
     layers: int | None = None
     hidden: int | None = None
     heads: int | None = None
     vocabulary: int | None = None
-    attention: str = one_of("sdpa", "eager")
+    attention: str = choice("sdpa", "eager")
     dropout: float = 0.0
-    optim: str = one_of("adamw", "sgd")
+    optim: str = choice("adamw", "sgd")
     lr: float = 3e-4
 
     @property

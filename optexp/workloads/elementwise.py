@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from optexp.config import one_of
+from optexp.schema import choice
 from optexp.workload import known
 from optexp.workloads.operation import Operation, normal
 
@@ -53,7 +53,7 @@ class Elementwise(Operation):
 
     sizes: ClassVar = {"cuda": {"rows": 16384, "columns": 8192}, "cpu": {"rows": 1024, "columns": 1024}}
 
-    variant: str = one_of("relu_bias_scale", "relu_bias_dropout")
+    variant: str = choice("relu_bias_scale", "relu_bias_dropout")
     rows: int | None = None
     columns: int | None = None
     scale: float = 1.5

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from optexp.config import one_of
+from optexp.schema import choice
 from optexp.workload import known
 from optexp.workloads.operation import Operation, normal
 
@@ -58,7 +58,7 @@ class Gelu(Operation):
     sizes: ClassVar = {"cuda": {"size": 16384}, "cpu": {"size": 1024}}  # 1 GiB of float32, far beyond any cache; 4 MiB
 
     size: int | None = None
-    variant: str = one_of("formula", "functional")
+    variant: str = choice("formula", "functional")
     add: bool = False
 
     @property

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from optexp.config import one_of
 from optexp.feeds import HostFeed
 from optexp.program import Feed
+from optexp.schema import choice
 from optexp.workload import Workload, sgd_or_adamw
 
 
@@ -20,11 +20,11 @@ class Learner(Workload):
     source:  where batches lie: host memory is copied to the device in every step
     """
 
-    mode: str = one_of("forward_backward", "forward", "train")
+    mode: str = choice("forward_backward", "forward", "train")
     batch_size: int = 256
-    optim: str = one_of("adamw", "sgd")
+    optim: str = choice("adamw", "sgd")
     lr: float = 1e-3
-    source: str = one_of("device", "host")
+    source: str = choice("device", "host")
 
     @property
     def samples(self) -> int:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from optexp.config import one_of
 from optexp.program import Batch
+from optexp.schema import choice
 from optexp.workloads.learner import Learner
 from optexp.workloads.operation import normal
 
@@ -34,7 +34,7 @@ class LeNet5(Learner):
 
     families: ClassVar = ("normal", "small", "offset")
 
-    mode: str = one_of("train", "forward_backward", "forward")
+    mode: str = choice("train", "forward_backward", "forward")
 
     def model(self) -> nn.Module:
         return lenet5()

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from optexp.config import one_of
 from optexp.program import Batch
+from optexp.schema import choice
 from optexp.workloads.learner import Learner
 from optexp.workloads.operation import normal
 
@@ -44,8 +44,8 @@ class Mlp(Learner):
 
     dim: int = 256
     layers: int = 4
-    activation: str = one_of("gelu", "relu", "tanh")
-    style: str = one_of("stack", "linear", "products")
+    activation: str = choice("gelu", "relu", "tanh")
+    style: str = choice("stack", "linear", "products")
     in_features: int | None = None
     out_features: int | None = None
     num_steps: int = 1

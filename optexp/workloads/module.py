@@ -14,9 +14,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from optexp.config import ConfigError, suggest, typed
+from optexp.errors import ConfigError
 from optexp.importing import import_file
 from optexp.lookup import find, models_in, source, spelled
+from optexp.schema import suggest, typed
 from optexp.takehome.ownlisting import Spelled
 from optexp.usermodel.objects import with_objects
 from optexp.usermodel.own import Own, Parts

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from optexp.config import one_of
 from optexp.equivalence.families import FAMILIES, NONCONTIGUOUS
 from optexp.program import Batch, Program, Step, pullback
+from optexp.schema import choice
 from optexp.workload import Workload
 
 ODD = (1031, 131, 77)  # sizes that no tile divides
@@ -25,7 +25,7 @@ class Operation(Workload):
     operation: ClassVar = True
     families: ClassVar = ("normal", *FAMILIES, NONCONTIGUOUS)
 
-    mode: str = one_of("forward", "forward_backward")
+    mode: str = choice("forward", "forward_backward")
 
     @property
     @abstractmethod

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from optexp.config import one_of
 from optexp.feeds import HostFeed
 from optexp.program import Batch, Feed
+from optexp.schema import choice
 from optexp.transforms.chunked import Chunked
 from optexp.workload import Workload, known
 
@@ -24,7 +24,7 @@ class Pipeline(Workload):
 
     sizes: ClassVar = {"cuda": {"rows": 65536, "dim": 1024}, "cpu": {"rows": 1024, "dim": 128}}
 
-    mode: str = one_of("forward")
+    mode: str = choice("forward")
     rows: int | None = None
     dim: int | None = None
     layers: int = 2

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from optexp.config import one_of
 from optexp.program import Batch, Feed, ResidentFeed
+from optexp.schema import choice
 from optexp.workload import Workload
 
 SPUN_S = 0.002  # the end of a wait is spun: sleeping comes back late by 0.1 to 0.5 ms
@@ -34,7 +34,7 @@ class SlowFeed(ResidentFeed):
 class Sleep(Workload):
     """Waits `ms` milliseconds for each batch and returns it as it is; one sample is one batch."""
 
-    mode: str = one_of("forward")
+    mode: str = choice("forward")
     ms: float = 50.0
 
     @property

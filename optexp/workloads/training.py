@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from optexp.config import one_of
 from optexp.feeds import LoaderFeed, as_batch
 from optexp.program import Batch, Feed, to_device
+from optexp.schema import choice
 from optexp.workload import Workload, known, sgd_or_adamw
 from optexp.workloads.lenet5 import CLASSES, lenet5
 from optexp.workloads.vision import torchvision_model
@@ -35,9 +35,9 @@ class Training(Workload):
     sizes: ClassVar = {"cuda": {"batch_size": 128}, "cpu": {"batch_size": 32}}
     preload: ClassVar = ("sklearn.datasets",)
 
-    mode: str = one_of("train", "forward_backward", "forward")
-    architecture: str = one_of("lenet5", "mlp", "resnet50")
-    data: str = one_of("digits", "synthetic")
+    mode: str = choice("train", "forward_backward", "forward")
+    architecture: str = choice("lenet5", "mlp", "resnet50")
+    data: str = choice("digits", "synthetic")
     examples: int = 8192
     image: int | None = None
     batch_size: int | None = None
@@ -45,7 +45,7 @@ class Training(Workload):
     prefetch: int = 2
     pin_memory: bool = False
     non_blocking: bool = False
-    optim: str = one_of("sgd", "adamw")
+    optim: str = choice("sgd", "adamw")
     lr: float = 1e-2
 
     def __post_init__(self) -> None:

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from optexp.config import ConfigError, one_of, suggest
+from optexp.errors import ConfigError
 from optexp.feeds import HostFeed
 from optexp.program import Batch, Feed
+from optexp.schema import choice, suggest
 from optexp.workload import Workload, extra, known, sgd_or_adamw
 
 MADE_FOR = {"vit_": 224, "maxvit": 224, "inception": 299}  # images of this side, and none as small as others take
@@ -32,15 +33,15 @@ class Vision(Workload):
     sizes: ClassVar = {"cuda": {"batch_size": 32, "image": 224}, "cpu": {"batch_size": 2, "image": 64}}
     preload: ClassVar = ("torchvision",)
 
-    mode: str = one_of("forward", "forward_backward", "train")
+    mode: str = choice("forward", "forward_backward", "train")
     architecture: str = "resnet50"
     batch_size: int | None = None
     image: int | None = None
     classes: int = 1000
     dropout: float | None = 0.0
-    optim: str = one_of("sgd", "adamw")
+    optim: str = choice("sgd", "adamw")
     lr: float = 1e-2
-    source: str = one_of("device", "host")
+    source: str = choice("device", "host")
 
     def resolve(self, device: str) -> Self:
         if find_spec("torchvision") is not None:

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from optexp.config import one_of
 from optexp.program import Batch
+from optexp.schema import choice
 from optexp.workload import Workload, known
 from optexp.workloads.operation import normal
 
@@ -47,7 +47,7 @@ class Workspace(Workload):
         "cpu": {"batch_size": 2, "channels": 8, "image": 16},
     }
 
-    mode: str = one_of("forward")
+    mode: str = choice("forward")
     batch_size: int | None = None
     channels: int | None = None
     image: int | None = None

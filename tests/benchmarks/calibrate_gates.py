@@ -29,13 +29,14 @@ from torch import Tensor, nn
 
 from optexp import discovery
 from optexp.arm import Arm, Spec
-from optexp.config import build
 from optexp.equivalence.protocol import Plan, Verification, verify
+from optexp.errors import Failure, Unsupported
 from optexp.insight.trace import Trace
 from optexp.program import Program
 from optexp.reference import Reference
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, Unsupported, contract, label
-from optexp.workers.processes import Failure, InProcess
+from optexp.schema import build
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, contract, label
+from optexp.workers.processes import InProcess
 from optexp.workload import Workload
 from optexp.workloads.bert import Bert
 from optexp.workloads.elementwise import Elementwise

@@ -133,7 +133,7 @@ def serve(connection: Connection, cores: Sequence[int]) -> None:
 def ended_in(pair: Pair, settings: Sequence[str], max_gib: float = inf) -> dict[str, Any]:
     """Verdict, headline and figures of one comparison."""
     from optexp import api, runner
-    from optexp.config import ConfigError
+    from optexp.errors import ConfigError
 
     if reason := unfit(pair, settings, max_gib):
         return {"verdict": SKIPPED, "headline": reason}

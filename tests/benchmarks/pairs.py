@@ -16,9 +16,10 @@ from itertools import combinations
 from pathlib import Path
 
 from optexp import discovery
-from optexp.config import build, plain
+from optexp.errors import Unsupported
 from optexp.result import Result, Verdict
-from optexp.strategy import Strategy, Unsupported, compose
+from optexp.schema import build, plain
+from optexp.strategy import Strategy, compose
 from optexp.workloads.branches import Branches
 
 README = Path(__file__).parents[2] / "strategies" / "README.md"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import optexp.session
+from optexp.errors import Failure
 from optexp.measurement.clock import Timing
 from optexp.measurement.sampling import Ready
 from optexp.result import Result, Verdict
 from optexp.session import Session
-from optexp.workers.processes import Failure
 from tests.cheats import published
 from tests.cheats.test_cheats import GELU, IN_ONE_PROCESS, INFER, LEARN, MATMUL, NORM, QUICK, compare
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.config import one_of
 from optexp.equivalence import bits, families
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.generic import turn_parameters
@@ -21,6 +20,7 @@ from optexp.equivalence.parting import watched
 from optexp.equivalence.protocol import Plan, Verification, verify
 from optexp.equivalence.trajectory import RATES, Rates, losses
 from optexp.program import Batch, Program, Snapshot, keeping, map_batch
+from optexp.schema import choice
 from optexp.strategy import REASSOCIATES, Contract
 from optexp.workload import Workload
 
@@ -150,7 +150,7 @@ class LocalReference:
 class Net(Workload):
     """Convolution, batch norm, max-pool, layer norm, linear: everything that makes honest gradients jump."""
 
-    mode: str = one_of("forward", "forward_backward", "train")
+    mode: str = choice("forward", "forward_backward", "train")
     optim: str = "adamw"
     batch_size: int = 8
     layer_norm_eps: float = 1e-2

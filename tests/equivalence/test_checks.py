@@ -14,10 +14,10 @@ from torch import nn
 
 from optexp.equivalence import families, state, trajectory
 from optexp.equivalence.gates import SPREAD, TOLERANCES
-from optexp.equivalence.golden import NoReference
 from optexp.equivalence.mutants import MUTANTS
 from optexp.equivalence.poison import scribble
 from optexp.equivalence.trajectory import Rates, strays
+from optexp.errors import NoReference
 from optexp.program import Program
 from optexp.strategy import precision
 from optexp.workloads.mlp import Mlp

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence.conduct import conduct
-from optexp.equivalence.golden import NoReference
 from optexp.equivalence.judge import Judge
 from optexp.equivalence.observation import observe
+from optexp.errors import NoReference
 from optexp.strategy import REASSOCIATES
 
 FLAGS = {

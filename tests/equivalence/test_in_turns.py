@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from optexp.arm import Arm, Spec
-from optexp.config import one_of
 from optexp.equivalence import checksums, gates, golden, mutants
 from optexp.equivalence.families import ONE_BY_ONE
 from optexp.equivalence.protocol import Plan, Verification, verify
@@ -22,6 +21,7 @@ from optexp.insight.trace import Trace
 from optexp.memory_plan import LEAST
 from optexp.program import Batch, Program
 from optexp.reference import Reference
+from optexp.schema import choice
 from optexp.strategy import REASSOCIATES, Counters, Evidence, Notes, Stage, Strategy
 from optexp.workers.processes import InProcess
 from optexp.workload import Workload
@@ -39,7 +39,7 @@ class Scaled(nn.Module):
 
 @dataclass
 class Large(Workload):
-    mode: str = one_of("forward")
+    mode: str = choice("forward")
 
     @property
     def samples(self) -> int:

@@ -11,8 +11,9 @@ from torch import nn
 from optexp.equivalence import gates
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.families import NORMAL
-from optexp.equivalence.golden import Golden, NoReference
+from optexp.equivalence.golden import Golden
 from optexp.equivalence.judge import Judge
+from optexp.errors import NoReference
 from optexp.program import Program
 from optexp.strategy import REASSOCIATES, precision
 from optexp.workloads.mlp import Mlp

@@ -14,9 +14,10 @@ from torch import nn
 
 import optexp.equivalence.judge
 from optexp.equivalence.autocast import autocast
-from optexp.equivalence.golden import Golden, NoReference
+from optexp.equivalence.golden import Golden
 from optexp.equivalence.judge import RESEEDED, TIED, Judge
 from optexp.equivalence.noise import RUNS
+from optexp.errors import NoReference
 from optexp.program import Program, clear_gradients
 from optexp.strategy import BITWISE, REASSOCIATES, precision
 from optexp.workloads.mlp import Mlp

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from optexp import sparse
 from optexp.arm import Arm, Spec
-from optexp.config import ConfigError
 from optexp.equivalence import families
 from optexp.equivalence.gates import alike, identical
-from optexp.equivalence.golden import NoReference
+from optexp.errors import ConfigError, NoReference
 from optexp.strategies.replace import Replace
 from optexp.strategy import Strategy
 from optexp.workers.parcel import Inbox, Outbox

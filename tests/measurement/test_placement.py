@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from optexp.config import ConfigError
+from optexp.errors import ConfigError
 from optexp.measurement import placement
 
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

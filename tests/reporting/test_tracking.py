@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from optexp.config import Tracking
+from optexp.errors import TrackingError
 from optexp.reporting import tracking
 from optexp.result import ArmSummary, Result, Verdict
 
@@ -102,7 +103,7 @@ def test_tags_and_note_of_every_verdict(verdict: Verdict) -> None:
 
 def test_an_address_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://me:secret@host/db")
-    with pytest.raises(tracking.TrackingError, match=r"MLflow store nonsense://me:\*\*\*@host/db") as caught:
+    with pytest.raises(TrackingError, match=r"MLflow store nonsense://me:\*\*\*@host/db") as caught:
         tracking.start(Tracking(), "example")
     assert "secret" not in str(caught.value)
 

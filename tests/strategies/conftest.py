@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from optexp.errors import Unsupported
 from optexp.program import Program, gradients
-from optexp.strategy import Stack, Unsupported, captures, compose
+from optexp.strategy import Stack, captures, compose
 from optexp.workload import Workload
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from optexp.arm import Arm, Spec
-from optexp.config import ConfigError, build
+from optexp.errors import ConfigError
 from optexp.insight.trace import Span, Trace
 from optexp.measurement import placement
+from optexp.schema import build
 from optexp.strategies.cpu_affinity import CpuAffinity
 from optexp.strategy import Evidence, Stage, Strategy
 from optexp.workloads.mlp import Mlp

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from optexp.errors import Unsupported
 from optexp.insight.trace import Kernel, Op, Span, Trace, record
 from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fused_optimizer import FusedOptimizer, implement
-from optexp.strategy import Unsupported, compose
+from optexp.strategy import compose
 from optexp.workloads.mlp import Mlp
 
 FUSED = (

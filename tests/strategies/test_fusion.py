@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from optexp import kernel
+from optexp.errors import Unsupported
 from optexp.insight.trace import Call, Kernel, Op, Span, Trace, record
 from optexp.kernelkit import toolchain
 from optexp.program import Program
@@ -20,7 +21,7 @@ from optexp.strategies.fusion import Fusion
 from optexp.strategies.inplace import Inplace
 from optexp.strategies.memory_pool import MemoryPool
 from optexp.strategies.streams import Streams
-from optexp.strategy import Unsupported, compose
+from optexp.strategy import compose
 from optexp.takehome.repro import Script
 from optexp.transforms.torchscript import Scripted
 from optexp.workloads.elementwise import Elementwise

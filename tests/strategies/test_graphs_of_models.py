@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from optexp.errors import Unsupported
 from optexp.program import Program, ResidentFeed, forward
 from optexp.strategies.inplace import Inplace
 from optexp.strategies.streams import Streams
-from optexp.strategy import Unsupported
 from optexp.transforms.lanes import side_by_side
 from optexp.transforms.tracing import Tracer
 

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from optexp.errors import Unsupported
 from optexp.program import Program, ResidentFeed, forward
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion
 from optexp.strategies.inference_mode import InferenceMode
-from optexp.strategy import BITWISE, Unsupported, compose
+from optexp.strategy import BITWISE, compose
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
 

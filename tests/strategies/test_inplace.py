@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from optexp.errors import Unsupported
 from optexp.program import Program, ResidentFeed, forward, forward_backward
 from optexp.strategies.inplace import Inplace
-from optexp.strategy import BITWISE, Unsupported
+from optexp.strategy import BITWISE
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
 

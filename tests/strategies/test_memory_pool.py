@@ -10,6 +10,7 @@ import torch
 
 from optexp import session
 from optexp.config import Experiment
+from optexp.errors import Unsupported
 from optexp.insight.trace import Call, Span, Trace
 from optexp.program import Snapshot
 from optexp.reporting.terminal import Progress
@@ -18,7 +19,7 @@ from optexp.stopwatch import Stopwatch
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.memory_pool import MemoryPool, share_workspaces
 from optexp.strategies.streams import Streams
-from optexp.strategy import Unsupported, compose
+from optexp.strategy import compose
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.workspace import Workspace
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from optexp.errors import Unsupported
 from optexp.kernelkit import tuning
 from optexp.kernels.softmax import softmax
 from optexp.program import Program, ResidentFeed, Snapshot, clear_gradients, forward, forward_backward
@@ -16,7 +17,6 @@ from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion
 from optexp.strategies.inplace import Inplace
-from optexp.strategy import Unsupported
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
 

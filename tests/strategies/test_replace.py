@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from optexp.arm import Arm, Spec
-from optexp.config import ConfigError
+from optexp.errors import ConfigError
 from optexp.program import gradients
 from optexp.strategies.channels_last import ChannelsLast
 from optexp.strategies.fused_optimizer import FusedOptimizer

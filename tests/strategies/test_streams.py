@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from optexp.errors import Unsupported
 from optexp.insight.trace import Copy, Kernel, Span, Trace, record
 from optexp.program import Program, ResidentFeed, flatten, forward
 from optexp.strategies.amp import Amp
@@ -16,7 +17,6 @@ from optexp.strategies.fusion import Fusion
 from optexp.strategies.inplace import Inplace
 from optexp.strategies.pinned_memory import PinnedMemory
 from optexp.strategies.streams import Streams
-from optexp.strategy import Unsupported
 from optexp.transforms import chunked
 from optexp.transforms.branches import cut, trace
 from optexp.transforms.chunked import Overlapped, Split, evenly, halved_ends, joined, split

@@ -10,10 +10,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optexp.equivalence import state
+from optexp.errors import Unsupported
 from optexp.insight.trace import Kernel, Span, Trace
 from optexp.strategies.amp import Amp
 from optexp.strategies.tf32 import Tf32, kind
-from optexp.strategy import Unsupported, compose, precision
+from optexp.strategy import compose, precision
 from optexp.tf32 import allow_tf32, flags
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp

@@ -16,7 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from optexp import commandline, runner
 from optexp.__main__ import SIGNALS, main
-from optexp.config import ConfigError, resolve
+from optexp.config import resolve
+from optexp.errors import ConfigError
 from optexp.insight.roofline import matrix_flop
 from optexp.insight.trace import Op, Span, Trace
 from optexp.reporting import summary, terminal

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from optexp.errors import TrackingError
 from optexp.reporting import tracking
 from optexp.result import Result, Verdict
 from optexp.studies import outcome, search, sweep
@@ -125,7 +126,7 @@ def test_a_store_out_of_reach_does_not_stop_a_sweep(
     run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: Any, **__: Any) -> FakeRun:
-        raise tracking.TrackingError("MLflow store http://x: refused")
+        raise TrackingError("MLflow store http://x: refused")
 
     monkeypatch.setattr(tracking, "start", refuse)
     add_job(tmp_path, 0, "faster")

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import fx, nn
 
-from optexp.takehome.inlining import Inliner, NotCovered, code_of, flat_class, literal, uses
+from optexp.errors import NotCovered
+from optexp.takehome.inlining import Inliner, code_of, flat_class, literal, uses
 
 SOURCE = """
 from __future__ import annotations

@@ -128,7 +128,7 @@ def test_it_computes_what_the_program_computes(
     workload = experiment(f"workload={name}", *TINY.get(name, []), *architecture).workload.resolve("cpu")
     try:
         program = written(tmp_path, workload, stack)
-    except optexp.strategy.Unsupported as reason:
+    except optexp.errors.Unsupported as reason:
         pytest.skip(str(reason))
     assert_same(executed(tmp_path / "repro.py", monkeypatch), program)
 

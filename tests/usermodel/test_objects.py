@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.config import ConfigError
+from optexp.errors import ConfigError
 from optexp.program import Program
 from optexp.strategies.replace import Replace
 from optexp.usermodel.objects import Described, made, with_objects

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.equivalence.golden import NoReference
+from optexp.errors import NoReference, Unsupported
 from optexp.program import Program, ResidentFeed, gradients
-from optexp.strategy import Unsupported
 from optexp.usermodel.trainstep import TrainStep
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from optexp.arm import Arm, Spec
-from optexp.workers.processes import Failure, InProcess, describe
+from optexp.errors import Failure
+from optexp.workers.processes import InProcess, describe
 from optexp.workloads.module import Module
 
 MODEL = """

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from optexp.equivalence.protocol import convey
+from optexp.errors import Failure, Unshared
 from optexp.workers import ipc, parcel
 from optexp.workers.parcel import Inbox, Memory, Outbox
-from optexp.workers.processes import Failure, InProcess
+from optexp.workers.processes import InProcess
 
 CPU = torch.device("cpu")
 
@@ -215,7 +216,7 @@ def test_where_a_device_is_not_shared_parcels_pass_through_the_host(
     a_device, small_pieces, tmp_path, monkeypatch, refused, count
 ):
     def refuse(*arguments):
-        raise ipc.Unshared("another container's")
+        raise Unshared("another container's")
 
     monkeypatch.setattr(ipc, refused, refuse)
     sender, receiver = (InProcess(Party(tmp_path), name) for name in ("one", "two"))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from optexp.strategy import Unsupported
-from optexp.workers.processes import FORGED, Failure, InProcess, Launcher, Worker
+from optexp.errors import FORGED, Failure, Unsupported
+from optexp.workers.processes import InProcess, Launcher, Worker
 
 ROLE = "tests.workers.test_processes:Misbehaving"
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from optexp.strategy import Unsupported
+from optexp.errors import Unsupported
 from optexp.workloads.bert import Bert
 from tests.workloads.operators import operators
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.config import ConfigError, build
+from optexp.errors import ConfigError
 from optexp.feeds import LoaderFeed
 from optexp.program import Program, tensors_of
+from optexp.schema import build
 from optexp.usermodel.trainstep import TrainStep
 from optexp.workloads.module import Input, Module
 

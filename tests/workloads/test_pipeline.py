@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from optexp.config import ConfigError, build
+from optexp.errors import ConfigError
+from optexp.schema import build
 from optexp.workloads.pipeline import Pipeline
 
 CPU = torch.device("cpu")

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from optexp.config import ConfigError, build
+from optexp.errors import ConfigError
 from optexp.feeds import LoaderFeed
+from optexp.schema import build
 from optexp.workloads.training import Digits, Synthetic, Training
 
 CPU = torch.device("cpu")

@@ -11,8 +11,7 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 
 from optexp import discovery, runner
-from optexp.config import ConfigError
-from optexp.strategy import Unsupported
+from optexp.errors import ConfigError, Unsupported
 from optexp.workloads.training import Training
 from optexp.workloads.vision import Vision
 from tests.reached import measured

@@ -1,0 +1,96 @@
+"""Every exception of optexp, and the verdict that each ends a comparison with.
+
+    Exception
+    ├── ConfigError        a request that cannot be met: ERROR, one sentence, exit status 1
+    ├── Unsupported        a strategy cannot apply here: UNSUPPORTED
+    │   └── Uncapturable   part of the work cannot be recorded in a CUDA graph
+    ├── NoReference        equivalence cannot be decided: UNVERIFIED
+    ├── Failure            a worker process crashed, hung, ran out of memory or raised: ERROR, or see `Failure.type`
+    ├── OtherProgram       a torch.fx graph would be another program; becomes Unsupported
+    ├── NotCovered         code cannot be listed without its module; repro.py then carries the module
+    ├── TrackingError      MLflow's store refused a run; the result stands
+    └── Unshared           two processes cannot share device memory; tensors then travel through the host
+
+`optexp.comparison.Stop` ends a comparison with a verdict of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+FORGED = "Forged"  # Failure.type: a message without the ticket of its question; ends INVALID
+UNTIMED = "Untimed"  # Failure.type: an arm that reports no time; ends INVALID
+
+
+class ConfigError(Exception):
+    """The user asked for something that does not exist; the message names the key, the value and what is allowed."""
+
+
+class Unsupported(Exception):
+    """A strategy cannot apply here; the message says why and what to do, in words a user can act on."""
+
+
+class Uncapturable(Unsupported):
+    """An operation cannot be recorded in a CUDA graph; the message names its line."""
+
+
+class NoReference(Exception):
+    """Equivalence cannot be decided; the message says why. The comparison ends UNVERIFIED."""
+
+
+class OtherProgram(Exception):
+    """What a graph of the model would leave out, as the end of a sentence that starts with the model."""
+
+
+class NotCovered(Exception):
+    """Something cannot be said without its module; the message says what."""
+
+
+class TrackingError(Exception):
+    """The store could not be reached or refused; the result itself is not touched by it."""
+
+
+class Unshared(RuntimeError):
+    """This driver, or this container, does not let processes share device memory."""
+
+
+@dataclass
+class Failure(Exception):
+    """A worker crashed, hung, ran out of memory, or its code raised.
+
+    type:    name of the exception's class in the worker, or "Crash", "Timeout", `FORGED`, `UNTIMED`
+    worker:  name of the process; empty where no process is to blame
+    """
+
+    type: str
+    message: str
+    traceback: str = ""
+    worker: str = ""
+
+    def __str__(self) -> str:
+        named = self.worker and self.type != "ConfigError"  # which is the user's mistake in any arm
+        return f"{self.worker}: {self.message}" if named else self.message
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an error's message; the class's name where the message is empty."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def refusing(what: str, advice: str) -> Iterator[None]:
+    """Turn an error inside into a reason not to apply.
+
+    Raises:
+        Unsupported: "`what` (first line of the error): `advice`". Errors that the plain program shares pass unchanged.
+    """
+    from torch import OutOfMemoryError  # torch takes long to import, and the command line can do without
+
+    try:
+        yield
+    except (OutOfMemoryError, Unsupported):
+        raise
+    except Exception as error:
+        raise Unsupported(f"{what} ({first_line(error)}): {advice}") from error
