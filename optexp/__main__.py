@@ -24,7 +24,7 @@ def job(config: DictConfig) -> None:
     """One comparison, or one of a sweep; whatever goes wrong in it is in its result."""
     if config.get("isolation") != "none":
         launching.launcher()  # imports torch while this process does
-    from optexp import runner  # not before a job starts: --help must not wait for torch
+    from optexp.comparison import runner  # not before a job starts: --help must not wait for torch
 
     runner.run(config, Path(HydraConfig.get().runtime.output_dir))
 

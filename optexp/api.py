@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from optexp import commandline, discovery, runner
+from optexp import commandline, discovery
+from optexp.comparison import runner
 from optexp.errors import ConfigError, NotCovered
 from optexp.reporting import terminal
 from optexp.result import Result
@@ -331,5 +332,4 @@ def _show(silent: bool, result: Result, folder: Path, run: Any = None) -> None:
 
 def _mistake(result: Result) -> str:
     """What was wrong with the question."""
-    error = result.error or {}
-    return str(error["message"]) if error.get("type") == "ConfigError" else ""
+    return result.error.message if result.error and result.error.type == "ConfigError" else ""

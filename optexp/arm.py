@@ -34,19 +34,21 @@ from optexp.equivalence.parting import Passed, watched
 from optexp.equivalence.poison import stain
 from optexp.equivalence.trajectory import RATES, Rates
 from optexp.errors import ConfigError, NoReference, Unsupported
-from optexp.insight.calibration import calibrate
 from optexp.insight.trace import record
 from optexp.kernelkit.toolchain import counted
-from optexp.measurement import clock, heap, openmp, persisting, placement
+from optexp.measurement import clock, openmp, persisting, placement
 from optexp.memory_plan import LEAST, PLANS, Sizes, capacity, choose, give_back
 from optexp.offered import Offered, Place
 from optexp.program import Batch, Feed, Outputs, Program, Snapshot, gradients, keeping, map_batch, tensors_of
 from optexp.reading import read
-from optexp.strategy import REASSOCIATES, Composed, Contract, Notes, Strategy, captures, compose
+from optexp.strategy import Composed, Notes, captures, compose
 from optexp.takehome.repro import Script
 from optexp.usermodel import likeness
 from optexp.usermodel.modelstate import same
-from optexp.workers.parcel import Inbox, Outbox, Parcel, bytes_of
+from optexp.workers.messages import Facts, Identity, Look, PeakMemory, SetUp, WarmUp
+from optexp.workers.parcel import Parcel, bytes_of
+from optexp.workers.peer import Peer
+from optexp.workers.spec import Spec
 from optexp.workload import Workload
 
 STAINED = 2  # blocks of a result's size: an intermediate may take the first
@@ -62,52 +64,6 @@ COLD_STEPS = 99  # of a block with emptied caches, which take longer to empty th
 
 
 @dataclass(frozen=True)
-class Spec:
-    """What an arm is to hold.
-
-    seed:      of the model's parameters
-    name:      the part that it has in the comparison
-    draws:     of the batches that are timed, and of the random numbers that steps draw (none: `seed`)
-    cores:     what it is bound to once it is set up (none: left free)
-    folders:   where its shared memory may lie, the preferred one first
-    autocast:  plain autocast to this dtype: the yardstick of a PRECISION contract
-    dropout:   False: every dropout has rate 0, so that what it does can be compared with fp64
-    generic:   parameters that were filled with one value have others (see `equivalence.generic`)
-    plan:      index in `memory_plan.PLANS` of the first that has not been tried
-    """
-
-    workload: Workload
-    strategies: Sequence[Strategy]
-    device: str
-    dtype: str
-    seed: int
-    draws: int | None = None
-    name: str = ""
-    contract: Contract = REASSOCIATES  # what the reference judges by
-    cores: tuple[int, ...] = ()
-    folders: tuple[str, ...] = ()
-    autocast: str | None = None
-    dropout: bool = True
-    generic: bool = False
-    plan: int = 0
-
-    def pack(self) -> bytes:
-        """By value, so that classes of a notebook or of a script travel."""
-        packed: bytes = cloudpickle.dumps(self)
-        return packed
-
-    @property
-    def torch_device(self) -> torch.device:
-        return torch.device(self.device)
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        dtype = getattr(torch, self.dtype)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
-
-
-@dataclass(frozen=True)
 class Kept:
     """The end of one timed block, and a digest of every tensor after its last step."""
 
@@ -115,12 +71,11 @@ class Kept:
     left: Imprint
 
 
-class Arm:
+class Arm(Peer):
     """One program on one device. Every public method is a message."""
 
     def __init__(self) -> None:
-        self.outbox: Outbox | None = None
-        self.inbox = Inbox()
+        super().__init__()
         self.batches: list[Batch] = []  # that are timed; none while an arm rests, and others need the memory
         self.fresh: list[Batch] = []
         self.plan, self.family, self.largest_result = 0, families.NORMAL, 0
@@ -137,21 +92,20 @@ class Arm:
         self.drawn: dict[int, list[str]] = {}  # digests of batches that were met for the first time, by turn
         self.reassociated = 0
 
-    def setup(self, packed: bytes) -> dict[str, Any]:
-        """Build the program, fold the stack over it, run it for the first time.
+    def setup(self, packed: bytes) -> SetUp:
+        """Build the program, fold the stack over it, run it for the first time."""
+        return self.hold(cloudpickle.loads(packed))
 
-        Returns seconds to the first result, each strategy's notes, whether a step draws random numbers, whether it
-        changes buffers, and what there is to know about the workload.
-        """
+    def hold(self, spec: Spec) -> SetUp:
+        """The same of a specification that is here already."""
         start, before = clock.now(), state.settings()
-        spec: Spec = cloudpickle.loads(packed)
         self._settle(spec)
         with self.quiet():
             told = self._setup(spec, start)
         self.settings_then = before, state.settings()
         return told
 
-    def _setup(self, spec: Spec, start: float) -> dict[str, Any]:
+    def _setup(self, spec: Spec, start: float) -> SetUp:
         program = spec.workload.build(self.device, spec.torch_dtype, spec.seed)
         varied = vary(program.model, spec.seed) if spec.generic else []
         if not spec.dropout:
@@ -214,13 +168,23 @@ class Arm:
         self.largest_result = max((tensor.nbytes for tensor in outputs.values()), default=0)
         del batch, outputs
         self.plan = choose(Sizes(max(sizes), result_bytes, state_bytes), capacity(self.device), self.plan)
-        told = {"setup_s": setup_s, "notes": notes, "random": random, "batch_bytes": sum(sizes) / len(sizes)}
-        told |= {"queue": self.program.feed.queue, "varied": varied, "carries": carries, "keeps": self._moving()}
-        told |= {"plan": self.plan}
-        told["step_s"], told["compute_s"] = map(min, zip(*times, strict=True))
+        told = SetUp(
+            setup_s=setup_s,
+            notes=notes,
+            random=random,
+            batch_bytes=sum(sizes) / len(sizes),
+            queue=self.program.feed.queue,
+            varied=varied,
+            carries=carries,
+            keeps=self._moving(),
+            plan=self.plan,
+            step_s=min(whole for whole, _ in times),
+            compute_s=min(alone for _, alone in times),
+            facts=facts(spec.workload, self.initial.values),
+        )
         if self.in_turns:
             self.rest()
-        return told | facts(spec.workload, self.initial.values)
+        return told
 
     def _look_at_the_first(self, outputs: Outputs) -> float:
         """What the first step after building left; how long it took to see that, in seconds."""
@@ -335,17 +299,10 @@ class Arm:
         self.program.feed.pause()
 
     def _settle(self, spec: Spec) -> None:
-        placement.grant(spec.cores)
-        self.device, self.seed = spec.torch_device, spec.seed
-        self.draws = spec.seed if spec.draws is None else spec.draws
-        self.part = spec.name, Composed(spec.strategies).labels
+        self.settle(spec.torch_device, spec.cores, spec.folders)
+        self.seed, self.draws = spec.seed, spec.seed if spec.draws is None else spec.draws
+        self.part = Identity(spec.name, Composed(spec.strategies).labels)
         self.dropout, self.workload, self.dtype = spec.dropout, spec.workload, spec.dtype
-        self.outbox = self.outbox or Outbox(spec.folders, on_device=self.device.type == "cuda")
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        else:
-            placement.spare_threads()
-            heap.keep()
 
     def turn_parameters(self) -> None:
         """Steps begin with other values from now on, at the same place; again, and they are what they were."""
@@ -365,7 +322,7 @@ class Arm:
         torch.manual_seed(self.draws)
         self.begin(self.program.feed, first)
 
-    def identity(self) -> tuple[str, list[str]]:
+    def identity(self) -> Identity:
         """The part that this arm has in the comparison, and the strategies that it was built of."""
         return self.part
 
@@ -413,29 +370,6 @@ class Arm:
 
     # --- equivalence
 
-    def send(self, nest: Any) -> Parcel:
-        """Announce tensors to another arm; they must not change until they are copied."""
-        assert self.outbox is not None, "setup comes first"
-        return self.outbox.send(nest)
-
-    def fill(self, piece: int) -> None:
-        """Copy a piece of what was announced into shared memory."""
-        assert self.outbox is not None, "setup comes first"
-        self.outbox.fill(piece)
-
-    def by_host(self) -> Parcel:
-        """Announce the same again, by a way that every process can see."""
-        assert self.outbox is not None, "setup comes first"
-        return self.outbox.by_host()
-
-    def expect(self, parcel: Parcel) -> None:
-        """Make room for what another arm has announced, for the messages that follow."""
-        self.inbox.expect(parcel, self.device)
-
-    def take(self, piece: int) -> None:
-        """Copy a piece of it."""
-        self.inbox.take(piece)
-
     def load(self, index: int, family: str) -> None:
         """What was taken is one batch of a set that the reference arm has drawn; the feed brings copies of it."""
         if index == 0:
@@ -455,34 +389,25 @@ class Arm:
             return self.brought
         return given
 
-    def observe(
-        self,
-        step: int,
-        restore: bool,
-        noise: int | None = None,
-        forward: bool = False,
-        order: int | None = None,
-        repeating: bool = False,
-    ) -> Parcel:
-        """One step on a fresh batch, and all that can be compared of it; or of its forward pass alone.
+    def observe(self, look: Look) -> Parcel:
+        """One step on a fresh batch, and everything of it that can be compared.
 
-        order:     of a reassociated run. What does not run so (code that looks at its dispatch modes) runs as it is
-        repeating: under deterministic algorithms
+        A reassociated run of code that looks at its dispatch modes fails; it then runs in its own order.
         """
-        if restore:
+        if look.restore:
             self.restore(fresh=True)
-        self.rates.set(RATES[step % len(RATES)])
+        self.rates.set(RATES[look.step % len(RATES)])
         if self.in_turns:
             stain(self.device, [self.largest_result] * STAINED)
-        initial = None if restore else self.initial.values
-        with self.quiet(), bits.deterministic() if repeating else nullcontext():
+        initial = None if look.restore else self.initial.values
+        with self.quiet(), bits.deterministic() if look.repeating else nullcontext():
             try:
-                seen = observed(self.program, self.bring(step), noise, forward, initial, order)
+                seen = observed(self.program, self.bring(look.step), look.noise, look.forward, initial, look.order)
             except Exception:
-                if order is None:
+                if look.order is None:
                     raise
                 self.restore(fresh=True)
-                seen = observed(self.program, self.bring(step), noise, forward, initial)
+                seen = observed(self.program, self.bring(look.step), look.noise, look.forward, initial)
                 seen["flag/reassociated"].zero_()
         self.reassociated = int(seen["flag/reassociated"])
         return self.send(seen)
@@ -614,14 +539,13 @@ class Arm:
         self.program.feed.pause()
         return end - began, end - given
 
-    def warm_up(self, limit_s: float) -> dict[str, Any]:
-        """Run until steady. Returns seconds of single steps, the cost of an empty timing, batches made in the
-        background, and inputs that are one value over and over."""
+    def warm_up(self, limit_s: float) -> WarmUp:
+        """Run until steady, for at most `limit_s` seconds."""
         self.restore()
         alone = clock.warm_up(self.runner(), self.device, limit_s)
         self.program.feed.pause()
         timer_s, queue = clock.empty_timer_s(self.device), self.program.feed.queue
-        return {"alone_s": alone, "timer_s": timer_s, "queue": queue, "constant": constant(self.batches)}
+        return WarmUp(list(alone), timer_s, queue, constant(self.batches))
 
     def period(self, limit_s: float) -> int:
         """After how many steps batches come again; 1 where a loader's are of one size, else 0: nobody knows, nor where
@@ -840,8 +764,8 @@ class Arm:
         """What torch's compiler counted so far, and this process's cores."""
         return counted() | {"process/cores": float(len(os.sched_getaffinity(0)))}
 
-    def peak_memory(self, steps: int) -> dict[str, float]:
-        """Peak memory in MiB over steady steps: of the device; on a CPU only what lives between them.
+    def peak_memory(self, steps: int) -> PeakMemory:
+        """Peak memory over steady steps: of the device; on a CPU only tensors that live between them.
 
         What graphs hold counts whole (see `held_by_graphs`). What is here for the tool's sake, batches but one and the
         state to restore, does not. Empty where torch's allocator is switched off, and counts nothing.
@@ -854,7 +778,7 @@ class Arm:
             model, named = self.program.model, self.program.state()  # which leaves out what has no alias
             rest = [tensor for name, tensor in named.items() if not name.startswith(("param/", "buffer/"))]
             living = (*model.parameters(), *model.buffers(), *rest, *one)
-            return {"resident_mib": sum(map(sparse.nbytes, living)) / 2**20}
+            return PeakMemory(resident_mib=sum(map(sparse.nbytes, living)) / 2**20)
         kept = self.program.keeps.tensors if self.program.keeps is not None else []
         ours = [*(t for tensors in others for t in tensors), *self.initial.values.values(), *kept]
         overhead = sum(sparse.nbytes(t) for t in ours if t.device.type == "cuda")
@@ -866,14 +790,14 @@ class Arm:
             run()
         clock.synchronize(self.device)
         if not torch.cuda.max_memory_allocated(self.device) and ours:
-            return {}
+            return PeakMemory()
         pools = held_by_graphs(self.program.pool)
-        return {
-            "peak_mib": (torch.cuda.max_memory_allocated(self.device) + pools - overhead) / 2**20,
-            "reserved_mib": torch.cuda.max_memory_reserved(self.device) / 2**20,
-            "pools_mib": pools / 2**20,
-            "pinned_mib": torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0) / 2**20,
-        }
+        return PeakMemory(
+            peak_mib=(torch.cuda.max_memory_allocated(self.device) + pools - overhead) / 2**20,
+            reserved_mib=torch.cuda.max_memory_reserved(self.device) / 2**20,
+            pools_mib=pools / 2**20,
+            pinned_mib=torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0) / 2**20,
+        )
 
     # --- profile; leftover tracing slows what follows, so nothing is timed in this process afterwards
 
@@ -896,10 +820,6 @@ class Arm:
     def takes(self, packed: bytes) -> list[bool]:
         """Which of these strategies this program, as it is now, would not refuse."""
         return [not strategy.unsupported(self.program, self.device) for strategy in cloudpickle.loads(packed)]
-
-    def calibrate(self, anew: bool = False, keep: bool = True) -> dict[str, Any]:
-        """This device's measured ceilings."""
-        return calibrate(self.device, anew, keep).to_dict()
 
 
 def draw(workload: Workload, device: torch.device, dtype: torch.dtype, seed: int, count: int) -> list[Batch]:
@@ -991,14 +911,11 @@ def _digest(batch: Batch) -> bytes:
     return found.digest()
 
 
-def facts(workload: Workload, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What only a process that has built the workload knows.
-
-    built:  a checksum of every parameter and buffer: a model that differs from process to process proves nothing
-    """
+def facts(workload: Workload, state: Mapping[str, Tensor]) -> Facts:
+    """Facts that only a process which has built the workload knows."""
     real = {name: t for name, t in state.items() if name.startswith(("param/", "buffer/")) and t.is_floating_point()}
     built = {name: repr(tensor.sum(dtype=torch.float64).item()) for name, tensor in real.items()}
-    return {"samples": workload.samples, "remarks": workload.notes(), "built": built}
+    return Facts(workload.samples, list(workload.notes()), built)
 
 
 if __name__ == "__main__":

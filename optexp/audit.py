@@ -262,9 +262,9 @@ def _headline(record: Record) -> Iterator[str]:
 def _weakness(weakest: Record | None) -> str | None:
     if not weakest:
         return None
-    from optexp.equivalence.protocol import Verification  # torch is slow to import
+    from optexp.equivalence.finding import Verification  # torch is slow to import
 
-    return Verification("", weakest=dict(weakest)).weakness
+    return Verification.of({"contract": "", "weakest": weakest}).weakness
 
 
 def _dtype(contract: str) -> str:

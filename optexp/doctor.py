@@ -24,18 +24,19 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from optexp.api import compose
+from optexp.comparison import measure
+from optexp.comparison.session import Session, choose_device
 from optexp.config import resolve
 from optexp.errors import ConfigError
 from optexp.kernelkit import extension
-from optexp.measurement import rounds, statistics
+from optexp.measurement import statistics
 from optexp.measurement.gpu import Gpu
 from optexp.measurement.neighbours import neighbours
-from optexp.measurement.sampling import Sample
+from optexp.measurement.samples import Sample
 from optexp.measurement.watchdogs import WATCHDOGS
 from optexp.reporting.terminal import Progress
 from optexp.reporting.wording import percent
 from optexp.result import Verdict
-from optexp.session import Session, choose_device
 from optexp.stopwatch import Stopwatch
 from optexp.workers import launching
 
@@ -176,7 +177,7 @@ def trial(device: str, quick: bool) -> Iterator[Finding]:
         experiment = resolve(compose(asked, {}, {}))
         session = Session(experiment, device, Path(folder), Stopwatch(), progress)
         try:
-            samples = rounds.measure(session, lambda arms, samples: None, fresh=True)
+            samples = measure.measure(session, lambda arms, samples: None, fresh=True)
         finally:
             session.close()
     yield equal(samples, session)

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import cloudpickle
 import torch
 
-from optexp.arm import Arm, Spec, facts
-from optexp.equivalence.judge import Judge
+from optexp.arm import facts
+from optexp.equivalence.finding import Distribution, Finding
+from optexp.equivalence.judge import Judge, SetInfo
+from optexp.equivalence.mutants import Tried
 from optexp.equivalence.parting import Passed
-from optexp.measurement import clock
 from optexp.memory_plan import give_back
+from optexp.workers.messages import Facts
 from optexp.workers.parcel import Parcel
+from optexp.workers.peer import Peer
+from optexp.workers.spec import Spec
 
 
-class Reference(Arm):
-    """The fp64 arm: draws every batch and judges what the others return. Its goldens never leave it."""
+class Reference(Peer):
+    """The fp64 arm: draws every batch and judges what the others return. Its fp64 results never leave it."""
 
-    def setup(self, packed: bytes) -> dict[str, Any]:
-        start = clock.now()
-        spec: Spec = cloudpickle.loads(packed)
-        self._settle(spec)
+    def setup(self, packed: bytes) -> Facts:
+        """Build the workload in float64."""
+        return self.hold(cloudpickle.loads(packed))
+
+    def hold(self, spec: Spec) -> Facts:
+        """The same of a specification that is here already."""
+        self.settle(spec.torch_device, spec.cores, spec.folders)
         self.judgement = Judge(
             spec.workload, spec.torch_device, spec.torch_dtype, spec.seed, spec.contract, spec.generic, spec.plan
         )
         if not spec.dropout:
             self.judgement.silence()
         give_back(self.device)
-        return {"setup_s": clock.now() - start, **facts(spec.workload, self.judgement.fp64.initial)}
+        return facts(spec.workload, self.judgement.fp64.initial)
 
     def expect(self, parcel: Parcel) -> None:
         """Where fp64 runs or, where that is full, on the CPU: judging then moves there too."""
@@ -48,8 +54,8 @@ class Reference(Arm):
         """The batch of a replayed step takes the place of drawn ones."""
         self.judgement.recall(self.inbox.contents)
 
-    def judge_timed(self, step: int) -> list[Mapping[str, Any]]:
-        return [finding.to_dict() for finding in self.judgement.judge_timed(step, self.inbox.contents)]
+    def judge_timed(self, step: int) -> list[Finding]:
+        return self.judgement.judge_timed(step, self.inbox.contents)
 
     def silence(self) -> None:
         self.judgement.silence()
@@ -57,7 +63,7 @@ class Reference(Arm):
     def turn_parameters(self) -> None:
         self.judgement.turn_parameters()
 
-    def rest(self, keep_fresh: bool = False) -> None:
+    def rest(self) -> None:
         """Give back what is not needed until it is set up again."""
         self.inbox.clear()
         if self.outbox is not None:
@@ -77,10 +83,10 @@ class Reference(Arm):
     def yardstick(self, step: int) -> None:
         self.judgement.yardstick(step, self.inbox.contents)
 
-    def judge(self, step: int) -> list[Mapping[str, Any]]:
-        return [finding.to_dict() for finding in self.judgement.judge(step, self.inbox.contents)]
+    def judge(self, step: int) -> list[Finding]:
+        return self.judgement.judge(step, self.inbox.contents)
 
-    def reference_info(self) -> dict[str, Any]:
+    def info(self) -> SetInfo:
         return self.judgement.info()
 
     def dead(self) -> list[str]:
@@ -95,8 +101,8 @@ class Reference(Arm):
     def first_apart(self, passed: Sequence[Passed]) -> str:
         return self.judgement.first_apart(passed)
 
-    def power(self) -> list[dict[str, Any]]:
+    def power(self) -> list[Tried]:
         return self.judgement.power()
 
-    def distribution(self, tensor: str) -> dict[str, Any]:
+    def distribution(self, tensor: str) -> Distribution:
         return self.judgement.distribution(tensor)

@@ -11,6 +11,8 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
+from optexp.equivalence.finding import Verification
+
 
 class Verdict(StrEnum):
     """First that applies; `exit_status` is what a shell sees."""
@@ -105,6 +107,16 @@ TELLING = ("cost", "pairs", "dropped", "processes", "p_value", "p_holm")  # of t
 MACHINE = ("throttling", "power cap", "foreign processes", "cores")  # watchdogs that say nothing of an arm's speed
 
 
+@dataclass(frozen=True)
+class Problem:
+    """An exception that ended a comparison; `worker` is the process that raised it."""
+
+    type: str
+    message: str
+    traceback: str = ""
+    worker: str = ""
+
+
 @dataclass
 class Result:
     """One comparison. Field names are `result.json`'s top-level keys, which dashboards depend on.
@@ -122,7 +134,7 @@ class Result:
     speedup: Speedup | None = None
     baseline: ArmSummary = field(default_factory=ArmSummary)
     candidate: ArmSummary = field(default_factory=ArmSummary)
-    equivalence: dict[str, Any] = field(default_factory=dict)
+    equivalence: Verification | None = None
     measurement: dict[str, Any] = field(default_factory=dict)
     evidence: list[dict[str, Any]] = field(default_factory=list)
     profile: dict[str, Any] = field(default_factory=dict)
@@ -130,7 +142,7 @@ class Result:
     environment: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
-    error: dict[str, Any] | None = None
+    error: Problem | None = None
     by_itself: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -186,6 +198,8 @@ class Result:
             data["speedup"] = Speedup(**speedup | {"high": inf if speedup["high"] is None else speedup["high"]})
         data["baseline"] = ArmSummary(**data["baseline"])
         data["candidate"] = ArmSummary(**data["candidate"])
+        data["equivalence"] = Verification.of(data["equivalence"]) if data.get("equivalence") else None
+        data["error"] = Problem(**data["error"]) if data.get("error") else None
         return cls(**data)
 
 

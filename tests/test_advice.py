@@ -4,14 +4,15 @@ from collections.abc import Sequence
 
 import cloudpickle
 
-from optexp.advice import built, goes_with
-from optexp.arm import Arm, Spec
+from optexp.arm import Arm
+from optexp.comparison.suggestions import built, goes_with
 from optexp.insight.diagnosis import Bottleneck, narrowed
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion
 from optexp.strategies.pinned_memory import PinnedMemory
 from optexp.strategies.streams import Streams
 from optexp.strategy import Strategy
+from optexp.workers.spec import Spec
 from optexp.workloads.mlp import Mlp
 
 ADVICE = [

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.arm import Arm, Spec
+from optexp.arm import Arm
 from optexp.equivalence.missed import LOOKS, End
 from optexp.offered import Offered, Place
+from optexp.workers.spec import Spec
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
 

@@ -19,13 +19,13 @@ from omegaconf import OmegaConf
 from optexp import audit
 from optexp.audit import derived, problems
 from optexp.equivalence.gates import TOLERANCES
-from optexp.equivalence.protocol import SAME_BATCHES
 from optexp.measurement import statistics, table
 from optexp.measurement.controls import NAMES
-from optexp.measurement.sampling import SAME
+from optexp.measurement.samples import SAME
 from optexp.measurement.watchdogs import DROPPED, FOREIGN, WATCHDOGS
 from optexp.reporting.wording import at_least, ratio
 from optexp.result import ArmSummary, Result, Speedup, Verdict, digest
+from optexp.verification.verify import SAME_BATCHES
 from tests.measurement.samples import constant, made
 
 Record = dict[str, Any]

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from optexp import commandline, runner
+from optexp import commandline
 from optexp.__main__ import SIGNALS, main
+from optexp.comparison import runner
 from optexp.config import resolve
 from optexp.errors import ConfigError
 from optexp.result import Result, Verdict

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from optexp.audit import derived, problems
-from optexp.conclusion import conclude, cost, l2, summarize
+from optexp.comparison.conclusion import conclude, cost, l2, summarize
+from optexp.comparison.session import Session, Stop
 from optexp.config import Experiment
-from optexp.equivalence.protocol import Verification
+from optexp.equivalence.finding import Verification
 from optexp.measurement.gpu import Reading
 from optexp.measurement.load import Load
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.sampling import COLD, Pair, Sample
+from optexp.measurement.samples import COLD, Pair, Sample
 from optexp.measurement.watchdogs import slow_start
 from optexp.reporting import report, summary
 from optexp.reporting.terminal import Progress
 from optexp.result import ArmSummary, Result, Speedup, Verdict, finite
-from optexp.session import Session, Stop
 from optexp.stopwatch import Stopwatch
 from tests.measurement.samples import constant, made, timing
 

@@ -10,7 +10,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 
-from optexp import audit, discovery, runner
+from optexp import audit, discovery
+from optexp.comparison import runner
 from optexp.result import Result, Verdict
 from optexp.tf32 import tf32_allowed
 from tests.reached import measured

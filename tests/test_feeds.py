@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
+from optexp.comparison import sampling
 from optexp.feeds import HostFeed, LoaderFeed
-from optexp.measurement import sampling
 from optexp.measurement.clock import Timing
 from optexp.measurement.protocol import Protocol
 

@@ -8,18 +8,20 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.arm import Arm, Spec, steps_of_scale
+from optexp.arm import Arm, steps_of_scale
 from optexp.equivalence.autocast import autocast
-from optexp.equivalence.protocol import Plan, verify
 from optexp.insight.trace import Trace
 from optexp.measurement.clock import Timing
-from optexp.measurement.sampling import Pair, Sample
+from optexp.measurement.samples import Pair, Sample
 from optexp.measurement.watchdogs import skipped_steps
 from optexp.program import Program
 from optexp.reference import Reference
 from optexp.strategies.amp import Amp
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, contract
-from optexp.workers.processes import InProcess
+from optexp.verification.trial import Plan
+from optexp.verification.verify import verify
+from optexp.workers.client import InProcess
+from optexp.workers.spec import Spec
 from optexp.workloads.mlp import Mlp
 
 CPU = torch.device("cpu")
@@ -86,9 +88,9 @@ def test_a_scale_of_its_own_is_right_where_no_gradient_is_lost(mode: str, scale:
     promise = contract(stack)
     bare = Spec(steep(mode, lr=1e-5), (), "cpu", "float32", seed=0, contract=promise)
     reference, yardstick, candidate = InProcess(Reference(), "r"), InProcess(Arm(), "b"), InProcess(Arm(), "c")
-    reference.call("setup", packed=bare.pack())
-    yardstick.call("setup", packed=replace(bare, autocast="float16").pack())
-    candidate.call("setup", packed=replace(bare, strategies=tuple(stack)).pack())
+    reference.call(Reference.setup, packed=bare.pack())
+    yardstick.call(Arm.setup, packed=replace(bare, autocast="float16").pack())
+    candidate.call(Arm.setup, packed=replace(bare, strategies=tuple(stack)).pack())
     found = verify(reference, yardstick, candidate, Plan([1]), promise)
     assert found.ok is right, found.headline
 

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from optexp import api, runner
+from optexp import api
+from optexp.comparison import runner
+from optexp.comparison.session import Session
 from optexp.errors import Failure
 from optexp.memory_plan import LEAST, PLANS
 from optexp.result import Result, Verdict
-from optexp.session import Session
 
 
 def run(tmp_path: Path, *overrides: str) -> Result:

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 import pytest
 
+from optexp.comparison.referee import Referee
+from optexp.comparison.session import Session
 from optexp.config import Experiment
 from optexp.errors import Unsupported
 from optexp.measurement.protocol import Protocol
 from optexp.program import Program
 from optexp.reporting.terminal import Progress
-from optexp.session import Session
 from optexp.stopwatch import Stopwatch
 from optexp.strategies.amp import Amp
 from optexp.strategies.fused_optimizer import FusedOptimizer
@@ -31,7 +32,6 @@ from optexp.strategy import (
     label,
     precision,
 )
-from optexp.verification import Referee
 from optexp.workloads.gelu import Gelu
 
 
@@ -145,7 +145,7 @@ def test_whoever_is_judged_by_a_precision_promises_it():
 
 
 def test_nothing_starts_for_a_stack_that_cannot_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from optexp import runner
+    from optexp.comparison import runner
 
     started: list[object] = []
     monkeypatch.setattr(Session, "start", lambda self, specs: started.append(specs))
@@ -189,7 +189,7 @@ def test_what_only_a_strategy_imports_is_not_imported_where_the_baseline_is_fork
         def end_workers(self) -> None:
             pass
 
-    monkeypatch.setattr("optexp.session.launcher", Fake)
+    monkeypatch.setattr("optexp.comparison.session.launcher", Fake)
     monkeypatch.setattr("optexp.strategies.inplace.Inplace", Preloads)
     asked = experiment("workload=gelu", "strategy=inplace", "device=cpu")
     with Progress() as progress:

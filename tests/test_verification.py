@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from optexp.comparison.referee import Referee
 from optexp.draws import Draws
 from optexp.insight.trace import Copy, Span, Trace
 from optexp.strategy import BITWISE, Contract, precision
-from optexp.verification import Referee
 from optexp.workloads.mlp import Mlp
 from tests.measurement.samples import constant, made
 

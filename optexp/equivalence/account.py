@@ -15,8 +15,8 @@ from optexp.equivalence import dice, trajectory
 from optexp.equivalence.families import FAMILIES, NONCONTIGUOUS, NORMAL
 from optexp.equivalence.gates import TOLERANCES, factors, share
 from optexp.equivalence.mutants import MUTANTS
-from optexp.equivalence.protocol import SAME_BATCHES
-from optexp.equivalence.recheck import RANDOM
+from optexp.verification.recheck import RANDOM
+from optexp.verification.verify import SAME_BATCHES
 
 Record = Mapping[str, Any]
 CONTRACTS = {"BITWISE": "BITWISE", "PRECISION": "CAP"}  # and the gate that each has to itself

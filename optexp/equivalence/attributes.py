@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 from torch import Tensor
 
-from optexp.equivalence.gates import Finding, broken
+from optexp.equivalence.finding import Finding, broken
 from optexp.equivalence.observation import Observation, unpacked
 from optexp.usermodel import likeness, modelstate
 from optexp.usermodel.modelstate import Change

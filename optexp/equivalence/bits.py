@@ -9,13 +9,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any
 
 import torch
 
 from optexp.equivalence.checksums import compact
+from optexp.equivalence.finding import Finding
 from optexp.equivalence.gates import identical
 from optexp.equivalence.observation import observe, tensors
 from optexp.equivalence.quantities import source
@@ -25,8 +25,6 @@ REPEATS = 3  # how often the baseline must give the same bits again
 SURE = 128  # the same before a candidate is said to give others: of runs that differ once in 50 this misses 8 %
 DETERMINISTIC = " under torch.use_deterministic_algorithms, where that repeats its bits"
 STATE = ("after/", "buffer/")  # what later steps begin with
-
-Message = dict[str, Any]
 
 
 @contextmanager
@@ -68,7 +66,7 @@ class Bits:
     hopeless: set[str] | None = None
     compared: set[str] = field(default_factory=set)
 
-    def binding(self, message: Message, later: bool) -> bool:
+    def binding(self, message: Finding, later: bool) -> bool:
         """Whether the tensor of a message has bits to be equal to.
 
         later: the step began where another one had ended
@@ -76,37 +74,37 @@ class Bits:
         moved = later and any(name.startswith(STATE) for name in self.varying)
         return not moved and _source(message) not in self.varying
 
-    def deviating(self, message: Message, later: bool) -> bool:
+    def deviating(self, message: Finding, later: bool) -> bool:
         """Whether it has other bits than it was promised to have."""
-        differs = message["ok"] and not message["bitwise"] and message["gate"] != "SKIPPED"
+        differs = message.ok and not message.bitwise and message.gate != "SKIPPED"
         return bool(differs) and self.binding(message, later)
 
-    def settled(self, messages: Sequence[Message]) -> list[Message]:
+    def settled(self, messages: Sequence[Finding]) -> list[Finding]:
         """Of a run under deterministic algorithms, what it says of tensors that vary otherwise."""
         repeated = self.varying - (self.hopeless or set())
-        return [promised(m, DETERMINISTIC) for m in messages if m["ok"] and _source(m) in repeated]
+        return [promised(m, DETERMINISTIC) for m in messages if m.ok and _source(m) in repeated]
 
-    def note(self, settled: Sequence[Message]) -> None:
+    def note(self, settled: Sequence[Finding]) -> None:
         """That these were compared."""
         self.compared |= {_source(m) for m in settled}
 
-    def unchecked(self, messages: Sequence[Message]) -> list[str]:
+    def unchecked(self, messages: Sequence[Finding]) -> list[str]:
         """Tensors that nothing was found equal to."""
-        return sorted({m["tensor"] for m in messages if _source(m) in self.varying - self.compared})
+        return sorted({m.tensor for m in messages if _source(m) in self.varying - self.compared})
 
 
-def promised(message: Message, where: str = "") -> Message:
+def promised(message: Finding, where: str = "") -> Finding:
     """The same finding; failed where its bits are not the baseline's.
 
     where: how both were run, where that is not as usual
     """
-    if message["bitwise"] or not message["ok"] or message["gate"] == "SKIPPED":
+    if message.bitwise or not message.ok or message.gate == "SKIPPED":
         return message
     text = f"differs from the baseline{where}, though within rounding; the contract promises equal bits"
-    return {**message, "ok": False, "gate": "BITWISE", "failed": ("BITWISE",), "used": inf, "message": text}
+    return replace(message, ok=False, gate="BITWISE", failed=("BITWISE",), used=inf, message=text)
 
 
-def _source(message: Message) -> str:
+def _source(message: Finding) -> str:
     """The observation's name of the tensor that a message is about."""
-    name = str(message["tensor"])
+    name = str(message.tensor)
     return source(name) if "/" in name else source(f"out/{name}")

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
-from optexp.equivalence.gates import Finding, alike, broken, finite, identical, structure
+from optexp.equivalence.finding import Finding, broken
+from optexp.equivalence.gates import alike, finite, identical, structure
 from optexp.equivalence.observation import Observation, unpacked
 from optexp.errors import NoReference
 

@@ -19,7 +19,8 @@ from scipy.special import stdtr
 from torch import Tensor
 
 from optexp.equivalence import slopes
-from optexp.equivalence.gates import Finding, error, identical, rms, structure
+from optexp.equivalence.finding import Finding, Randomness
+from optexp.equivalence.gates import error, identical, rms, structure
 from optexp.program import Batch, Program, Snapshot, gradients
 from optexp.reading import read
 
@@ -96,7 +97,7 @@ def throw(program: Program, batch: Batch, start: Snapshot, unit: float, seeds: i
 
 def compare(
     candidate: Throws, baseline: Throws, unit: float, zeros: Mapping[str, float] = MappingProxyType({})
-) -> tuple[list[Finding], dict[str, float]]:
+) -> tuple[list[Finding], Randomness]:
     """What differs more than luck allows, and how much was looked at.
 
     unit: of rounding; moments that do not scatter differ by it, and by what it becomes on the way (some √u of a size).
@@ -138,8 +139,8 @@ def compare(
             message = f"its {what} (p = {p:.1g} in each of {len(tests)} tests)"
             findings.append(Finding(name.removeprefix("out/"), "DICE", False, ("DICE",), used=inf, message=message))
     smallest = min((p for p, _, _ in tests), default=1.0)
-    facts = {"seeds": SEEDS, "tests": len(tests), "smallest_p": smallest}
-    return findings, facts | ({"slopes_off": off, "slopes_limit": limit} if isfinite(limit) else {})
+    known = isfinite(limit)
+    return findings, Randomness(SEEDS, len(tests), smallest, off if known else None, limit if known else None)
 
 
 def _zeros(candidate: Throws, baseline: Throws, unit: float, zeros: Mapping[str, float]) -> Iterator[Finding]:

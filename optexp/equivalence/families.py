@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from optexp import sparse
+from optexp.equivalence.finding import NORMAL as NORMAL
 from optexp.program import Batch, map_batch, tensors_of
 
-NORMAL = "normal"
 NONCONTIGUOUS = "noncontiguous"  # the same values, laid out with gaps; made in the arms, since a parcel has no gaps
 EXCHANGES = 8  # batches that this is done with: each is kept by every arm
 ONE_BY_ONE = "one by one"  # a batch, then the same with one input after the other exchanged: does the result follow?

@@ -7,15 +7,15 @@ measured in fp64, a chunk of elements at a time, so that a 16384² tensor needs 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import frexp, inf, isfinite, sqrt
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from optexp import sparse
+from optexp.equivalence.finding import Element, Finding
 
 CHUNK = 2**24  # elements: enough to keep a GPU busy
 CACHED = 2**18  # on a CPU: larger intermediates leave its caches, and are new pages every time (3.5 times slower)
@@ -103,62 +103,6 @@ class Yardstick:
         if ours is not None and theirs is not None and ours.shape == theirs.shape:
             blocks = torch.maximum(ours, theirs)  # else of another batch, whose small columns are others
         return Yardstick(max(self.rms, other.rms), max(self.peak, other.peak), blocks)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What the gates said about one tensor of one step.
-
-    gate:          the gate that failed; where all passed, the one nearest to its limit
-    failed:        every gate that failed
-    weak:          passed, with an error above the row's warning
-    bitwise:       equal to the baseline's, bit for bit
-    error_rms:     RMS(c−g);  baseline_rms: RMS(b−g), not below one rounding;  yardstick_rms: the E of G1
-    error_ratio:   error_rms / baseline_rms;  max_ratio: the same for the worst element, against the E∞ of G2;
-                   block_ratio: for the worst block, against its E of G3
-    used:          the largest error as a share of its limit: above 1 has failed
-    allowed:       by gate, the error and its limit
-    scale:         s;  resolution: what the limit of G1 has beside m·E + κ·u·s (see `Limits`)
-    visible:       the smallest RMS error, and the smallest of one element, that would have failed, relative to s
-    element:       the worst one: index, candidate, baseline, reference
-    nature:        of an error that failed, what it looks like (see `optexp.equivalence.nature`)
-    far_off:       rows of a result at lower precision (see `optexp.equivalence.far_off`): in the candidate, in plain
-                   autocast, in all
-    parted:        the baseline lies further from fp64 than rounding explains: fp64 is another program's there
-    unseen:        why a wrong value could not be told from a right one; empty where it could
-    """
-
-    tensor: str
-    gate: str = "G0"
-    ok: bool = True
-    failed: tuple[str, ...] = ()
-    weak: bool = False
-    bitwise: bool = False
-    error_rms: float | None = None
-    baseline_rms: float | None = None
-    yardstick_rms: float | None = None
-    error_ratio: float | None = None
-    max_ratio: float | None = None
-    block_ratio: float | None = None
-    used: float = 0.0
-    allowed: dict[str, tuple[float, float]] = field(default_factory=dict)
-    scale: float | None = None
-    resolution: float = 0.0
-    visible: tuple[float, float] | None = None
-    element: dict[str, Any] | None = None
-    nature: str = ""
-    far_off: tuple[int, int, int] | None = None
-    message: str = ""
-    unseen: str = ""
-    parted: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def broken(tensor: str, message: str) -> Finding:
-    """G0 failed: there is nothing to measure."""
-    return Finding(tensor, "G0", False, ("G0",), used=inf, message=message)
 
 
 def rms(tensor: Tensor) -> float:
@@ -351,7 +295,7 @@ def exact(
         if bool(wrong.any()):
             at = int(wrong.to(torch.uint8).argmax())
             index = list(_index(start + at, candidate))
-            element = {"index": index, "candidate": c[at].item(), "baseline": b[at].item(), "reference": g[at].item()}
+            element = Element(index, c[at].item(), g[at].item(), b[at].item())
             message = f"element {index} is {c[at].item()} instead of {b[at].item()}; such values must be equal"
             return Finding(name, "EXACT", False, ("EXACT",), used=inf, element=element, message=message)
     return Finding(name, "EXACT", bitwise=identical(candidate, baseline))
@@ -409,7 +353,7 @@ def measure(
         scale=scale,
         resolution=resolution,
         visible=(allowed["G1"][1] / scale, peak_limit / scale) if scale else None,
-        element={"index": list(found.index or ()), "candidate": found.candidate, "reference": found.reference},
+        element=Element(list(found.index or ()), found.candidate, found.reference),
     )
     if failed:
         value, limit = allowed[gate]

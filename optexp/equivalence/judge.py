@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import inf
 from typing import Any, TypeVar
@@ -22,16 +22,15 @@ from optexp.equivalence.attributes import Attributes
 from optexp.equivalence.conduct import conduct, optional, title
 from optexp.equivalence.families import FAMILIES, NORMAL, integers, nonfinite
 from optexp.equivalence.far_off import far_off
+from optexp.equivalence.finding import Distribution, Element, Finding, broken
 from optexp.equivalence.gates import (
     PRECISION_CAP,
     SMALL,
     TOLERANCES,
-    Finding,
     Limits,
     Tolerance,
     Yardstick,
     alike,
-    broken,
     errors,
     exact,
     finite,
@@ -70,6 +69,30 @@ TIED = "a gradient is off by no more than inputs of a ReLU or a max-pool that ar
 RESEEDED = "a step draws random numbers or sets their seed, which the baseline's leaves alone"
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SetInfo:
+    """One set of inputs, as the reference has drawn it.
+
+    reference:         device of fp64, in words
+    steps:             batches
+    reassociated_runs: runs of the baseline in other orders that the gates need;  noisy_steps: the same with noise
+    unit:              u of the promised arithmetic;  unit_used: u of the coarsest arithmetic that the baseline uses
+    in_turns:          only the arm that takes a step holds batches and results
+    anew:              the seed gives other batches than the seed before
+    others_learn:      gradients are for somebody else, who changes parameters
+    """
+
+    reference: str
+    steps: int
+    reassociated_runs: int
+    noisy_steps: int
+    unit: float
+    unit_used: float
+    in_turns: bool
+    anew: bool
+    others_learn: bool
 
 
 class Judge:
@@ -137,9 +160,8 @@ class Judge:
     def batches(self) -> list[Batch]:
         return self.fp64.batches
 
-    def info(self) -> dict[str, Any]:
-        """After a draw: where fp64 runs, how many steps there are, how many noisy ones of the baseline the gates need,
-        and u."""
+    def info(self) -> SetInfo:
+        """The set that was drawn last."""
         golden = self._guarded(self._golden, 0, {})
         real = [t for name, t in golden.items() if name.startswith("out/") and t.is_floating_point()]
         small = any(t.numel() < SMALL for t in real)
@@ -148,17 +170,17 @@ class Judge:
         noisy = jumps or small or self.rough
         self.in_turns = PLANS[choose(self._sizes(golden), capacity(self.fp64.drawn_on), self.plan)].in_turns
         self._give_back()
-        return {
-            "reference": f"fp64 on {self.fp64.device.type}",
-            "steps": len(self.batches),
-            "reassociated_runs": reassociation.RUNS,
-            "noisy_steps": TIES * len(self.batches) if ties else RUNS if noisy else 0,
-            "unit": self.row.unit,
-            "unit_used": max(self.row.unit, self.coarsest / 2),  # TF32's, where torch allows it
-            "in_turns": self.in_turns,
-            "anew": self.fp64.anew,
-            "others_learn": self.fp64.trains and self.fp64.program.optimizer is None,
-        }
+        return SetInfo(
+            reference=f"fp64 on {self.fp64.device.type}",
+            steps=len(self.batches),
+            reassociated_runs=reassociation.RUNS,
+            noisy_steps=TIES * len(self.batches) if ties else RUNS if noisy else 0,
+            unit=self.row.unit,
+            unit_used=max(self.row.unit, self.coarsest / 2),  # TF32's, where torch allows it
+            in_turns=self.in_turns,
+            anew=self.fp64.anew,
+            others_learn=self.fp64.trains and self.fp64.program.optimizer is None,
+        )
 
     def silence(self) -> None:
         """Every dropout has rate 0 from now on."""
@@ -206,14 +228,15 @@ class Judge:
             self.fp64.step(0, dict(self.fp64.initial))
         return first_apart(passed, theirs, low=self.row.unit > TOLERANCES["float32"].unit)
 
-    def power(self) -> list[dict[str, Any]]:
+    def power(self) -> list[mutants.Tried]:
         """Which mutants of the baseline's last step the gates see."""
         return self._guarded(self._power)
 
-    def distribution(self, tensor: str) -> dict[str, Any]:
-        """How the errors of one output of the step judged last are distributed, in both arms (see `histogram`)."""
-        arms = {"baseline": self.baseline, "candidate": self.candidate}
-        return {name: self._guarded(self._histogram, seen, f"out/{tensor}") for name, seen in arms.items()}
+    def distribution(self, tensor: str) -> Distribution:
+        """Errors of one output of the step judged last."""
+        arms = self.baseline, self.candidate
+        baseline, candidate = (self._guarded(self._histogram, seen, f"out/{tensor}") for seen in arms)
+        return Distribution(baseline, candidate, tensor)
 
     # --- yardsticks ---------------------------------------------------------------------------------------------
 
@@ -430,22 +453,25 @@ class Judge:
 
     def _findings(self, step: int, seen: Observation) -> list[Finding]:
         """Of everything that fp64 has an opinion on."""
-        findings, beside = list[Finding](), list[tuple[dict[str, Any], Tensor]]()
+        findings, beside = list[Finding](), list[tuple[Element, Tensor]]()
         equal = alike(seen, self.baseline)
         for quantity in self._quantities(step, seen):
             if is_noise(quantity, self._plain(quantity).rms):
                 continue
             finding = explained(self._compare(quantity), quantity)
             finding = replace(finding, bitwise=source(quantity.name) in equal, far_off=self._far_off(quantity))
-            if finding.element is not None and finding.element["index"]:
-                finding.element["baseline"] = None
-                if (value := self._baseline_at(quantity.name, tuple(finding.element["index"]))) is not None:
-                    beside.append((finding.element, value))
+            element = finding.element
+            if (
+                element
+                and element.index
+                and (value := self._baseline_at(quantity.name, tuple(element.index))) is not None
+            ):
+                beside.append((element, value))
             unseen_for, parted = self._unseen(quantity, finding)
             findings.append(replace(finding, unseen=unseen_for, parted=parted))
         values = torch.stack([value for _, value in beside]).tolist() if beside else []
         for (element, _), number in zip(beside, values, strict=True):
-            element["baseline"] = number
+            element.baseline = number
         return findings
 
     def _unseen(self, quantity: Quantity, finding: Finding) -> tuple[str, bool]:
@@ -626,8 +652,8 @@ class Judge:
 
     # --- power --------------------------------------------------------------------------------------------------
 
-    def _power(self) -> list[dict[str, Any]]:
-        trials = []
+    def _power(self) -> list[mutants.Tried]:
+        trials = list[mutants.Tried]()
         moved = self.fp64.without_eps(self.step, self.fp64.start_of(self.step, self.baseline))
         for quantity in self._subjects():
             earlier, by_eps = self.earlier.get(quantity.name), moved.get(quantity.name)
@@ -643,7 +669,7 @@ class Judge:
             )
             for name, value in mutants.of(subject):
                 trials.append(self._try(quantity, subject, name, value))
-        unmoved = [trial["caught"] for trial in trials if trial["mutant"] == mutants.NO_UPDATE]
+        unmoved = [trial.caught for trial in trials if trial.mutant == mutants.NO_UPDATE]
         if unmoved and not any(unmoved):
             raise NoReference(
                 "the gates have no power: an optimizer that moves no parameter passes them, as what it changes is lost"
@@ -651,7 +677,7 @@ class Judge:
             )
         return trials
 
-    def _try(self, quantity: Quantity, subject: mutants.Subject, mutant: str, value: Tensor) -> dict[str, Any]:
+    def _try(self, quantity: Quantity, subject: mutants.Subject, mutant: str, value: Tensor) -> mutants.Tried:
         (mutated,) = measured([replace(quantity, value=value)])
         finding = self._compare(mutated)
         visible = finding.visible
@@ -663,14 +689,14 @@ class Judge:
         if finding.ok and not shows and off > mutants.LARGE * subject.smallest:
             passes = f"the gates have no power: {title(quantity.name)} passes them with the mutant '{mutant}'"
             raise NoReference(f"{passes}: compare at a larger size, or in a wider dtype")
-        return {
-            "tensor": title(quantity.name),
-            "mutant": mutant,
-            "caught": bool(shows) or not finding.ok,
-            "gate": "G0" if shows else finding.gate,
-            "off": off / quantity.scale if quantity.scale else None,
-            "visible": visible,
-        }
+        return mutants.Tried(
+            tensor=title(quantity.name),
+            mutant=mutant,
+            caught=bool(shows) or not finding.ok,
+            gate="G0" if shows else finding.gate,
+            off=off / quantity.scale if quantity.scale else None,
+            visible=visible,
+        )
 
     def _subjects(self) -> Iterator[Quantity]:
         """Of every kind of real tensor the largest ones."""

@@ -127,6 +127,23 @@ MUTANTS: Mapping[str, tuple[Mutate, ...]] = {  # by kind of tensor
 }
 
 
+@dataclass(frozen=True)
+class Tried:
+    """One mutant of one tensor beside the gates.
+
+    caught:  a gate failed, or its structure differs;  gate: the one nearest to its limit
+    off:     RMS change, over s; None where s is 0
+    visible: see `optexp.equivalence.finding.Finding`
+    """
+
+    tensor: str
+    mutant: str
+    caught: bool
+    gate: str
+    off: float | None
+    visible: tuple[float, float] | None
+
+
 def of(subject: Subject) -> Iterator[tuple[str, Tensor]]:
     """The mutants of a tensor, one at a time; where one would be no change at all, it is left out."""
     for function in MUTANTS.get(subject.kind, ()):

@@ -13,7 +13,8 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from optexp.equivalence.gates import SMALL, Finding, chunks
+from optexp.equivalence.finding import Finding
+from optexp.equivalence.gates import SMALL, chunks
 from optexp.equivalence.quantities import Quantity
 
 MEASURED = ("G1", "G2", "G3", "CAP")  # gates of which an error is known

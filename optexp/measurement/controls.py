@@ -14,7 +14,7 @@ from typing import Any
 from optexp.kept import kept
 from optexp.measurement import statistics
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.sampling import DELAYED, SAME, Sample
+from optexp.measurement.samples import DELAYED, SAME, Sample
 from optexp.reporting.wording import percent
 
 DELAY = 1.05

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+
+from optexp.insight.calibration import Calibration
 
 MARGIN = 0.9  # ceilings are measured, and a good day beats them by a little
 PRODUCTS = 3  # of TF32, of what it keeps and leaves of both operands, that are as exact as one of float32
 
 
 def floor_s(
-    moved: int, cached: int, flops: float | None, calibration: Mapping[str, Any], dtype: str, narrower: float = 1.0
+    moved: int, cached: int, flops: float | None, calibration: Calibration, dtype: str, narrower: float = 1.0
 ) -> float:
     """Seconds of a step, at least.
 
@@ -19,8 +20,8 @@ def floor_s(
     dtype:     of the arithmetic, as calibrated ("tf32" too)
     narrower:  size of that dtype's values over that of the parameters, which may be kept converted
     """
-    memory = max(0.0, moved * narrower - cached) / calibration["bandwidth"]
-    rates = calibration["matrix"]
+    memory = max(0.0, moved * narrower - cached) / calibration.bandwidth
+    rates = calibration.matrix
     rate = float32_rate(rates) if dtype == "float32" else rates.get(dtype)
     return float(MARGIN * max(memory, flops / rate if flops and rate else 0.0))
 

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil
-from statistics import median
-from typing import Any, Protocol
 
-from optexp.measurement.gpu import Gpu, Reading
-
-RAMP_S = 0.1  # until clocks and power have answered to the load
-POLL_S = 0.005  # meters move every 20 to 100 ms: when they do matters
-
-
-class Starter(Protocol):
-    """An arm that works while somebody else looks."""
-
-    def start(self, method: str, **arguments: Any) -> None: ...
-    def wait(self) -> Any: ...
+from optexp.measurement.gpu import Reading
 
 
 @dataclass(frozen=True)
@@ -36,21 +22,6 @@ class Load:
     step_s: float
     utilisation: float | None
     readings: Sequence[Reading]
-
-
-def under_load(
-    arm: Starter, gpu: Gpu, step_s: float, seconds: float, sleep: Callable[[float], None] = time.sleep
-) -> Load:
-    """Let `arm` work for about `seconds`, and read the card all the while."""
-    arm.start("work", steps=max(2, ceil((RAMP_S + seconds) / step_s)))
-    sleep(RAMP_S)
-    readings, utilisation, begin = [gpu.read()], list[float](), gpu.read().at_s
-    while readings[-1].at_s - begin < 0.9 * seconds:  # while it certainly works
-        sleep(POLL_S)
-        readings.append(gpu.read())
-        utilisation += gpu.utilisation()
-    worked_s = arm.wait()
-    return Load(power(readings), worked_s, median(utilisation) if utilisation else None, readings)
 
 
 def power(readings: Sequence[Reading]) -> float | None:

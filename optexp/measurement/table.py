@@ -8,7 +8,7 @@ from typing import Any
 
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import between
-from optexp.measurement.sampling import MAIN, Pair, Sample
+from optexp.measurement.samples import MAIN, Pair, Sample
 
 FILE = "samples.parquet"
 GPU = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "energy_j")  # of the reading after a pair

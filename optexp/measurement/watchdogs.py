@@ -10,7 +10,7 @@ from math import hypot, pi, sqrt
 from statistics import correlation, fmean, median, stdev
 
 from optexp.measurement.gpu import POWER_CAP, between
-from optexp.measurement.sampling import COLD, MAIN, Sample
+from optexp.measurement.samples import COLD, MAIN, Sample
 from optexp.reporting.wording import duration
 
 FOREIGN, PILED = "foreign processes", "work ahead"

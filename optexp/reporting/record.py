@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,12 +13,12 @@ from typing import Any, Self
 from omegaconf import DictConfig, OmegaConf
 
 from optexp import discovery
+from optexp.comparison.session import Session
 from optexp.errors import ConfigError, TrackingError
 from optexp.reporting import report, terminal, tracking
 from optexp.reporting.tracking import Run
-from optexp.result import Result, Verdict
-from optexp.session import Session
-from optexp.workers.processes import describe
+from optexp.result import Problem, Result, Verdict
+from optexp.workers.serving import describe
 
 
 class Recorder:
@@ -78,19 +79,19 @@ class Recorder:
 
 def not_built(error: Exception, config: DictConfig, output: Path, show: terminal.Show = terminal.show) -> Result:
     """A job that could not be built: one sentence for a mistake, and a record so that a sweep can rank it."""
-    facts = {**describe(error), "worker": ""}
+    raised = describe(error)
     if isinstance(error, ConfigError):
-        facts |= {"message": str(error), "traceback": ""}
+        raised = replace(raised, message=str(error), traceback="")
     plain: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
     result = Result(
         verdict=Verdict.ERROR,
-        headline=f"ERROR: {facts['message']}",
+        headline=f"ERROR: {raised.message}",
         workload=str(plain.get("workload", {}).get("_target_", "?")).rpartition(".")[2].lower(),
         strategy=list(plain.get("strategy") or {}),
         device=str(plain.get("device")),
         seed=0,
         config=plain,
-        error=facts,
+        error=Problem(raised.type, raised.message, raised.traceback),
     )
     result.write(output / "result.json")
     show(result, output, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def write(result: Result, path: Path) -> None:
 
 def render(result: Result, command: str = "") -> str:
     """The page; pictures are drawn as SVG by the template, because importing a plotting library takes a second."""
-    environment = templates()
+    environment, found = templates(), result.equivalence
     arms = [arm for arm in ("baseline", "candidate") if result.profile.get(arm)]
     breakdowns = {arm: dict(summary.parts(result.profile[arm].get("metrics") or {})) for arm in arms}
     terms = list(dict.fromkeys(name for parts in breakdowns.values() for name in parts))
@@ -46,7 +47,10 @@ def render(result: Result, command: str = "") -> str:
         arms=arms,
         breakdowns={arm: parts for arm, parts in breakdowns.items() if parts},
         terms=terms,
-        checks={key: value for key, value in result.equivalence.items() if key not in SHOWN_APART},
+        checks={key: value for key, value in asdict(found).items() if key not in SHOWN_APART and value is not None}
+        if found
+        else {},
+        worst=asdict(found.worst) if found and found.worst else None,
         strip=strip(result) if result.verdict.measured else None,
         axis=timeline.axis(result),
         histograms=timeline.histograms(result) if result.verdict.measured else [],
@@ -122,11 +126,11 @@ def precise(value: Any) -> str:
 
 def errors(result: Result) -> dict[str, Any] | None:
     """The histograms of a tensor's errors in both arms (see `optexp.equivalence.gates.histogram`), as lines."""
-    found = result.equivalence.get("distribution")
-    if not found:
+    found = result.equivalence.distribution if result.equivalence else None
+    if found is None:
         return None
     low, high, parts = SPREAD
-    arms = {name: found[name] for name in ("baseline", "candidate")}
+    arms = {"baseline": found.baseline, "candidate": found.candidate}
     used = [index for index in range(parts) if any(shares[1 + index] for shares in arms.values())]
     if not used:
         return None
@@ -144,7 +148,7 @@ def errors(result: Result) -> dict[str, Any] | None:
     per_decade = parts / (high - low)
     decades = [d for d in range(int(low), int(high) + 1) if first <= (d - low) * per_decade <= last]
     return {
-        "tensor": found["tensor"],
+        "tensor": found.tensor,
         "width": WIDTH,
         "height": ERRORS,
         "bottom": bottom,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from optexp.equivalence.finding import Verification
 from optexp.reporting.wording import constant_inputs, duration, ratio
 from optexp.result import ArmSummary, Result, Verdict
 
@@ -68,8 +69,8 @@ def what_now(result: Result) -> str:
 
 def less_exact(result: Result) -> bool:
     """Whether all that failed looks like rounding."""
-    failures = result.equivalence.get("failures") or []
-    return bool(failures) and all(failure.get("nature") == "rounding" for failure in failures)
+    failures = result.equivalence.failures if result.equivalence else []
+    return bool(failures) and all(failure.nature == "rounding" for failure in failures)
 
 
 def rows(result: Result, details: bool = False) -> list[Row]:
@@ -159,9 +160,11 @@ def _change(change: float | None, up: str, down: str) -> str:
 
 def verified(result: Result) -> str:
     """What was checked about the numbers, and how it ended."""
-    headline, contract = result.equivalence.get("headline") or "", result.equivalence.get("contract")
-    if not contract or str(contract) in headline:
-        return str(headline)
+    if result.equivalence is None:
+        return ""
+    headline, contract = result.equivalence.headline, result.equivalence.contract
+    if contract in headline:
+        return headline
     return f"{headline} (contract {contract})" if headline else f"contract {contract}"
 
 
@@ -251,8 +254,8 @@ def remarks(result: Result) -> list[str]:
 def unchecked(result: Result) -> list[str]:
     """What a verdict of equality leaves out: inputs that nothing depends on or that never varied, and results that
     cannot be read."""
-    found = result.equivalence
-    dead, constant, unread = (", ".join(found.get(name) or ()) for name in ("dead", "constant", "unread"))
+    found = result.equivalence or Verification("")
+    dead, constant, unread = map(", ".join, (found.dead, found.constant, found.unread))
     said = [
         (dead, f"the result does not depend on input {dead}: what is done with it is not checked"),
         (constant, constant_inputs(constant)),

@@ -165,7 +165,7 @@ def body(result: Result) -> list[RenderableType]:
         return list(_error(result))
     if result.verdict.measured:
         return [comparison(result), _lines(_facts(result))]
-    verified = summary.verified(result) if result.equivalence.get("ok") else ""
+    verified = summary.verified(result) if result.equivalence and result.equivalence.ok else ""
     return [_lines([("verified", verified), *_remarks(result), ("now", summary.what_now(result))])]
 
 
@@ -205,8 +205,7 @@ def _remarks(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def _error(result: Result) -> Iterator[RenderableType]:
-    error = result.error or {}
-    tail = str(error.get("traceback") or "").strip().splitlines()[-TRACEBACK_LINES:]
+    tail = (result.error.traceback if result.error else "").strip().splitlines()[-TRACEBACK_LINES:]
     if tail:
         yield Text("\n".join(tail), style="dim")
     yield _lines(_remarks(result))

@@ -275,7 +275,9 @@ def metrics(result: Result) -> dict[str, float]:
         }
         profiled = (result.profile.get(arm) or {}).get("metrics") or {}
         found |= {f"profile/{arm}/{name}": value for name, value in profiled.items()}
-    found |= {f"equivalence/{name}": result.equivalence.get(name) for name in ("error_ratio", "max_ratio")}
+    if result.equivalence:
+        found["equivalence/error_ratio"] = result.equivalence.error_ratio
+        found["equivalence/max_ratio"] = result.equivalence.max_ratio
     return {
         name: float(value) for name, value in found.items() if isinstance(value, (int, float)) and math.isfinite(value)
     }

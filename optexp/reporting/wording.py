@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import floor, log10
-from typing import Any
 
+from optexp.equivalence.finding import Verification
 from optexp.result import Result, Verdict
 
 # What a gate asks of every tensor; errors are distances from fp64.
@@ -63,14 +63,14 @@ def unchecked_bits(tensors: Sequence[str]) -> str:
     )
 
 
-def at_precision(dtype: str, found: Mapping[str, Any] | None = None) -> str:
+def at_precision(dtype: str, found: Verification | None = None) -> str:
     """Of the limits that results were held to, where they are not those of torch's own default.
 
     found: the verification, with the rows that lower precision moved by far more than rounding
     """
     if dtype == "float32":
         return ""
-    return "; ".join([f", at {dtype} precision", *far_off((found or {}).get("far_off") or {})])
+    return "; ".join([f", at {dtype} precision", *far_off(found.far_off if found else {})])
 
 
 def far_off(found: Mapping[str, Sequence[int]]) -> list[str]:
@@ -120,7 +120,7 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
             text = f"INCONCLUSIVE ({basis}): {why}{closer}"
     if verdict is not Verdict.INCONCLUSIVE:
         text += at_precision(precision, result.equivalence)
-    if unchecked := unchecked_bits(result.equivalence.get("unchecked_bits") or ()):
+    if result.equivalence and (unchecked := unchecked_bits(result.equivalence.unchecked_bits)):
         text += f"; {unchecked}"
     if weakness:
         text += f"; equivalent, but weaker: {weakness}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from optexp.conclusion import agreeing
+from optexp.comparison.conclusion import agreeing
 from optexp.reporting import summary
 from optexp.result import Result, Verdict, against_itself
 
@@ -77,7 +77,7 @@ def measured_again(job: Path, first: Result, output: Path, run: Run) -> Result:
     config.device = first.device  # the same card
     again = run(config, output)
     assert first.speedup is not None
-    if again.verdict is Verdict.ERROR and not (again.error or {}).get("worker"):  # its device may not be here
+    if again.verdict is Verdict.ERROR and not (again.error and again.error.worker):  # its device may not be here
         note = f"the winner could not be measured again: {again.headline}"
         return replace(first, measurement=first.measurement | {"notes": [*first.measurement["notes"], note]})
     for key in ("seed", "replay"):  # its row stands for the job's

@@ -94,7 +94,7 @@ def read(folder: Path) -> dict[Path, Result]:
 
 
 def _again(config: DictConfig, output: Path) -> Result:
-    from optexp import runner
+    from optexp.comparison import runner
 
     return runner.run(config, output)
 

@@ -14,16 +14,15 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from optexp.errors import Unshared
 from optexp.reading import read
@@ -35,36 +34,49 @@ SENDERS = 4  # whose memory a receiver keeps in sight
 _ALIGNMENT = 64
 
 
-@dataclass(frozen=True)
-class Entry:
-    """Where one tensor lies among a parcel's bytes."""
+class Entry(Struct, frozen=True, tag=True):
+    """Where one dense tensor lies among a parcel's bytes.
+
+    offset: in bytes;  dtype: without "torch."
+    """
 
     offset: int
-    dtype: torch.dtype
+    dtype: str
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Assembly:
+class Assembly(Struct, frozen=True, tag=True):
     """A sparse tensor, by the entries of the dense ones that it consists of."""
 
-    layout: torch.layout
+    layout: str
     shape: tuple[int, ...]
     entries: tuple[Entry, ...]
     coalesced: bool
 
 
+Tensors = Mapping[str, Tensor] | Sequence[Tensor]
+
+
 @dataclass(frozen=True)
 class Parcel:
-    """A nest of tensors that is on its way: the same nest, with an `Entry` for each tensor.
+    """Tensors that are on their way, in a sequence or by name.
 
-    place: the shared memory that the pieces pass through: a file's path, or the handle of memory on a device
-    size:  of all tensors, in bytes
+    file:    of shared memory on the host that the pieces pass through, or
+    handle:  of memory on a device
+    size:    of all tensors, in bytes
+    entries: one for each tensor
+    names:   of the entries, where the tensors are a mapping's
     """
 
-    place: str | bytes
+    file: str
+    handle: bytes
     size: int
-    nest: Any
+    entries: tuple[Entry | Assembly, ...]
+    names: tuple[str, ...] | None = None
+
+    @property
+    def place(self) -> str | bytes:
+        return self.handle or self.file
 
     @property
     def pieces(self) -> int:
@@ -106,15 +118,15 @@ class Outbox:
         self._contents: list[tuple[int, Tensor]] = []  # bytes of every tensor, and where they begin
         self._parcel: Parcel | None = None
 
-    def send(self, nest: Any) -> Parcel:
-        """Hold the nest's tensors, of any device, until they are copied: they must not change before that."""
+    def send(self, tensors: Tensors) -> Parcel:
+        """Hold tensors, of any device, until they are copied: they must not change before that."""
         self._contents, size = [], 0
 
         def entry(tensor: Tensor) -> Entry:
             nonlocal size
             content = bytes_of(tensor)
             self._contents.append((size, content))
-            made = Entry(size, tensor.dtype, tuple(tensor.shape))
+            made = Entry(size, _word(tensor.dtype), tuple(tensor.shape))
             size += -(-len(content) // _ALIGNMENT) * _ALIGNMENT
             return made
 
@@ -122,12 +134,13 @@ class Outbox:
             if not is_sparse(tensor):
                 return entry(tensor)
             entries = tuple(map(entry, parts(tensor).values()))
-            return Assembly(tensor.layout, tuple(tensor.shape), entries, coalesced(tensor))
+            return Assembly(_word(tensor.layout), tuple(tensor.shape), entries, coalesced(tensor))
 
-        placed = tree_map(place, nest)
+        named = isinstance(tensors, Mapping)
+        entries = tuple(map(place, tensors.values() if isinstance(tensors, Mapping) else tensors))
         if self._memory is None:
             self._allocate()
-        self._parcel = Parcel(self._place, size, placed)
+        self._parcel = Parcel(*self._where, size, entries, tuple(map(str, tensors)) if named else None)
         return self._parcel
 
     def by_host(self) -> Parcel:
@@ -136,7 +149,8 @@ class Outbox:
         self._close()
         self._on_device = False
         self._allocate()
-        return Parcel(self._place, self._parcel.size, self._parcel.nest)
+        file, handle = self._where
+        return replace(self._parcel, file=file, handle=handle)
 
     def fill(self, piece: int) -> None:
         """Copy a piece of the parcel into shared memory, and let go of the tensors that end in it."""
@@ -149,6 +163,11 @@ class Outbox:
         if memory.is_cuda:
             torch.cuda.synchronize(memory.device)
         self._contents = [(offset, content) for offset, content in self._contents if offset + len(content) > stop]
+
+    @property
+    def _where(self) -> tuple[str, bytes]:
+        """File and handle of the memory, one of which is empty."""
+        return ("", self._place) if isinstance(self._place, bytes) else (self._place, b"")
 
     def empty(self) -> None:
         """Let go of what has not been copied."""
@@ -183,7 +202,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._seen: dict[str | bytes, Memory] = {}
-        self._parcel = Parcel("", 0, ())
+        self._parcel = Parcel("", b"", 0, ())
         self._arriving = torch.empty(0, dtype=torch.uint8)
         self.contents: Any = None
 
@@ -203,7 +222,9 @@ class Inbox:
         if room.is_cuda:
             torch.cuda.synchronize(room.device)
         if piece + 1 == self._parcel.pieces:
-            self.contents = tree_map(partial(_tensor_in, self._arriving), self._parcel.nest)
+            tensors = tuple(_tensor_in(self._arriving, entry) for entry in self._parcel.entries)
+            names = self._parcel.names
+            self.contents = tensors if names is None else dict(zip(names, tensors, strict=True))
 
     @property
     def complete(self) -> bool:
@@ -232,9 +253,13 @@ def bytes_of(tensor: Tensor) -> Tensor:
 def _tensor_in(content: Tensor, entry: Entry | Assembly) -> Tensor:
     if isinstance(entry, Assembly):
         pieces = [_tensor_in(content, part) for part in entry.entries]
-        return assembled(entry.layout, entry.shape, pieces, entry.coalesced)
-    size = prod(entry.shape) * entry.dtype.itemsize
-    return content.narrow(0, entry.offset, size).view(entry.dtype).view(entry.shape)
+        return assembled(getattr(torch, entry.layout), entry.shape, pieces, entry.coalesced)
+    dtype: torch.dtype = getattr(torch, entry.dtype)
+    return content.narrow(0, entry.offset, prod(entry.shape) * dtype.itemsize).view(dtype).view(entry.shape)
+
+
+def _word(value: torch.dtype | torch.layout) -> str:
+    return str(value).removeprefix("torch.")
 
 
 def _new_file(folders: Sequence[str], size: int) -> str:

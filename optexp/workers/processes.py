@@ -11,133 +11,26 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import hmac
 import importlib
 import json
 import os
-import pickle
-import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from importlib.util import find_spec
-from itertools import dropwhile
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from optexp.errors import FORGED, ConfigError, Failure, Unsupported
-from optexp.workers.anomaly import forward_frames, hides_forward
+from optexp.errors import Failure
+from optexp.workers.client import Worker
+from optexp.workers.serving import kill_group, serve
 
-_PACKAGE = f"{Path(__file__).resolve().parent.parent}{os.sep}"
-_STRATEGIES = f"{Path(__file__).resolve().parent.parent.parent / 'strategies'}{os.sep}"
-_LIBRARIES = tuple(  # they call the user's code as often as they are called by it
-    spec.origin.removesuffix("__init__.py")
-    for name in ("torch", "cloudpickle", "functools")
-    if (spec := find_spec(name)) and spec.origin
-)
-TICKET = 16  # bytes of a random ticket that each question brings and its answer returns
-_CALLS = os.path.join("torch", "nn", "modules", "module.py")  # two frames for every module that is called
-
-
-# --- parent's side ---------------------------------------------------------------------------------------------
-
-
-class Worker:
-    """A process that answers messages: `call` waits for the answer, `start` and `wait` let several work at once."""
-
-    def __init__(
-        self, launcher: Launcher, pid: int, connection: Connection, name: str, log: Path, timeout_s: float
-    ) -> None:
-        self.launcher, self.pid, self.connection = launcher, pid, connection
-        self.name, self.log, self.timeout_s = name, log, timeout_s
-        self.alive, self._ticket = True, b""
-
-    def call(self, method: str, **arguments: Any) -> Any:
-        self.start(method, **arguments)
-        return self.wait()
-
-    def start(self, method: str, **arguments: Any) -> None:
-        # Where the process is gone, `wait` finds the end of the connection and says how it ended.
-        self._ticket = secrets.token_bytes(TICKET)
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send_bytes(self._ticket + pickle.dumps((method, arguments)))
-
-    def wait(self) -> Any:
-        """The answer to the last `start`; raises `Unsupported` or `Failure`."""
-        try:
-            if not self.connection.poll(self.timeout_s):
-                self.close()
-                raise Failure(
-                    "Timeout", f"no answer within {self.timeout_s:g} s (timeout_s): ended", self._log_tail(), self.name
-                )
-            answer = self.connection.recv_bytes()
-        except (EOFError, ConnectionResetError):
-            ending = self.launcher.ending(self.pid)
-            tail = self._log_tail()
-            self.close()
-            raise Failure("Crash", f"the process ended: {ending}", tail, self.name) from None
-        except OSError:  # a length that no message has
-            answer = b""
-        # Before it is decoded: what else writes there does not know the question's ticket.
-        if not hmac.compare_digest(answer[:TICKET], self._ticket):
-            self.close()
-            text = "an answer arrived to no question: code in this process wrote to the connection of its answers"
-            raise Failure(FORGED, text, self._log_tail(), self.name)
-        kind, value = pickle.loads(answer[TICKET:])
-        if kind == "unsupported":
-            raise Unsupported(value)
-        if kind == "failure":
-            raise Failure(**value, worker=self.name)
-        return value
-
-    def close(self) -> None:
-        """End the process and everything it started."""
-        if self.alive:
-            self.alive = False
-            self.connection.close()
-            _kill_group(self.pid)
-
-    def _log_tail(self, lines: int = 40) -> str:
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return "\n".join(text.splitlines()[-lines:])
-
-
-class InProcess:
-    """The same calls on an object in this process (`isolation=none`): for a debugger and for small CPU tests."""
-
-    def __init__(self, target: object, name: str) -> None:
-        self.target, self.name = target, name
-        self._answer: Any = None
-        self._argv = sys.argv[:1]
-
-    def call(self, method: str, **arguments: Any) -> Any:
-        self.start(method, **arguments)
-        return self.wait()
-
-    def start(self, method: str, **arguments: Any) -> None:
-        ours, sys.argv = sys.argv, self._argv
-        try:
-            self._answer = _answer(self.target, method, arguments)
-        finally:
-            self._argv, sys.argv = sys.argv, ours
-
-    def wait(self) -> Any:
-        kind, value = self._answer
-        if kind == "unsupported":
-            raise Unsupported(value)
-        if kind == "failure":
-            raise Failure(**value, worker=self.name)
-        return value
-
-    def close(self) -> None:
-        self.target = None
+T = TypeVar("T")
 
 
 class Launcher:
@@ -162,7 +55,7 @@ class Launcher:
             start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends its workers in order
         )
         theirs.close()
-        self._workers: list[Worker] = []
+        self._workers: list[Worker[Any]] = []
         self._asked = False
 
     def preload(self, modules: Sequence[str]) -> None:
@@ -171,19 +64,24 @@ class Launcher:
             self.socket.sendall(json.dumps({"do": "preload", "modules": list(modules)}).encode())
 
     def fork(
-        self, role: str, name: str, log: Path, timeout_s: float, variables: Mapping[str, str] | None = None
-    ) -> Worker:
-        """A new worker that serves an instance of `role` ("package.module:Class").
+        self, role: type[T], name: str, log: Path, timeout_s: float, variables: Mapping[str, str] | None = None
+    ) -> Worker[T]:
+        """A new worker that serves an instance of `role`.
 
         Args:
+            role: Class without arguments, which the worker imports by its module's name.
+            name: What a failure calls the worker.
+            log: File of what the worker prints.
+            timeout_s: Seconds that an answer may take.
             variables: Of its environment, which are set before anything of the role is imported.
         """
         ours, theirs = socket.socketpair()
-        request: dict[str, Any] = {"do": "fork", "role": role, "log": str(log), "path": sys.path, "cwd": os.getcwd()}
+        where = f"{role.__module__}:{role.__qualname__}"
+        request: dict[str, Any] = {"do": "fork", "role": where, "log": str(log), "path": sys.path, "cwd": os.getcwd()}
         request |= {"argv": sys.argv[:1], "variables": dict(variables or {})}
         answer = self._ask(request, theirs.fileno(), max(timeout_s, 120))  # it may still be importing torch
         theirs.close()
-        worker = Worker(self, answer["pid"], Connection(ours.detach()), name, log, timeout_s)
+        worker: Worker[T] = Worker(self, answer["pid"], Connection(ours.detach()), name, log, timeout_s)
         self._workers.append(worker)
         return worker
 
@@ -270,7 +168,7 @@ def serve_launcher(descriptor: int) -> None:
         control.sendall(json.dumps(answer).encode())
         children = {pid for pid in children if not _reap(pid)}
     for pid in children:
-        _kill_group(pid)
+        kill_group(pid)
 
 
 _endings: dict[int, int] = {}
@@ -293,9 +191,6 @@ def _wait(pid: int, seconds: float) -> int | None:
             return None
         time.sleep(0.01)
     return _endings[pid]
-
-
-# --- worker's side ---------------------------------------------------------------------------------------------
 
 
 def _become_worker(request: dict[str, Any], descriptor: int) -> NoReturn:
@@ -325,95 +220,12 @@ def _become_worker(request: dict[str, Any], descriptor: int) -> NoReturn:
         os._exit(status)  # the launcher's own clean-up must not run a second time
 
 
-def serve(target: object, connection: Connection) -> None:
-    """Answer messages until the other side goes away."""
-    while True:
-        try:
-            question = connection.recv_bytes()
-        except EOFError:
-            return
-        method, arguments = pickle.loads(question[TICKET:])
-        connection.send_bytes(question[:TICKET] + pickle.dumps(_answer(target, method, arguments)))
-
-
-def _answer(target: object, method: str, arguments: dict[str, Any]) -> tuple[str, Any]:
-    function: Callable[..., Any] = getattr(target, method)
-    try:
-        return "ok", function(**arguments)
-    except Unsupported as reason:
-        return "unsupported", str(reason)
-    except KeyboardInterrupt:
-        raise
-    except SystemExit as exit:
-        return "failure", describe(exit) | {"message": f"code under test called sys.exit({exit.code!r})"}
-    except ConfigError as mistake:  # found out where the user's code is loaded; a sentence says it all
-        return "failure", {"type": "ConfigError", "message": str(mistake), "traceback": ""}
-    except Exception as error:
-        return "failure", describe(error) | _forward_of(error, partial(function, **arguments))
-
-
-def _forward_of(error: Exception, again: Callable[[], object]) -> dict[str, str]:
-    """The traceback of the forward call instead, where an operator of its backward pass failed."""
-    if not hides_forward(error):
-        return {}
-    inside = dropwhile(lambda frame: frame[0] != __file__, forward_frames(again))  # not those that called us
-    frames = [(file, text) for file, text in inside if not _ours(file) and not file.endswith(_CALLS)]
-    theirs = [text for file, text in frames if not file.startswith(_LIBRARIES)] or [text for _, text in frames]
-    if not theirs:
-        return {}
-    ending = "".join(traceback.format_exception_only(error))
-    text = "\n".join(["Traceback of the forward call whose backward failed:", *theirs, ending])
-    return {"traceback": text}
-
-
-def _ours(file: str) -> bool:
-    return file.startswith((_PACKAGE, _STRATEGIES, "<frozen", "<string>"))
-
-
-def describe(error: BaseException) -> dict[str, str]:
-    """An exception as data, with the part of its traceback that is the user's: from their first frame on, or else from
-    that of the library they gave a model of, and without the engine's."""
-    told = traceback.TracebackException.from_exception(error)
-    ending = list(told.format_exception_only())
-    whole = "".join(told.format())
-    _keep_theirs(told)
-    message = ending[-1] if isinstance(error, SyntaxError) else ending[0]  # a syntax error says first where it is
-    return {
-        "type": type(error).__name__,
-        "message": str(error) if type(error).__module__.startswith("optexp.") else message.strip().splitlines()[0],
-        # Where our own code raised it, the whole traceback is more use.
-        "traceback": "".join(told.format()) if told.stack or isinstance(error, SyntaxError) else whole,
-    }
-
-
-def _keep_theirs(told: traceback.TracebackException | None) -> None:
-    """In place; also in the exceptions that led to this one."""
-    if told is None:
-        return
-    ours = (_PACKAGE, _STRATEGIES, "<frozen importlib")
-    last = max((i for i, frame in enumerate(told.stack) if frame.filename.startswith(ours)), default=-1)
-    theirs = (i for i, frame in enumerate(told.stack) if not frame.filename.startswith((*ours, *_LIBRARIES)))
-    kept = told.stack[next(theirs, last + 1) :]
-    frames = [f for f in kept if not f.filename.startswith(ours) and not f.filename.endswith(_CALLS)]
-    told.stack = traceback.StackSummary.from_list(frames)
-    _keep_theirs(told.__cause__)
-    _keep_theirs(told.__context__)
-
-
-# --- small things ----------------------------------------------------------------------------------------------
-
-
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     """One whole message, and the descriptor that came with it."""
     message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 1)
     if not message:
         raise EOFError
     return message, descriptors
-
-
-def _kill_group(pid: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 def _die_with_parent() -> None:

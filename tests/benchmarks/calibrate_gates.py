@@ -28,15 +28,18 @@ import torch
 from torch import Tensor, nn
 
 from optexp import discovery
-from optexp.arm import Arm, Spec
-from optexp.equivalence.protocol import Plan, Verification, verify
+from optexp.arm import Arm
+from optexp.equivalence.finding import Verification
 from optexp.errors import Failure, Unsupported
 from optexp.insight.trace import Trace
 from optexp.program import Program
 from optexp.reference import Reference
 from optexp.schema import build
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, contract, label
-from optexp.workers.processes import InProcess
+from optexp.verification.trial import Plan
+from optexp.verification.verify import verify
+from optexp.workers.client import InProcess
+from optexp.workers.spec import Spec
 from optexp.workload import Workload
 from optexp.workloads.bert import Bert
 from optexp.workloads.elementwise import Elementwise
@@ -114,7 +117,7 @@ def verifications(
     ]
     bare = replace(spec, strategies=())
     for arm, own in zip(arms, (bare, replace(bare, autocast=promise.dtype), spec), strict=True):
-        arm.call("setup", packed=own.pack())
+        arm.call(Arm.setup, packed=own.pack())
     steps = 3 if workload.mode == "train" else 1
     overwrites = any(member.overwrites for member in stack)
     for seed in range(first, first + seeds):

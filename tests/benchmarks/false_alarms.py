@@ -26,13 +26,17 @@ from typing import Any
 import torch
 
 from optexp.api import compose
+from optexp.arm import Arm
+from optexp.comparison.sampling import sample
+from optexp.comparison.session import Session, choose_device
 from optexp.config import resolve
 from optexp.measurement import clock, placement, statistics
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.sampling import Sample, sample
+from optexp.measurement.samples import Sample
 from optexp.reporting.terminal import Progress
-from optexp.session import Session, choose_device
 from optexp.stopwatch import Stopwatch
+from optexp.workers.client import Client, Pending
+from optexp.workers.messages import WarmUp
 
 WORKLOADS = {
     "cuda": {
@@ -59,33 +63,34 @@ DELAYS = {0.02: 50, 0.05: 20}  # and of how many steps each is a whole number
 
 
 @dataclass
-class Warm:
+class Warm(Client[Arm]):
     """An arm that is warmed up once, however often it is measured, and that may seem slower than it is.
 
     delay:   of its own steps: it runs so many more than it tells
     whole:   blocks of both arms have this many steps, or a multiple: they last as long as each other
-    steady:  what warming up told; empty before
+    steady:  of its warm-up; empty before
     """
 
-    arm: Any
+    arm: Client[Arm]
     delay: float
     whole: int
-    steady: dict[str, Any]
+    steady: list[WarmUp]
 
-    @property
-    def pid(self) -> int:
-        """Of its process: another arm's block begins when that is at rest."""
-        return int(self.arm.pid)
+    def __post_init__(self) -> None:
+        self.name, self.pid = self.arm.name, self.arm.pid
 
-    def call(self, method: str, **arguments: Any) -> Any:
-        if method == "warm_up":
-            if not self.steady:
-                self.steady.update(self.arm.call(method, **arguments))
-            return self.steady
-        if method != "block":
-            return self.arm.call(method, **arguments)
+    def start(self, method: Callable[..., Any], *args: Any, **arguments: Any) -> Pending[Any]:
+        if method is Arm.warm_up:
+            self.steady = self.steady or [self.arm.call(Arm.warm_up, *args, **arguments)]
+            return Pending(lambda: self.steady[0])
+        if method is not Arm.block:
+            return self.arm.start(method, *args, **arguments)
         told = -(-arguments["steps"] // self.whole) * self.whole
-        return self.arm.call(method, **arguments | {"steps": round(told * (1 + self.delay))}).told_as(told)
+        timing = self.arm.call(Arm.block, **arguments | {"steps": round(told * (1 + self.delay))}).told_as(told)
+        return Pending(lambda: timing)
+
+    def close(self) -> None:
+        self.arm.close()
 
 
 def comparisons(
@@ -103,16 +108,18 @@ def comparisons(
         if not open_ or (process >= protocol.processes_min and time.monotonic() > end):
             break
         names = [f"{i} {arm}" for i in sorted({i for i, _ in open_}) for arm in ("baseline", "candidate")]
-        arms = session.start({name: session.spec(session.baseline, seed_offset=seed + process) for name in names})
-        for arm in arms.values():
-            arm.wait()
-        steady: dict[str, dict[str, Any]] = {name: {} for name in names}
+        starting = session.start({name: session.spec(session.baseline, seed_offset=seed + process) for name in names})
+        for each in starting.values():
+            each.setup.wait()
+        arms = {name: each.arm for name, each in starting.items()}
+        steady: dict[str, list[WarmUp]] = {name: [] for name in names}
         for i, delay in open_:
             both = {
                 arm: Warm(arms[f"{i} {arm}"], slower, DELAYS.get(delay, 1), steady[f"{i} {arm}"])
                 for arm, slower in (("baseline", 0.0), ("candidate", delay))
             }
-            found[i, delay].append(sample(both, protocol, order, pairs, read))
+            found[i, delay].append(measured := Sample())
+            sample(both, protocol, order, pairs, read, into=measured)
         for arm in arms.values():
             arm.close()
     for (_, delay), samples in found.items():

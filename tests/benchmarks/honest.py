@@ -132,7 +132,8 @@ def serve(connection: Connection, cores: Sequence[int]) -> None:
 
 def ended_in(pair: Pair, settings: Sequence[str], max_gib: float = inf) -> dict[str, Any]:
     """Verdict, headline and figures of one comparison."""
-    from optexp import api, runner
+    from optexp import api
+    from optexp.comparison import runner
     from optexp.errors import ConfigError
 
     if reason := unfit(pair, settings, max_gib):

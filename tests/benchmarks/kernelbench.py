@@ -158,7 +158,8 @@ def started() -> subprocess.Popen[str]:
 
 def serve() -> None:
     """In a worker: a job a line, and a line for each that is done. What jobs print goes to stderr."""
-    from optexp import api, runner
+    from optexp import api
+    from optexp.comparison import runner
     from optexp.workers import launching
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)

@@ -8,7 +8,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from optexp import discovery, runner
+from optexp import discovery
+from optexp.comparison import runner
 from optexp.result import Result, Verdict
 from tests.reached import measured
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import optexp.session
+import optexp.comparison.session
+from optexp.comparison.sampling import Ready
+from optexp.comparison.session import Session
 from optexp.errors import Failure
 from optexp.measurement.clock import Timing
-from optexp.measurement.sampling import Ready
 from optexp.result import Result, Verdict
-from optexp.session import Session
 from tests.cheats import published
 from tests.cheats.test_cheats import GELU, IN_ONE_PROCESS, INFER, LEARN, MATMUL, NORM, QUICK, compare
 
@@ -112,7 +112,7 @@ def test_a_file_of_the_judge_that_changes_while_it_runs(
 ) -> None:
     file = tmp_path / "gates.py"
     file.write_text("LIMIT = 2\n")
-    real = optexp.session.own_files
+    real = optexp.comparison.session.own_files
     monkeypatch.setattr(optexp.session, "own_files", lambda: real() | {"gates.py": file.read_text()})
     monkeypatch.setattr(published.EditsAFile, "file", file)
     (tmp_path / "run").mkdir()
@@ -152,9 +152,9 @@ def test_a_block_that_takes_no_time_enters_no_mean(seconds: float) -> None:
 
 def test_which_card_an_arm_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [optexp.session.one_card(device) for device in ("cuda:0", "cuda:1", "cuda")] == ["0", "1", "0"]
+    assert [optexp.comparison.session.one_card(device) for device in ("cuda:0", "cuda:1", "cuda")] == ["0", "1", "0"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5e1f")
-    assert [optexp.session.one_card(device) for device in ("cuda:0", "cuda:1")] == ["3", "GPU-5e1f"]
+    assert [optexp.comparison.session.one_card(device) for device in ("cuda:0", "cuda:1")] == ["3", "GPU-5e1f"]
 
 
 def test_the_miss_rate_of_ends_that_are_looked_at() -> None:

@@ -1,9 +1,8 @@
-"""Verification in one process: arms that dispatch to the real functions, and small workloads to run them on."""
+"""Verification in one process, and small workloads to run it on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,17 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.equivalence import bits, families
-from optexp.equivalence.autocast import autocast
-from optexp.equivalence.generic import turn_parameters
-from optexp.equivalence.judge import Judge
-from optexp.equivalence.observation import observed, overwritten, repeats
-from optexp.equivalence.parting import watched
-from optexp.equivalence.protocol import Plan, Verification, verify
-from optexp.equivalence.trajectory import RATES, Rates, losses
-from optexp.program import Batch, Program, Snapshot, keeping, map_batch
+from optexp.arm import Arm
+from optexp.equivalence.finding import Verification
+from optexp.equivalence.gates import name_of
+from optexp.insight.trace import Trace
+from optexp.program import Batch, Program
+from optexp.reference import Reference
 from optexp.schema import choice
-from optexp.strategy import REASSOCIATES, Contract
+from optexp.strategy import REASSOCIATES, Contract, Counters, Evidence, Notes, Stage, Strategy
+from optexp.verification.trial import Plan
+from optexp.verification.verify import verify
+from optexp.workers.client import InProcess
+from optexp.workers.spec import Spec
 from optexp.workload import Workload
 
 CPU = torch.device("cpu")
@@ -29,121 +29,17 @@ Change = Callable[[Program], Program]
 
 
 @dataclass
-class Sent:
-    """A parcel that stays in this process."""
+class Changed(Strategy):
+    """Any change of a program."""
 
-    nest: Any
-    pieces: int = 1
+    stage = Stage.REWRITE
+    change: Change = field(default=lambda program: program)
 
+    def apply(self, program: Program) -> tuple[Program, Notes]:
+        return self.change(program), {}
 
-class LocalArm:
-    """One program; `calls` counts what was asked of it."""
-
-    name = "local"
-
-    def __init__(self, program: Program) -> None:
-        program = keeping(program)
-        self.program, self.start, self.rates = program, Snapshot(program), Rates(program)
-        self.fresh: list[Batch] = []
-        self.calls: list[str] = []
-
-    def call(self, method: str, **arguments: Any) -> Any:
-        self.calls.append(method)
-        return getattr(self, method)(**arguments)
-
-    def fill(self, piece: int) -> None:
-        pass
-
-    def expect(self, parcel: Sent) -> None:
-        self.arrived = parcel.nest
-
-    def take(self, piece: int) -> None:
-        pass
-
-    def load(self, index: int, family: str) -> None:
-        if index == 0:
-            self.fresh, self.family, self.brought = [], family, None
-        self.fresh.append(map_batch(torch.clone, self.arrived))
-
-    def rest(self, keep_fresh: bool = False) -> None:
-        self.fresh = self.fresh if keep_fresh else []
-
-    def restore(self) -> None:
-        self.start.restore(self.program)
-        self.rates.set(1.0)
-
-    def turn_parameters(self) -> None:
-        turn_parameters(self.start.values)
-        self.restore()
-
-    def observe(
-        self,
-        step: int,
-        restore: bool,
-        noise: int | None = None,
-        forward: bool = False,
-        order: int | None = None,
-        repeating: bool = False,
-    ) -> Sent:
-        if restore:
-            self.restore()
-        self.rates.set(RATES[step % len(RATES)])
-        given = self.program.feed.bring(self.fresh[step % len(self.fresh)])
-        if self.family == families.ONE_BY_ONE:
-            given = self.brought = families.refilled(self.brought, given)
-        elif self.family == families.NONCONTIGUOUS:
-            given = map_batch(families.with_gaps, given)
-        with bits.deterministic() if repeating else nullcontext():
-            seen = observed(self.program, given, noise, forward, None if restore else self.start.values, order)
-        self.reassociated = int(seen["flag/reassociated"])
-        return Sent(seen)
-
-    def passed(self):
-        self.restore()
-        with watched(self.program.model) as passed:
-            self.program.step(self.program, self.program.feed.bring(self.fresh[0]))
-        return passed
-
-    def reassociated_operators(self) -> int:
-        return self.reassociated
-
-    def repeats(self, times: int) -> bool:
-        self.restore()
-        return repeats(self.program, self.fresh[0], self.start, times)
-
-    def varying(self, times: int, step: int = 0, repeating: bool = False) -> list[str]:
-        self.restore()
-        with bits.deterministic() if repeating else nullcontext():
-            return bits.varying(self.program, self.fresh[step], self.start, times)
-
-    def overwritten(self) -> list[str]:
-        self.restore()
-        return overwritten(self.program, self.fresh[0], self.fresh[1])
-
-    def losses(self, unit: float, seed: int) -> list[float]:
-        self.restore()
-        return losses(self.program, self.fresh, self.rates, unit, seed)
-
-
-class LocalReference:
-    """The judge, as an arm."""
-
-    def __init__(self, judge: Judge) -> None:
-        self.judgement = judge
-
-    def call(self, method: str, **arguments: Any) -> Any:
-        if method == "reference_info":
-            return self.judgement.info()
-        if method == "batch":
-            return Sent(self.judgement.batches[arguments["index"]])
-        if method == "expect":
-            self.arrived = arguments["parcel"].nest
-        if method in ("expect", "take", "fill"):
-            return None
-        if method not in ("judge", "yardstick"):
-            return getattr(self.judgement, method)(**arguments)
-        answer = getattr(self.judgement, method)(arguments["step"], self.arrived)
-        return [finding.to_dict() for finding in answer] if method == "judge" else answer
+    def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
+        return Evidence(True, "")
 
 
 @dataclass
@@ -201,15 +97,22 @@ def verified(
     **options: Any,
 ) -> Verification:
     """Verify the program that `change` makes of the workload's."""
-    eager = baseline(workload.build(device, dtype, seed=7))
-    if contract.name == "PRECISION":
-        assert contract.dtype is not None
-        eager = autocast(eager, contract.dtype)
-    reference = LocalReference(Judge(workload, device, dtype, 7, contract))
-    candidate = LocalArm(change(workload.build(device, dtype, seed=7)))
+
+    def spec(change: Change | None = None, autocast: str | None = None) -> Spec:
+        stack = [] if change is None else [Changed(change)]
+        return Spec(workload, stack, str(device), name_of(dtype), 7, contract=contract, autocast=autocast)
+
+    def arm(name: str, spec: Spec) -> InProcess[Arm]:
+        made = InProcess(Arm(), name)
+        made.target.hold(spec)
+        return made
+
+    reference = InProcess(Reference(), "reference")
+    reference.target.hold(spec())
+    eager, candidate = arm("baseline", spec(baseline, contract.dtype)), arm("candidate", spec(change))
     steps = steps or (3 if workload.mode == "train" else 1)
     plan = Plan(range(first, first + seeds), steps, **options)
-    return verify(reference, LocalArm(eager), candidate, plan, contract)
+    return verify(reference, eager, candidate, plan, contract)
 
 
 @pytest.fixture

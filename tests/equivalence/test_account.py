@@ -13,7 +13,7 @@ import torch
 from optexp.equivalence.account import problems
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.families import FAMILIES
-from optexp.equivalence.protocol import Verification
+from optexp.equivalence.finding import Verification
 from optexp.strategy import BITWISE, REASSOCIATES, Contract, precision
 
 CASES: dict[str, tuple[str, Contract, Mapping[str, Any]]] = {

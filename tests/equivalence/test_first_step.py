@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.arm import Arm, Spec
-from optexp.equivalence import first_step
+from optexp.arm import Arm
 from optexp.program import Batch, Outputs, Program, preserved
 from optexp.strategy import Evidence, Notes, Stage, Strategy
+from optexp.verification import first_step
+from optexp.workers.spec import Spec
 from optexp.workloads.lenet5 import LeNet5
 from optexp.workloads.mlp import Mlp
 

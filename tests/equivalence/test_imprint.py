@@ -9,12 +9,13 @@ from math import nan
 import pytest
 import torch
 
-from optexp.arm import Arm, Spec
+from optexp.arm import Arm
+from optexp.equivalence.finding import Finding
 from optexp.equivalence.imprint import FLOOR, Imprint, astray, imprint
 from optexp.equivalence.missed import End
-from optexp.equivalence.protocol import Message
-from optexp.equivalence.recheck import repeated
-from optexp.workers.processes import InProcess
+from optexp.verification.recheck import repeated
+from optexp.workers.client import InProcess
+from optexp.workers.spec import Spec
 from optexp.workloads.mlp import Mlp
 
 
@@ -36,7 +37,7 @@ def made(mode: str, noise: float = 0.0) -> Arm:
     return arm
 
 
-def held(mode: str, arm: Arm, ends: list[End] | None = None) -> tuple[list[Message], int]:
+def held(mode: str, arm: Arm, ends: list[End] | None = None) -> tuple[list[Finding], int]:
     """`repeated`, beside a plain arm."""
     return repeated(InProcess(made(mode), "baseline"), InProcess(arm, "candidate"), ends or arm.timed_ends())
 
@@ -66,9 +67,9 @@ def test_another_number_of_steps_shows() -> None:
     arm = made("train", noise=1e-6)
     arm.block(steps=7, lead_in=2)
     messages, _ = held("train", arm, [End(arm.timed_ends()[0].steps + 1)])
-    found = {message["tensor"] for message in messages}
+    found = {message.tensor for message in messages}
     assert {"loss", "grad/0.weight", "after/optimizer/0.weight/step"} <= found
-    assert all(message["gate"] == "REPEATED" and not message["ok"] for message in messages)
+    assert all(message.gate == "REPEATED" and not message.ok for message in messages)
 
 
 def test_gradients_of_steps_that_do_not_build_on_each_other_do_not_grow_apart() -> None:
@@ -116,23 +117,27 @@ def test_what_rounds_at_random_may_stray_as_far_as_noise_takes_it() -> None:
     assert astray({"grad/a": (0.52, 1.0)}, [first, near], [first, far, near])
 
 
-class Flips:
+class Flips(Arm):
     """An arm whose timed block took another branch than all its repetitions; from noisy parameters it does `wild`."""
 
     def __init__(self, timed: float, rounds: bool, wild: float) -> None:
+        super().__init__()
         self.told, self.wild = timed, wild
         self.last_bits = cycle([0.0, FLOOR] if rounds else [0.0])
 
-    def call(self, method: str, end: End | None = None, index: int = 0, noise: int | None = None) -> Imprint:
-        value = self.told if method == "timed" else 0.5 + next(self.last_bits) + (self.wild if noise else 0.0)
-        return {"grad/a": (value, 1.0)}
+    def timed(self, index: int) -> Imprint:
+        return {"grad/a": (self.told, 1.0)}
+
+    def repeated(self, end: End, noise: int | None = None) -> Imprint:
+        return {"grad/a": (0.5 + next(self.last_bits) + (self.wild if noise else 0.0), 1.0)}
 
 
 @pytest.mark.parametrize(
     ("timed", "rounds", "alarms"), [(0.51, True, 0), (0.54, True, 1), (0.51, False, 1)], ids=["flip", "far", "exact"]
 )
 def test_a_flip_that_no_repetition_meets_is_no_alarm(timed: float, rounds: bool, alarms: int) -> None:
-    baseline, candidate = Flips(0.5, False, wild=0.01), Flips(timed, rounds, wild=1e9)
+    baseline = InProcess(Flips(0.5, False, wild=0.01), "baseline")
+    candidate = InProcess(Flips(timed, rounds, wild=1e9), "candidate")
     assert len(repeated(baseline, candidate, [End(7)])[0]) == alarms
 
 

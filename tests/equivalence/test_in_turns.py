@@ -13,17 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from optexp.arm import Arm, Spec
+from optexp.arm import Arm
 from optexp.equivalence import checksums, gates, golden, mutants
 from optexp.equivalence.families import ONE_BY_ONE
-from optexp.equivalence.protocol import Plan, Verification, verify
+from optexp.equivalence.finding import Verification
 from optexp.insight.trace import Trace
 from optexp.memory_plan import LEAST
 from optexp.program import Batch, Program
 from optexp.reference import Reference
 from optexp.schema import choice
 from optexp.strategy import REASSOCIATES, Counters, Evidence, Notes, Stage, Strategy
-from optexp.workers.processes import InProcess
+from optexp.verification.trial import Plan
+from optexp.verification.verify import verify
+from optexp.workers.client import InProcess
+from optexp.workers.spec import Spec
 from optexp.workload import Workload
 
 BYTES = 2**22
@@ -96,7 +99,7 @@ def verified(make: Callable[[], nn.Module], plan: int) -> Verification:
     ]
     stacks = ((), (), (Becomes(make),))
     for arm, stack in zip(arms, stacks, strict=True):
-        arm.call("setup", packed=Spec(Large(), stack, "cpu", "float32", 0, contract=REASSOCIATES, plan=plan).pack())
+        arm.call(Arm.setup, packed=Spec(Large(), stack, "cpu", "float32", 0, contract=REASSOCIATES, plan=plan).pack())
     return verify(*arms, Plan(range(2), in_turns=plan > 0), REASSOCIATES)
 
 

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from optexp import sparse
-from optexp.arm import Arm, Spec
+from optexp.arm import Arm
 from optexp.equivalence import families
 from optexp.equivalence.gates import alike, identical
 from optexp.errors import ConfigError, NoReference
 from optexp.strategies.replace import Replace
 from optexp.strategy import Strategy
 from optexp.workers.parcel import Inbox, Outbox
+from optexp.workers.spec import Spec
 from optexp.workloads.module import Module
 from tests.usermodel.test_own_model import run
 

@@ -1,41 +1,41 @@
-"""Every second that a verification waits for an arm is counted, once, under what it was asked for."""
+"""Every second that a verification waits for a process is counted once, under the kind of work."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from optexp.equivalence.watched import PARTS, Watched
+import pytest
+
+from optexp.errors import Failure
 from optexp.reference import Reference
 from optexp.stopwatch import Stopwatch
+from optexp.verification.timed_arm import TimedArm
+from optexp.workers.client import InProcess
 
 
-class Slow:
-    name = "slow"
-
-    def call(self, method: str, **arguments: Any) -> str:
+class Slow(Reference):
+    def yardstick(self, step: int) -> None:
         time.sleep(0.01)
-        return method
 
-    def start(self, method: str, **arguments: Any) -> None:
-        self.started = method
-
-    def wait(self) -> str:
+    def take(self, piece: int) -> None:
         time.sleep(0.01)
-        return self.started
+
+    def silence(self) -> None:
+        time.sleep(0.01)
 
 
-def test_answers_are_counted_by_what_they_are_for():
+def test_answers_are_counted_by_kind_of_work() -> None:
     watch = Stopwatch()
-    arm = Watched(Slow(), watch)
-    assert arm.call("observe", step=0) == "observe"
-    assert arm.call("judge", step=0) == "judge"
-    assert arm.call("take", piece=0) == "take"
-    arm.start("fill", piece=1)
-    assert arm.wait() == "fill"
+    arm = TimedArm(InProcess(Slow(), "slow"), watch)
+    arm.call(Reference.silence)
+    arm.call(Reference.yardstick, step=0)
+    arm.call(Reference.take, piece=0)
+    arm.start(Reference.take, piece=1).wait()
     assert {"steps", "gates", "transfer"} == watch.seconds.keys()
     assert min(watch.seconds["steps"], watch.seconds["gates"], watch.seconds["transfer"] / 2) >= 0.01
 
 
-def test_what_is_counted_apart_is_something_that_arms_answer():
-    assert all(hasattr(Reference, method) for method in PARTS)
+def test_a_failure_is_that_of_the_arm() -> None:
+    arm = TimedArm(InProcess(Reference(), "reference"), Stopwatch())
+    with pytest.raises(Failure, match="reference"):
+        arm.call(Reference.judge, step=0)

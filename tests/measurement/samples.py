@@ -7,7 +7,7 @@ from random import Random
 
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Reading
-from optexp.measurement.sampling import MAIN, Pair, Sample
+from optexp.measurement.samples import MAIN, Pair, Sample
 
 
 def timing(seconds: float, start_s: float = 0.0, device_s: float | None = None) -> Timing:

@@ -9,7 +9,7 @@ from random import Random
 from optexp.measurement import controls
 from optexp.measurement.gpu import Reading
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.sampling import DELAYED, SAME, Pair, Sample
+from optexp.measurement.samples import DELAYED, SAME, Pair, Sample
 from tests.measurement.samples import timing
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from optexp import api
+from optexp.comparison.session import Session
 from optexp.config import resolve
 from optexp.measurement.forecast import Steps, announcement, process_s, rough, total_s, verification_s
 from optexp.measurement.protocol import Protocol
 from optexp.reporting.terminal import Progress
-from optexp.session import Session
 from optexp.stopwatch import Stopwatch
 
 DEFAULT = Protocol()
@@ -70,11 +70,11 @@ def test_a_comparison_says_so_when_its_arms_are_set_up(ms: float, announced: boo
     with Progress() as progress:
         session = Session(experiment, "cpu", tmp_path, Stopwatch(), progress)
         session.protocol = experiment.measurement  # as with isolation=process
-        arm = session.start({"baseline": session.spec(())})["baseline"]
-        told = arm.wait()
-        session.forecast(arm, told, told["setup_s"], 1)
+        starting = session.start({"baseline": session.spec(())})["baseline"]
+        told = starting.setup.wait()
+        session.forecast(starting.arm, told, told.setup_s, 1)
         session.close()
-    assert told["step_s"] >= ms / 1e3
-    assert told["compute_s"] < 2.0
+    assert told.step_s >= ms / 1e3
+    assert told.compute_s < 2.0
     notes = [note for note in session.result.measurement["notes"] if note.startswith("this will take about")]
     assert bool(notes) == announced

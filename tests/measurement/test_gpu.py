@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from optexp.comparison.session import Session
 from optexp.config import Experiment
 from optexp.measurement.environment import describe
 from optexp.measurement.gpu import Gpu, between, slowing
 from optexp.reporting.terminal import Progress
-from optexp.session import Session
 from optexp.stopwatch import Stopwatch
 from tests.measurement.nvml import Nvml
 

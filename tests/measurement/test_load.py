@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from optexp.arm import Arm
+from optexp.comparison.under_load import under_load
 from optexp.measurement import gpu as instruments
 from optexp.measurement.gpu import Gpu, Reading
-from optexp.measurement.load import power, under_load
+from optexp.measurement.load import power
+from optexp.workers.client import Client, Pending
 from tests.measurement.nvml import Nvml
 
 
-class Worker:
+class Worker(Client[Arm]):
     """Counts what it is asked to do."""
+
+    name = "worker"
 
     def __init__(self) -> None:
         self.asked: dict[str, Any] = {}
         self.waited = False
 
-    def start(self, method: str, **arguments: Any) -> None:
+    def start(self, method: Callable[..., Any], *args: Any, **arguments: Any) -> Pending[Any]:
         self.asked = arguments
+        return Pending(self.done)
 
-    def wait(self) -> float:
+    def done(self) -> float:
         self.waited = True
         return 1.1e-3
+
+    def close(self) -> None: ...
 
 
 def test_watts_come_from_the_meter(gpu: Gpu, nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:

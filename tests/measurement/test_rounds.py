@@ -17,19 +17,19 @@ import pytest
 from hydra import compose, initialize_config_dir
 from pyarrow import parquet
 
-from optexp import discovery, runner
+from optexp import discovery
+from optexp.comparison import measure, runner
+from optexp.comparison.measure import next_pairs, room_for_a_third, say_how_to_lock
+from optexp.comparison.session import Session, Stop
 from optexp.config import Experiment, resolve
 from optexp.draws import Draws
-from optexp.measurement import rounds
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.rounds import next_pairs, room_for_a_third, say_how_to_lock
-from optexp.measurement.sampling import COLD, MAIN, Pair, Sample
+from optexp.measurement.samples import COLD, MAIN, Pair, Sample
 from optexp.reporting import summary
 from optexp.reporting.terminal import Progress
 from optexp.result import Result, Verdict
-from optexp.session import Session, Stop
 from optexp.stopwatch import Stopwatch
 from tests.measurement.nvml import Nvml
 from tests.measurement.samples import constant, made, timing
@@ -86,8 +86,8 @@ def test_zeros_as_inputs_are_named_in_words(tmp_path: Path) -> None:
 
 
 def test_a_shared_card_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optexp.session.Gpu.open", lambda device: object())
-    monkeypatch.setattr(rounds, "neighbours", lambda gpu: (["process 4711 (python, 2048 MiB)"], 1))
+    monkeypatch.setattr("optexp.comparison.session.Gpu.open", lambda device: object())
+    monkeypatch.setattr(measure, "neighbours", lambda gpu: (["process 4711 (python, 2048 MiB)"], 1))
     result = job(tmp_path, "workload=mlp", "strategy=baseline", "measurement=quick")
     assert result.verdict is Verdict.INVALID
     assert "4711" in result.headline
@@ -178,7 +178,7 @@ def test_controls_are_of_the_code_that_they_were_run_on(
         asked = experiment("workload=module", named, "workload.inputs=[{shape: [4]}]")
         session = Session(asked, "cpu", tmp_path, Stopwatch(), Progress())
         session.close()
-        found.append(rounds.fingerprint(session))
+        found.append(measure.fingerprint(session))
     assert found[0] == found[1] != found[2]
 
 
@@ -193,13 +193,13 @@ def test_controls_that_found_the_delay_are_remembered_and_say_from_when(
         found = with_controls(1.0, 1.05, luck=0.001 if seen else 0.1)[index]
         main = made(constant(2e-3), constant(1e-3), pairs=pairs, processes=1)[0].pairs
         into.append(replace(found, pairs=[*main, *found.pairs]))
-        return into[-1], {"baseline": Mock()}
+        return into[-1], {"baseline": Mock(), "candidate": Mock()}
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(rounds, "one_round", one_round)
-    monkeypatch.setattr(rounds, "fingerprint", lambda session: "0")
+    monkeypatch.setattr(measure, "one_round", one_round)
+    monkeypatch.setattr(measure, "fingerprint", lambda session: "0")
     for name in ("differences", "floor", "look_at_load", "look_enough"):
-        monkeypatch.setattr(rounds, name, lambda *_: 0.0)
+        monkeypatch.setattr(measure, name, lambda *_: 0.0)
     result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
     result.measurement = {"notes": [], "placement": {"text": ""}}
     session = SimpleNamespace(
@@ -210,7 +210,7 @@ def test_controls_that_found_the_delay_are_remembered_and_say_from_when(
     )  # fmt: skip
     for again in (False, True):
         rounds_run.clear()
-        rounds.measure(session, lambda arms, index: None)  # type: ignore[arg-type]
+        measure.measure(session, lambda arms, index: None)  # type: ignore[arg-type]
         assert any(rounds_run) is not (again and seen)
         said = [control["text"] for control in result.measurement["controls"].values()]
         assert all(f"(remembered from {date.today()})" in text for text in said) is (again and seen)
@@ -226,12 +226,12 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
         asked.append(more.get("bound", True))
         (found,) = made(constant(2e-3), constant(1e-3), pairs=pairs, processes=1)
         into.append(replace(found, aim=more.get("aim", "")))
-        return into[-1], {"baseline": Mock()}
+        return into[-1], {"baseline": Mock(), "candidate": Mock()}
 
-    monkeypatch.setattr(rounds, "one_round", one_round)
-    monkeypatch.setattr(rounds, "differences", lambda arms, result: {})
-    monkeypatch.setattr(rounds, "look_enough", lambda *_: None)
-    monkeypatch.setattr(rounds, "floor", lambda session, arm: 0.0)
+    monkeypatch.setattr(measure, "one_round", one_round)
+    monkeypatch.setattr(measure, "differences", lambda arms, result: {})
+    monkeypatch.setattr(measure, "look_enough", lambda *_: None)
+    monkeypatch.setattr(measure, "floor", lambda session, arm: 0.0)
     result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
     result.baseline.busy_us, result.candidate.busy_us = 420.0, 950.0
     result.baseline.gpu_busy, result.candidate.gpu_busy = 0.15, 0.7  # of steps that tracing made longer
@@ -250,15 +250,15 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
         cores=[1],
         own_cores={0, 1},
     )
-    assert len(rounds.measure(session, lambda arms, index: None)) == 5  # type: ignore[arg-type]
+    assert len(measure.measure(session, lambda arms, index: None)) == 5  # type: ignore[arg-type]
     assert asked == [True] * 5 + [False]
     text = summary.measured(result)
     assert "host-bound: the GPU is busy 21% of the baseline's step" in summary.remarks(result)
     rows = parquet.read_table(tmp_path / "samples.parquet").to_pylist()
-    assert sum(row["kind"] == "unbound main" for row in rows) == 2 * rounds.FEWEST_PAIRS
+    assert sum(row["kind"] == "unbound main" for row in rows) == 2 * measure.FEWEST_PAIRS
     assert "free on all 2 cores it is 2.00× (2 ms and 1 ms, one process)" in text
     session.protocol = Protocol(controls=False, processes_min=1, processes_max=1)
-    rounds.measure(session, lambda arms, index: None)  # type: ignore[arg-type]
+    measure.measure(session, lambda arms, index: None)  # type: ignore[arg-type]
     assert asked[6:] == [True]  # a look does not look there too
 
 
@@ -270,7 +270,7 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
 def test_the_time_to_go_is_that_of_the_budget_until_it_is_precise(
     done: int, spent_s: float, precise: bool, left_s: float
 ) -> None:
-    assert rounds.to_go_s(done, spent_s, precise, Protocol(budget_s=25.0)) == pytest.approx(left_s)
+    assert measure.to_go_s(done, spent_s, precise, Protocol(budget_s=25.0)) == pytest.approx(left_s)
 
 
 @pytest.mark.parametrize(("others", "noted"), [(0, False), (2, True)])
@@ -280,17 +280,17 @@ def test_processes_of_another_container_that_come_later_are_noted(
 ) -> None:
     """From inside of one, our own arms are hidden too."""
     arms = {name: Mock(pid=100 + i) for i, name in enumerate(("baseline", "candidate"))}
-    for arm in arms.values():
-        arm.wait.return_value = {"queue": 0, "setup_s": 1.0}
+    setup = Mock(queue=0, setup_s=1.0)
     seen = {} if outside else {arm.pid: None for arm in arms.values()}
     monkeypatch.setattr(gpu, "processes", lambda: seen)
-    monkeypatch.setattr(rounds, "neighbours", lambda *_: ([], others + 2 * outside))
-    monkeypatch.setattr(rounds, "sample", lambda *_: Sample())
+    monkeypatch.setattr(measure, "neighbours", lambda *_: ([], others + 2 * outside))
+    monkeypatch.setattr(measure, "sample", lambda *_: {})
     result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0, measurement={"notes": [], "setups_s": {}})
     session: Any = Mock(gpu=gpu, result=result, protocol=Protocol(), working=lambda *_: nullcontext())
-    session.start.return_value, session.workload.variety = arms, 1
+    starting = {name: Mock(arm=arm, setup=Mock(wait=lambda: setup)) for name, arm in arms.items()}
+    session.start.return_value, session.workload.variety = starting, 1
     for _ in range(2):
-        rounds.one_round(session, 0, 10, Random(0), [])
+        measure.one_round(session, 0, 10, Random(0), [])
     assert len(result.measurement["notes"]) == noted
 
 
@@ -306,11 +306,11 @@ def test_what_was_measured_is_written_down_however_it_ends(
         if index == 1 and isinstance(ends, KeyboardInterrupt):  # in the middle of a process
             del into[-1].pairs[7:]
             raise ends
-        return into[-1], {"baseline": Mock()}
+        return into[-1], {"baseline": Mock(), "candidate": Mock()}
 
-    monkeypatch.setattr(rounds, "one_round", one_round)
+    monkeypatch.setattr(measure, "one_round", one_round)
     for name in ("differences", "floor", "look_at_load", "look_enough"):
-        monkeypatch.setattr(rounds, name, lambda *_: 0.0)
+        monkeypatch.setattr(measure, name, lambda *_: 0.0)
     session = SimpleNamespace(
         protocol=Protocol(controls=False, processes_min=2), draws=Draws("key"), prove=lambda arms: None,
         watch=Stopwatch(), gpu=None, isolated=False, cores=[1], output=tmp_path,
@@ -318,7 +318,7 @@ def test_what_was_measured_is_written_down_however_it_ends(
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
     )  # fmt: skip
     with pytest.raises(type(ends)):
-        rounds.measure(session, fail)  # type: ignore[arg-type]
+        measure.measure(session, fail)  # type: ignore[arg-type]
     pairs = 40 + (7 if isinstance(ends, KeyboardInterrupt) else 40)
     assert parquet.read_table(tmp_path / "samples.parquet").num_rows == 2 * pairs
 
@@ -331,18 +331,18 @@ def test_controls_that_were_run_again_are_written_down(tmp_path: Path, monkeypat
     ) -> Any:
         main = made(constant(1e-3), constant(1e-3), pairs=pairs, processes=1)[0].pairs
         into.append(Sample([*main, *biased[index].pairs], aim=aim))
-        return into[-1], {"baseline": Mock()}
+        return into[-1], {"baseline": Mock(), "candidate": Mock()}
 
-    monkeypatch.setattr(rounds, "one_round", one_round)
-    monkeypatch.setattr(rounds, "fingerprint", lambda session: "0")
+    monkeypatch.setattr(measure, "one_round", one_round)
+    monkeypatch.setattr(measure, "fingerprint", lambda session: "0")
     for name in ("differences", "floor", "look_at_load", "look_enough"):
-        monkeypatch.setattr(rounds, name, lambda *_: 0.0)
+        monkeypatch.setattr(measure, name, lambda *_: 0.0)
     session = SimpleNamespace(
         protocol=Protocol(), draws=Draws("key"), prove=lambda arms: None, watch=Stopwatch(), gpu=None, isolated=False,
         result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0), cores=[1], output=tmp_path,
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
     )  # fmt: skip
-    assert len(rounds.measure(session, lambda arms, samples: None)) == 5  # type: ignore[arg-type]
+    assert len(measure.measure(session, lambda arms, samples: None)) == 5  # type: ignore[arg-type]
     assert not session.result.measurement["controls"]["A/A"]["ok"]
     rows = parquet.read_table(tmp_path / "samples.parquet").to_pylist()
     kinds = {row["kind"] for row in rows}
@@ -356,15 +356,15 @@ def test_work_that_its_own_stream_does_not_wait_for_is_refused(cold_us: float, r
     result.candidate.busy_us = 100.0
     slow, quick = (Timing(99, 1e-3, us * 1e-6, cold=True) for us in (500.0, cold_us))
     samples = [Sample([Pair(slow, quick, True, kind)]) for kind in (MAIN, COLD)]
-    rounds.refuse_work_aside(result, made(constant(1e-6), constant(1e-6)))  # warm blocks are timed by the wall
+    measure.refuse_work_aside(result, made(constant(1e-6), constant(1e-6)))  # warm blocks are timed by the wall
     if not refused:
-        rounds.refuse_work_aside(result, samples)
+        measure.refuse_work_aside(result, samples)
         return
     with pytest.raises(Stop, match="its own stream for 60"):
-        rounds.refuse_work_aside(result, samples)
+        measure.refuse_work_aside(result, samples)
     hot = (Reading(0.0, reasons=("thermal slow-down",)),)
     slowed = [replace(pair, readings=hot) for sample in samples for pair in sample.pairs]
-    rounds.refuse_work_aside(result, [Sample([*made(constant(1e-6), constant(1e-6))[0].pairs, *slowed])])
+    measure.refuse_work_aside(result, [Sample([*made(constant(1e-6), constant(1e-6))[0].pairs, *slowed])])
 
 
 @pytest.mark.parametrize(
@@ -373,15 +373,15 @@ def test_work_that_its_own_stream_does_not_wait_for_is_refused(cold_us: float, r
 def test_company_on_the_card_is_refused_where_something_is_timed(
     verify: str, allowed: bool, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "neighbours", lambda gpu: (["process 7 (python, 700 MiB)"], 0))
+    monkeypatch.setattr(measure, "neighbours", lambda gpu: (["process 7 (python, 700 MiB)"], 0))
     environment = SimpleNamespace(allow_foreign=allowed)
     experiment = SimpleNamespace(verify=verify, environment=environment)
     session: Any = SimpleNamespace(gpu=object(), experiment=experiment, result=None)
     if refused:
         with pytest.raises(Stop, match="shared with process 7"):
-            rounds.refuse_company(session)
+            measure.refuse_company(session)
     else:
-        rounds.refuse_company(session)
+        measure.refuse_company(session)
 
 
 def test_what_the_arms_do_not_have_in_common_is_listed() -> None:
@@ -389,6 +389,6 @@ def test_what_the_arms_do_not_have_in_common_is_listed() -> None:
     for name, arm in arms.items():
         arm.call.return_value = {"gc.isenabled": True, "model.training": name == "baseline"}
     result = Result(Verdict.SAME, "", "mlp", [], "cuda", 0)
-    assert rounds.differences(arms, result) == {"model.training": "True → False"}
+    assert measure.differences(arms, result) == {"model.training": "True → False"}
     result.profile = {arm: {"metrics": {"synchronisations": n}} for arm, n in (("baseline", 0.0), ("candidate", 2.0))}
-    assert rounds.differences(arms, result)["waits for the GPU in a step"] == "0 → 2"
+    assert measure.differences(arms, result)["waits for the GPU in a step"] == "0 → 2"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import log
 from random import Random
@@ -16,29 +16,42 @@ from typing import Any
 import pytest
 import torch
 
-from optexp.arm import Arm, Spec
+from optexp.arm import Arm
 from optexp.arm import constant as constant_inputs
-from optexp.measurement import clock, sampling
+from optexp.comparison import sampling
+from optexp.comparison.sampling import sample
+from optexp.measurement import clock
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.sampling import COLD, DELAYED, MAIN, SAME, Sample, sample
+from optexp.measurement.samples import COLD, DELAYED, MAIN, SAME, Sample
 from optexp.measurement.watchdogs import same_batches
+from optexp.workers.client import Client, Pending
+from optexp.workers.messages import WarmUp
+from optexp.workers.spec import Spec
 from optexp.workloads.matmul import Matmul
 from tests.measurement.nvml import Nvml
 
 
-class Scripted:
+class Scripted(Client[Arm]):
     """An arm that says how long its steps take."""
+
+    name = "scripted"
 
     def __init__(self, step_s: float, compiles_after: int | None = None) -> None:
         self.step_s, self.compiles_after = step_s, compiles_after
         self.calls: list[dict[str, Any]] = []
         self.busy = False
 
-    def call(self, method: str, **arguments: Any) -> Any:
+    def start(self, method: Callable[..., Any], *args: Any, **arguments: Any) -> Pending[Any]:
+        answer = self.answer(method.__name__, **arguments)
+        return Pending(lambda: answer)
+
+    def close(self) -> None: ...
+
+    def answer(self, method: str, **arguments: Any) -> Any:
         if method == "warm_up":
-            return {"alone_s": [self.step_s] * 20, "timer_s": 1e-6, "queue": 0, "constant": ["0"]}
+            return WarmUp([self.step_s] * 20, 1e-6, 0, ["0"])
         if method == "period":
             return 4
         if method == "dismiss":
@@ -54,7 +67,14 @@ class Scripted:
 
 
 def measured(protocol: Protocol | None = None, pairs: int = 30, **arms: Scripted) -> Sample:
-    return sample(arms, protocol or Protocol(), Random(0), pairs)
+    return taken(arms, protocol or Protocol(), Random(0), pairs)
+
+
+def taken(*arguments: Any, into: Sample | None = None, **options: Any) -> Sample:
+    """What `sample` fills."""
+    found = Sample() if into is None else into
+    sample(*arguments, into=found, **options)
+    return found
 
 
 def test_blocks_alternate_in_random_order_and_jittered_length() -> None:
@@ -72,9 +92,9 @@ def test_blocks_alternate_in_random_order_and_jittered_length() -> None:
 class Waited(Scripted):
     """An arm whose step takes several times as long where it is waited for."""
 
-    def call(self, method: str, **arguments: Any) -> Any:
-        found = super().call(method, **arguments)
-        return found | {"alone_s": [8 * self.step_s] * 20} if method == "warm_up" else found
+    def answer(self, method: str, **arguments: Any) -> Any:
+        found = super().answer(method, **arguments)
+        return replace(found, alone_s=[8 * self.step_s] * 20) if method == "warm_up" else found
 
 
 def test_blocks_of_short_steps_are_as_long_as_asked() -> None:
@@ -88,8 +108,8 @@ def test_blocks_of_short_steps_are_as_long_as_asked() -> None:
 
 def test_a_trial_block_that_another_program_disturbs_plans_nothing() -> None:
     class Disturbed(Scripted):
-        def call(self, method: str, **arguments: Any) -> Any:
-            found = super().call(method, **arguments)
+        def answer(self, method: str, **arguments: Any) -> Any:
+            found = super().answer(method, **arguments)
             return replace(found, wall_s=5e-4) if method == "block" and len(self.calls) == 2 else found
 
     arm = Disturbed(5e-6)
@@ -118,24 +138,24 @@ class Shapes(Scripted):
 
     COSTS = (1, 10, 80)
 
-    def call(self, method: str, **arguments: Any) -> Any:
+    def answer(self, method: str, **arguments: Any) -> Any:
         if method == "warm_up":
             alone = [self.step_s * cost for cost in self.COSTS] * 7
-            return {"alone_s": alone, "timer_s": 1e-6, "queue": 0, "constant": []}
+            return WarmUp(alone, 1e-6, 0, [])
         if method == "period":
             return 6
         if method == "block":
             steps, start = arguments["steps"], arguments["lead_in"]
             total = sum(self.COSTS[index % 3] for index in range(start, start + steps))
             return Timing(steps, self.step_s * total / steps, None)
-        return super().call(method, **arguments)
+        return super().answer(method, **arguments)
 
 
 @pytest.mark.parametrize("unit", [1e-6, 9.8e-5, 9.8e-4, 0.02])
 def test_every_shape_is_timed_equally_often(unit: float) -> None:
     """A block that ends anywhere called an arm 1.3 times as fast as another of 1.03 times its speed."""
     arms = {"baseline": Shapes(1.03 * unit), "candidate": Shapes(unit), "again": Shapes(1.03 * unit)}
-    found = sample(arms, Protocol(), Random(0), 12, cycle=3)
+    found = taken(arms, Protocol(), Random(0), 12, cycle=3)
     assert {round(pair.log_ratio, 9) for pair in found.of(MAIN)} == {round(log(1.03), 9)}
     assert found.pairs[0].candidate.wall_s == pytest.approx(unit * sum(Shapes.COSTS) / 3)
     assert {round(pair.log_ratio, 9) for pair in found.of(SAME)} == {0.0}
@@ -149,12 +169,12 @@ class Uneven(Scripted):
         super().__init__(step_s)
         self.costs, self.period, self.queue = costs, period, queue
 
-    def call(self, method: str, **arguments: Any) -> Any:
-        found = super().call(method, **arguments)
+    def answer(self, method: str, **arguments: Any) -> Any:
+        found = super().answer(method, **arguments)
         if method == "period":
             return self.period
         if method == "warm_up":
-            return found | {"queue": self.queue}
+            return replace(found, queue=self.queue)
         if method != "block":
             return found
         met = range(arguments["lead_in"], arguments["lead_in"] + arguments["steps"])
@@ -193,8 +213,8 @@ def test_batches_of_one_size_are_no_reason_to_decide_nothing(loader: bool) -> No
     """Blocks of 50 steps and of one: a candidate is so slow that it never meets all of its 64 batches."""
 
     class Arm(Uneven):
-        def call(self, method: str, **arguments: Any) -> Any:
-            return loader if method == "has_loader" else super().call(method, **arguments)
+        def answer(self, method: str, **arguments: Any) -> Any:
+            return loader if method == "has_loader" else super().answer(method, **arguments)
 
     found = measured(pairs=8, baseline=Arm(1e-3, [1.0], 64), candidate=Arm(0.3, [1.0], 64))
     assert bool(found.uneven) is loader
@@ -203,14 +223,14 @@ def test_batches_of_one_size_are_no_reason_to_decide_nothing(loader: bool) -> No
 
 def test_an_interrupt_leaves_what_was_measured() -> None:
     class Interrupted(Scripted):
-        def call(self, method: str, **arguments: Any) -> Any:
+        def answer(self, method: str, **arguments: Any) -> Any:
             if len(self.calls) > 20:
                 raise KeyboardInterrupt
-            return super().call(method, **arguments)
+            return super().answer(method, **arguments)
 
     found = Sample()
     with pytest.raises(KeyboardInterrupt):
-        sample({"baseline": Scripted(1e-3), "candidate": Interrupted(1e-3)}, Protocol(), Random(0), 50, into=found)
+        taken({"baseline": Scripted(1e-3), "candidate": Interrupted(1e-3)}, Protocol(), Random(0), 50, into=found)
     assert len(found.pairs) > 8
 
 
@@ -230,8 +250,8 @@ class Shared:
         shared = self
 
         class After(Scripted):
-            def call(self, method: str, **arguments: Any) -> Any:
-                found = super().call(method, **arguments)
+            def answer(self, method: str, **arguments: Any) -> Any:
+                found = super().answer(method, **arguments)
                 if method != "block":
                     return found
                 more, shared.last = (1.05 if shared.last not in (None, self) else 1.0), self
@@ -243,13 +263,13 @@ class Shared:
 def test_looking_at_the_candidate_makes_it_no_faster() -> None:
     shared, dice = Shared(), Random(3)
     arms = {"baseline": shared.arm(dice), "candidate": shared.arm(dice)}
-    ratios = [sample(arms, Protocol(), Random(seed), 50).log_ratio for seed in range(60)]
+    ratios = [taken(arms, Protocol(), Random(seed), 50).log_ratio for seed in range(60)]
     assert abs(fmean(ratios)) < 0.004  # it was 0.012
 
 
 def test_controls_of_cold_steps_are_cold_and_without_a_delay() -> None:
     arms = {name: Scripted(1e-3) for name in ("baseline", "candidate", "again")}
-    found = sample(arms, Protocol(l2="cold"), Random(0), 10)
+    found = taken(arms, Protocol(l2="cold"), Random(0), 10)
     assert all(pair.candidate.cold for pair in found.of(SAME))
     assert found.of(SAME)
     assert not found.of(DELAYED)
@@ -268,14 +288,14 @@ def test_the_card_is_read_around_every_pair_and_never_in_a_block() -> None:
         assert not any(arm.busy for arm in arms.values())
         return Reading(float(next(reads)))
 
-    found = sample(arms, Protocol(), Random(0), 12, read)
+    found = taken(arms, Protocol(), Random(0), 12, read)
     assert [[r.at_s for r in pair.readings] for pair in found.pairs] == [[i, i + 1] for i in range(12)]
 
 
 def test_the_card_is_read_around_controls_and_cold_pairs_too() -> None:
     arms = {name: Scripted(1e-3) for name in ("baseline", "candidate", "again")}
     reads = iter(range(1000))
-    found = sample(arms, Protocol(l2="both"), Random(0), 10, lambda: Reading(float(next(reads))))
+    found = taken(arms, Protocol(l2="both"), Random(0), 10, lambda: Reading(float(next(reads))))
     for kind in (MAIN, SAME, DELAYED, COLD):
         spans = [[reading.at_s for reading in pair.readings] for pair in found.of(kind)]
         assert spans
@@ -286,13 +306,13 @@ def test_the_card_is_read_around_controls_and_cold_pairs_too() -> None:
 
 def test_a_card_that_heats_up_loses_the_pairs_from_then_on(nvml: Nvml, gpu: Gpu) -> None:
     class Heating(Scripted):
-        def call(self, method: str, **arguments: Any) -> Any:
+        def answer(self, method: str, **arguments: Any) -> Any:
             counted = method == "block" and not arguments["anywhere"]
             if counted and sum(not call["anywhere"] for call in self.calls) == 11:  # 2 trials, 9 pairs
                 nvml.reasons = 0x20
-            return super().call(method, **arguments)
+            return super().answer(method, **arguments)
 
-    found = sample({"baseline": Scripted(1e-3), "candidate": Heating(1e-3)}, Protocol(), Random(0), 12, gpu.read)
+    found = taken({"baseline": Scripted(1e-3), "candidate": Heating(1e-3)}, Protocol(), Random(0), 12, gpu.read)
     assert [bool(pair.slowed) for pair in found.pairs] == [False] * 9 + [True] * 3
     assert len(found.kept) == 9
 
@@ -327,10 +347,10 @@ def test_what_an_arm_does_while_it_waits_is_seen() -> None:
     with Popen(commands[0]) as asleep, Popen(commands[1]) as awake:
 
         class Slow(Scripted):
-            def call(self, method: str, **arguments: Any) -> Any:
+            def answer(self, method: str, **arguments: Any) -> Any:
                 if method == "block":
                     time.sleep(0.02)
-                return super().call(method, **arguments)
+                return super().answer(method, **arguments)
 
         arms = {"baseline": Slow(1e-3), "candidate": Slow(1e-3)}
         for arm, process in zip(arms.values(), (asleep, awake), strict=True):
@@ -382,10 +402,10 @@ class Afterwards(Scripted):
         print(what, file=self.process.stdin, flush=True)
         self.process.stdout.readline()
 
-    def call(self, method: str, **arguments: Any) -> Any:
+    def answer(self, method: str, **arguments: Any) -> Any:
         if method in ("block", "dismiss"):
             self.ask(method)
-        return super().call(method, **arguments)
+        return super().answer(method, **arguments)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="OpenMP needs a second core")
@@ -461,7 +481,7 @@ def test_a_block_begins_when_other_arms_are_at_rest(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(sampling, "REST_S", 20.0)
         other.pid = brief.pid  # type: ignore[attr-defined]
         brief.stdout.readline()
-        sample({"baseline": other, "candidate": arm}, Protocol(), Random(0), 1)
+        taken({"baseline": other, "candidate": arm}, Protocol(), Random(0), 1)
         assert arm.calls
         assert not clock._runs(brief.pid)
         brief.kill()

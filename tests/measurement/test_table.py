@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from optexp.measurement import table
 from optexp.measurement.gpu import Reading
-from optexp.measurement.sampling import COLD, RETRIED, SAME, UNBOUND, Pair, Sample
+from optexp.measurement.samples import COLD, RETRIED, SAME, UNBOUND, Pair, Sample
 from tests.measurement.samples import constant, made, timing
 
 

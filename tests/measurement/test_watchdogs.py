@@ -7,10 +7,11 @@ from random import Random
 
 import pytest
 
+from optexp.insight.calibration import Calibration
 from optexp.measurement import watchdogs
 from optexp.measurement.floor import floor_s
 from optexp.measurement.gpu import Gpu, Reading
-from optexp.measurement.sampling import COLD, Late, Pair, Sample
+from optexp.measurement.samples import COLD, Late, Pair, Sample
 from optexp.measurement.watchdogs import WATCHDOGS, split
 from tests.measurement.nvml import Nvml
 from tests.measurement.samples import constant, made, timing
@@ -333,14 +334,14 @@ def test_a_floor_that_the_baseline_breaks_is_wrong() -> None:
 
 
 def test_the_floor_is_the_larger_of_memory_and_arithmetic() -> None:
-    calibration = {"bandwidth": 4e12, "matrix": {"bfloat16": 8e14}}
+    calibration = Calibration("cuda:0", 4e12, {"bfloat16": 8e14})
     assert floor_s(4_060_000_000, 60_000_000, None, calibration, "float32") == pytest.approx(0.9e-3)
     assert floor_s(50_000_000, 60_000_000, None, calibration, "float32") == 0
     assert floor_s(0, 0, 8e11, calibration, "bfloat16") == pytest.approx(0.9e-3)
     assert floor_s(0, 0, 8e11, calibration, "float64") == 0  # never calibrated
-    cards = {"bandwidth": 4e12, "matrix": {"float32": 5e13, "tf32": 4.5e14}}
+    cards = Calibration("cuda:0", 4e12, {"float32": 5e13, "tf32": 4.5e14})
     assert floor_s(0, 0, 1.5e11, cards, "float32") == pytest.approx(0.9e-3)  # as three products of tf32
     assert floor_s(0, 0, 4.5e11, cards, "tf32") == pytest.approx(0.9e-3)
-    cards["matrix"]["tf32"] = 6e13
+    cards = Calibration("cuda:0", 4e12, {"float32": 5e13, "tf32": 6e13})
     assert floor_s(0, 0, 5e10, cards, "float32") == pytest.approx(0.9e-3)
     assert floor_s(4_000_000_000, 0, None, calibration, "bfloat16", narrower=0.5) == pytest.approx(0.45e-3)

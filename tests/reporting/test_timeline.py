@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from optexp.conclusion import series
+from optexp.comparison.conclusion import series
 from optexp.measurement.gpu import Reading
-from optexp.measurement.sampling import Sample
+from optexp.measurement.samples import Sample
 from optexp.reporting import report, timeline
 from optexp.result import Result, Speedup, Verdict
 from optexp.studies import sweep

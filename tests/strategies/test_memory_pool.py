@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from optexp import session
+from optexp.comparison import session
+from optexp.comparison.session import Session
 from optexp.config import Experiment
 from optexp.errors import Unsupported
 from optexp.insight.trace import Call, Span, Trace
 from optexp.program import Snapshot
 from optexp.reporting.terminal import Progress
-from optexp.session import Session
 from optexp.stopwatch import Stopwatch
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.memory_pool import MemoryPool, share_workspaces

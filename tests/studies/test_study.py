@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from optexp import commandline, runner
+from optexp import commandline
 from optexp.__main__ import SIGNALS, main
+from optexp.comparison import runner
 from optexp.config import resolve
 from optexp.errors import ConfigError
 from optexp.insight.roofline import matrix_flop

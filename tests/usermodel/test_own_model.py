@@ -11,7 +11,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import optexp
-from optexp import discovery, runner
+from optexp import discovery
+from optexp.comparison import runner
 from optexp.result import Result, Verdict
 from tests.reached import measured
 

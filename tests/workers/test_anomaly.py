@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.arm import Arm, Spec
+from optexp.arm import Arm
 from optexp.errors import Failure
-from optexp.workers.processes import InProcess, describe
+from optexp.workers.client import InProcess
+from optexp.workers.serving import describe
+from optexp.workers.spec import Spec
 from optexp.workloads.module import Module
 
 MODEL = """
@@ -55,7 +57,7 @@ def failure(folder: Path, mode: str, forward: str, backward: str = "return gradi
     path.write_text(MODEL.format(forward=forward, backward=backward))
     arm = InProcess(Arm(), "baseline")
     with pytest.raises(Failure) as caught:
-        arm.call("setup", packed=Spec(Module(path=str(path), mode=mode), (), "cpu", "float32", 0).pack())
+        arm.call(Arm.setup, packed=Spec(Module(path=str(path), mode=mode), (), "cpu", "float32", 0).pack())
     return caught.value
 
 
@@ -107,7 +109,7 @@ class Once:
 def test_it_is_done_once_more_and_no_oftener() -> None:
     target = Once()
     with pytest.raises(Failure) as caught:
-        InProcess(target, "baseline").call("step")
+        InProcess(target, "baseline").call(type(target).step)
     assert target.calls == 2
     assert "modified by an inplace operation" in caught.value.message
     assert "test_anomaly.py" in caught.value.traceback
@@ -122,6 +124,6 @@ def test_other_errors_are_not_repeated() -> None:
             nn.Linear(2, 2)(torch.ones(3))
 
     with pytest.raises(Failure):
-        InProcess(Fails(), "baseline").call("step")
+        InProcess(Fails(), "baseline").call(Fails.step)
     assert calls == [1]
-    assert describe(ValueError("x"))["message"] == "ValueError: x"
+    assert describe(ValueError("x")).message == "ValueError: x"

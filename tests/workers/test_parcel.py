@@ -1,4 +1,4 @@
-"""Tensors arrive as they were sent, in any nest, through memory that is used again."""
+"""Tensors arrive as they were sent, by name or in a row, through memory that is used again."""
 
 import pickle
 import subprocess
@@ -9,18 +9,19 @@ from weakref import WeakValueDictionary
 import pytest
 import torch
 
-from optexp.equivalence.protocol import convey
 from optexp.errors import Failure, Unshared
+from optexp.verification.trial import convey
 from optexp.workers import ipc, parcel
+from optexp.workers.client import InProcess, Pending
 from optexp.workers.parcel import Inbox, Memory, Outbox
-from optexp.workers.processes import InProcess
+from optexp.workers.peer import Peer
 
 CPU = torch.device("cpu")
 
 
-def carried(outbox, inbox, nest, device=CPU):
-    """What arrives of a nest, each piece filled before the one before it is taken."""
-    sent = outbox.send(nest)
+def carried(outbox, inbox, tensors, device=CPU):
+    """What arrives of them, each piece filled before the one before it is taken."""
+    sent = outbox.send(tensors)
     inbox.expect(sent, device)
     outbox.fill(0)
     for piece in range(sent.pieces):
@@ -28,6 +29,11 @@ def carried(outbox, inbox, nest, device=CPU):
             outbox.fill(piece + 1)
         inbox.take(piece)
     return inbox.contents
+
+
+def same(found, expected):
+    found, expected = (list(t.values()) if isinstance(t, dict) else list(t) for t in (found, expected))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.fixture
@@ -41,31 +47,34 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(Memory, "size", 512)
 
 
-def a_nest():
-    return [
-        (torch.randn(3, 5), torch.arange(7)),
-        {"mask": torch.tensor([True, False]), "empty": torch.empty(0, 4), "scalar": torch.tensor(2.5)},
-        torch.randn(4, 6, dtype=torch.bfloat16).t(),
-        torch.randn(9, dtype=torch.complex64).conj(),
-        torch.randn(40, 41)[:, ::2],
-    ]
+def many():
+    return {
+        "x": torch.randn(3, 5),
+        "index": torch.arange(7),
+        "mask": torch.tensor([True, False]),
+        "empty": torch.empty(0, 4),
+        "scalar": torch.tensor(2.5),
+        "transposed": torch.randn(4, 6, dtype=torch.bfloat16).t(),
+        "conjugated": torch.randn(9, dtype=torch.complex64).conj(),
+        "strided": torch.randn(40, 41)[:, ::2],
+    }
 
 
-def test_a_nest_arrives_as_it_was_sent(outbox):
-    nest = a_nest()
-    torch.testing.assert_close(carried(outbox, Inbox(), nest), nest, rtol=0, atol=0)
+def test_tensors_arrives_as_it_was_sent(outbox):
+    sent = many()
+    same(carried(outbox, Inbox(), sent), sent)
 
 
-def test_a_nest_of_many_pieces_arrives_as_it_was_sent(outbox, small_pieces):
-    nest = a_nest()
-    assert outbox.send(nest).pieces > 10
-    torch.testing.assert_close(carried(outbox, Inbox(), nest), nest, rtol=0, atol=0)
+def test_tensors_of_many_pieces_arrives_as_it_was_sent(outbox, small_pieces):
+    sent = many()
+    assert outbox.send(sent).pieces > 10
+    same(carried(outbox, Inbox(), sent), sent)
 
 
 @pytest.mark.parametrize("count", [0, 255, 256, 257, 512, 513])
 def test_tensors_may_end_with_a_piece_or_beside_its_end(outbox, small_pieces, count):
-    nest = [torch.arange(count) % 251, torch.ones(3)]
-    torch.testing.assert_close(carried(outbox, Inbox(), nest), nest, rtol=0, atol=0)
+    sent = [torch.arange(count) % 251, torch.ones(3)]
+    same(carried(outbox, Inbox(), sent), sent)
 
 
 def test_all_parcels_pass_through_the_same_memory(outbox, small_pieces, tmp_path):
@@ -132,35 +141,33 @@ def test_a_sender_lets_go_of_what_has_been_filled(outbox, small_pieces):
     assert outbox._contents == []
 
 
-class Party:
+class Party(Peer):
     """Sends to others and receives from them."""
 
     def __init__(self, folder):
-        self.outbox, self.inbox, self.done = Outbox([str(folder)]), Inbox(), []
+        super().__init__()
+        self.device, self.outbox, self.done = CPU, Outbox([str(folder)]), []
 
-    def send(self, nest):
-        return self.outbox.send(nest)
-
-    def fill(self, piece):
+    def fill(self, piece: int) -> None:
         self.done.append(piece)
-        self.outbox.fill(piece)
+        super().fill(piece)
 
-    def by_host(self):
-        return self.outbox.by_host()
-
-    def expect(self, parcel):
-        self.inbox.expect(parcel, CPU)
-
-    def take(self, piece):
+    def take(self, piece: int) -> None:
         self.done.append(piece)
-        self.inbox.take(piece)
+        super().take(piece)
+
+    def rest(self) -> None:
+        self.inbox.clear()
+
+    def turn_parameters(self) -> None:
+        raise NotImplementedError
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_parcels_are_conveyed_to_all_who_receive_them(tmp_path, small_pieces, count):
     sender, *receivers = (InProcess(Party(tmp_path), name) for name in ("one", "two", "three"))
     sent = [torch.arange(count * 32)]  # 256 bytes each
-    convey(sender.call("send", nest=sent), sender, *receivers)
+    convey(sender.call(Peer.send, sent), sender, *receivers)
     for arm in (sender, *receivers):
         assert arm.target.done == list(range(count))
     for arm in receivers:
@@ -168,15 +175,15 @@ def test_parcels_are_conveyed_to_all_who_receive_them(tmp_path, small_pieces, co
     assert receivers[0].target.inbox.contents[0].data_ptr() != receivers[1].target.inbox.contents[0].data_ptr()
 
 
-def test_no_answer_of_the_sender_is_left_behind_where_a_receiver_fails(tmp_path, small_pieces):
+def test_no_answer_of_the_sender_is_left_behind_where_a_receiver_fails(tmp_path, small_pieces, monkeypatch):
     """Else it would be taken for the answer to the next message."""
     sender, receiver = (InProcess(Party(tmp_path), name) for name in ("one", "two"))
     receiver.target.inbox.take = None
-    sent, answer, waited = sender.call("send", nest=[torch.arange(64)]), sender.wait, []
-    sender.wait = lambda: waited.append(sender.target.done[-1]) or answer()
+    sent, waited, wait = sender.call(Peer.send, [torch.arange(64)]), [], Pending.wait
+    monkeypatch.setattr(Pending, "wait", lambda pending: waited.append(len(sender.target.done)) or wait(pending))
     with pytest.raises(Failure, match="two"):
         convey(sent, sender, receiver)
-    assert waited == [0, 1]
+    assert waited[-2:] == [2, 2], "that of the failed receiver, and then that of the piece that was filled meanwhile"
 
 
 @pytest.fixture
@@ -195,8 +202,8 @@ def a_device(monkeypatch):
 
 def test_on_a_device_nothing_passes_through_the_host(a_device, small_pieces, tmp_path):
     outbox = Outbox([str(tmp_path)], on_device=True)
-    nest = a_nest()
-    torch.testing.assert_close(carried(outbox, Inbox(), nest), nest, rtol=0, atol=0)
+    sent = many()
+    same(carried(outbox, Inbox(), sent), sent)
     assert not any(tmp_path.iterdir())
     outbox.close()
     assert not a_device
@@ -223,8 +230,8 @@ def test_where_a_device_is_not_shared_parcels_pass_through_the_host(
     sender.target.outbox = Outbox([str(tmp_path)], on_device=True)
     for round_ in range(2):
         sent = [torch.arange(count * 32) + round_, torch.ones(3)]
-        convey(sender.call("send", nest=sent), sender, receiver)
-        torch.testing.assert_close(receiver.target.inbox.contents, sent, rtol=0, atol=0)
+        convey(sender.call(Peer.send, sent), sender, receiver)
+        same(receiver.target.inbox.contents, sent)
     assert len(list(tmp_path.iterdir())) == 1
 
 

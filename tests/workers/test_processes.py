@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from optexp.errors import FORGED, Failure, Unsupported
-from optexp.workers.processes import InProcess, Launcher, Worker
-
-ROLE = "tests.workers.test_processes:Misbehaving"
+from optexp.workers.client import InProcess, Worker
+from optexp.workers.processes import Launcher
 
 
 class Misbehaving:
@@ -71,32 +70,32 @@ def launcher() -> Iterator[Launcher]:
 
 
 @pytest.fixture
-def worker(launcher: Launcher, tmp_path: Path) -> Iterator[Worker]:
-    worker = launcher.fork(ROLE, "candidate", tmp_path / "worker.log", timeout_s=20)
+def worker(launcher: Launcher, tmp_path: Path) -> Iterator[Worker[Misbehaving]]:
+    worker = launcher.fork(Misbehaving, "candidate", tmp_path / "worker.log", timeout_s=20)
     yield worker
     worker.close()
 
 
-def test_an_arm_counts_cards_as_nvml_does(worker: Worker) -> None:
-    assert worker.call("variable", name="CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+def test_an_arm_counts_cards_as_nvml_does(worker: Worker[Misbehaving]) -> None:
+    assert worker.call(Misbehaving.variable, name="CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
 
 
-def test_an_answer_that_no_question_asked_for_is_not_taken(worker: Worker) -> None:
+def test_an_answer_that_no_question_asked_for_is_not_taken(worker: Worker[Misbehaving]) -> None:
     with pytest.raises(Failure, match="wrote to the connection of its answers") as caught:
-        worker.call("forge")
+        worker.call(Misbehaving.forge)
     assert caught.value.type == FORGED
     assert not worker.alive
 
 
 def test_a_worker_has_variables_of_its_own(launcher: Launcher, tmp_path: Path) -> None:
-    worker = launcher.fork(ROLE, "candidate", tmp_path / "arm.log", 20, {"CUDA_VISIBLE_DEVICES": "GPU-1"})
-    assert worker.call("variable", name="CUDA_VISIBLE_DEVICES") == "GPU-1"
-    other = launcher.fork(ROLE, "baseline", tmp_path / "other.log", 20)
-    assert other.call("variable", name="CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
+    worker = launcher.fork(Misbehaving, "candidate", tmp_path / "arm.log", 20, {"CUDA_VISIBLE_DEVICES": "GPU-1"})
+    assert worker.call(Misbehaving.variable, name="CUDA_VISIBLE_DEVICES") == "GPU-1"
+    other = launcher.fork(Misbehaving, "baseline", tmp_path / "other.log", 20)
+    assert other.call(Misbehaving.variable, name="CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
-def test_answers(worker: Worker) -> None:
-    assert worker.call("greet", name="you") == f"hello you from {worker.pid}"
+def test_answers(worker: Worker[Misbehaving]) -> None:
+    assert worker.call(Misbehaving.greet, name="you") == f"hello you from {worker.pid}"
 
 
 @pytest.mark.parametrize(
@@ -108,35 +107,35 @@ def test_answers(worker: Worker) -> None:
         ("fail", "ValueError", "the user's own mistake"),
     ],
 )
-def test_failures_say_what_happened(worker: Worker, method: str, kind: str, words: str) -> None:
+def test_failures_say_what_happened(worker: Worker[Misbehaving], method: str, kind: str, words: str) -> None:
     with pytest.raises(Failure) as caught:
-        worker.call(method)
+        worker.call(getattr(Misbehaving, method))
     assert caught.value.type == kind
     assert words in str(caught.value)
     assert caught.value.worker == "candidate"
 
 
-def test_a_traceback_shows_the_code_under_test_only(worker: Worker) -> None:
+def test_a_traceback_shows_the_code_under_test_only(worker: Worker[Misbehaving]) -> None:
     with pytest.raises(Failure) as caught:
-        worker.call("fail")
+        worker.call(Misbehaving.fail)
     assert "test_processes.py" in caught.value.traceback
     assert 'processes.py", line' not in caught.value.traceback.replace("test_processes.py", "")
 
 
-def test_a_refusal_is_no_failure(worker: Worker) -> None:
+def test_a_refusal_is_no_failure(worker: Worker[Misbehaving]) -> None:
     with pytest.raises(Unsupported, match="try elsewhere"):
-        worker.call("refuse")
+        worker.call(Misbehaving.refuse)
 
 
 def test_a_hang_ends_at_the_time_limit(launcher: Launcher, tmp_path: Path) -> None:
-    worker = launcher.fork(ROLE, "candidate", tmp_path / "worker.log", timeout_s=0.5)
+    worker = launcher.fork(Misbehaving, "candidate", tmp_path / "worker.log", timeout_s=0.5)
     with pytest.raises(Failure, match=r"no answer within 0\.5 s"):
-        worker.call("hang")
+        worker.call(Misbehaving.hang)
     assert launcher.ending(worker.pid) == "killed by SIGKILL"
 
 
-def test_what_a_worker_started_ends_with_it(worker: Worker) -> None:
-    child = worker.call("spawn_child")
+def test_what_a_worker_started_ends_with_it(worker: Worker[Misbehaving]) -> None:
+    child = worker.call(Misbehaving.spawn_child)
     worker.close()
     deadline = time.monotonic() + 5
     while _running(child) and time.monotonic() < deadline:
@@ -145,15 +144,15 @@ def test_what_a_worker_started_ends_with_it(worker: Worker) -> None:
 
 
 def test_workers_are_gone_when_they_have_been_ended(launcher: Launcher, tmp_path: Path) -> None:
-    pids = [launcher.fork(ROLE, f"{i}", tmp_path / f"{i}.log", 60).pid for i in range(3)]
+    pids = [launcher.fork(Misbehaving, f"{i}", tmp_path / f"{i}.log", 60).pid for i in range(3)]
     launcher.end_workers()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def test_variables_reach_workers_of_their_own_launcher(tmp_path: Path) -> None:
     launcher = Launcher({"OPTEXP_TEST_VARIABLE": "set"})
-    worker = launcher.fork(ROLE, "candidate", tmp_path / "worker.log", timeout_s=20)
-    assert worker.call("variable", name="OPTEXP_TEST_VARIABLE") == "set"
+    worker = launcher.fork(Misbehaving, "candidate", tmp_path / "worker.log", timeout_s=20)
+    assert worker.call(Misbehaving.variable, name="OPTEXP_TEST_VARIABLE") == "set"
     pid = worker.pid
     launcher.close()
     deadline = time.monotonic() + 5
@@ -170,18 +169,18 @@ def _running(pid: int) -> bool:
     return state != "Z"
 
 
-def test_nobody_sees_the_arguments_of_the_process(worker: Worker) -> None:
-    assert worker.call("arguments") == sys.argv[:1]
+def test_nobody_sees_the_arguments_of_the_process(worker: Worker[Misbehaving]) -> None:
+    assert worker.call(Misbehaving.arguments) == sys.argv[:1]
     here = InProcess(Misbehaving(), "candidate")
-    assert here.call("arguments") == sys.argv[:1]
+    assert here.call(Misbehaving.arguments) == sys.argv[:1]
 
 
 def test_what_code_in_this_process_does_to_arguments_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["optexp", "workload=mlp"])
     here = InProcess(Imports(), "candidate")
-    here.call("start")
+    here.call(Imports.start)
     assert sys.argv == ["optexp", "workload=mlp"]
-    assert here.call("arguments") == ["script.py"]
+    assert here.call(Misbehaving.arguments) == ["script.py"]
 
 
 class Imports(Misbehaving):

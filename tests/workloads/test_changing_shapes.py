@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from optexp.arm import Arm, Spec
+from optexp.arm import Arm
 from optexp.strategies.cuda_graph import CudaGraph
+from optexp.workers.spec import Spec
 from optexp.workloads.changing_shapes import ChangingShapes
 
 

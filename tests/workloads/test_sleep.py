@@ -8,7 +8,8 @@ import torch
 from hydra import compose, initialize_config_dir
 from pyarrow import parquet
 
-from optexp import discovery, runner
+from optexp import discovery
+from optexp.comparison import runner
 from optexp.measurement import table
 from optexp.workloads.sleep import Sleep
 

@@ -10,7 +10,8 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 
-from optexp import discovery, runner
+from optexp import discovery
+from optexp.comparison import runner
 from optexp.errors import ConfigError, Unsupported
 from optexp.workloads.training import Training
 from optexp.workloads.vision import Vision

@@ -6,22 +6,24 @@ is put back before every check; what nobody can put back shows here: in what tha
 
 from __future__ import annotations
 
+from optexp.arm import Arm
 from optexp.equivalence import imprint
+from optexp.equivalence.finding import Finding
 from optexp.equivalence.missed import End
-from optexp.equivalence.protocol import Arm, Message
-from optexp.equivalence.recheck import Repetitions, messages_of
+from optexp.verification.recheck import Repetitions, findings_of
+from optexp.workers.client import Client
 
 GATE = "FIRST"
 SCALED = "after/scaler/"  # a loss scale is settled after the first step
 
 
-def judged(yardstick: Arm, candidate: Arm) -> tuple[list[Message], list[str]]:
+def judged(yardstick: Client[Arm], candidate: Client[Arm]) -> tuple[list[Finding], list[str]]:
     """What the candidate's first step left and repetitions of it do not, unless the baseline's did likewise; and what
     the baseline's own first step leaves otherwise, which no repetition tells of."""
-    left = candidate.call("first_step")
+    left = candidate.call(Arm.first_step)
     if any(name.startswith(SCALED) for name in left):
         return [], []
-    theirs = yardstick.call("first_step")
+    theirs = yardstick.call(Arm.first_step)
     own = Repetitions(yardstick, yardstick).astray(theirs, End(1))
     repetitions = Repetitions(yardstick, candidate)
     astray = repetitions.astray(left, End(1))
@@ -30,4 +32,4 @@ def judged(yardstick: Arm, candidate: Arm) -> tuple[list[Message], list[str]]:
     if own and astray:
         beside = imprint.astray(left, [theirs], repetitions.by_noise(End(1)))
         astray = {name: text for name, text in astray.items() if name not in own or name in beside}
-    return messages_of(GATE, astray), sorted(own)
+    return findings_of(GATE, astray), sorted(own)

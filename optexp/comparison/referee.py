@@ -7,26 +7,36 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import exp
 from statistics import fmean
+from typing import TypeVar
 
-from optexp.arm import Spec
-from optexp.equivalence import first_step
+from optexp.arm import Arm
+from optexp.comparison.measure import SIZES
+from optexp.comparison.session import Session, Stop
 from optexp.equivalence.conduct import title
-from optexp.equivalence.families import FORWARD_ONLY, NORMAL
+from optexp.equivalence.families import FORWARD_ONLY
+from optexp.equivalence.finding import GateResult, Recheck, Verification
 from optexp.equivalence.gates import TOLERANCES
-from optexp.equivalence.protocol import Plan, Verification, failure, verify, verify_randomness
-from optexp.equivalence.recheck import recheck
 from optexp.equivalence.state import MODES, undeclared
-from optexp.equivalence.watched import Watched
 from optexp.errors import Failure, Unsupported
 from optexp.insight.trace import Trace
-from optexp.measurement.rounds import SIZES
-from optexp.measurement.sampling import Sample
+from optexp.measurement.samples import Sample
+from optexp.reference import Reference
 from optexp.reporting.wording import duration
 from optexp.result import Verdict
-from optexp.session import Arm, Session, Stop
 from optexp.stopwatch import Stopwatch
 from optexp.strategy import Strategy, contract
+from optexp.verification import first_step
+from optexp.verification.outcome import failure
+from optexp.verification.recheck import recheck
+from optexp.verification.timed_arm import TimedArm
+from optexp.verification.trial import Plan
+from optexp.verification.verify import verify, verify_randomness
+from optexp.workers.client import Client
+from optexp.workers.peer import Peer
+from optexp.workers.spec import Spec
 from optexp.workload import Workload
+
+A = TypeVar("A")
 
 NOVELTY = 1.2, 1.5  # how many times longer fresh batches may take than those met before, at least and at most
 COUNTED = 6  # consecutive steps where Python counts them: what stands still after a warm-up of three shows
@@ -58,35 +68,43 @@ class Referee:
         self.found = Verification(str(self.promise))
         self.watch = Stopwatch()
         self.changed: Mapping[str, str] = {}
-        self.reference: Arm | None = None
-        self.yardstick: Arm | None = None
+        self.reference: Client[Reference] | None = None
+        self.yardstick: Client[Arm] | None = None
 
     # --- before the clock runs ----------------------------------------------------------------------------------
 
     def specs(self, workload: Workload | None = None, seed_offset: int = 0, generic: bool = True) -> dict[str, Spec]:
-        """Of the three that take part: the yardstick is the bare program or, for a PRECISION contract, plain autocast.
+        """Of the yardstick (the bare program or, for a PRECISION contract, plain autocast) and the stack.
 
         On another workload they start with dropout off, where there is any.
-        generic: parameters that hide nothing; what is timed has those that it begins with
-        """
-        session, promise = self.session, self.promise
-        specs = {
-            "yardstick": session.spec((), promise.dtype, seed_offset, generic=generic),
-            self.name: session.spec(self.stack, None, seed_offset, generic=generic),
-            "reference": session.spec((), None, seed_offset, judges=promise, generic=generic),
-        }
-        if workload is None:
-            return specs
-        return {name: replace(spec, workload=workload, dropout=not self.random) for name, spec in specs.items()}
 
-    def verify(self, arms: Mapping[str, Arm], bare: Arm) -> Verification:
+        Args:
+            generic: Parameters hide nothing; the timed arms have those that they begin with.
+        """
+        session = self.session
+        specs = {
+            "yardstick": session.spec((), self.promise.dtype, seed_offset, generic=generic),
+            self.name: session.spec(self.stack, None, seed_offset, generic=generic),
+        }
+        return {name: self._elsewhere(spec, workload) for name, spec in specs.items()}
+
+    def reference_spec(self, workload: Workload | None = None, seed_offset: int = 0, generic: bool = True) -> Spec:
+        """Of the process that judges both; arguments as those of `specs`."""
+        spec = self.session.spec((), None, seed_offset, judges=self.promise, generic=generic)
+        return self._elsewhere(spec, workload)
+
+    def _elsewhere(self, spec: Spec, workload: Workload | None) -> Spec:
+        return spec if workload is None else replace(spec, workload=workload, dropout=not self.random)
+
+    def verify(self, arms: Mapping[str, Client[Arm]], judge: Client[Reference], bare: Client[Arm]) -> Verification:
         """All checks before the clock runs, on arms that have been set up (`bare`: the plain program's)."""
         session, tell = self.session, self.session.progress.update
+        self.reference = judge
         checked = self.without_dropout() if self.random else arms
         with session.working("verification", "comparing with fp64 on fresh inputs"):
-            reference = self.watched(arms["reference"])
+            reference = self.watched(judge)
             if self.random:
-                reference.call("silence")
+                reference.call(Reference.silence)
             yardstick, candidate = self.watched(checked["yardstick"]), self.watched(checked[self.name])
             try:
                 found = verify(reference, yardstick, candidate, self.plan(), self.promise, tell)
@@ -108,36 +126,35 @@ class Referee:
             for workload in session.workload.tails():
                 self.beyond(workload, found)
         declared = frozenset().union(*(strategy.changes for strategy in self.stack))
-        history = arms[self.name].call("settings"), bare.call("settings")
+        history = arms[self.name].call(Arm.settings), bare.call(Arm.settings)
         self.changed, found.state = undeclared(*history, ()), dict(undeclared(*history, declared))
         found.notes += [f"the {self.name} changes {name}: {change}" for name, change in found.state.items()]
         found.seconds = self.seconds
         self.found = found
         return found
 
-    def the_first_step(self, found: Verification, yardstick: Watched, candidate: Watched) -> None:
+    def the_first_step(self, found: Verification, yardstick: Client[Arm], candidate: Client[Arm]) -> None:
         """After building, of those that will be measured, whatever they draw."""
-        messages, unlike = first_step.judged(yardstick, candidate)
-        found.gates[first_step.GATE] = {"passed": not messages, "worst_ratio": None}
+        findings, unlike = first_step.judged(yardstick, candidate)
+        found.gates[first_step.GATE] = GateResult(not findings)
         if unlike:
             names = ", ".join(map(title, unlike))
             found.notes.append(f"the baseline's first step leaves {names} otherwise than when it is repeated")
-        if messages:
-            where = {"seed": self.session.experiment.seed, "step": 0, "family": NORMAL}
-            found.failures = [{**message, **where} for message in messages]
+        if findings:
+            found.failures = [replace(finding, seed=self.session.experiment.seed) for finding in findings]
             found.ok, found.worst = False, found.failures[0]
             found.headline = f"the first step after building: {failure(found.worst)}"
 
-    def unkept(self, yardstick: Watched) -> str:
+    def unkept(self, yardstick: Client[Arm]) -> str:
         """What the model keeps in Python and no arm can put back, in words, where equal steps differ; else empty."""
-        if not (names := yardstick.call("unkept")):
+        if not (names := yardstick.call(Arm.unkept)):
             return ""
         which = "an attribute" if len(names) == 1 else "attributes"
         return f"the model keeps {', '.join(names)}, {which} that cannot be put back before each step"
 
-    def watched(self, arm: Arm) -> Watched:
+    def watched(self, arm: Client[A]) -> Client[A]:
         """The same arm; where its time goes is known afterwards."""
-        return Watched(arm, self.watch)
+        return TimedArm(arm, self.watch)
 
     @property
     def unit(self) -> float:
@@ -148,10 +165,10 @@ class Referee:
     def seconds(self) -> dict[str, float]:
         return {part: round(seconds, 3) for part, seconds in self.watch.seconds.items()}
 
-    def distrust(self, candidate: Arm) -> str | None:
+    def distrust(self, candidate: Client[Arm]) -> str | None:
         """Why nothing that its process measures can be believed."""
-        self.replaced = bool(candidate.call("replaced"))
-        if replaced := candidate.call("tampered"):
+        self.replaced = bool(candidate.call(Arm.replaced))
+        if replaced := candidate.call(Arm.tampered):
             return f"the {self.name} replaces {' and '.join(replaced)}: time and results are read by that"
         if MODES in self.found.state:
             return f"the {self.name} changes {MODES}: {self.found.state[MODES]}"
@@ -203,14 +220,14 @@ class Referee:
     def overwrites(self) -> bool:
         return any(strategy.overwrites for strategy in self.stack)
 
-    def without_dropout(self) -> dict[str, Arm]:
+    def without_dropout(self) -> dict[str, Client[Arm]]:
         """Fresh arms in which every dropout has rate 0: what is compiled or captured keeps the rate that it met."""
         with self.session.working("arms", "starting arms without dropout"):
-            specs = {name: replace(spec, dropout=False) for name, spec in self.specs().items() if name != "reference"}
-            arms = self.session.start({f"{name} without dropout": spec for name, spec in specs.items()})
-            for arm in arms.values():
-                arm.wait()
-        return dict(zip(specs, arms.values(), strict=True))
+            specs = {name: replace(spec, dropout=False) for name, spec in self.specs().items()}
+            starting = self.session.start({f"{name} without dropout": spec for name, spec in specs.items()})
+            for each in starting.values():
+                each.setup.wait()
+        return {name: each.arm for name, each in zip(specs, starting.values(), strict=True)}
 
     def beyond(self, workload: Workload, found: Verification) -> None:
         """The same stack at sizes that it was not built for, on all families of inputs. Only what is silently wrong
@@ -218,12 +235,16 @@ class Referee:
         session, own = self.session, asdict(self.session.workload)
         sizes = ", ".join(f"{key}={value}" for key, value in asdict(workload).items() if value != own[key])
         with session.working("verification", f"at {sizes}"):
-            arms = session.start({f"{name} at odd sizes": spec for name, spec in self.specs(workload).items()})
-            yardstick, candidate, reference = arms.values()
+            starting = session.start({f"{name} at odd sizes": spec for name, spec in self.specs(workload).items()})
+            judge_starting = session.start_reference(self.reference_spec(workload), "reference at odd sizes")
+            yardstick, candidate = (each.arm for each in starting.values())
+            reference = judge_starting.arm
+            arms: tuple[Client[Peer], ...] = (yardstick, candidate, reference)
             try:
                 with self.watch.phase("setup"):
-                    for arm in arms.values():
-                        arm.wait()
+                    for each in starting.values():
+                        each.setup.wait()
+                    judge_starting.setup.wait()
                 plan = replace(Plan(self.plan().seeds[:1], families=self.families()), power=False)
                 plan = replace(plan, overwrites=self.overwrites, in_turns=session.in_turns)
                 judge, judged = self.watched(reference), self.watched(candidate)
@@ -234,7 +255,7 @@ class Referee:
                 found.notes.append(f"not checked at {sizes}: {reason}")
                 return
             finally:
-                for arm in arms.values():
+                for arm in arms:
                     arm.close()
         found.families += [family for family in there.families if family not in found.families]
         found.notes += [note for note in there.notes if note not in found.notes]
@@ -248,21 +269,23 @@ class Referee:
 
     # --- after it has stopped -----------------------------------------------------------------------------------
 
-    def stay(self, arms: Mapping[str, Arm], bare: str) -> None:
+    def stay(self, arms: Mapping[str, Client[Arm]], bare: str) -> None:
         """Keep the arms that judge, for `again`; those that were measured serve as the yardstick where they can."""
         measured = self.promise.dtype is None and not self.session.baseline
-        self.reference, self.yardstick = arms["reference"], None if measured else arms.get("yardstick", arms[bare])
-        self.reference.call("rest")
+        self.yardstick = None if measured else arms.get("yardstick", arms[bare])
+        assert self.reference is not None, "verify comes first"
+        self.reference.call(Reference.rest)
         for arm in arms.values():
-            if arm not in (self.reference, self.yardstick):
+            if arm is not self.yardstick:
                 arm.close()
 
     def leave(self) -> None:
-        for arm in (self.reference, self.yardstick):
+        arms: tuple[Client[Peer] | None, ...] = (self.reference, self.yardstick)
+        for arm in arms:
             if arm is not None:
                 arm.close()
 
-    def again(self, arms: Mapping[str, Arm], samples: Sequence[Sample]) -> None:
+    def again(self, arms: Mapping[str, Client[Arm]], samples: Sequence[Sample]) -> None:
         """Verify the process that was measured last: on fresh inputs, and what it returned while the clock ran.
 
         `Stop` where it fails: what was timed is then not what was verified.
@@ -282,9 +305,9 @@ class Referee:
             specs = self.specs(seed_offset=seed_offset, generic=False)
             reference, yardstick = self.watched(self.reference), self.watched(self.yardstick or arms["baseline"])
             judged = self.watched(candidate)
-            reference.call("setup", packed=specs["reference"].pack())
+            reference.call(Reference.setup, packed=self.reference_spec(seed_offset=seed_offset, generic=False).pack())
             if self.yardstick is not None:
-                yardstick.call("setup", packed=specs["yardstick"].pack())
+                yardstick.call(Arm.setup, packed=specs["yardstick"].pack())
             plan, fresh = self.plan(), Verification(str(self.promise))
             seed = session.draws.seed("recheck")
             if self.random:
@@ -293,40 +316,41 @@ class Referee:
                 once = replace(plan, seeds=[seed], families=(), power=False, follow=False)
                 fresh = verify(reference, yardstick, judged, once, self.promise)
             check = partial(recheck, reference, yardstick, judged, self.moves, self.random, session.in_turns)
-            messages, facts = check() if fresh.ok else ([], {})
+            findings, facts = check() if fresh.ok else ([], Recheck(ok=False))
         found.seconds = self.seconds
-        found.recheck = {"process": seed_offset + 1, "fresh inputs": fresh.ok, **facts}
-        if failed := [message for message in messages if not message["ok"]]:
-            where = {"seed": session.draws.seed("batches", seed_offset), "step": facts["steps"], "family": NORMAL}
+        found.recheck = replace(facts, process=seed_offset + 1, fresh_inputs=fresh.ok)
+        if failed := [finding for finding in findings if not finding.ok]:
+            drawn = session.draws.seed("batches", seed_offset)
+            failed = [replace(finding, seed=drawn, step=facts.steps) for finding in failed]
             fresh.ok, fresh.failures, fresh.worst = False, failed, failed[0]
-            fresh.headline = f"the last step of a timed block: {failure({**failed[0], **where})}"
+            fresh.headline = f"the last step of a timed block: {failure(failed[0])}"
         if not fresh.ok:
             found.ok, found.failures, found.worst = False, fresh.failures, fresh.worst
             found.headline = f"after timing: {fresh.headline}"
-        session.result.equivalence = found.to_dict()
+        session.result.equivalence = found
         if not found.ok:
             raise Stop(Verdict.NOT_EQUIVALENT, found.headline)
 
-    def gives_other_batches(self, arms: Mapping[str, Arm]) -> str | None:
+    def gives_other_batches(self, arms: Mapping[str, Client[Arm]]) -> str | None:
         """Every batch of two rounds is compared with the core's, and the last one of each block that is looked at; of
         a loader's, which batches are equal."""
         (ours, our_pattern), (theirs, their_pattern) = (
-            arms[name].call("delivered") for name in ("candidate", "baseline")
+            arms[name].call(Arm.delivered) for name in ("candidate", "baseline")
         )
         wrong = (theirs and not ours) or (theirs is None and our_pattern != their_pattern)
-        wrong_in_blocks, theirs_too = (arms[name].call("wrongly_given") for name in ("candidate", "baseline"))
+        wrong_in_blocks, theirs_too = (arms[name].call(Arm.wrongly_given) for name in ("candidate", "baseline"))
         if wrong or (wrong_in_blocks and not theirs_too):
             where = "" if wrong else f" ({wrong_in_blocks} timed blocks ended on another)"
             return f"the feed of the {self.name} does not give the batches that the baseline's gives{where}"
-        ahead, allowed = (arms[name].call("taken_ahead") for name in ("candidate", "baseline"))
+        ahead, allowed = (arms[name].call(Arm.taken_ahead) for name in ("candidate", "baseline"))
         if ahead <= allowed:
             return None
         return (
             f"the feed of the {self.name} takes {ahead} batch{'es' if ahead > 1 else ''} before a step asks, beyond"
-            f" the {arms['candidate'].call('queue')} that it declares (Feed.queue): take source[n] in Feed.next"
+            f" the {arms['candidate'].call(Arm.queue)} that it declares (Feed.queue): take source[n] in Feed.next"
         )
 
-    def only_seen_before(self, arms: Mapping[str, Arm], samples: Sequence[Sample]) -> str | None:
+    def only_seen_before(self, arms: Mapping[str, Client[Arm]], samples: Sequence[Sample]) -> str | None:
         """A candidate that remembers results is fast on the batches of a benchmark, and nowhere else.
 
         It may lose half of its gain on others: what they cost is measured on a few steps.
@@ -334,11 +358,11 @@ class Referee:
         gain, (least, most) = exp(fmean(sample.log_ratio for sample in samples)), NOVELTY
         for look in range(LOOKS):
             seed = self.session.draws.seed("novelty", look)
-            ours, theirs = (arms[name].call("novelty", seed=seed) for name in ("candidate", "baseline"))
+            ours, theirs = (arms[name].call(Arm.novelty, seed=seed) for name in ("candidate", "baseline"))
             if theirs is None:  # a loader's own
                 names = "candidate", "baseline"
-                ours, theirs = (arms[name].call("reordered", seed=seed) for name in names)
-            if arms["candidate"].call("met") != arms["baseline"].call("met"):
+                ours, theirs = (arms[name].call(Arm.reordered, seed=seed) for name in names)
+            if arms["candidate"].call(Arm.met) != arms["baseline"].call(Arm.met):
                 return (
                     f"the {self.name} draws other batches than the baseline from the same seed: generators of random"
                     " numbers were replaced in its process"
@@ -349,14 +373,14 @@ class Referee:
                 return None
         return f"the {self.name} takes {ours:.3g} times as long on inputs that it has not seen: it remembers results"
 
-    def restarts(self, arms: Mapping[str, Arm], samples: Sequence[Sample]) -> str | None:
+    def restarts(self, arms: Mapping[str, Client[Arm]], samples: Sequence[Sample]) -> str | None:
         """Feeds begin again before every block, while nobody times.
 
         How long that takes at least is held against what a step takes at least: on a busy machine blocks take longer.
         """
         blocks = (pair.baseline.wall_s for sample in samples for pair in sample.kept)
         singles = (step_s for sample in samples for step_s in sample.alone.get("baseline", ()))
-        ours, theirs = (arms[name].call("restart_s") for name in ("candidate", "baseline"))
+        ours, theirs = (arms[name].call(Arm.restart_s) for name in ("candidate", "baseline"))
         if ours - theirs < ASIDE * min(*blocks, *singles):
             return None
         return (

@@ -5,122 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from math import ceil, inf, lcm, log
+from dataclasses import dataclass, replace
+from math import ceil, inf, lcm
 from random import Random
 from statistics import median
-from typing import Any, NamedTuple
-from typing import Protocol as Interface
 
+from optexp.arm import Arm
 from optexp.equivalence.missed import EVEN, LOOKS
 from optexp.errors import UNTIMED, Failure
 from optexp.measurement.clock import Timing, account, now, share_taken, until_at_rest, worked_s
-from optexp.measurement.gpu import Read, Reading, between, slowing
-from optexp.measurement.load import Load
+from optexp.measurement.gpu import Read, Reading
 from optexp.measurement.protocol import FEWEST, Protocol
+from optexp.measurement.samples import COLD, CONTROL_EVERY, DELAYED, LOOK_EVERY, MAIN, SAME, Late, Pair, Sample
+from optexp.workers.client import Client
 
-MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # what the second arm of a pair is
-RETRIED, UNBOUND, TEXTBOOK = "retried", "unbound", "textbook"  # why a process was measured beside those that count
 QUEUES = 12  # lengths of the queue in a block at least: ten after jitter
 TRIALS = 2  # blocks by which blocks are planned: the first may be short, and another program may disturb one
 LONGEST_S = 5.0  # that a block may last to be of the same batches as the other arm's
 REST_S = 0.25  # at most, for threads of an arm that may look out for work: some libraries' do so for 0.2 s
 _ANY = Random()  # not seeded: nobody knows on which batch a block begins
-LOOK_EVERY = 2  # pairs: a block of the candidate that is not counted, and may end anywhere
 COMPILED = ("stats/unique_graphs", "frames/total")  # what torch.compile counts
-CONTROL_EVERY = 3  # pairs: enough of them to judge, and a third of the cost
-
-
-class Caller(Interface):
-    """An arm, in a process of its own or not."""
-
-    def call(self, method: str, **arguments: Any) -> Any: ...
-
-
-class Late(NamedTuple):
-    """Seconds of all cores together: how long an arm worked once it had said that it was done with a block, and how
-    long it could have worked in that block. Its clock sees none of the former."""
-
-    worked_s: float
-    block_s: float
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A block of each arm, one directly after the other, and what the card said before and after them."""
-
-    baseline: Timing
-    candidate: Timing
-    baseline_first: bool
-    kind: str = MAIN
-    readings: tuple[Reading, ...] = ()
-
-    @property
-    def log_ratio(self) -> float:
-        return log(self.baseline.step_s / self.candidate.step_s)
-
-    @property
-    def counts(self) -> bool:
-        return not (self.slowed or self.skipped)
-
-    @property
-    def start_s(self) -> float:
-        return min(self.baseline.start_s, self.candidate.start_s)
-
-    @property
-    def skipped(self) -> bool:
-        """Whether a step of it was left out, because gradients overflowed: nor does that one."""
-        return self.baseline.skipped or self.candidate.skipped
-
-    @property
-    def slowed(self) -> tuple[str, ...]:
-        """Why the card ran slower than it can: such a pair does not count."""
-        return slowing(between(self.readings))
-
-
-@dataclass
-class Sample:
-    """What one process of each arm gave.
-
-    aim:  why it was measured, where no verdict rests on it: RETRIED, UNBOUND or TEXTBOOK
-    """
-
-    pairs: list[Pair] = field(default_factory=list)  # of all kinds
-    recompiled: bool = False
-    alone: dict[str, list[float]] = field(default_factory=dict)  # by arm: seconds of steps that ran one at a time
-    planned_s: dict[str, float] = field(default_factory=dict)  # by arm: seconds a step, by which blocks were planned
-    timer_s: dict[str, float] = field(default_factory=dict)  # by arm: what timing nothing costs each of them
-    constant: tuple[str, ...] = ()  # inputs that hold one value over and over
-    foreign: tuple[str, ...] = ()  # processes of others on the card
-    queue: int = 0  # batches that an arm makes in the background, where work aside is honest
-    uneven: str = ""  # why blocks of both arms are not of the same batches, where these are not of one size
-    floor_s: float = 0.0  # what no program can beat, where that is known
-    busy_s: dict[str, float] = field(default_factory=dict)  # by arm: seconds of a step in which the card works (traced)
-    idle: dict[str, list[float]] = field(default_factory=dict)  # by arm: share of its cores it kept busy, not its turn
-    late: dict[str, list[Late]] = field(default_factory=dict)  # by arm: what it did after blocks of pairs that it ended
-    load: dict[str, Load] = field(default_factory=dict)  # by arm, where it was looked at
-    ready: dict[str, Ready] = field(default_factory=dict, repr=False)  # by arm, while its process lives
-    aim: str = ""
-
-    def of(self, kind: str) -> list[Pair]:
-        return [pair for pair in self.pairs if pair.kind == kind]
-
-    @property
-    def kept(self) -> list[Pair]:
-        """The pairs that count; where none would be left, all of them: a watchdog then refuses the measurement."""
-        main = self.of(MAIN)
-        return [pair for pair in main if pair.counts] or main
-
-    @property
-    def dropped(self) -> list[Pair]:
-        """The others."""
-        main = self.of(MAIN)
-        return [pair for pair in main if not pair.counts] if any(pair.counts for pair in main) else []
-
-    @property
-    def log_ratio(self) -> float:
-        """The statistic of a process."""
-        return median(pair.log_ratio for pair in self.kept)
 
 
 @dataclass(frozen=True)
@@ -131,7 +35,7 @@ class Ready:
             depend on where a block ends, and differ between arms of different speed
     """
 
-    arm: Caller
+    arm: Client[Arm]
     steps: int
     lead_in: int
     turn: int = 1
@@ -140,15 +44,13 @@ class Ready:
         return max(1, round(self.steps / self.turn * swing)) * self.turn
 
     def block(self, steps: int, cold: bool = False, anywhere: bool = False, first: int = 0) -> Timing:
-        pid = getattr(self.arm, "pid", None)
+        pid = self.arm.pid
         begin, before = now(), account(pid) if pid else None
-        timing: Timing = self.arm.call(
-            "block", steps=steps, lead_in=self.lead_in, cold=cold, anywhere=anywhere, first=first
-        )
+        timing = self.arm.call(Arm.block, steps=steps, lead_in=self.lead_in, cold=cold, anywhere=anywhere, first=first)
         seconds, after = now() - begin, account(pid) if pid else None
         if not 0 < timing.step_s < inf:
             text = f"a block of {timing.steps} steps took {timing.step_s} s a step by its own clock: none takes no time"
-            raise Failure(UNTIMED, text, worker=getattr(self.arm, "name", ""))
+            raise Failure(UNTIMED, text, worker=self.arm.name)
         queued = None
         if pid and before and after:
             queued = share_taken(before, after, seconds, len(os.sched_getaffinity(pid)))
@@ -163,11 +65,11 @@ class Ready:
 
     def late(self, timing: Timing) -> Late | None:
         """What the arm does after this block of its, which was the last; None where it has no process of its own."""
-        pid = getattr(self.arm, "pid", None)
+        pid = self.arm.pid
         if not pid:
             return None
         cores, begin, before = len(os.sched_getaffinity(pid)), now(), worked_s(pid)
-        self.arm.call("dismiss")  # which waits for a thread that works under the interpreter's lock
+        self.arm.call(Arm.dismiss)  # which waits for a thread that works under the interpreter's lock
         between, most = worked_s(pid), (now() - begin) * cores
         _rest(self.arm)
         # Of threads that run, Linux tells what they did until the last tick: 4 ms of the block may be told after it.
@@ -178,7 +80,7 @@ class Ready:
 
 
 def sample(
-    arms: Mapping[str, Caller],
+    arms: Mapping[str, Client[Arm]],
     protocol: Protocol,
     order: Random,
     pairs: int,
@@ -186,21 +88,22 @@ def sample(
     cycle: int = 1,
     tell: Callable[[int], None] = lambda done: None,
     into: Sample | None = None,
-) -> Sample:
+) -> dict[str, Ready]:
     """Measure arms that have been set up: "baseline", "candidate" and, for the controls, a second baseline "again".
 
     Only one of them works at any time; `read` and `tell` are called while none does.
     cycle:  how many kinds of batch take turns
     tell:   is given the number of pairs that are done
-    into:   is filled, and returned: what there is of it is there whatever ends this
+    into:   is filled: what there is of it is there whatever ends this
+
+    Returns the arms after their warm-up.
     """
     result, ready = Sample() if into is None else into, dict[str, Ready]()
     for name, arm in arms.items():
         ready[name] = _warmed(name, arm, protocol, order, cycle, result)
     ready, result.uneven = _on_the_same_batches(
-        ready, cycle, arms["baseline"].call("period", limit_s=protocol.warmup_s), result.planned_s
+        ready, cycle, arms["baseline"].call(Arm.period, limit_s=protocol.warmup_s), result.planned_s
     )
-    result.ready = ready
     compiled = {name: _compilations(arm) for name, arm in arms.items()}
     long = max(result.planned_s[name] for name in ("baseline", "candidate")) >= protocol.block_ms / 1e3
     at_least, begin, before = min(pairs, FEWEST if long else 10), now(), read()
@@ -226,7 +129,7 @@ def sample(
             if index % LOOK_EVERY == 0:
                 _look(ready, order, cold=True)
     result.recompiled = compiled != {name: _compilations(arm) for name, arm in arms.items()}
-    return result
+    return ready
 
 
 def _in_turn(
@@ -260,10 +163,9 @@ def _look(ready: Mapping[str, Ready], order: Random, cold: bool) -> None:
         ready[name].look(order, cold)
 
 
-def look_enough(sample: Sample, order: Random, cold: bool) -> None:
-    """At the candidate, until as many ends of its blocks are kept as may miss a fault rarely enough."""
-    candidate = sample.ready["candidate"]
-    for _ in range(len(candidate.arm.call("timed_ends")), LOOKS):
+def look_enough(candidate: Ready, order: Random, cold: bool) -> None:
+    """Look until as many ends of its blocks are kept as may miss a fault rarely enough."""
+    for _ in range(len(candidate.arm.call(Arm.timed_ends)), LOOKS):
         candidate.look(order, cold)
 
 
@@ -290,7 +192,7 @@ def _on_the_same_batches(
     if not lasting or max(lasting.values()) <= LONGEST_S:
         return {name: replace(arm, steps=steps, lead_in=lead_in, turn=cycle) for name, arm in ready.items()}, ""
     slow, block_s = max(lasting.items(), key=lambda item: item[1])
-    sizes_differ = not period or ready["baseline"].arm.call("has_loader")
+    sizes_differ = not period or ready["baseline"].arm.call(Arm.has_loader)
     return dict(ready), f"{steps} steps of the {slow} would take {block_s:.0f} s" if sizes_differ else ""
 
 
@@ -303,17 +205,17 @@ def _known(*readings: Reading | None) -> tuple[Reading, ...]:
     return tuple(reading for reading in readings if reading)
 
 
-def _rest(*arms: Caller) -> None:
+def _rest(*arms: Client[Arm]) -> None:
     """A block begins when the other arms are at rest."""
     for arm in arms:
-        if pid := getattr(arm, "pid", None):
+        if pid := arm.pid:
             until_at_rest(pid, REST_S)
 
 
 @contextmanager
-def _watched(idle: Mapping[str, Caller], result: Sample) -> Iterator[None]:
+def _watched(idle: Mapping[str, Client[Arm]], result: Sample) -> Iterator[None]:
     """Arms that wait share cores with the one that is timed: what they do there is time taken from it."""
-    pids = {name: pid for name, arm in idle.items() if (pid := getattr(arm, "pid", None))}
+    pids = {name: pid for name, arm in idle.items() if (pid := arm.pid)}
     begin, before = now(), {name: worked_s(pid) for name, pid in pids.items()}
     yield
     seconds = now() - begin
@@ -344,22 +246,22 @@ def _controls(baseline: Ready, again: Ready, order: Random, read: Read, cycle: i
     return [Pair(timings[MAIN], timings[kind], at[MAIN] < at[kind], kind, readings) for kind in kinds if kind != MAIN]
 
 
-def _warmed(name: str, arm: Caller, protocol: Protocol, order: Random, cycle: int, result: Sample) -> Ready:
+def _warmed(name: str, arm: Client[Arm], protocol: Protocol, order: Random, cycle: int, result: Sample) -> Ready:
     """How long this arm's blocks are, once it is steady; what warming up tells goes into `result`.
 
     A step that is waited for may take several times as long as one of many: trial blocks tell how many fill one.
     Batches that were made in the background while nothing was timed are used up first, and those that a block leaves
     behind must not matter: a queue that refilled unseen makes a loop look far too fast.
     """
-    steady = arm.call("warm_up", limit_s=protocol.warmup_s)
-    result.timer_s[name] = steady["timer_s"]
-    result.alone[name], result.constant = steady["alone_s"], tuple(steady["constant"])
-    queue, step_s = int(steady["queue"]), median(steady["alone_s"])
+    steady = arm.call(Arm.warm_up, limit_s=protocol.warmup_s)
+    result.timer_s[name] = steady.timer_s
+    result.alone[name], result.constant = steady.alone_s, tuple(steady.constant)
+    queue, step_s = steady.queue, median(steady.alone_s)
     result.queue = max(result.queue, queue)
     at_least = QUEUES * queue
     ready = Ready(arm, max(1, at_least), max(1, queue), cycle)
     if step_s < 0.1:
-        duration = max(protocol.block_ms / 1e3, 200 * steady["timer_s"])
+        duration = max(protocol.block_ms / 1e3, 200 * steady.timer_s)
         ready = replace(ready, lead_in=max(2, queue))
         for _ in range(TRIALS):
             ready = replace(ready, steps=max(ceil(duration / step_s), at_least))
@@ -369,7 +271,7 @@ def _warmed(name: str, arm: Caller, protocol: Protocol, order: Random, cycle: in
     return ready
 
 
-def _compilations(arm: Caller) -> float:
+def _compilations(arm: Client[Arm]) -> float:
     """How often torch.compile has worked so far, and tried out ways of one kernel."""
-    counters: dict[str, float] = arm.call("counters")
+    counters = arm.call(Arm.counters)
     return sum(n for name, n in counters.items() if name in COMPILED or "autotune" in name)

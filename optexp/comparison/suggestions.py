@@ -10,18 +10,23 @@ import cloudpickle
 import yaml
 
 from optexp import discovery
+from optexp.arm import Arm
 from optexp.errors import Unsupported
 from optexp.insight.breakdown import Breakdown
 from optexp.insight.calibration import Calibration
 from optexp.insight.diagnosis import Bottleneck, diagnose, narrowed, parse
 from optexp.insight.trace import Trace
 from optexp.schema import build, plain
-from optexp.session import Arm
 from optexp.strategy import Strategy, compose
+from optexp.workers.client import Client
 
 
 def advise(
-    arm: Arm, trace: Trace, breakdown: Breakdown, stack: Sequence[Strategy], calibration: Calibration | None = None
+    arm: Client[Arm],
+    trace: Trace,
+    breakdown: Breakdown,
+    stack: Sequence[Strategy],
+    calibration: Calibration | None = None,
 ) -> list[Bottleneck]:
     """What holds the profiled arm back, largest share first, and against it only what its stack and its program take.
 
@@ -30,7 +35,7 @@ def advise(
     bottlenecks = diagnose(trace, breakdown, calibration)
     named = built(text for bottleneck in bottlenecks for text in bottleneck.try_)
     fitting = {text: strategy for text, strategy in named.items() if goes_with(strategy, stack)}
-    taken = arm.call("takes", packed=cloudpickle.dumps([*fitting.values()])) if fitting else []
+    taken = arm.call(Arm.takes, packed=cloudpickle.dumps([*fitting.values()])) if fitting else []
     return narrowed(bottlenecks, {text for text, takes in zip(fitting, taken, strict=True) if takes})
 
 

@@ -7,14 +7,14 @@ from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
-from optexp.equivalence.protocol import Verification
+from optexp.comparison.session import Session, Stop
+from optexp.equivalence.finding import Verification
 from optexp.measurement import statistics
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.sampling import COLD, MAIN, Sample
+from optexp.measurement.samples import COLD, MAIN, Sample
 from optexp.measurement.watchdogs import FOREIGN, WATCHDOGS
 from optexp.reporting.wording import headline, percent, ratio
 from optexp.result import ArmSummary, Result, Speedup, Verdict, against_itself
-from optexp.session import Session, Stop
 from optexp.strategy import label
 
 

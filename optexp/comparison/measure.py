@@ -13,16 +13,19 @@ from math import ceil, exp, pi, sqrt
 from random import Random
 from statistics import fmean, median, variance
 
+from optexp.arm import Arm
+from optexp.comparison.sampling import QUEUES, Ready, look_enough, sample
+from optexp.comparison.session import Session, Stop
+from optexp.comparison.under_load import under_load
 from optexp.measurement import controls, placement, statistics, table
 from optexp.measurement.floor import floor_s
-from optexp.measurement.load import under_load
 from optexp.measurement.neighbours import looking_out, neighbours
 from optexp.measurement.protocol import Protocol
-from optexp.measurement.sampling import COLD, CONTROL_EVERY, QUEUES, RETRIED, UNBOUND, Sample, look_enough, sample
+from optexp.measurement.samples import COLD, CONTROL_EVERY, RETRIED, UNBOUND, Sample
 from optexp.measurement.watchdogs import impossible
 from optexp.reporting.wording import duration, ratio
 from optexp.result import ArmSummary, Result, Verdict
-from optexp.session import Arm, Session, Stop
+from optexp.workers.client import Client
 
 FEWEST_PAIRS = 10
 RESTART_PAIRS = 40  # that could be measured while processes start and warm up: some 2 s
@@ -54,7 +57,7 @@ def note_hidden(result: Result, count: int) -> None:
 
 
 def measure(
-    session: Session, finally_: Callable[[Mapping[str, Arm], Sequence[Sample]], None], fresh: bool = False
+    session: Session, finally_: Callable[[Mapping[str, Client[Arm]], Sequence[Sample]], None], fresh: bool = False
 ) -> list[Sample]:
     """Interleaved blocks in several processes of each arm. However it ends, every block of them is written down.
 
@@ -71,7 +74,7 @@ def measure(
 
 def _measure(
     session: Session,
-    finally_: Callable[[Mapping[str, Arm], Sequence[Sample]], None],
+    finally_: Callable[[Mapping[str, Client[Arm]], Sequence[Sample]], None],
     fresh: bool,
     samples: list[Sample],
     beside: list[Sample],
@@ -89,7 +92,8 @@ def _measure(
         while True:
             index = len(samples)
             control = due and index < protocol.processes_min
-            found, arms = one_round(session, index, next_pairs(samples, protocol), order, samples, control)
+            found, ready = one_round(session, index, next_pairs(samples, protocol), order, samples, control)
+            arms = {name: each.arm for name, each in ready.items()}
             spent = sum(phases.values()) - already
             interval = statistics.over_processes([s.log_ratio for s in samples], protocol.confidence)
             precise = statistics.precise_enough(interval, protocol.half_width)
@@ -102,11 +106,11 @@ def _measure(
                 look_at_load(session, arms, found)
                 found.floor_s = floor(session, arms["baseline"])
                 if not impossible(samples).ok:  # the ceilings may be of a day when others used the card
-                    ceilings = arms["baseline"].call("calibrate", anew=True, keep=not found.foreign)
-                    session.result.profile["calibration"] = ceilings
+                    ceilings = arms["baseline"].call(Arm.calibrate, anew=True, keep=not found.foreign)
+                    session.calibrated(ceilings)
                     found.floor_s = floor(session, arms["baseline"])
                 session.result.measurement["differences"] = differences(arms, session.result)
-                look_enough(found, order, protocol.l2 == COLD)
+                look_enough(ready["candidate"], order, protocol.l2 == COLD)
                 session.prove(arms)
                 finally_(arms, samples)
             for arm in arms.values():
@@ -172,9 +176,9 @@ def host_bound(result: Result) -> str:
 
 def measure_unbound(session: Session, index: int, order: Random, beside: list[Sample]) -> None:
     """One more process where the system chooses the cores: a result of the host depends on that."""
-    _, arms = one_round(session, index, FEWEST_PAIRS, order, beside, aim=UNBOUND, bound=False)
-    for arm in arms.values():
-        arm.close()
+    _, ready = one_round(session, index, FEWEST_PAIRS, order, beside, aim=UNBOUND, bound=False)
+    for each in ready.values():
+        each.arm.close()
 
 
 def how_unbound(session: Session, found: Sample) -> str:
@@ -200,9 +204,9 @@ def say_how_to_lock(session: Session, samples: Sequence[Sample] = ()) -> None:
 def measure_controls_again(session: Session, order: Random, beside: list[Sample]) -> None:
     """New processes for controls that failed: once in a hundred times chance is enough."""
     for index in range(session.protocol.processes_min):
-        _, arms = one_round(session, index, FEWEST_PAIRS * CONTROL_EVERY, order, beside, control=True, aim=RETRIED)
-        for arm in arms.values():
-            arm.close()
+        _, ready = one_round(session, index, FEWEST_PAIRS * CONTROL_EVERY, order, beside, control=True, aim=RETRIED)
+        for each in ready.values():
+            each.arm.close()
 
 
 def fingerprint(session: Session) -> str:
@@ -237,7 +241,7 @@ def one_round(
     control: bool = False,
     aim: str = "",
     bound: bool = True,
-) -> tuple[Sample, Mapping[str, Arm]]:
+) -> tuple[Sample, Mapping[str, Ready]]:
     """One process of each arm, started side by side and measured in turn; a sample more in `into`, from its begin."""
     gpu, since_s = session.gpu, time.time()
     stacks = {"baseline": session.baseline, "candidate": session.stack}
@@ -245,13 +249,14 @@ def one_round(
         stacks["again"] = session.baseline
     with session.working("arms", f"process {index + 1}: starting both arms"):
         specs = {name: session.spec(stack, seed_offset=index) for name, stack in stacks.items()}
-        arms = session.start({name: spec if bound else replace(spec, cores=()) for name, spec in specs.items()})
+        starting = session.start({name: spec if bound else replace(spec, cores=()) for name, spec in specs.items()})
         # Of processes started with warm caches and two at a time; the very first is in `cost`.
-        told = {name: arm.wait() for name, arm in arms.items()}
+        told = {name: each.setup.wait() for name, each in starting.items()}
+        arms = {name: each.arm for name, each in starting.items()}
         session.prove(arms)
         for name in told if bound else ():
-            session.result.measurement["setups_s"].setdefault(name, []).append(told[name]["setup_s"])
-    queue = max(arm["queue"] for arm in told.values())
+            session.result.measurement["setups_s"].setdefault(name, []).append(told[name].setup_s)
+    queue = max(setup.queue for setup in told.values())
     ahead = f" blocks of some {QUEUES * queue} steps, for loaders make {queue} batches ahead" if queue > 1 else ""
     doing = f"process {index + 1}: measuring pairs{ahead}"
     with session.working("measurement", doing):
@@ -259,38 +264,38 @@ def one_round(
         read = looking_out(gpu, session.processes(), since_s, met) if gpu else lambda: None
         tell = partial(session.progress.update, doing, total=pairs)
         into.append(found := Sample(aim=aim))
-        sample(arms, session.protocol, order, pairs, read, session.workload.variety, tell, found)
+        ready = sample(arms, session.protocol, order, pairs, read, session.workload.variety, tell, found)
         if gpu:
             foreign, hidden = neighbours(gpu, session.processes(), since_s)
             found.foreign = tuple((met | {text.partition(",")[0]: text for text in foreign}).values())
             # Arms that are not among those on the card are there under ids of another container, too.
-            unseen = {getattr(arm, "pid", os.getpid()) for arm in arms.values()} - gpu.processes().keys()
+            unseen = {arm.pid or os.getpid() for arm in arms.values()} - gpu.processes().keys()
             note_hidden(session.result, hidden - len(unseen))
-    return found, arms
+    return found, ready
 
 
-def floor(session: Session, baseline: Arm) -> float:
+def floor(session: Session, baseline: Client[Arm]) -> float:
     """Of a single operation on a GPU: a larger program may leave some of its inputs and parameters alone."""
-    calibration = session.result.profile.get("calibration")
+    calibration = session.calibration
     if session.gpu is None or not session.workload.operation or calibration is None:
         return 0.0
     given, computed = session.experiment.dtype, session.contract.dtype or session.experiment.dtype
     narrower = SIZES.get(computed, 4) / SIZES[given]
-    moved, cached = baseline.call("moved")
+    moved, cached = baseline.call(Arm.moved)
     return floor_s(moved, cached, session.workload.flops, calibration, computed, min(1.0, narrower))
 
 
-def differences(arms: Mapping[str, Arm], result: Result) -> dict[str, str]:
+def differences(arms: Mapping[str, Client[Arm]], result: Result) -> dict[str, str]:
     """Settings of torch, Python and the model that the two processes ended up with and that are not the same; and how
     often a profiled step waits for the GPU."""
-    theirs, ours = (arms[name].call("configuration") for name in ("baseline", "candidate"))
+    theirs, ours = (arms[name].call(Arm.configuration) for name in ("baseline", "candidate"))
     found = {name: f"{theirs[name]} → {value}" for name, value in ours.items() if theirs.get(name) != value}
     profiles = [result.profile.get(arm, {}).get("metrics", {}) for arm in ("baseline", "candidate")]
     before, after = (round(metrics.get("synchronisations") or 0) for metrics in profiles)
     return found if before == after else found | {"waits for the GPU in a step": f"{before} → {after}"}
 
 
-def look_at_load(session: Session, arms: Mapping[str, Arm], found: Sample) -> None:
+def look_at_load(session: Session, arms: Mapping[str, Client[Arm]], found: Sample) -> None:
     """Energy and utilisation of each arm, where there is a card that tells."""
     if session.gpu is None or not session.protocol.load_s or session.protocol.l2 == COLD:
         return

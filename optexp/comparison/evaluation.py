@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
-from optexp.advice import advise
+from optexp.arm import Arm
+from optexp.comparison.referee import Referee
+from optexp.comparison.session import Session, alongside
+from optexp.comparison.suggestions import advise
+from optexp.equivalence.finding import Verification
 from optexp.equivalence.generic import told
-from optexp.equivalence.protocol import Verification
 from optexp.insight.breakdown import Breakdown, breakdown
 from optexp.insight.calibration import Calibration
 from optexp.insight.diagnosis import Bottleneck
@@ -17,9 +20,10 @@ from optexp.insight.piled import piled_up
 from optexp.insight.trace import Trace
 from optexp.measurement.neighbours import neighbours
 from optexp.result import ArmSummary
-from optexp.session import Arm, Session, alongside
 from optexp.strategy import Strategy
-from optexp.verification import Referee
+from optexp.workers.client import Client
+from optexp.workers.messages import PeakMemory
+from optexp.workers.peer import Peer
 
 WARP = 32  # threads
 
@@ -30,7 +34,7 @@ class Profile:
 
     trace: Trace
     breakdown: Breakdown
-    memory: dict[str, float]
+    memory: PeakMemory
     counters: dict[str, float]
     calibration: Calibration
 
@@ -40,13 +44,13 @@ class Profile:
         summary.kernels, summary.gpu_busy = metrics.get("kernels"), metrics.get("gpu_busy")
         if summary.gpu_busy is not None:
             summary.busy_us = summary.gpu_busy * metrics["step_us"]
-        summary.peak_mib = self.memory.get("peak_mib")
+        summary.peak_mib = self.memory.peak_mib
         if summary.peak_mib is None and self.trace.peak_cpu_bytes is not None:
-            summary.peak_mib = self.memory["resident_mib"] + self.trace.peak_cpu_bytes / 2**20
+            summary.peak_mib = (self.memory.resident_mib or 0.0) + self.trace.peak_cpu_bytes / 2**20
 
     def record(self) -> dict[str, Any]:
         return {
-            "metrics": self.breakdown.metrics() | {f"memory_{key}": value for key, value in self.memory.items()},
+            "metrics": self.breakdown.metrics() | self.memory.metrics(),
             "top_kernels": self.trace.top_kernels(10),
             "top_ops": self.trace.top_ops(10),
         }
@@ -79,24 +83,24 @@ def examine(
     with session.working("arms", f"starting the arms of the {name}"), alongside(meanwhile):
         # What fails in the plain program too is no strategy's fault: that arm says it first. The stack's own is next:
         # what cannot run under autocast fails in the yardstick too, and a strategy says it better.
-        arms, setups = session.set_up(specs, [bare, name])
-    session.learn(setups[bare], setups)
+        arms, judge, setups, facts = session.set_up(specs, referee.reference_spec(), [bare, name])
+    session.learn(setups[bare], setups.values(), facts)
     if name == "candidate":
-        files = arms[bare].call("repro", packed=specs[name].pack(), notes=setups[name]["notes"])
+        files = arms[bare].call(Arm.repro, packed=specs[name].pack(), notes=setups[name].notes)
         for file, content in files.items():
             (session.output / file).write_bytes(content)
-    referee.random, referee.carries = setups[bare]["random"], setups[bare]["carries"]
-    referee.keeps = setups[bare]["keeps"]
+    referee.random, referee.carries = setups[bare].random, setups[bare].carries
+    referee.keeps = setups[bare].keeps
     if name == "candidate":
-        slower_s = max(setups[bare]["setup_s"], setups[name]["setup_s"])
+        slower_s = max(setups[bare].setup_s, setups[name].setup_s)
         session.forecast(arms[bare], setups[bare], slower_s, referee.plan().steps)
-    verification = referee.verify({"yardstick": arms[bare], **arms} if plain else arms, arms[bare])
-    verification.varied = told(setups[name]["varied"])
-    if setups[name]["random"] and not referee.random:
+    verification = referee.verify({"yardstick": arms[bare], **arms} if plain else arms, judge, arms[bare])
+    verification.varied = told(setups[name].varied)
+    if setups[name].random and not referee.random:
         verification.notes.append(f"the {name} draws random numbers; the bare program draws none")
     with session.working("profile", f"tracing a few steady steps of the {name}"):
-        rest(session, *arms.values())
-        calibration = ceilings(session, arms["reference"])
+        rest(session, judge, *arms.values())
+        calibration = ceilings(session, judge)
         profiles = {bare: profile(session, arms[bare], bare, calibration)}
         rest(session, arms[bare])
         profiles[name] = profile(session, arms[name], name, calibration, beside=profiles[bare].trace)
@@ -104,11 +108,11 @@ def examine(
         bare_bottlenecks = advised(arms[bare], profiles[bare], ())
     distrust = referee.distrust(arms[name])
     traces = profiles[bare].trace, profiles[name].trace
-    distrust = distrust or referee.uncopied(*traces, setups[bare]["batch_bytes"])
+    distrust = distrust or referee.uncopied(*traces, setups[bare].batch_bytes)
     if distrust is None and (piled := piled_up(*traces)):
         distrust = f"the {name} computes ahead: {piled}"
     referee.stay(arms, bare)
-    notes = setups[name]["notes"]
+    notes = setups[name].notes
     evidence = [
         {
             "strategy": strategy.name,
@@ -120,7 +124,7 @@ def examine(
         }
         for strategy in stack
     ]
-    seconds = {"bare": setups[bare]["setup_s"], "stacked": setups[name]["setup_s"]}
+    seconds = {"bare": setups[bare].setup_s, "stacked": setups[name].setup_s}
     return Examination(
         verification,
         evidence,
@@ -134,38 +138,38 @@ def examine(
     )
 
 
-def advised(arm: Arm, found: Profile, stack: Sequence[Strategy]) -> list[Bottleneck]:
+def advised(arm: Client[Arm], found: Profile, stack: Sequence[Strategy]) -> list[Bottleneck]:
     """What holds a profiled arm back, and what may help there."""
     return advise(arm, found.trace, found.breakdown, stack, found.calibration)
 
 
-def rest(session: Session, *arms: Arm) -> None:
+def rest(session: Session, *arms: Client[Peer]) -> None:
     """Where arms take turns, these wait."""
     for arm in arms if session.in_turns else ():
-        arm.call("rest")
+        arm.call(Peer.rest)
 
 
 def profile(
-    session: Session, arm: Arm, name: str, calibration: Calibration | None = None, beside: Trace | None = None
+    session: Session, arm: Client[Arm], name: str, calibration: Calibration | None = None, beside: Trace | None = None
 ) -> Profile:
     """Memory, then a trace. Nothing is timed in that process afterwards: leftover tracing slows what follows."""
     folder = session.output / "traces"
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json.gz"
-    memory = arm.call("peak_memory", steps=session.protocol.profile_steps)
-    used = session.gpu.processes().get(getattr(arm, "pid", 0)) if session.gpu else None
+    memory = arm.call(Arm.peak_memory, steps=session.protocol.profile_steps)
+    used = session.gpu.processes().get(arm.pid) if session.gpu else None
     if used is not None:  # the driver's own figure, context included; unknown where it counts processes otherwise
-        memory["process_mib"] = used / 2**20
+        memory = replace(memory, process_mib=used / 2**20)
     calibration = calibration or ceilings(session, arm)
-    session.result.profile["calibration"] = calibration.to_dict()
-    counters = arm.call("profile", path=str(path), steps=session.protocol.profile_steps)
+    session.calibrated(calibration)
+    counters = arm.call(Arm.profile, path=str(path), steps=session.protocol.profile_steps)
     trace = Trace.read(path)
     ran = {(kernel.name, prod(kernel.block) // WARP) for kernel in trace.kernels if kernel.block}
-    arm.call("code", folder=str(session.output / "code" / name), ran=sorted(ran))
+    arm.call(Arm.code, folder=str(session.output / "code" / name), ran=sorted(ran))
     return Profile(trace, breakdown(trace, calibration, beside), memory, counters, calibration)
 
 
-def ceilings(session: Session, arm: Arm) -> Calibration:
+def ceilings(session: Session, arm: Client[Peer]) -> Calibration:
     """What the device can do; measured beside somebody else's work it serves for this comparison alone."""
     alone = session.gpu is None or not neighbours(session.gpu, session.processes())[0]
-    return Calibration.from_dict(arm.call("calibrate", keep=alone))
+    return arm.call(Peer.calibrate, keep=alone)

@@ -7,28 +7,28 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
 from omegaconf import DictConfig
 
-from optexp.conclusion import conclude
+from optexp.arm import Arm
+from optexp.comparison import textbook
+from optexp.comparison.conclusion import conclude
+from optexp.comparison.evaluation import Profile, advised, examine, profile
+from optexp.comparison.measure import measure, refuse_company, say_how_to_lock
+from optexp.comparison.session import Session, Stop, alongside, choose_device
 from optexp.config import resolve
 from optexp.errors import FORGED, UNTIMED, ConfigError, Failure, Unsupported
-from optexp.examination import Profile, advised, examine, profile
 from optexp.insight.diagnosis import Bottleneck, suggestion
 from optexp.insight.explanation import explain
-from optexp.measurement import textbook
-from optexp.measurement.rounds import measure, refuse_company, say_how_to_lock
 from optexp.reporting import record, terminal
 from optexp.reporting.terminal import Progress
 from optexp.reporting.wording import at_precision, replayed, unchecked_bits
-from optexp.result import ArmSummary, Result, Verdict
-from optexp.session import Session, Stop, alongside, choose_device
+from optexp.result import ArmSummary, Problem, Result, Verdict
 from optexp.stopwatch import Stopwatch, process_age_s
 from optexp.strategy import Strategy, compose
-from optexp.workers.processes import describe
+from optexp.workers.serving import describe
 from optexp.workload import Workload
 
 ADVICE = "so it did with {tried}: use smaller inputs, or a device with more memory"
@@ -70,14 +70,14 @@ def run(
                 result.verdict = Verdict.UNVERIFIED if undecided else Verdict.ERROR
                 result.verdict = Verdict.INVALID if failure.type in (FORGED, UNTIMED) else result.verdict
                 result.headline = f"{result.verdict}: {failure.message if undecided else failure}"
-                result.error = asdict(failure)
+                result.error = Problem(failure.type, failure.message, failure.traceback, failure.worker)
             except Exception as error:
-                facts = describe(error) | {"traceback": traceback.format_exc()}
-                result.verdict, result.headline = Verdict.ERROR, f"ERROR: {facts['message']}"
-                result.error = facts
+                raised = describe(error)
+                result.verdict, result.headline = Verdict.ERROR, f"ERROR: {raised.message}"
+                result.error = Problem(raised.type, raised.message, traceback.format_exc())
             finally:
                 session.close()
-            if result.verdict.measured and not result.equivalence.get("ok"):
+            if result.verdict.measured and not (result.equivalence and result.equivalence.ok):
                 result.verdict, result.headline = Verdict.UNVERIFIED, "UNVERIFIED: there is no record of a verification"
             if not result.verdict.measured:
                 result.headline += (
@@ -125,7 +125,7 @@ def compare_once(session: Session, meanwhile: Callable[[], None]) -> None:
     result.profile["suggestion"] = next_step(session, causes, candidate.bottlenecks, helps=False)
     result.explanation = explain(before.trace, candidate.stacked.trace, before.breakdown, candidate.stacked.breakdown)
     result.evidence = candidate.evidence
-    result.equivalence = candidate.verification.to_dict()
+    result.equivalence = candidate.verification
     for name, examined in (("", candidate), ("the baseline's ", baseline)):
         missing = [e for e in examined.evidence if not e["engaged"]] if examined else []
         if missing:
@@ -176,12 +176,12 @@ def profile_only(session: Session, meanwhile: Callable[[], None]) -> None:
         )
     result = session.result
     with session.working("arms", "starting the baseline"), alongside(meanwhile):
-        arm = session.start({"baseline": session.spec(session.baseline)})["baseline"]
-        setup = arm.wait()
-    session.learn(setup, {"baseline": setup})
+        starting = session.start({"baseline": session.spec(session.baseline)})["baseline"]
+        arm, setup = starting.arm, starting.setup.wait()
+    session.learn(setup, [setup])
     with session.working("measurement", "timing it as it is"):
-        step_s = median(arm.call("warm_up", limit_s=session.protocol.warmup_s)["alone_s"])
-    result.baseline = ArmSummary(step_us=step_s * 1e6, throughput=session.samples / step_s, setup_s=setup["setup_s"])
+        step_s = median(arm.call(Arm.warm_up, limit_s=session.protocol.warmup_s).alone_s)
+    result.baseline = ArmSummary(step_us=step_s * 1e6, throughput=session.samples / step_s, setup_s=setup.setup_s)
     result.measurement["notes"].append("time/step is of single steps, each waited for: one of many takes less")
     say_how_to_lock(session)
     with session.working("profile", "tracing a few steady steps"):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean, median
 
+from optexp.arm import Arm
+from optexp.comparison.session import Session
 from optexp.measurement import placement, table
 from optexp.measurement.clock import Timing
-from optexp.measurement.sampling import MAIN, SAME, TEXTBOOK, Pair, Sample
+from optexp.measurement.samples import MAIN, SAME, TEXTBOOK, Pair, Sample
 from optexp.reporting.wording import ratio
 from optexp.result import Verdict
-from optexp.session import Arm, Session
+from optexp.workers.client import Client
 
 REPEATS = 4  # in each process
 
@@ -23,9 +25,11 @@ def measure(session: Session) -> None:
     with placement.keep_off(session.cores if session.isolated else []):
         for index in range(protocol.processes_min):
             with session.working("arms", f"process {index + 1}: starting the arms"):
-                arms = session.start({name: session.spec(stack, seed_offset=index) for name, stack in stacks.items()})
-                for arm in arms.values():
-                    arm.wait()
+                specs = {name: session.spec(stack, seed_offset=index) for name, stack in stacks.items()}
+                starting = session.start(specs)
+                for each in starting.values():
+                    each.setup.wait()
+                arms = {name: each.arm for name, each in starting.items()}
             with session.working("measurement", f"process {index + 1}: measuring"):
                 samples.append(Sample(aim=TEXTBOOK))
                 for _ in range(REPEATS):
@@ -57,5 +61,5 @@ def measure(session: Session) -> None:
     )
 
 
-def _trials(arms: Mapping[str, Arm], name: str, trials: int) -> list[Timing]:
-    return [arms[name].call("block", steps=1, lead_in=int(trial == 0)) for trial in range(trials)]
+def _trials(arms: Mapping[str, Client[Arm]], name: str, trials: int) -> list[Timing]:
+    return [arms[name].call(Arm.block, steps=1, lead_in=int(trial == 0)) for trial in range(trials)]

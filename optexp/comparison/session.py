@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 
 from optexp import discovery
-from optexp.arm import Spec
+from optexp.arm import Arm
 from optexp.config import Experiment
 from optexp.draws import Draws
 from optexp.errors import ConfigError, Failure
+from optexp.insight.calibration import Calibration
 from optexp.measurement import placement
 from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.forecast import Steps, announcement, total_s
 from optexp.measurement.gpu import UNREAD, Gpu
 from optexp.measurement.protocol import Protocol
 from optexp.memory_plan import PLANS, thriftier
+from optexp.reference import Reference
 from optexp.reporting.terminal import Progress
 from optexp.result import Result, Verdict
 from optexp.schema import build
 from optexp.stopwatch import Stopwatch
 from optexp.strategy import REASSOCIATES, Composed, Contract, Strategy, environment
 from optexp.tf32 import allow_tf32, tf32_allowed
+from optexp.workers.client import Client, InProcess, Pending
 from optexp.workers.launching import launcher
-from optexp.workers.processes import InProcess, Launcher, Worker
+from optexp.workers.messages import Facts, SetUp
+from optexp.workers.peer import Peer
+from optexp.workers.processes import Launcher
+from optexp.workers.spec import Spec
 
 RECORD_SCHEMA = 1
 # Packages that all arms may find imported: importing any other may change more than how long that takes.
@@ -45,8 +50,8 @@ SHARED = {"torch", "triton", "torchvision", "transformers", "sklearn"}
 # They change what is run with, not what is run.
 NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "timeout_s"}
 
-ARM, REFERENCE = "optexp.arm:Arm", "optexp.reference:Reference"
-Arm = Worker | InProcess
+A = TypeVar("A", bound=Peer)
+S = TypeVar("S")
 
 
 class Stop(Exception):
@@ -55,6 +60,14 @@ class Stop(Exception):
     def __init__(self, verdict: Verdict, reason: str) -> None:
         super().__init__(reason)
         self.verdict, self.reason = verdict, reason
+
+
+@dataclass(frozen=True)
+class Starting(Generic[A, S]):
+    """A process whose set-up is under way."""
+
+    arm: Client[A]
+    setup: Pending[S]
 
 
 @dataclass
@@ -70,6 +83,7 @@ class Session:
     tried: list[str] = field(default_factory=list)  # plans with which memory ran out
     samples: int = 0  # that one step processes, as soon as an arm has built the workload
     plan: int = 0  # index in `memory_plan.PLANS`: what fits, as far as is known
+    calibration: Calibration | None = None  # of the device, as soon as an arm has measured it
 
     def __post_init__(self) -> None:
         e = self.experiment
@@ -159,21 +173,25 @@ class Session:
             plan=self.plan,
         )
 
-    def learn(self, bare: Mapping[str, Any], setups: Mapping[str, Mapping[str, Any]]) -> None:
-        """What the arms found out about the workload by building it."""
-        self.samples, built = bare["samples"], bare["built"]
-        self.plan = max([self.plan, *(setup.get("plan", 0) for setup in setups.values())])
+    def learn(self, bare: SetUp, setups: Iterable[SetUp], judge: Facts | None = None) -> None:
+        """What the arms found out about the workload by building it; `Stop` where they built different models."""
+        self.samples, built = bare.facts.samples, bare.facts.built
+        self.plan = max([self.plan, *(setup.plan for setup in setups)])
         if self.plan:
-            self.result.measurement["notes"] += self.on_memory(bare.get("batch_bytes", 0.0))
+            self.result.measurement["notes"] += self.on_memory(bare.batch_bytes)
         notes = self.result.measurement["notes"]
-        notes += [remark for remark in bare["remarks"] if remark not in notes]
-        for setup in setups.values():
-            if different := [name for name, value in setup["built"].items() if built.get(name, value) != value]:
+        notes += [remark for remark in bare.facts.remarks if remark not in notes]
+        for facts in (*(setup.facts for setup in setups), *([judge] if judge else [])):
+            if different := [name for name, value in facts.built.items() if built.get(name, value) != value]:
                 raise Stop(
                     Verdict.UNVERIFIED,
                     f"the model is not the same in every process ({different[0].partition('/')[2]} differs):"
                     " what draws its values must follow the seed of torch, numpy or random",
                 )
+
+    def calibrated(self, calibration: Calibration) -> None:
+        """The device's ceilings are known."""
+        self.calibration, self.result.profile["calibration"] = calibration, calibration.to_dict()
 
     @property
     def in_turns(self) -> bool:
@@ -191,7 +209,7 @@ class Session:
             )
         return [note for note in notes if note not in said]
 
-    def forecast(self, arm: Arm, told: Mapping[str, Any], setup_s: float, verified: int) -> None:
+    def forecast(self, arm: Client[Arm], told: SetUp, setup_s: float, verified: int) -> None:
         """Say early that it takes minutes, and what would take less.
 
         arm:      the baseline's;  told: by it when it was set up, beside others
@@ -200,12 +218,12 @@ class Session:
         """
         workload, trains = self.workload, self.workload.mode != "forward"
         families = len(workload.families) - 1
-        steps = Steps(told["step_s"], told["compute_s"], setup_s, verified, trains, workload.mode == "train", families)
+        steps = Steps(told.step_s, told.compute_s, setup_s, verified, trains, workload.mode == "train", families)
         measured = self.experiment.verify != "only" and not self.protocol.trials
         quick: Protocol = build(discovery.compose(["measurement=quick"]).measurement, "measurement")
         if not announcement(steps, self.protocol, measured, {"quick": quick}):
             return
-        wall_s, compute_s = arm.call("one_step")
+        wall_s, compute_s = arm.call(Arm.one_step)
         steps = replace(steps, wall_s=wall_s, compute_s=compute_s)
         if text := announcement(steps, self.protocol, measured, {"quick": quick}):
             self.result.measurement["notes"].append(text)
@@ -225,39 +243,51 @@ class Session:
             launcher().end_workers()
         return True
 
-    def set_up(self, specs: Mapping[str, Spec], first: Sequence[str] = ()) -> tuple[dict[str, Arm], dict[str, Any]]:
-        """Arms and what their set-up told: side by side or, where memory is known to be short, one after the other.
+    def set_up(
+        self, specs: Mapping[str, Spec], judge: Spec, first: Sequence[str] = ()
+    ) -> tuple[dict[str, Client[Arm]], Client[Reference], dict[str, SetUp], Facts]:
+        """Arms and the reference, with what their set-up returned: side by side or, where memory is known to be short,
+        one after the other.
 
-        first: whose failures are told before others'
+        Args:
+            first: Whose failures are reported before others'.
         """
         order = list(dict.fromkeys([*first, *specs]))
+        starting, done = dict[str, Starting[Arm, SetUp]](), dict[str, SetUp]()
         if not self.in_turns:
-            arms = self.start(specs)
-            return arms, {name: arms[name].wait() for name in order}
-        arms, told = {}, {}
+            starting = self.start(specs)
+            reference = self.start_reference(judge)
         for name in order:
-            arms |= self.start({name: specs[name]})
-            told[name] = arms[name].wait()
-        return arms, told
+            if self.in_turns:
+                starting |= self.start({name: specs[name]})
+            done[name] = starting[name].setup.wait()
+        if self.in_turns:
+            reference = self.start_reference(judge)
+        facts = reference.setup.wait()
+        return {name: starting[name].arm for name in order}, reference.arm, done, facts
 
-    def start(self, specs: Mapping[str, Spec]) -> dict[str, Arm]:
-        """Begin to set up several arms side by side; `wait` of each tells how it went."""
-        arms: dict[str, Arm] = {}
+    def start(self, specs: Mapping[str, Spec]) -> dict[str, Starting[Arm, SetUp]]:
+        """Begin to set up several arms side by side."""
         if self.isolated:
             for spec in specs.values():
                 self.launcher(spec.strategies)  # those that are not there yet begin to start, side by side
+        starting = {}
         for name, spec in specs.items():
-            arms[name] = self.arm(REFERENCE if name.startswith("reference") else ARM, name, spec.strategies)
-            arms[name].start("setup", packed=replace(spec, name=name).pack())
-        return arms
+            arm = self.arm(Arm, name, spec.strategies)
+            starting[name] = Starting(arm, arm.start(Arm.setup, packed=replace(spec, name=name).pack()))
+        return starting
 
-    def arm(self, role: str, name: str, stack: Sequence[Strategy]) -> Arm:
+    def start_reference(self, spec: Spec, name: str = "reference") -> Starting[Reference, Facts]:
+        """Begin to set up the process that judges."""
+        reference = self.arm(Reference, name, ())
+        return Starting(reference, reference.start(Reference.setup, packed=replace(spec, name=name).pack()))
+
+    def arm(self, role: type[A], name: str, stack: Sequence[Strategy]) -> Client[A]:
         """One worker process, or its object in this one."""
         if not self.isolated:
             if variables := environment(stack):
                 raise ConfigError(f"isolation=none cannot set {', '.join(variables)}: use isolation=process")
-            module, _, cls = role.partition(":")
-            return InProcess(getattr(importlib.import_module(module), cls)(), name)
+            return InProcess(role(), name)
         logs = self.output / "arms"
         logs.mkdir(exist_ok=True)
         log = (logs / f"{name}.log").resolve()
@@ -273,13 +303,13 @@ class Session:
         """Variables by which an arm sees one card: work that it leaves to another is not possible."""
         return {"CUDA_VISIBLE_DEVICES": one_card(self.device)} if self.device.startswith("cuda") else {}
 
-    def prove(self, arms: Mapping[str, Arm]) -> None:
+    def prove(self, arms: Mapping[str, Client[Arm]]) -> None:
         """Each arm says which it is, and what it was built of; `Stop` where one stands in another's place."""
         stacks = {"baseline": self.baseline, "again": self.baseline, "candidate": self.stack}
         for name, arm in arms.items():
-            said = arm.call("identity")
-            if said != (name, Composed(stacks[name]).labels):
-                built = f"{said[0]} ({'+'.join(said[1]) or 'no strategy'})"
+            said = arm.call(Arm.identity)
+            if (said.name, said.strategies) != (name, Composed(stacks[name]).labels):
+                built = f"{said.name} ({'+'.join(said.strategies) or 'no strategy'})"
                 raise Stop(Verdict.INVALID, f"arms were swapped: the {name} says that it is the {built}")
 
     def refuse_edits(self) -> None:

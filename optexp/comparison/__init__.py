@@ -1,0 +1,1 @@
+"""PARENT: one comparison from its configuration to its record, one file per mode."""

@@ -1,0 +1,155 @@
+"""Was the result that was timed the right one? The last step of a timed block is repeated and judged.
+
+The candidate repeats the block from its restored start, so that the state before its last step is known; the baseline
+does the same and is the yardstick. What the block itself returned is judged beside what its repetition returns, and
+all that it left behind is held against what repetitions leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from optexp.arm import Arm
+from optexp.equivalence import imprint
+from optexp.equivalence.conduct import title
+from optexp.equivalence.families import NORMAL
+from optexp.equivalence.finding import Finding, Recheck, broken
+from optexp.equivalence.missed import SHARE, End, miss_rate
+from optexp.equivalence.trajectory import TIMED
+from optexp.reference import Reference
+from optexp.verification.trial import convey, deliver
+from optexp.workers.client import Client
+from optexp.workers.messages import Look
+from optexp.workers.peer import Peer
+
+RANDOM = "steps draw random numbers: what was timed is held against repetitions, not against fp64"
+
+
+def recheck(
+    reference: Client[Reference],
+    yardstick: Client[Arm],
+    candidate: Client[Arm],
+    moves: bool,
+    random: bool,
+    in_turns: bool = False,
+) -> tuple[list[Finding], Recheck]:
+    """Findings of the gates, and what was done.
+
+    moves:  steps change what later ones start from, so that a candidate that does not repeat itself has no second run
+            that starts its last step from the same state
+    random: steps draw random numbers, which no other arm draws too
+    in_turns: only the arm that takes a step holds batches and results
+    """
+    ends = candidate.call(Arm.timed_ends)
+    if not ends:
+        return [], Recheck(note="no block was kept")
+    parties: tuple[Client[Peer], ...] = (reference, yardstick, candidate)
+    for party in parties if in_turns else ():
+        party.call(Peer.rest)
+    findings, repetitions = repeated(yardstick, candidate, ends)
+    note = RANDOM if random else ""
+    if not random:
+        repeats = not moves or candidate.call(Arm.repeats, times=1)
+        if not repeats:
+            note = (
+                "the candidate does not repeat itself bit for bit: what was timed is held against repetitions, and one"
+                " of them against fp64"
+            )
+        if in_turns:
+            candidate.call(Arm.rest)
+        findings += judged(reference, yardstick, candidate, ends[0], repeats, in_turns)
+    found = Recheck(
+        steps=ends[0].steps,
+        ends=[end.steps for end in ends],
+        repetitions=repetitions,
+        missed=miss_rate(SHARE, len(ends)),
+        note=note,
+        ok=all(finding.ok for finding in findings),
+    )
+    return findings, found
+
+
+def repeated(yardstick: Client[Arm], candidate: Client[Arm], ends: Sequence[End]) -> tuple[list[Finding], int]:
+    """What timed steps left and repetitions of the same steps do not, and how many there were of these.
+
+    ends: of each kept block
+    """
+    repetitions, astray = Repetitions(yardstick, candidate), dict[str, str]()
+    for index, end in enumerate(ends):
+        if astray := repetitions.astray(candidate.call(Arm.timed, index=index), end):
+            break
+    return findings_of("REPEATED", astray), sum(map(len, repetitions.made.values()))
+
+
+def findings_of(gate: str, astray: Mapping[str, str]) -> list[Finding]:
+    return [replace(broken(title(name), text), gate=gate, failed=(gate,)) for name, text in astray.items()]
+
+
+@dataclass
+class Repetitions:
+    """Of the same steps from the restored state, by how many they are: as many as it takes.
+
+    made:  the candidate's;  moved: the baseline's, the first as it is and others with a little noise
+    """
+
+    yardstick: Client[Arm]
+    candidate: Client[Arm]
+    made: dict[End, list[imprint.Imprint]] = field(default_factory=dict)
+    moved: dict[End, list[imprint.Imprint]] = field(default_factory=dict)
+
+    def astray(self, left: imprint.Imprint, end: End) -> dict[str, str]:
+        """What so many steps of the candidate left and their repetitions do not, by name, in words."""
+        again = self.made.setdefault(end, [])
+        astray = imprint.astray(left, again) if again else dict.fromkeys(left, "")
+        while astray and len(again) < imprint.MOST:
+            again.append(self.candidate.call(Arm.repeated, end=end))
+            astray = imprint.astray(left, again)
+        if astray and any(other != again[0] for other in again):
+            astray = imprint.astray(left, again, self.by_noise(end))
+        return astray
+
+    def by_noise(self, end: End) -> list[imprint.Imprint]:
+        if end not in self.moved:
+            noise = range(imprint.DISTURBED + 1)  # the first without any
+            self.moved[end] = [self.yardstick.call(Arm.repeated, end=end, noise=seed or None) for seed in noise]
+        return self.moved[end]
+
+
+def judged(
+    reference: Client[Reference],
+    yardstick: Client[Arm],
+    candidate: Client[Arm],
+    end: End,
+    timed: bool,
+    in_turns: bool = False,
+) -> list[Finding]:
+    """A repetition beside the baseline's, both held against fp64.
+
+    timed: so is what the block itself returned, which started its last step from the same state
+    """
+    convey(yardstick.call(Arm.replay, end=end, timed=False), yardstick, reference)
+    if in_turns:
+        yardstick.call(Arm.rest)
+    reference.call(Reference.recall)
+    reference.call(Reference.yardstick, step=TIMED)
+    info = reference.call(Reference.info)
+    if noisy := info.noisy_steps:
+        deliver(reference, [yardstick], range(1), NORMAL)
+    for noise in range(noisy):
+        convey(yardstick.call(Arm.observe, Look(TIMED, noise=noise + 1)), yardstick, reference)
+        reference.call(Reference.yardstick, step=TIMED)
+    for order in range(1, info.reassociated_runs + 1) if not in_turns else ():
+        if order == 1 and not noisy:
+            deliver(reference, [yardstick], range(1), NORMAL)
+        convey(yardstick.call(Arm.observe, Look(TIMED, order=order)), yardstick, reference)
+        reference.call(Reference.yardstick, step=TIMED)
+        if not yardstick.call(Arm.reassociated_operators):
+            break
+    if in_turns:
+        yardstick.call(Arm.rest)
+    convey(candidate.call(Arm.replay, end=end, timed=timed), candidate, reference)
+    if in_turns:
+        candidate.call(Arm.rest)
+    findings = reference.call(Reference.judge, step=TIMED)
+    return [*findings, *reference.call(Reference.judge_timed, step=TIMED)] if timed else findings

@@ -1,0 +1,160 @@
+"""One verification under way: its plan, its three processes, and tensors on their way between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from optexp.arm import Arm
+from optexp.equivalence.bits import Bits
+from optexp.equivalence.families import NORMAL, ONE_BY_ONE
+from optexp.equivalence.finding import Finding, Verification
+from optexp.equivalence.judge import SetInfo
+from optexp.errors import Failure, Unshared
+from optexp.reference import Reference
+from optexp.strategy import Contract
+from optexp.workers.client import Client
+from optexp.workers.messages import Look
+from optexp.workers.parcel import Parcel
+from optexp.workers.peer import Peer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is checked.
+
+    seeds:      of fresh normal inputs; the last of several exchanges one input after the other
+    steps:      consecutive steps per seed; several where they change state, so that what is frozen shows
+    families:   of other inputs, one set of each
+    overwrites: the candidate says that a step overwrites what the one before returned
+    power:      the gates must show that they see mutants
+    follow:     training is followed for many steps
+    in_turns:   only the arm that takes a step holds batches and results
+    """
+
+    seeds: Sequence[int]
+    steps: int = 1
+    families: Sequence[str] = ()
+    overwrites: bool = False
+    power: bool = True
+    follow: bool = False
+    in_turns: bool = False
+
+    @property
+    def sets(self) -> list[tuple[int, str]]:
+        """Seed and family of every set of inputs, the normal ones first."""
+        *others, last = self.seeds
+        normal = [*((seed, NORMAL) for seed in others), (last, ONE_BY_ONE if others else NORMAL)]
+        return normal + [(self.seeds[0], family) for family in self.families if family != NORMAL]
+
+
+@dataclass
+class Trial:
+    """One verification under way: the three that take part, and what they have said.
+
+    in_turns: as the plan has it, or the reference, which knows the sizes of results
+    holder:   where arms take turns, the one that has batches, and which of those drawn
+    others_learn: gradients are for somebody else, who changes parameters
+    """
+
+    reference: Client[Reference]
+    yardstick: Client[Arm]
+    candidate: Client[Arm]
+    plan: Plan
+    contract: Contract
+    verification: Verification
+    findings: list[Finding] = field(default_factory=list)
+    bits: Bits = field(default_factory=Bits)
+    in_turns: bool = False
+    holder: tuple[Client[Arm], tuple[int, ...]] | None = None
+    family: str = NORMAL
+    others_learn: bool = False
+
+    def passed(self) -> bool:
+        return all(finding.ok for finding in self.findings)
+
+    def load(self, seed: int, family: str, count: int) -> SetInfo:
+        """Fresh inputs to both arms."""
+        arms, self.family = (self.yardstick, self.candidate), family
+        if self.in_turns:
+            self.rest(*arms)
+        self.reference.call(Reference.draw, seed=seed, count=count, family=family)
+        info = self.reference.call(Reference.info)
+        self.others_learn = info.others_learn
+        if info.in_turns and not self.in_turns:
+            self.in_turns = True
+            self.rest(*arms)
+        if not self.in_turns:
+            deliver(self.reference, arms, range(info.steps), family)
+        return info
+
+    def turn(self, arm: Client[Arm], *steps: int) -> Client[Arm]:
+        """The arm, with the batches of these steps."""
+        if self.in_turns and self.holder != (arm, steps):
+            if self.holder is not None:
+                self.rest(self.holder[0])
+            deliver(self.reference, (arm,), steps, self.family)
+            self.holder = arm, steps
+        return arm
+
+    def rest(self, *arms: Client[Arm]) -> None:
+        """No arm holds a batch."""
+        for arm in arms:
+            arm.call(Arm.rest)
+        self.holder = None
+
+    def observe(self, arm: Client[Arm], look: Look) -> None:
+        """One step of an arm, conveyed to the reference."""
+        self.turn(arm, look.step)
+        convey(arm.call(Arm.observe, look), arm, self.reference)
+        if self.in_turns:
+            arm.call(Arm.rest, keep_fresh=look.noise is not None)  # noisy runs follow each other
+            self.holder = self.holder if look.noise is not None else None
+
+    def measure(self, look: Look) -> None:
+        """One more run of the baseline, from which the reference takes its yardsticks."""
+        self.observe(self.yardstick, look)
+        self.reference.call(Reference.yardstick, step=look.step)
+
+    def judged(self, look: Look) -> list[Finding]:
+        """Findings of the gates on a run of the candidate."""
+        self.observe(self.candidate, look)
+        return self.reference.call(Reference.judge, step=look.step)
+
+    def add(self, findings: Sequence[Finding], seed: int, step: int, family: str) -> None:
+        """Keep findings, with the inputs that they are about."""
+        self.findings += [replace(finding, seed=seed, step=step, family=family) for finding in findings]
+
+
+def deliver(reference: Client[Reference], arms: Sequence[Client[Arm]], indices: Iterable[int], family: str) -> None:
+    """Some of what the reference has drawn, batch by batch."""
+    for place, index in enumerate(indices):
+        convey(reference.call(Reference.batch, index=index), reference, *arms)
+        for arm in arms:
+            arm.call(Arm.load, index=place, family=family)
+
+
+def convey(parcel: Parcel, sender: Client[Peer], *receivers: Client[Peer]) -> None:
+    """Every piece of a parcel: the next one is filled while one is taken."""
+    try:
+        expect(parcel, *receivers)
+    except Failure as reason:
+        if reason.type != Unshared.__name__:
+            raise
+        parcel = sender.call(Peer.by_host)
+        expect(parcel, *receivers)
+    sender.call(Peer.fill, piece=0)
+    for piece in range(parcel.pieces):
+        following = piece + 1
+        filling = sender.start(Peer.fill, piece=following) if following < parcel.pieces else None
+        try:
+            for receiver in receivers:
+                receiver.call(Peer.take, piece=piece)
+        finally:
+            if filling:
+                filling.wait()
+
+
+def expect(parcel: Parcel, *receivers: Client[Peer]) -> None:
+    for receiver in receivers:
+        receiver.call(Peer.expect, parcel=parcel)

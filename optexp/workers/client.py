@@ -1,0 +1,169 @@
+"""The parent's side of a worker: typed calls of the methods of an object that lives in another process.
+
+arm.call(Arm.observe, step=3, restore=True)   # checked and typed by the signature of Arm.observe
+pending = arm.start(Arm.block, steps=20)      # several arms work at once
+timing = pending.wait()
+"""
+
+from __future__ import annotations
+
+import hmac
+import pickle
+import secrets
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, cast
+
+import msgspec
+
+from optexp.errors import FORGED, Failure, Unsupported
+from optexp.workers import wire
+from optexp.workers.serving import TICKET, Kind, Raised, answer, kill_group
+
+P = ParamSpec("P")
+R = TypeVar("R")
+A_co = TypeVar("A_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Pending(Generic[R]):
+    """An answer that is on its way."""
+
+    receive: Callable[[], R]
+
+    def wait(self) -> R:
+        """The answer.
+
+        Raises:
+            Unsupported: a strategy cannot apply in that process.
+            Failure: the process crashed, hung, ran out of memory, or its code raised.
+        """
+        return self.receive()
+
+
+class Client(ABC, Generic[A_co]):
+    """Calls the methods of an object of class `A_co`, one at a time.
+
+    name:  as a failure of its process gives it
+    pid:   of its process; 0 where that is this one
+    """
+
+    name: str
+    pid: int = 0
+
+    def call(self, method: Callable[Concatenate[A_co, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Ask and wait for the answer; see `Pending.wait` for what it raises."""
+        return self.start(method, *args, **kwargs).wait()
+
+    @abstractmethod
+    def start(self, method: Callable[Concatenate[A_co, P], R], *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
+        """Ask; the answer has to be waited for before the next question."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the process and everything it started."""
+
+
+class Endings(Protocol):
+    """Who knows how a process ended."""
+
+    def ending(self, pid: int) -> str: ...
+
+
+class Worker(Client[A_co]):
+    """An object in a process of its own.
+
+    timeout_s:  seconds after which a process without an answer is ended
+    """
+
+    def __init__(
+        self, launcher: Endings, pid: int, connection: Connection, name: str, log: Path, timeout_s: float
+    ) -> None:
+        self.launcher, self.pid, self.connection = launcher, pid, connection
+        self.name, self.log, self.timeout_s = name, log, timeout_s
+        self.alive = True
+
+    def start(self, method: Callable[Concatenate[A_co, P], R], *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
+        # Where the process is gone, `_receive` finds the end of the connection and says how it ended.
+        ticket = secrets.token_bytes(TICKET)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send_bytes(ticket + pickle.dumps((method.__name__, args, kwargs)))
+        return Pending(partial(self._receive, method, ticket))
+
+    def _receive(self, method: Callable[..., R], ticket: bytes) -> R:
+        try:
+            if not self.connection.poll(self.timeout_s):
+                self.close()
+                raise Failure(
+                    "Timeout", f"no answer within {self.timeout_s:g} s (timeout_s): ended", self._log_tail(), self.name
+                )
+            message = self.connection.recv_bytes()
+        except (EOFError, ConnectionResetError):
+            ending = self.launcher.ending(self.pid)
+            tail = self._log_tail()
+            self.close()
+            raise Failure("Crash", f"the process ended: {ending}", tail, self.name) from None
+        except OSError:  # a length that no message has
+            message = b""
+        # Before it is decoded: whatever else writes there does not know the question's ticket.
+        if not hmac.compare_digest(message[:TICKET], ticket):
+            self._refuse("an answer without a question: code in this process wrote to the connection of its answers")
+        try:
+            return _opened(method, message[TICKET:], self.name)
+        except (msgspec.DecodeError, ValueError) as error:
+            self._refuse(f"an answer is not of the type that was asked for ({error})")
+
+    def _refuse(self, text: str) -> NoReturn:
+        self.close()
+        raise Failure(FORGED, text, self._log_tail(), self.name)
+
+    def close(self) -> None:
+        if self.alive:
+            self.alive = False
+            self.connection.close()
+            kill_group(self.pid)
+
+    def _log_tail(self, lines: int = 40) -> str:
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+class InProcess(Client[A_co]):
+    """The same calls on an object in this process (`isolation=none`): for a debugger and for small CPU tests."""
+
+    def __init__(self, target: A_co, name: str) -> None:
+        self.target: Any = target
+        self.name = name
+        self._argv = sys.argv[:1]
+
+    def start(self, method: Callable[Concatenate[A_co, P], R], *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
+        ours, sys.argv = sys.argv, self._argv
+        try:
+            message = answer(self.target, method.__name__, args, kwargs)
+        finally:
+            self._argv, sys.argv = sys.argv, ours
+        return Pending(partial(_opened, method, message, self.name))
+
+    def close(self) -> None:
+        self.target = None
+
+
+def _opened(method: Callable[..., R], message: bytes, worker: str) -> R:
+    """The answer in a message.
+
+    Raises:
+        Unsupported, Failure: the message says so.
+    """
+    kind, content = Kind(message[0]), message[1:]
+    if kind is Kind.UNSUPPORTED:
+        raise Unsupported(wire.decode(content, str))
+    if kind is Kind.FAILURE:
+        raised = wire.decode(content, Raised)
+        raise Failure(raised.type, raised.message, raised.traceback, worker)
+    return cast(R, wire.decode(content, wire.returned_by(method)))

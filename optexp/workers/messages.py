@@ -1,0 +1,119 @@
+"""Answers of workers that are more than a number, a string or a list of them. `optexp.workers.wire` carries them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from optexp.strategy import Notes
+
+
+@dataclass(frozen=True)
+class Look:
+    """How an arm takes and observes one step.
+
+    step:      index of the fresh batch
+    restore:   the step starts from the restored state; else from the state that the step before left
+    noise:     seed of noise inside the model; None for none
+    forward:   the forward pass alone
+    order:     seed of a reassociated run; None for the program's own order of sums
+    repeating: under torch's deterministic algorithms
+    """
+
+    step: int
+    restore: bool = True
+    noise: int | None = None
+    forward: bool = False
+    order: int | None = None
+    repeating: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A workload's facts that only a process which has built it knows.
+
+    samples: that one step processes
+    remarks: of the workload, for people
+    built:   a checksum of every parameter and buffer: a model that differs from process to process proves nothing
+    """
+
+    samples: int
+    remarks: list[str] = field(default_factory=list)
+    built: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """An arm's part in the comparison, and labels of the strategies that it was built of."""
+
+    name: str
+    strategies: list[str]
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """A program that was built, folded over its stack and run for the first time.
+
+    setup_s:     seconds to the first result
+    notes:       of each strategy, by name
+    random:      a step draws random numbers
+    batch_bytes: mean size of a batch
+    queue:       batches that the feed takes ahead
+    varied:      parameters that have other values than they begin with
+    carries:     steps change buffers, which the next one may begin with
+    keeps:       names of Python state of the model that every step changes
+    plan:        index in `memory_plan.PLANS` that this arm needs
+    step_s:      seconds of the fastest first step;  compute_s: the same without its feed
+    """
+
+    setup_s: float
+    notes: dict[str, Notes]
+    random: bool
+    batch_bytes: float
+    queue: int
+    varied: list[str]
+    carries: bool
+    keeps: list[str]
+    plan: int
+    step_s: float
+    compute_s: float
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """A program that runs steadily.
+
+    alone_s:  seconds of single steps, each waited for
+    timer_s:  seconds that timing nothing takes
+    queue:    batches that the feed takes ahead
+    constant: inputs that hold one value over and over
+    """
+
+    alone_s: list[float]
+    timer_s: float
+    queue: int
+    constant: list[str]
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """MiB over steady steps; None where nothing counts it.
+
+    peak_mib:     allocated on the device, what graphs hold included
+    reserved_mib: by torch's caching allocator
+    pools_mib:    held by graphs alone
+    pinned_mib:   page-locked memory of the host
+    resident_mib: on a CPU, tensors that live between steps
+    process_mib:  of the whole process, by the driver's count
+    """
+
+    peak_mib: float | None = None
+    reserved_mib: float | None = None
+    pools_mib: float | None = None
+    pinned_mib: float | None = None
+    resident_mib: float | None = None
+    process_mib: float | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """The known ones, as a record names them."""
+        return {f"memory_{name}": value for name, value in asdict(self).items() if value is not None}

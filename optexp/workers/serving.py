@@ -1,0 +1,134 @@
+"""The worker's side: answers messages until the parent goes away, and describes what code under test raised."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import partial
+from importlib.util import find_spec
+from itertools import dropwhile
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from optexp.errors import ConfigError, Unsupported
+from optexp.workers import wire
+from optexp.workers.anomaly import forward_frames, hides_forward
+
+_PACKAGE = f"{Path(__file__).resolve().parent.parent}{os.sep}"
+_STRATEGIES = f"{Path(__file__).resolve().parent.parent.parent / 'strategies'}{os.sep}"
+_LIBRARIES = tuple(  # they call the user's code as often as they are called by it
+    spec.origin.removesuffix("__init__.py")
+    for name in ("torch", "cloudpickle", "functools")
+    if (spec := find_spec(name)) and spec.origin
+)
+TICKET = 16  # bytes of a random ticket that each question brings and its answer returns
+_CALLS = os.path.join("torch", "nn", "modules", "module.py")  # two frames for every module that is called
+
+
+class Kind(IntEnum):
+    """First byte of an answer."""
+
+    VALUE = 0
+    UNSUPPORTED = 1
+    FAILURE = 2
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception as data; the traceback is the user's part of it."""
+
+    type: str
+    message: str
+    traceback: str
+
+
+def serve(target: object, connection: Connection) -> None:
+    """Answer messages until the other side goes away."""
+    while True:
+        try:
+            question = connection.recv_bytes()
+        except EOFError:
+            return
+        method, args, kwargs = pickle.loads(question[TICKET:])
+        connection.send_bytes(question[:TICKET] + answer(target, method, args, kwargs))
+
+
+def answer(target: object, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """Call a method; its answer, or what it raised, as a message: a byte of `Kind` and the value by `wire.encode`."""
+    function: Callable[..., Any] = getattr(target, method)
+    try:
+        kind, value = Kind.VALUE, wire.encode(function(*args, **kwargs))
+    except Unsupported as reason:
+        kind, value = Kind.UNSUPPORTED, wire.encode(str(reason))
+    except KeyboardInterrupt:
+        raise
+    except SystemExit as exit:
+        raised = replace(describe(exit), message=f"code under test called sys.exit({exit.code!r})")
+        kind, value = Kind.FAILURE, wire.encode(raised)
+    except ConfigError as mistake:  # found out where the user's code is loaded; a sentence says it all
+        kind, value = Kind.FAILURE, wire.encode(Raised("ConfigError", str(mistake), ""))
+    except Exception as error:
+        raised = describe(error)
+        forward = _forward_of(error, partial(function, *args, **kwargs))
+        kind, value = Kind.FAILURE, wire.encode(replace(raised, traceback=forward or raised.traceback))
+    return bytes([kind]) + value
+
+
+def _forward_of(error: Exception, again: Callable[[], object]) -> str:
+    """The traceback of the forward call, where an operator of its backward pass failed; else empty."""
+    if not hides_forward(error):
+        return ""
+    inside = dropwhile(lambda frame: frame[0] != __file__, forward_frames(again))  # not those that called us
+    frames = [(file, text) for file, text in inside if not _ours(file) and not file.endswith(_CALLS)]
+    theirs = [text for file, text in frames if not file.startswith(_LIBRARIES)] or [text for _, text in frames]
+    if not theirs:
+        return ""
+    ending = "".join(traceback.format_exception_only(error))
+    return "\n".join(["Traceback of the forward call whose backward failed:", *theirs, ending])
+
+
+def _ours(file: str) -> bool:
+    return file.startswith((_PACKAGE, _STRATEGIES, "<frozen", "<string>"))
+
+
+def describe(error: BaseException) -> Raised:
+    """An exception as data, with the part of its traceback that is the user's: from their first frame on, or else from
+    that of the library they gave a model of, and without the engine's."""
+    told = traceback.TracebackException.from_exception(error)
+    ending = list(told.format_exception_only())
+    whole = "".join(told.format())
+    _keep_theirs(told)
+    message = ending[-1] if isinstance(error, SyntaxError) else ending[0]  # a syntax error says first where it is
+    return Raised(
+        type(error).__name__,
+        str(error) if type(error).__module__.startswith("optexp.") else message.strip().splitlines()[0],
+        # Where our own code raised it, the whole traceback is more use.
+        "".join(told.format()) if told.stack or isinstance(error, SyntaxError) else whole,
+    )
+
+
+def _keep_theirs(told: traceback.TracebackException | None) -> None:
+    """In place; also in the exceptions that led to this one."""
+    if told is None:
+        return
+    ours = (_PACKAGE, _STRATEGIES, "<frozen importlib")
+    last = max((i for i, frame in enumerate(told.stack) if frame.filename.startswith(ours)), default=-1)
+    theirs = (i for i, frame in enumerate(told.stack) if not frame.filename.startswith((*ours, *_LIBRARIES)))
+    kept = told.stack[next(theirs, last + 1) :]
+    frames = [f for f in kept if not f.filename.startswith(ours) and not f.filename.endswith(_CALLS)]
+    told.stack = traceback.StackSummary.from_list(frames)
+    _keep_theirs(told.__cause__)
+    _keep_theirs(told.__context__)
+
+
+def kill_group(pid: int) -> None:
+    """End a process and everything it started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
