@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from optexp.insight.calibration import Calibration, calibrate
+from optexp.insight.calibration import calibrate
+from optexp.insight.record import Calibration
 from optexp.kernel import Case, Kernel, ceil_div, kernels
 from optexp.kernelkit import assembly, extension
 from optexp.kernelkit.recording import recorded, rehearsal

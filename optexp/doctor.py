@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from optexp.api import compose
-from optexp.comparison import measure
+from optexp.comparison.measure import judge_controls, rounds, timing
 from optexp.comparison.session import Session, choose_device
 from optexp.config import resolve
 from optexp.errors import ConfigError
@@ -177,15 +177,19 @@ def trial(device: str, quick: bool) -> Iterator[Finding]:
         experiment = resolve(compose(asked, {}, {}))
         session = Session(experiment, device, Path(folder), Stopwatch(), progress)
         try:
-            samples = measure.measure(session, lambda arms, samples: None, fresh=True)
+            with timing(session, fresh=True) as timed:
+                rounds(session, timed)
+                timed.close_arms()
+                judge_controls(session, timed)
         finally:
             session.close()
+    samples = timed.samples
     yield equal(samples, session)
-    for name, control in session.result.measurement["controls"].items():
+    for name, control in timed.controls.items():
         fix = "differences of this size are INCONCLUSIVE here: a quieter machine, or measurement=rigorous"
-        yield Finding(name, control["ok"] and (control["found"] or None), control["text"], fix)
+        yield Finding(name, control.ok and (control.found or None), control.text, fix)
     for watch in (watchdog(samples) for watchdog in WATCHDOGS):
-        yield Finding(watch.name, watch.ok or (False if watch.fatal else None), watch.text)
+        yield Finding(watch.name, watch.ok or (False if watch.refuses else None), watch.text)
     clocks = {r.sm_mhz for s in samples for pair in s.pairs for r in pair.readings if r.sm_mhz}
     if session.gpu and clocks:
         steady = max(clocks) <= STEADY * min(clocks)

@@ -5,13 +5,14 @@
     ├── Unsupported        a strategy cannot apply here: UNSUPPORTED
     │   └── Uncapturable   part of the work cannot be recorded in a CUDA graph
     ├── NoReference        equivalence cannot be decided: UNVERIFIED
+    ├── Distrusted         a measurement cannot be believed: INVALID
     ├── Failure            a worker process crashed, hung, ran out of memory or raised: ERROR, or see `Failure.type`
     ├── OtherProgram       a torch.fx graph would be another program; becomes Unsupported
     ├── NotCovered         code cannot be listed without its module; repro.py then carries the module
     ├── TrackingError      MLflow's store refused a run; the result stands
     └── Unshared           two processes cannot share device memory; tensors then travel through the host
 
-`optexp.comparison.Stop` ends a comparison with a verdict of its own.
+`optexp.comparison.adjudicate.ENDINGS` maps them to verdicts.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ class Uncapturable(Unsupported):
 
 class NoReference(Exception):
     """Equivalence cannot be decided; the message says why. The comparison ends UNVERIFIED."""
+
+
+class Distrusted(Exception):
+    """Nothing that was measured can be believed; the message says why. The comparison ends INVALID."""
 
 
 class OtherProgram(Exception):

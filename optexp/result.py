@@ -9,9 +9,16 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import msgspec
+
+from optexp.draws import Draws
 from optexp.equivalence.finding import Verification
+from optexp.insight.record import ProfileRecord
+from optexp.measurement.record import Measurement, Watch, watch
+
+SCHEMA = 2  # of records: those of schema 1 are read, too
 
 
 class Verdict(StrEnum):
@@ -98,13 +105,9 @@ class ArmSummary:
     kernels: float | None = None
     gpu_busy: float | None = None
 
-
-TIMES = (
-    "step_us", "device_us", "busy_us", "alone_us", "p5_us", "p95_us", "p99_us", "cold_us",
-    "throughput", "load_us", "energy_j", "power_w", "utilisation",
-)  # fmt: skip
-TELLING = ("cost", "pairs", "dropped", "processes", "p_value", "p_holm")  # of the measurement: they hold the ratio
-MACHINE = ("throttling", "power cap", "foreign processes", "cores")  # watchdogs that say nothing of an arm's speed
+    def untimed(self) -> ArmSummary:
+        """Memory, set-up and counts: figures that no ratio of times follows from."""
+        return ArmSummary(peak_mib=self.peak_mib, setup_s=self.setup_s, kernels=self.kernels, gpu_busy=self.gpu_busy)
 
 
 @dataclass(frozen=True)
@@ -117,12 +120,48 @@ class Problem:
     worker: str = ""
 
 
+@dataclass(frozen=True)
+class Engagement:
+    """The proof that a strategy engaged, or the reason why it did not."""
+
+    strategy: str
+    engaged: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Cores that both arms are bound to, and the same in words."""
+
+    cpus: list[int]
+    text: str
+
+
+@dataclass(frozen=True)
+class ByItself:
+    """A job of a sweep before its correction.
+
+    verdict, headline: then;  headline is empty where it showed a speedup that is no longer shown
+    again:             folder of the record that replaced this one, where the winner was measured again
+    """
+
+    verdict: Verdict
+    headline: str = ""
+    again: str = ""
+
+
 @dataclass
 class Result:
     """One comparison. Field names are `result.json`'s top-level keys, which dashboards depend on.
 
-    by_itself:  {verdict, headline}, as they were before a sweep corrected them, and where the winner was measured
-                again the folder (`again`) whose record replaced this one
+    measurement: None where the verdict shows no speedup
+    objections:  watchdogs that are shown without a measurement: those that refuse it or are about the machine
+    series:      by process: start of each pair, readings of the card, and which pairs count
+    notes:       for people: ignored options, remarks of the workload
+    draws:       key of the inputs' seeds
+    seconds:     of each phase
+    by_itself:   where a sweep changed the verdict or measured again
+    schema:      of the record
     """
 
     verdict: Verdict
@@ -135,15 +174,22 @@ class Result:
     baseline: ArmSummary = field(default_factory=ArmSummary)
     candidate: ArmSummary = field(default_factory=ArmSummary)
     equivalence: Verification | None = None
-    measurement: dict[str, Any] = field(default_factory=dict)
-    evidence: list[dict[str, Any]] = field(default_factory=list)
-    profile: dict[str, Any] = field(default_factory=dict)
+    measurement: Measurement | None = None
+    objections: list[Watch] = field(default_factory=list)
+    series: list[dict[str, list[float | None]]] = field(default_factory=list)
+    evidence: list[Engagement] = field(default_factory=list)
+    profile: ProfileRecord = field(default_factory=ProfileRecord)
     explanation: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    placement: Placement | None = None
+    draws: Draws | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     error: Problem | None = None
-    by_itself: dict[str, Any] = field(default_factory=dict)
+    by_itself: ByItself | None = None
+    schema: int = SCHEMA
 
     @property
     def label(self) -> str:
@@ -160,25 +206,12 @@ class Result:
         return fragment(self)
 
     def withhold(self) -> None:
-        """No ratio may leave with a verdict that shows none: neither the speedup, nor two times to divide."""
-        if self.verdict is not Verdict.PROFILED:
-            self.speedup, self.explanation = None, []
-            for name in TELLING:
-                self.measurement.pop(name, None)
-            for part, name in (("l2", "cold"), ("placement", "unbound")):
-                self.measurement.get(part, {}).pop(name, None)
-            if watches := self.measurement.get("watchdogs"):  # some of the others say what both arms take
-                self.measurement["watchdogs"] = [
-                    w for w in watches if w["name"] in MACHINE or (w["fatal"] and not w["ok"])
-                ]
-            for arm, summary in (("baseline", self.baseline), ("candidate", self.candidate)):
-                profile = self.profile.get(arm, {})
-                for name in ("step_us", "median_kernel_us"):
-                    profile.get("metrics", {}).pop(name, None)
-                for entry in (*profile.get("top_kernels", ()), *profile.get("top_ops", ())):
-                    entry.pop("us", None)  # what each takes of its step is left
-                for name in TIMES:
-                    setattr(summary, name, None)
+        """Keep only figures that no ratio of times follows from."""
+        watchdogs = self.measurement.watchdogs if self.measurement else []
+        self.objections = [watch for watch in watchdogs if watch.shown_alone]
+        self.speedup, self.explanation, self.measurement = None, [], None
+        self.baseline, self.candidate = self.baseline.untimed(), self.candidate.untimed()
+        self.profile = self.profile.untimed()
 
     def write(self, path: Path) -> None:
         """JSON has no word for infinities: they become null. The digest is over all the rest."""
@@ -193,14 +226,47 @@ class Result:
     def of(cls, record: Mapping[str, Any]) -> Result:
         """From what `write` wrote."""
         data = {key: value for key, value in record.items() if key != "digest"}
+        if data.get("schema", 1) < SCHEMA:
+            data = _from_schema_1(data)
         data["verdict"] = Verdict(data["verdict"])
         if speedup := data["speedup"]:  # an interval without an end was written as null
             data["speedup"] = Speedup(**speedup | {"high": inf if speedup["high"] is None else speedup["high"]})
-        data["baseline"] = ArmSummary(**data["baseline"])
-        data["candidate"] = ArmSummary(**data["candidate"])
         data["equivalence"] = Verification.of(data["equivalence"]) if data.get("equivalence") else None
-        data["error"] = Problem(**data["error"]) if data.get("error") else None
+        data["measurement"] = Measurement.of(data["measurement"]) if data.get("measurement") else None
+        data["profile"] = ProfileRecord.of(data.get("profile") or {})
+        types = get_type_hints(cls)
+        for name in (
+            "baseline",
+            "candidate",
+            "objections",
+            "series",
+            "evidence",
+            "placement",
+            "draws",
+            "error",
+            "by_itself",
+        ):
+            if name in data:
+                data[name] = msgspec.convert(data[name], types[name])
         return cls(**data)
+
+
+def _from_schema_1(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of schema 1, whose `measurement` held notes and conditions, too."""
+    data, old = dict(record), dict(record.get("measurement") or {})
+    for name in ("notes", "draws", "seconds", "series"):
+        if (value := old.pop(name, None)) is not None:
+            data[name] = value
+    placed = old.pop("placement", None)
+    if placed:
+        data["placement"], old["unbound"] = {"cpus": placed["cpus"], "text": placed["text"]}, placed.get("unbound", "")
+    watchdogs = [watch(row) for row in old.get("watchdogs") or ()]
+    shown = bool(record.get("speedup")) or "textbook" in old
+    data["objections"] = [] if shown else [row for row in watchdogs if not row["ok"] or row.get("about") == "machine"]
+    data["measurement"] = old if shown else None
+    data["by_itself"] = record.get("by_itself") or None
+    data["equivalence"], data["error"] = record.get("equivalence") or None, record.get("error") or None
+    return data
 
 
 def against_itself(config: Mapping[str, Any]) -> bool:

@@ -6,7 +6,8 @@ import cloudpickle
 
 from optexp.arm import Arm
 from optexp.comparison.suggestions import built, goes_with
-from optexp.insight.diagnosis import Bottleneck, narrowed
+from optexp.insight.diagnosis import narrowed
+from optexp.insight.record import Bottleneck
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion
 from optexp.strategies.pinned_memory import PinnedMemory

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from optexp import benchmark
 from optexp.benchmark import MARKS, Row
-from optexp.insight.calibration import Calibration
+from optexp.insight.record import Calibration
 from optexp.kernel import Case, is_small, kernels
 from optexp.kernelkit.recording import rehearsals
 from optexp.measurement.clock import Timing

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from optexp.comparison.runner import next_step
-from optexp.insight.diagnosis import Bottleneck
+from optexp.comparison.compare import next_step
+from optexp.insight.record import Bottleneck
 
 BEFORE = [Bottleneck("products", 0.8, "products take 80 %", ("strategy=amp", "strategy=fusion"))]
 AFTER = [Bottleneck("passes", 0.6, "passes take 60 %", ("strategy=inplace",))]

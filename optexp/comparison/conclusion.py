@@ -1,59 +1,59 @@
-"""From samples to the verdict, the figures people read, and what the gain costs."""
+"""From timed blocks to a measurement: the interval, figures that people read, and the cost of the gain."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
+from math import isfinite
 from statistics import median
-from typing import Any
 
-from optexp.comparison.session import Session, Stop
-from optexp.equivalence.finding import Verification
+from optexp.comparison.adjudicate import Facts
+from optexp.comparison.measure import Timed
+from optexp.comparison.session import Session
 from optexp.measurement import statistics
 from optexp.measurement.protocol import Protocol
+from optexp.measurement.record import Cache, Cost, Measurement, ProcessRatio, Ratio, Severity, Watch
 from optexp.measurement.samples import COLD, MAIN, Sample
 from optexp.measurement.watchdogs import FOREIGN, WATCHDOGS
-from optexp.reporting.wording import headline, percent, ratio
-from optexp.result import ArmSummary, Result, Speedup, Verdict, against_itself
-from optexp.strategy import label
+from optexp.reporting.wording import percent, ratio
+from optexp.result import ArmSummary, Result, Speedup
 
 
-def conclude(session: Session, samples: Sequence[Sample], verification: Verification) -> None:
-    """The interval, the verdict it gives, and what it costs to get there."""
-    result, protocol = session.result, session.protocol
-    ratios = [[p.log_ratio for p in s.kept] for s in samples]
-    result.verdict, interval = statistics.verdict(ratios, protocol.confidence, protocol.min_effect)
-    result.speedup = Speedup(*interval.ratios(), confidence=protocol.confidence, processes=len(samples))
-    first = {}
-    for name in ("baseline", "candidate"):
+def conclude(session: Session, facts: Facts, timed: Timed) -> None:
+    """Compute everything that follows from timed blocks: the measurement, both arms' figures, and the speedup."""
+    result, protocol, samples = session.result, session.protocol, timed.samples
+    setup_s = {name: median(seconds) for name, seconds in timed.setups_s.items()}
+    first = {"baseline": result.baseline.setup_s, "candidate": result.candidate.setup_s}
+    for name in first:
         summary: ArmSummary = getattr(result, name)
         summarize(summary, name, samples, session.samples)
-        first[name], summary.setup_s = summary.setup_s, median(result.measurement["setups_s"][name])
-    watches = [watchdog(samples) for watchdog in WATCHDOGS]
-    if any(watch.undecides and not watch.ok for watch in watches):
-        result.verdict = Verdict.INCONCLUSIVE
-    if session.experiment.environment.allow_foreign:
-        watches = [replace(w, fatal=w.fatal and w.name != FOREIGN) for w in watches]
-    result.measurement |= {
-        "preset": protocol.preset,
-        "min_effect": protocol.min_effect,
-        "watchdogs": [asdict(watch) for watch in watches],
-        "p_value": statistics.p_value(ratios, protocol.min_effect),
-        "l2": l2(samples, protocol),
-        "processes": [{"log_ratio": s.log_ratio, "pairs": len(s.kept)} for s in samples],
-        "pairs": [[[p.baseline.step_s * 1e6, p.candidate.step_s * 1e6] for p in s.kept] for s in samples],
-        "dropped": [[[p.baseline.step_s * 1e6, p.candidate.step_s * 1e6] for p in s.dropped] for s in samples],
-        "series": series(samples),
-        "cost": cost(session, result, first) | {"first_setup_s": first},
-    }
-    result.headline = headline(result, session.precision, label(session.baseline), verification.weakness)
-    result.explanation = agreeing(result.verdict, result.explanation)
-    wrong = [watch.text for watch in watches if watch.fatal and not watch.ok]
-    wrong += [f"{name}: {c['text']}" for name, c in result.measurement["controls"].items() if not c["ok"]]
-    if against_itself(result.config) and result.verdict in (Verdict.FASTER, Verdict.SLOWER):
-        wrong.append(f"the same program differs from itself by {abs(interval.estimate):.1%}: the machine disturbs")
-    if wrong:
-        raise Stop(Verdict.INVALID, "; ".join(wrong))
+        summary.setup_s = setup_s[name]
+    facts.confidence = protocol.confidence
+    facts.measurement = Measurement(
+        preset=protocol.preset,
+        min_effect=protocol.min_effect,
+        watchdogs=[accepted(session, watchdog(samples)) for watchdog in WATCHDOGS],
+        controls=dict(timed.controls),
+        p_value=statistics.p_value([[p.log_ratio for p in s.kept] for s in samples], protocol.min_effect),
+        l2=l2(samples, protocol),
+        processes=[ProcessRatio(s.log_ratio, len(s.kept)) for s in samples],
+        pairs=[[(p.baseline.step_s * 1e6, p.candidate.step_s * 1e6) for p in s.kept] for s in samples],
+        dropped=[[(p.baseline.step_s * 1e6, p.candidate.step_s * 1e6) for p in s.dropped] for s in samples],
+        setups_s=timed.setups_s,
+        differences=timed.differences,
+        unbound=timed.unbound,
+    )
+    interval = facts.interval
+    assert interval is not None
+    result.series, result.measurement = series(samples), facts.measurement
+    result.speedup = Speedup(*interval.ratios(), confidence=protocol.confidence, processes=len(samples))
+    facts.measurement.cost = cost(session, result, first)
+
+
+def accepted(session: Session, watch: Watch) -> Watch:
+    """A foreign process is a remark where the user allows it."""
+    allowed = session.experiment.environment.allow_foreign and watch.name == FOREIGN
+    return replace(watch, severity=Severity.REMARK) if allowed else watch
 
 
 def series(samples: Sequence[Sample]) -> list[dict[str, list[float | None]]]:
@@ -71,14 +71,14 @@ def series(samples: Sequence[Sample]) -> list[dict[str, list[float | None]]]:
     return found
 
 
-def l2(samples: Sequence[Sample], protocol: Protocol) -> dict[str, Any]:
-    """What steps of the headline found in the GPU's cache, and the ratio with emptied caches if measured."""
-    facts: dict[str, Any] = {"headline": "cold" if protocol.l2 == COLD else "warm"}
+def l2(samples: Sequence[Sample], protocol: Protocol) -> Cache:
+    """State of the GPU's cache in steps of the headline, and the ratio with emptied caches if measured."""
+    headline, found = "cold" if protocol.l2 == COLD else "warm", None
     if cold := [ratios for s in samples if (ratios := [p.log_ratio for p in s.of(COLD) if p.counts])]:
         estimate, low, high = statistics.interval(cold, protocol.confidence).ratios()
         text = f"device time {ratio(estimate)}, {percent(protocol.confidence)} interval {low:.3g} to {high:.3g}"
-        facts["cold"] = {"estimate": estimate, "low": low, "high": high, "text": text}
-    return facts
+        found = Ratio(estimate, low, high if isfinite(high) else None, text)
+    return Cache(headline, found)
 
 
 def summarize(summary: ArmSummary, arm: str, samples: Sequence[Sample], samples_per_step: int) -> None:
@@ -102,50 +102,38 @@ def summarize(summary: ArmSummary, arm: str, samples: Sequence[Sample], samples_
         summary.energy_j = None if load.power_w is None else load.power_w * load.step_s
 
 
-def agreeing(verdict: Verdict, explanation: list[str]) -> list[str]:
-    """The explanation without what the measurement did not confirm: a profile is a few steps of one process."""
-    if not explanation:
-        return []
-    step, *changes = explanation
-    if (verdict is Verdict.FASTER and "got slower" in step) or (verdict is Verdict.SLOWER and "got faster" in step):
-        return ["The traced steps do not show this difference; what else they show:", *changes]
-    return explanation if verdict in (Verdict.FASTER, Verdict.SLOWER) else changes
+def cost(session: Session, result: Result, first: Mapping[str, float | None]) -> Cost:
+    """Set-up time and the steps after which it has paid for itself.
 
-
-def cost(session: Session, result: Result, first: Mapping[str, float | None]) -> dict[str, Any]:
-    """What set-up costs and after how many steps it has paid for itself.
-
-    Set-up is the median over the processes that measured, so with warm compile caches; `first_setup_s` is the very
-    first's, which had to share the machine with the other arms' set-up. Where caches were empty then, it is what has
-    to be paid back (`paid_back`: "cold"): compiling once is part of the price.
+    Set-up is the median over the processes that measured, so with warm compile caches; `first` is the very first's,
+    which had to share the machine with the other arms' set-up. Where caches were empty then, it is the one that has to
+    be paid back ("cold"): compiling once is part of the price.
     """
     assert result.speedup is not None
     assert result.baseline.step_us is not None
+    cold = bool(session.caches)
     warm = {"baseline": result.baseline.setup_s, "candidate": result.candidate.setup_s}
-    paid = first if session.caches else warm
-    extra = (paid["candidate"] or 0.0) - (paid["baseline"] or 0.0)
-    step_s = result.baseline.step_us / 1e6
+    paid = first if cold else warm
+    extra, step_s = (paid["candidate"] or 0.0) - (paid["baseline"] or 0.0), result.baseline.step_us / 1e6
+    estimate, low, horizon = result.speedup.estimate, result.speedup.low, session.experiment.horizon_steps
 
     def break_even(speedup: float) -> int | str:
-        steps = statistics.break_even(extra, step_s, speedup) if gains else None
+        steps = statistics.break_even(extra, step_s, speedup) if low > 1 else None
         return "never" if steps is None else steps
 
-    low = result.speedup.low
-    gains = low > 1
-    facts: dict[str, Any] = {
-        "setup_s": result.candidate.setup_s,
-        "baseline_setup_s": result.baseline.setup_s,
-        "paid_back": "cold" if session.caches else "warm",
-        "break_even_steps": break_even(result.speedup.estimate),
-        "break_even_steps_at_low": break_even(result.speedup.low),
-    }
-    if session.caches:
-        facts["cold_setup_s"] = first["candidate"]
-    if horizon := session.experiment.horizon_steps:
-        facts |= {
-            "horizon_steps": horizon,
-            "hours_saved": statistics.hours_saved(horizon, extra, step_s, result.speedup.estimate),
-            # An interval without a lower end tells nothing about what may be lost.
-            "hours_saved_at_low": statistics.hours_saved(horizon, extra, step_s, low) if low > 0 else None,
-        }
-    return facts
+    def saved(speedup: float) -> float | None:
+        """An interval without a lower end says nothing about possible losses."""
+        return statistics.hours_saved(horizon, extra, step_s, speedup) if horizon and speedup > 0 else None
+
+    return Cost(
+        setup_s=result.candidate.setup_s,
+        baseline_setup_s=result.baseline.setup_s,
+        paid_back="cold" if cold else "warm",
+        break_even_steps=break_even(estimate),
+        break_even_steps_at_low=break_even(low),
+        cold_setup_s=first["candidate"] if cold else None,
+        horizon_steps=horizon or None,
+        hours_saved=saved(estimate),
+        hours_saved_at_low=saved(low),
+        first_setup_s=dict(first),
+    )

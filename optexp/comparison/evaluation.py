@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 from optexp.arm import Arm
+from optexp.comparison.adjudicate import Examined
 from optexp.comparison.referee import Referee
 from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import advise
 from optexp.equivalence.finding import Verification
 from optexp.equivalence.generic import told
 from optexp.insight.breakdown import Breakdown, breakdown
-from optexp.insight.calibration import Calibration
-from optexp.insight.diagnosis import Bottleneck
 from optexp.insight.piled import piled_up
+from optexp.insight.record import ArmProfile, Bottleneck, Calibration
 from optexp.insight.trace import Trace
 from optexp.measurement.neighbours import neighbours
-from optexp.result import ArmSummary
+from optexp.result import ArmSummary, Engagement
 from optexp.strategy import Strategy
 from optexp.workers.client import Client
 from optexp.workers.messages import PeakMemory
@@ -48,12 +47,9 @@ class Profile:
         if summary.peak_mib is None and self.trace.peak_cpu_bytes is not None:
             summary.peak_mib = (self.memory.resident_mib or 0.0) + self.trace.peak_cpu_bytes / 2**20
 
-    def record(self) -> dict[str, Any]:
-        return {
-            "metrics": self.breakdown.metrics() | self.memory.metrics(),
-            "top_kernels": self.trace.top_kernels(10),
-            "top_ops": self.trace.top_ops(10),
-        }
+    def record(self) -> ArmProfile:
+        metrics = self.breakdown.metrics() | self.memory.metrics()
+        return ArmProfile(metrics, self.trace.top_kernels(10), self.trace.top_ops(10))
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ class Examination:
     """A stack beside the bare program."""
 
     verification: Verification
-    evidence: list[dict[str, Any]]
+    evidence: list[Engagement]
     bare: Profile
     stacked: Profile
     setups: dict[str, float]  # seconds to the first result, by arm: "bare" and "stacked"
@@ -69,6 +65,10 @@ class Examination:
     distrust: str | None  # why nothing that its process says about time can be believed
     bottlenecks: list[Bottleneck]
     bare_bottlenecks: list[Bottleneck]
+
+    def facts(self, prefix: str = "") -> Examined:
+        """For the verdict; `prefix` starts a reason that is about this stack."""
+        return Examined(self.verification, self.evidence, self.distrust or "", self.referee.replaced, prefix)
 
 
 def examine(
@@ -113,17 +113,9 @@ def examine(
         distrust = f"the {name} computes ahead: {piled}"
     referee.stay(arms, bare)
     notes = setups[name].notes
-    evidence = [
-        {
-            "strategy": strategy.name,
-            **asdict(
-                strategy.evidence(
-                    profiles[bare].trace, profiles[name].trace, notes.get(strategy.name, {}), profiles[name].counters
-                )
-            ),
-        }
-        for strategy in stack
-    ]
+    traces, counters = (profiles[bare].trace, profiles[name].trace), profiles[name].counters
+    proofs = [(s.name, s.evidence(*traces, notes.get(s.name, {}), counters)) for s in stack]
+    evidence = [Engagement(strategy, proof.engaged, proof.text) for strategy, proof in proofs]
     seconds = {"bare": setups[bare].setup_s, "stacked": setups[name].setup_s}
     return Examination(
         verification,
@@ -173,3 +165,17 @@ def ceilings(session: Session, arm: Client[Peer]) -> Calibration:
     """What the device can do; measured beside somebody else's work it serves for this comparison alone."""
     alone = session.gpu is None or not neighbours(session.gpu, session.processes())[0]
     return arm.call(Peer.calibrate, keep=alone)
+
+
+def show_where_time_goes(session: Session, profiles: Mapping[str, Profile], bottlenecks: Sequence[Bottleneck]) -> None:
+    """Profiles into the result, and what holds the last of them back."""
+    result = session.result
+    for name, found in profiles.items():
+        setattr(result.profile, name, found.record())
+        found.fill(getattr(result, name))
+    result.profile.bottlenecks = list(bottlenecks)
+
+
+def members(stack: Sequence[Strategy]) -> list[str]:
+    """Names of a stack's strategies."""
+    return [strategy.name for strategy in stack]

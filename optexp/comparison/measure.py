@@ -6,25 +6,29 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, exp, pi, sqrt
+from pathlib import Path
 from random import Random
 from statistics import fmean, median, variance
 
 from optexp.arm import Arm
 from optexp.comparison.sampling import QUEUES, Ready, look_enough, sample
-from optexp.comparison.session import Session, Stop
+from optexp.comparison.session import Session
 from optexp.comparison.under_load import under_load
+from optexp.errors import Distrusted
 from optexp.measurement import controls, placement, statistics, table
 from optexp.measurement.floor import floor_s
 from optexp.measurement.neighbours import looking_out, neighbours
 from optexp.measurement.protocol import Protocol
+from optexp.measurement.record import Control
 from optexp.measurement.samples import COLD, CONTROL_EVERY, RETRIED, UNBOUND, Sample
 from optexp.measurement.watchdogs import impossible
 from optexp.reporting.wording import duration, ratio
-from optexp.result import ArmSummary, Result, Verdict
+from optexp.result import ArmSummary, Result
 from optexp.workers.client import Client
 
 FEWEST_PAIRS = 10
@@ -43,8 +47,7 @@ def refuse_company(session: Session) -> None:
     found, hidden = neighbours(session.gpu)
     note_hidden(session.result, hidden)
     if found and not session.experiment.environment.allow_foreign:
-        raise Stop(
-            Verdict.INVALID,
+        raise Distrusted(
             f"the GPU is shared with {', '.join(found)}: end that, or accept it with environment.allow_foreign=true",
         )
 
@@ -52,87 +55,110 @@ def refuse_company(session: Session) -> None:
 def note_hidden(result: Result, count: int) -> None:
     """Say once that there are processes on the card of which nothing can be told."""
     text = f"{count} processes on the GPU have ids that mean nothing here (another container's): they may disturb"
-    if count > 0 and text not in result.measurement["notes"]:
-        result.measurement["notes"].append(text)
+    if count > 0 and text not in result.notes:
+        result.notes.append(text)
 
 
-def measure(
-    session: Session, finally_: Callable[[Mapping[str, Client[Arm]], Sequence[Sample]], None], fresh: bool = False
-) -> list[Sample]:
-    """Interleaved blocks in several processes of each arm. However it ends, every block of them is written down.
+@dataclass
+class Timed:
+    """Timed blocks of several processes of each arm; the last ones live until `close_arms`.
 
-    finally_: is given the last arms, before they end, and all that was measured
-    fresh:    controls are run although they are known
+    samples:     one of each process of both arms, on which the verdict rests;  beside: others, for controls
+    setups_s:    by arm, seconds of set-up of each process
+    differences: settings that differ between both arms
+    due:         controls have to be run: they are not known yet
+    known:       file of remembered controls; None where they are run every time
     """
-    samples, beside = list[Sample](), list[Sample]()
-    try:
-        _measure(session, finally_, fresh, samples, beside)
-    finally:
-        table.write([*samples, *beside], session.output / table.FILE)
-    return samples
+
+    order: Random
+    samples: list[Sample] = field(default_factory=list)
+    beside: list[Sample] = field(default_factory=list)
+    arms: dict[str, Client[Arm]] = field(default_factory=dict)
+    setups_s: dict[str, list[float]] = field(default_factory=dict)
+    differences: dict[str, str] = field(default_factory=dict)
+    controls: dict[str, Control] = field(default_factory=dict)
+    unbound: str = ""
+    due: bool = False
+    known: Path | None = None
+
+    def close_arms(self) -> None:
+        for arm in self.arms.values():
+            arm.close()
+        self.arms = {}
 
 
-def _measure(
-    session: Session,
-    finally_: Callable[[Mapping[str, Client[Arm]], Sequence[Sample]], None],
-    fresh: bool,
-    samples: list[Sample],
-    beside: list[Sample],
-) -> None:
-    """Fills `samples`, on which the verdict rests, and `beside`."""
-    protocol, order = session.protocol, Random(session.draws.seed("order"))
-    session.result.measurement["setups_s"] = {}
-    phases = session.watch.seconds
-    already = sum(phases.values())
+@contextmanager
+def timing(session: Session, fresh: bool = False) -> Iterator[Timed]:
+    """Around interleaved blocks in several processes of each arm. However it ends, every block is written down.
+
+    Args:
+        fresh: Controls are run although they are known.
+    """
     # A CPU's load is never the same again: there the controls are run every time.
     known = controls.cache_file(fingerprint(session)) if session.gpu and not fresh else None
-    judged = controls.remembered(known) if known else {}
-    due = protocol.controls and not judged and room_for_a_third(session)
-    with placement.keep_off(session.cores if session.isolated else []):
-        while True:
-            index = len(samples)
-            control = due and index < protocol.processes_min
-            found, ready = one_round(session, index, next_pairs(samples, protocol), order, samples, control)
-            arms = {name: each.arm for name, each in ready.items()}
-            spent = sum(phases.values()) - already
-            interval = statistics.over_processes([s.log_ratio for s in samples], protocol.confidence)
-            precise = statistics.precise_enough(interval, protocol.half_width)
-            remaining = to_go_s(len(samples), spent, precise, protocol)
-            count = f"{len(samples)} process{'es' if len(samples) > 1 else ''}"
-            session.progress.update(f"{count} measured", remaining_s=remaining)
-            enough = precise or spent > protocol.budget_s
-            last = len(samples) == protocol.processes_max or (len(samples) >= protocol.processes_min and enough)
-            if last:
-                look_at_load(session, arms, found)
-                found.floor_s = floor(session, arms["baseline"])
-                if not impossible(samples).ok:  # the ceilings may be of a day when others used the card
-                    ceilings = arms["baseline"].call(Arm.calibrate, anew=True, keep=not found.foreign)
-                    session.calibrated(ceilings)
-                    found.floor_s = floor(session, arms["baseline"])
-                session.result.measurement["differences"] = differences(arms, session.result)
-                look_enough(ready["candidate"], order, protocol.l2 == COLD)
-                session.prove(arms)
-                finally_(arms, samples)
-            for arm in arms.values():
-                arm.close()
-            if last:
-                break
-        if due:
-            judged = controls.judge(samples, protocol)
-            if controls.failed(judged):
-                measure_controls_again(session, order, beside)
-                judged = controls.judge(beside, protocol)
-    refuse_work_aside(session.result, samples)
-    how_busy(session.result, samples)
-    if waiting := host_bound(session.result):
-        session.result.measurement["notes"].append(waiting)
-        if protocol.processes_max > 1 and session.isolated and set(session.cores) < session.own_cores:
-            measure_unbound(session, len(samples), order, beside)
-            session.result.measurement["placement"]["unbound"] = how_unbound(session, beside[-1])
+    timed = Timed(Random(session.draws.seed("order")), known=known)
+    timed.controls = controls.remembered(known) if known else {}
+    timed.due = bool(session.protocol.controls and not timed.controls and room_for_a_third(session))
+    try:
+        with placement.keep_off(session.cores if session.isolated else []):
+            yield timed
+    finally:
+        table.write([*timed.samples, *timed.beside], session.output / table.FILE)
+
+
+def rounds(session: Session, timed: Timed) -> None:
+    """Processes of each arm, until their interval is narrow enough or the budget is spent."""
+    protocol, phases = session.protocol, session.watch.seconds
+    already = sum(phases.values())
+    while True:
+        index, samples = len(timed.samples), timed.samples
+        control = timed.due and index < protocol.processes_min
+        found, ready = one_round(session, timed, index, next_pairs(samples, protocol), samples, control)
+        timed.arms = {name: each.arm for name, each in ready.items()}
+        spent = sum(phases.values()) - already
+        interval = statistics.over_processes([s.log_ratio for s in samples], protocol.confidence)
+        precise = statistics.precise_enough(interval, protocol.half_width)
+        remaining = to_go_s(len(samples), spent, precise, protocol)
+        count = f"{len(samples)} process{'es' if len(samples) > 1 else ''}"
+        session.progress.update(f"{count} measured", remaining_s=remaining)
+        enough = precise or spent > protocol.budget_s
+        if len(samples) == protocol.processes_max or (len(samples) >= protocol.processes_min and enough):
+            break
+        timed.close_arms()
+    look_at_load(session, timed.arms, found)
+    baseline = timed.arms["baseline"]
+    found.floor_s = floor(session, baseline)
+    if not impossible(samples).ok:  # the ceilings may be of a day when others used the card
+        session.calibrated(baseline.call(Arm.calibrate, anew=True, keep=not found.foreign))
+        found.floor_s = floor(session, baseline)
+    timed.differences = differences(timed.arms, session.result)
+    look_enough(ready["candidate"], timed.order, protocol.l2 == COLD)
+    session.prove(timed.arms)
+
+
+def judge_controls(session: Session, timed: Timed) -> None:
+    """Controls that failed are run again in new processes."""
+    if not timed.due:
+        return
+    timed.controls = controls.judge(timed.samples, session.protocol)
+    if controls.failed(timed.controls):
+        measure_controls_again(session, timed)
+        timed.controls = controls.judge(timed.beside, session.protocol)
+    if timed.known:
+        controls.remember(timed.known, timed.controls)
+
+
+def explain_the_host(session: Session, timed: Timed) -> None:
+    """Which arms keep the GPU waiting, and the ratio on all cores where they do."""
+    result, samples = session.result, timed.samples
+    refuse_work_aside(result, samples)
+    how_busy(result, samples)
+    if waiting := host_bound(result):
+        result.notes.append(waiting)
+        if session.protocol.processes_max > 1 and session.isolated and set(session.cores) < session.own_cores:
+            measure_unbound(session, timed)
+            timed.unbound = how_unbound(session, timed.beside[-1])
     say_how_to_lock(session, samples)
-    session.result.measurement["controls"] = {name: asdict(control) for name, control in judged.items()}
-    if due and known:
-        controls.remember(known, judged)
 
 
 def to_go_s(done: int, spent_s: float, precise: bool, protocol: Protocol) -> float:
@@ -150,8 +176,7 @@ def refuse_work_aside(result: Result, samples: Sequence[Sample]) -> None:
         counted = [p for s in samples for p in (*s.kept, *s.of(COLD)) if p.counts]
         cold = [timing for pair in counted if (timing := getattr(pair, name)).cold]
         if cold and (cold_us := median(timing.step_s for timing in cold) * 1e6) < ON_STREAM * busy_us:
-            raise Stop(
-                Verdict.INVALID,
+            raise Distrusted(
                 f"a step of the {name} keeps the GPU busy for {duration(busy_us / 1e6)} and its own stream for"
                 f" {duration(cold_us / 1e6)}: that stream does not wait for all of the work",
             )
@@ -174,9 +199,9 @@ def host_bound(result: Result) -> str:
     return f"host-bound: the GPU is busy {' and '.join(said)}" if said else ""
 
 
-def measure_unbound(session: Session, index: int, order: Random, beside: list[Sample]) -> None:
+def measure_unbound(session: Session, timed: Timed) -> None:
     """One more process where the system chooses the cores: a result of the host depends on that."""
-    _, ready = one_round(session, index, FEWEST_PAIRS, order, beside, aim=UNBOUND, bound=False)
+    _, ready = one_round(session, timed, len(timed.samples), FEWEST_PAIRS, timed.beside, aim=UNBOUND, bound=False)
     for each in ready.values():
         each.arm.close()
 
@@ -198,13 +223,14 @@ def say_how_to_lock(session: Session, samples: Sequence[Sample] = ()) -> None:
     if session.gpu and clocks:
         seen = f"they were {min(clocks):.0f} to {max(clocks):.0f} MHz"
         text = f"{seen}; an administrator holds them with {session.gpu.lock_command(min(clocks))}"
-    session.result.measurement["notes"].append(f"lock_clocks: {text}")
+    session.result.notes.append(f"lock_clocks: {text}")
 
 
-def measure_controls_again(session: Session, order: Random, beside: list[Sample]) -> None:
+def measure_controls_again(session: Session, timed: Timed) -> None:
     """New processes for controls that failed: once in a hundred times chance is enough."""
     for index in range(session.protocol.processes_min):
-        _, ready = one_round(session, index, FEWEST_PAIRS * CONTROL_EVERY, order, beside, control=True, aim=RETRIED)
+        pairs = FEWEST_PAIRS * CONTROL_EVERY
+        _, ready = one_round(session, timed, index, pairs, timed.beside, control=True, aim=RETRIED)
         for each in ready.values():
             each.arm.close()
 
@@ -224,19 +250,20 @@ def fingerprint(session: Session) -> str:
 def room_for_a_third(session: Session) -> bool:
     """Whether one more process of the baseline fits on the card; its memory is known from its profile."""
     free = session.gpu.free_mib() if session.gpu else None
-    profiles = [session.result.profile.get(arm, {}).get("metrics", {}) for arm in ("baseline", "baseline", "candidate")]
+    arms = session.result.profile.arms()
+    profiles = [arms[arm].metrics if arm in arms else {} for arm in ("baseline", "baseline", "candidate")]
     needed = [found.get("memory_reserved_mib", 0.0) + CONTEXT_MIB for found in profiles]
     if free is None or free > sum(needed):
         return True
-    session.result.measurement["notes"].append("no controls: the GPU has no room for a second baseline")
+    session.result.notes.append("no controls: the GPU has no room for a second baseline")
     return False
 
 
 def one_round(
     session: Session,
+    timed: Timed,
     index: int,
     pairs: int,
-    order: Random,
     into: list[Sample],
     control: bool = False,
     aim: str = "",
@@ -255,7 +282,7 @@ def one_round(
         arms = {name: each.arm for name, each in starting.items()}
         session.prove(arms)
         for name in told if bound else ():
-            session.result.measurement["setups_s"].setdefault(name, []).append(told[name].setup_s)
+            timed.setups_s.setdefault(name, []).append(told[name].setup_s)
     queue = max(setup.queue for setup in told.values())
     ahead = f" blocks of some {QUEUES * queue} steps, for loaders make {queue} batches ahead" if queue > 1 else ""
     doing = f"process {index + 1}: measuring pairs{ahead}"
@@ -264,7 +291,7 @@ def one_round(
         read = looking_out(gpu, session.processes(), since_s, met) if gpu else lambda: None
         tell = partial(session.progress.update, doing, total=pairs)
         into.append(found := Sample(aim=aim))
-        ready = sample(arms, session.protocol, order, pairs, read, session.workload.variety, tell, found)
+        ready = sample(arms, session.protocol, timed.order, pairs, read, session.workload.variety, tell, found)
         if gpu:
             foreign, hidden = neighbours(gpu, session.processes(), since_s)
             found.foreign = tuple((met | {text.partition(",")[0]: text for text in foreign}).values())
@@ -290,7 +317,8 @@ def differences(arms: Mapping[str, Client[Arm]], result: Result) -> dict[str, st
     often a profiled step waits for the GPU."""
     theirs, ours = (arms[name].call(Arm.configuration) for name in ("baseline", "candidate"))
     found = {name: f"{theirs[name]} → {value}" for name, value in ours.items() if theirs.get(name) != value}
-    profiles = [result.profile.get(arm, {}).get("metrics", {}) for arm in ("baseline", "candidate")]
+    traced = result.profile.arms()
+    profiles = [traced[arm].metrics if arm in traced else {} for arm in ("baseline", "candidate")]
     before, after = (round(metrics.get("synchronisations") or 0) for metrics in profiles)
     return found if before == after else found | {"waits for the GPU in a step": f"{before} → {after}"}
 

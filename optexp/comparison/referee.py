@@ -11,18 +11,17 @@ from typing import TypeVar
 
 from optexp.arm import Arm
 from optexp.comparison.measure import SIZES
-from optexp.comparison.session import Session, Stop
+from optexp.comparison.session import Session
 from optexp.equivalence.conduct import title
 from optexp.equivalence.families import FORWARD_ONLY
 from optexp.equivalence.finding import GateResult, Recheck, Verification
 from optexp.equivalence.gates import TOLERANCES
 from optexp.equivalence.state import MODES, undeclared
-from optexp.errors import Failure, Unsupported
+from optexp.errors import Distrusted, Failure, Unsupported
 from optexp.insight.trace import Trace
 from optexp.measurement.samples import Sample
 from optexp.reference import Reference
 from optexp.reporting.wording import duration
-from optexp.result import Verdict
 from optexp.stopwatch import Stopwatch
 from optexp.strategy import Strategy, contract
 from optexp.verification import first_step
@@ -288,7 +287,7 @@ class Referee:
     def again(self, arms: Mapping[str, Client[Arm]], samples: Sequence[Sample]) -> None:
         """Verify the process that was measured last: on fresh inputs, and what it returned while the clock ran.
 
-        `Stop` where it fails: what was timed is then not what was verified.
+        A failure is one of the verification, too: the timed program is then not the verified one.
         """
         session, found, candidate, seed_offset = self.session, self.found, arms["candidate"], len(samples) - 1
         assert self.reference is not None
@@ -300,7 +299,7 @@ class Referee:
                 or self.restarts(arms, samples)
             )
         if reason:
-            raise Stop(Verdict.INVALID, reason)
+            raise Distrusted(reason)
         with session.working("verification", "once more, after timing"):
             specs = self.specs(seed_offset=seed_offset, generic=False)
             reference, yardstick = self.watched(self.reference), self.watched(self.yardstick or arms["baseline"])
@@ -327,9 +326,6 @@ class Referee:
         if not fresh.ok:
             found.ok, found.failures, found.worst = False, fresh.failures, fresh.worst
             found.headline = f"after timing: {fresh.headline}"
-        session.result.equivalence = found
-        if not found.ok:
-            raise Stop(Verdict.NOT_EQUIVALENT, found.headline)
 
     def gives_other_batches(self, arms: Mapping[str, Client[Arm]]) -> str | None:
         """Every batch of two rounds is compared with the core's, and the last one of each block that is looked at; of

@@ -1,37 +1,26 @@
-"""The one story: build the arms, verify, profile, measure, explain, record.
-
-config ──▶ arms ──▶ verification ──▶ profile (evidence) ──▶ measurement ──▶ verdict ──▶ record
-"""
+"""One job from its configuration to its record: build, run the mode, adjudicate, record."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 
 from omegaconf import DictConfig
 
-from optexp.arm import Arm
-from optexp.comparison import textbook
-from optexp.comparison.conclusion import conclude
-from optexp.comparison.evaluation import Profile, advised, examine, profile
-from optexp.comparison.measure import measure, refuse_company, say_how_to_lock
-from optexp.comparison.session import Session, Stop, alongside, choose_device
+from optexp.comparison.adjudicate import Decision, Facts, adjudicate
+from optexp.comparison.compare import compare
+from optexp.comparison.profile import profile_only
+from optexp.comparison.session import Session, choose_device
 from optexp.config import resolve
-from optexp.errors import FORGED, UNTIMED, ConfigError, Failure, Unsupported
-from optexp.insight.diagnosis import Bottleneck, suggestion
-from optexp.insight.explanation import explain
+from optexp.errors import ConfigError, Distrusted, Failure, NoReference, Unsupported
 from optexp.reporting import record, terminal
 from optexp.reporting.terminal import Progress
-from optexp.reporting.wording import at_precision, replayed, unchecked_bits
-from optexp.result import ArmSummary, Problem, Result, Verdict
+from optexp.reporting.wording import at_precision, headline, replayed, unchecked_bits
+from optexp.result import Problem, Result, Verdict
 from optexp.stopwatch import Stopwatch, process_age_s
-from optexp.strategy import Strategy, compose
+from optexp.strategy import label
 from optexp.workers.serving import describe
 from optexp.workload import Workload
-
-ADVICE = "so it did with {tried}: use smaller inputs, or a device with more memory"
 
 _first_run = True
 
@@ -41,7 +30,8 @@ def run(
 ) -> Result:
     """One comparison (or one profile) from its configuration to its record. Raises only KeyboardInterrupt.
 
-    workload:  an object instead of the configuration's; then this process is not the command's own
+    Args:
+        workload: An object instead of the configuration's; then this process is not the command's own.
     """
     global _first_run
     watch = Stopwatch(process_age_s() if _first_run and workload is None else 0.0)
@@ -55,166 +45,57 @@ def run(
                 session = Session(experiment, choose_device(experiment.device), output, watch, progress)
         except Exception as error:
             return record.not_built(error, config, output, show)
-        result = session.result
         with record.Recorder(session, show) as recorder:
+            facts = Facts()
             try:
-                (profile_only if experiment.mode == "profile" else compare)(session, recorder.start)
-            except Stop as stop:
-                result.verdict, result.headline = stop.verdict, f"{stop.verdict}: {stop.reason}"
-            except Unsupported as reason:
-                result.verdict, result.headline = Verdict.UNSUPPORTED, f"UNSUPPORTED: {reason}"
-            except ConfigError as mistake:
-                result.verdict, result.headline = Verdict.ERROR, f"ERROR: {mistake}"
-            except Failure as failure:
-                undecided = failure.type == "NoReference"
-                result.verdict = Verdict.UNVERIFIED if undecided else Verdict.ERROR
-                result.verdict = Verdict.INVALID if failure.type in (FORGED, UNTIMED) else result.verdict
-                result.headline = f"{result.verdict}: {failure.message if undecided else failure}"
-                result.error = Problem(failure.type, failure.message, failure.traceback, failure.worker)
+                if experiment.mode == "profile":
+                    settle(session, Decision(Verdict.PROFILED, profile_only(session, recorder.start)))
+                else:
+                    compare(session, facts, recorder.start)
+                    settle(session, adjudicate(facts) or Decision(Verdict.ERROR, "the comparison ended undecided"))
             except Exception as error:
-                raised = describe(error)
-                result.verdict, result.headline = Verdict.ERROR, f"ERROR: {raised.message}"
-                result.error = Problem(raised.type, raised.message, traceback.format_exc())
+                facts.problem = problem(error)
+                settle(session, adjudicate(facts) or Decision(Verdict.ERROR, facts.problem.message))
+                expected = isinstance(error, (Unsupported, ConfigError, NoReference, Distrusted))
+                session.result.error = None if expected else facts.problem
             finally:
                 session.close()
-            if result.verdict.measured and not (result.equivalence and result.equivalence.ok):
-                result.verdict, result.headline = Verdict.UNVERIFIED, "UNVERIFIED: there is no record of a verification"
-            if not result.verdict.measured:
-                result.headline += (
-                    replayed(result) if result.verdict not in (Verdict.ERROR, Verdict.UNSUPPORTED) else ""
-                )
-                result.withhold()
-            recorder.finish(result)
-    return result
+            recorder.finish(session.result)
+    return session.result
 
 
-# --- the story -------------------------------------------------------------------------------------------------
+def problem(error: Exception) -> Problem:
+    """An exception as the record of a comparison that it ended."""
+    if isinstance(error, Failure):
+        return Problem(error.type, error.message, error.traceback, error.worker)
+    if isinstance(error, (Unsupported, ConfigError, NoReference, Distrusted)):
+        kind = "Unsupported" if isinstance(error, Unsupported) else type(error).__name__
+        return Problem(kind, str(error))
+    raised = describe(error)
+    return Problem(raised.type, raised.message, traceback.format_exc())
 
 
-def compare(session: Session, meanwhile: Callable[[], None]) -> None:
-    """Fill in the session's result; where memory runs out, once more with less of it."""
-    while True:
-        try:
-            return compare_once(session, meanwhile)
-        except Failure as failure:
-            if not session.spare(failure):
-                if session.tried and failure.type == "OutOfMemoryError":
-                    failure.message += f" ({ADVICE.format(tried='; '.join(session.tried))})"
-                raise
-        meanwhile = _nothing  # it is done
+def settle(session: Session, decision: Decision) -> None:
+    """Write the verdict into the result, with a headline, and withhold every figure that it does not allow."""
+    result, verdict = session.result, decision.verdict
+    result.verdict = verdict
+    if verdict is Verdict.VERIFIED:
+        result.headline = _verified(session)
+    elif verdict.measured and not decision.reason and result.speedup:
+        weakness = result.equivalence.weakness if result.equivalence else None
+        result.headline = headline(result, session.precision, label(session.baseline), weakness)
+    else:
+        result.headline = f"{verdict}: {decision.reason}"
+    if verdict in (Verdict.PROFILED, Verdict.ERROR, Verdict.UNSUPPORTED):
+        pass  # of no inputs, or of none that matter
+    elif not verdict.measured:
+        result.headline += replayed(result)
+    if not verdict.measured and verdict is not Verdict.PROFILED:
+        result.withhold()
 
 
-def _nothing() -> None:
-    return
-
-
-def compare_once(session: Session, meanwhile: Callable[[], None]) -> None:
-    """`Stop`, `Unsupported` and `Failure` end it early."""
-    result = session.result
-    for stack in (session.stack, session.baseline):
-        compose(stack)  # members that cannot work together are refused before anything starts
-    refuse_company(session)
-    candidate = examine(session, session.stack, "candidate", meanwhile)
-    # A stack to compare against is held to the same: a baseline that fell back or is wrong makes any ratio worthless.
-    baseline = examine(session, session.baseline, "baseline") if session.baseline else None
-    before = baseline.stacked if baseline else candidate.bare
-    result.baseline.setup_s = baseline.setups["stacked"] if baseline else candidate.setups["bare"]
-    result.candidate.setup_s = candidate.setups["stacked"]
-    show_where_time_goes(session, {"baseline": before, "candidate": candidate.stacked}, candidate.bottlenecks)
-    causes = baseline.bottlenecks if baseline else candidate.bare_bottlenecks
-    result.profile["suggestion"] = next_step(session, causes, candidate.bottlenecks, helps=False)
-    result.explanation = explain(before.trace, candidate.stacked.trace, before.breakdown, candidate.stacked.breakdown)
-    result.evidence = candidate.evidence
-    result.equivalence = candidate.verification
-    for name, examined in (("", candidate), ("the baseline's ", baseline)):
-        missing = [e for e in examined.evidence if not e["engaged"]] if examined else []
-        if missing:
-            raise Stop(Verdict.NOT_ENGAGED, "; ".join(f"{name}{e['strategy']}: {e['text']}" for e in missing))
-    for examined in (candidate, baseline):
-        if examined and examined.referee.replaced and examined.distrust:  # then its results are not what was computed
-            raise Stop(Verdict.INVALID, examined.distrust)
-    for name, examined in (("", candidate), ("the baseline itself: ", baseline)):
-        if examined and not examined.verification.ok:
-            raise Stop(Verdict.NOT_EQUIVALENT, name + examined.verification.headline)
-    for name, examined in (("", candidate), ("the baseline itself: ", baseline)):
-        if examined and examined.verification.undecided:
-            raise Stop(Verdict.UNVERIFIED, name + examined.verification.undecided)
-    for examined in (candidate, baseline):
-        if examined and examined.distrust:
-            raise Stop(Verdict.INVALID, examined.distrust)
-    session.refuse_edits()
-    if session.experiment.verify == "only":
-        result.verdict = Verdict.VERIFIED
-        at = at_precision(session.precision, result.equivalence)
-        unchecked = unchecked_bits(candidate.verification.unchecked_bits)
-        facts = f"VERIFIED: the results are the same{at}", unchecked, "nothing was timed"
-        result.headline = "; ".join(filter(None, facts))
-        result.profile["suggestion"] = next_step(session, causes, candidate.bottlenecks, helps=True)
-        say_how_to_lock(session)
-        return
-    if baseline:
-        baseline.referee.leave()
-    if session.protocol.trials:
-        textbook.measure(session)
-        say_how_to_lock(session)
-        result.explanation = []
-        return
-    samples = measure(session, candidate.referee.again)
-    session.refuse_edits()
-    candidate.referee.leave()
-    conclude(session, samples, candidate.verification)
-    helps = result.verdict is not Verdict.SLOWER and result.speedup is not None and result.speedup.estimate >= 1
-    result.profile["suggestion"] = next_step(session, causes, candidate.bottlenecks, helps)
-
-
-def profile_only(session: Session, meanwhile: Callable[[], None]) -> None:
-    """mode=profile: the baseline alone, where its time goes, and what fits it."""
-    if session.stack:
-        names = ",".join(strategy.name for strategy in session.stack)
-        raise ConfigError(
-            f"mode=profile shows one program: leave strategy={names} out, or profile that stack as baseline=[{names}]"
-        )
-    result = session.result
-    with session.working("arms", "starting the baseline"), alongside(meanwhile):
-        starting = session.start({"baseline": session.spec(session.baseline)})["baseline"]
-        arm, setup = starting.arm, starting.setup.wait()
-    session.learn(setup, [setup])
-    with session.working("measurement", "timing it as it is"):
-        step_s = median(arm.call(Arm.warm_up, limit_s=session.protocol.warmup_s).alone_s)
-    result.baseline = ArmSummary(step_us=step_s * 1e6, throughput=session.samples / step_s, setup_s=setup.setup_s)
-    result.measurement["notes"].append("time/step is of single steps, each waited for: one of many takes less")
-    say_how_to_lock(session)
-    with session.working("profile", "tracing a few steady steps"):
-        found = profile(session, arm, "baseline")
-        causes = advised(arm, found, session.baseline)
-        show_where_time_goes(session, {"baseline": found}, causes)
-        result.profile["suggestion"] = suggestion(causes, members(session.baseline))
-    arm.close()
-    bottlenecks = result.profile["bottlenecks"]
-    named = f"{bottlenecks[0]['label']} ({bottlenecks[0]['why']})" if bottlenecks else "no single bottleneck"
-    result.verdict, result.headline = Verdict.PROFILED, f"PROFILED: {named}"
-
-
-def show_where_time_goes(session: Session, profiles: Mapping[str, Profile], bottlenecks: Sequence[Bottleneck]) -> None:
-    """Profiles into the result, and what holds the last of them back."""
-    result = session.result
-    for name, found in profiles.items():
-        result.profile[name] = found.record()
-        found.fill(getattr(result, name))
-    result.profile["bottlenecks"] = [
-        {"label": b.label, "share": b.share, "why": b.why, "try": list(b.try_)} for b in bottlenecks
-    ]
-
-
-def next_step(session: Session, before: Sequence[Bottleneck], after: Sequence[Bottleneck], helps: bool) -> str | None:
-    """Beside a stack that helps, the remedy of what still holds it back; else another one, for the baseline.
-
-    before, after: bottlenecks of both arms
-    """
-    if helps:
-        return suggestion(after, members(session.stack or session.baseline))
-    return suggestion(before, members(session.baseline), without=members(session.stack))
-
-
-def members(stack: Sequence[Strategy]) -> list[str]:
-    return [strategy.name for strategy in stack]
+def _verified(session: Session) -> str:
+    at = at_precision(session.precision, session.result.equivalence)
+    unchecked = unchecked_bits(session.result.equivalence.unchecked_bits) if session.result.equivalence else ""
+    facts = f"VERIFIED: the results are the same{at}", unchecked, "nothing was timed"
+    return "; ".join(filter(None, facts))

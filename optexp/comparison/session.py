@@ -22,8 +22,8 @@ from optexp import discovery
 from optexp.arm import Arm
 from optexp.config import Experiment
 from optexp.draws import Draws
-from optexp.errors import ConfigError, Failure
-from optexp.insight.calibration import Calibration
+from optexp.errors import ConfigError, Distrusted, Failure, NoReference
+from optexp.insight.record import Calibration
 from optexp.measurement import placement
 from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.forecast import Steps, announcement, total_s
@@ -32,7 +32,7 @@ from optexp.measurement.protocol import Protocol
 from optexp.memory_plan import PLANS, thriftier
 from optexp.reference import Reference
 from optexp.reporting.terminal import Progress
-from optexp.result import Result, Verdict
+from optexp.result import SCHEMA, Placement, Result, Verdict
 from optexp.schema import build
 from optexp.stopwatch import Stopwatch
 from optexp.strategy import REASSOCIATES, Composed, Contract, Strategy, environment
@@ -44,7 +44,6 @@ from optexp.workers.peer import Peer
 from optexp.workers.processes import Launcher
 from optexp.workers.spec import Spec
 
-RECORD_SCHEMA = 1
 # Packages that all arms may find imported: importing any other may change more than how long that takes.
 SHARED = {"torch", "triton", "torchvision", "transformers", "sklearn"}
 # They change what is run with, not what is run.
@@ -52,14 +51,6 @@ NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "tim
 
 A = TypeVar("A", bound=Peer)
 S = TypeVar("S")
-
-
-class Stop(Exception):
-    """The comparison is over before it was measured: a verdict and the reason."""
-
-    def __init__(self, verdict: Verdict, reason: str) -> None:
-        super().__init__(reason)
-        self.verdict, self.reason = verdict, reason
 
 
 @dataclass(frozen=True)
@@ -123,9 +114,9 @@ class Session:
         places = [place for place in ("/dev/shm", tempfile.gettempdir()) if os.path.isdir(place)]
         self.folders = tuple(tempfile.mkdtemp(prefix="optexp-", dir=place) for place in places)
         self.result.fingerprint = fingerprint(self.result, len(self.cores))
-        self.result.measurement |= {"notes": list(e.notes), "draws": self.draws.to_dict()}
+        self.result.notes, self.result.draws = list(e.notes), self.draws
         count = f"{len(self.cores)} core{'s' if len(self.cores) > 1 else ''}"
-        self.result.measurement["placement"] = {"cpus": self.cores, "text": f"both arms bound to the same {count}"}
+        self.result.placement = Placement(self.cores, f"both arms bound to the same {count}")
 
     @property
     def contract(self) -> Contract:
@@ -174,24 +165,23 @@ class Session:
         )
 
     def learn(self, bare: SetUp, setups: Iterable[SetUp], judge: Facts | None = None) -> None:
-        """What the arms found out about the workload by building it; `Stop` where they built different models."""
+        """Facts about the workload from the arms that built it; `NoReference` where they built different models."""
         self.samples, built = bare.facts.samples, bare.facts.built
         self.plan = max([self.plan, *(setup.plan for setup in setups)])
         if self.plan:
-            self.result.measurement["notes"] += self.on_memory(bare.batch_bytes)
-        notes = self.result.measurement["notes"]
+            self.result.notes += self.on_memory(bare.batch_bytes)
+        notes = self.result.notes
         notes += [remark for remark in bare.facts.remarks if remark not in notes]
         for facts in (*(setup.facts for setup in setups), *([judge] if judge else [])):
             if different := [name for name, value in facts.built.items() if built.get(name, value) != value]:
-                raise Stop(
-                    Verdict.UNVERIFIED,
+                raise NoReference(
                     f"the model is not the same in every process ({different[0].partition('/')[2]} differs):"
                     " what draws its values must follow the seed of torch, numpy or random",
                 )
 
     def calibrated(self, calibration: Calibration) -> None:
         """The device's ceilings are known."""
-        self.calibration, self.result.profile["calibration"] = calibration, calibration.to_dict()
+        self.calibration = self.result.profile.calibration = calibration
 
     @property
     def in_turns(self) -> bool:
@@ -200,7 +190,7 @@ class Session:
 
     def on_memory(self, batch_bytes: float) -> list[str]:
         """What is done, and not done, so that everything fits; for people, and not said before."""
-        plan, said = PLANS[self.plan], self.result.measurement["notes"]
+        plan, said = PLANS[self.plan], self.result.notes
         notes = [f"memory: a batch has {batch_bytes / 2**30:.3g} GiB: {plan.describe()}"]
         if plan.batches == 1:
             notes.append(
@@ -226,7 +216,7 @@ class Session:
         wall_s, compute_s = arm.call(Arm.one_step)
         steps = replace(steps, wall_s=wall_s, compute_s=compute_s)
         if text := announcement(steps, self.protocol, measured, {"quick": quick}):
-            self.result.measurement["notes"].append(text)
+            self.result.notes.append(text)
             self.progress.update(text, remaining_s=total_s(steps, self.protocol, measured))
 
     def spare(self, failure: Failure) -> bool:
@@ -236,7 +226,7 @@ class Session:
             return False
         tried, self.plan = PLANS[self.plan], following
         self.tried = [*self.tried, tried.describe()]
-        self.result.measurement["notes"].append(f"memory: {failure.worker or 'an arm'} ran out with {tried.describe()}")
+        self.result.notes.append(f"memory: {failure.worker or 'an arm'} ran out with {tried.describe()}")
         for own in self.launchers.values():
             own.end_workers()
         if self.isolated:
@@ -304,20 +294,20 @@ class Session:
         return {"CUDA_VISIBLE_DEVICES": one_card(self.device)} if self.device.startswith("cuda") else {}
 
     def prove(self, arms: Mapping[str, Client[Arm]]) -> None:
-        """Each arm says which it is, and what it was built of; `Stop` where one stands in another's place."""
+        """Each arm says which it is, and what it was built of; `Distrusted` where one stands in another's place."""
         stacks = {"baseline": self.baseline, "again": self.baseline, "candidate": self.stack}
         for name, arm in arms.items():
             said = arm.call(Arm.identity)
             if (said.name, said.strategies) != (name, Composed(stacks[name]).labels):
                 built = f"{said.name} ({'+'.join(said.strategies) or 'no strategy'})"
-                raise Stop(Verdict.INVALID, f"arms were swapped: the {name} says that it is the {built}")
+                raise Distrusted(f"arms were swapped: the {name} says that it is the {built}")
 
     def refuse_edits(self) -> None:
-        """`Stop` where a file of this package is another one than when the comparison began."""
+        """`Distrusted` where a file of this package is another one than when the comparison began."""
         now = own_files()
         changed = sorted(name for name in self.files.keys() | now.keys() if self.files.get(name) != now.get(name))
         if changed:
-            raise Stop(Verdict.INVALID, f"{', '.join(changed[:3])} of optexp changed while it ran")
+            raise Distrusted(f"{', '.join(changed[:3])} of optexp changed while it ran")
 
     def launcher(self, stack: Sequence[Strategy]) -> Launcher:
         """The shared one, or one of this comparison's own where a stack needs environment variables.
@@ -372,7 +362,7 @@ def one_card(device: str) -> str:
 
 def own_files() -> dict[str, str]:
     """A digest of each source file of this package."""
-    folder = Path(__file__).parent
+    folder = Path(__file__).parent.parent
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*.py")
     }
@@ -405,7 +395,7 @@ def choose_device(setting: str) -> str:
 def fingerprint(result: Result, cores: int) -> str:
     """Equal fingerprints may be compared: same schema, work, stack, protocol, device and versions."""
     facts = [
-        RECORD_SCHEMA,
+        SCHEMA,
         {key: value for key, value in result.config.items() if key not in NOT_COMPARED},
         result.environment.get("gpu") or result.environment.get("cpu"),
         [result.environment.get(key) for key in ("torch", "triton", "cuda")],

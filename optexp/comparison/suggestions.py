@@ -13,8 +13,8 @@ from optexp import discovery
 from optexp.arm import Arm
 from optexp.errors import Unsupported
 from optexp.insight.breakdown import Breakdown
-from optexp.insight.calibration import Calibration
-from optexp.insight.diagnosis import Bottleneck, diagnose, narrowed, parse
+from optexp.insight.diagnosis import diagnose, narrowed, parse
+from optexp.insight.record import Bottleneck, Calibration
 from optexp.insight.trace import Trace
 from optexp.schema import build, plain
 from optexp.strategy import Strategy, compose

@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from statistics import fmean, median
 
 from optexp.arm import Arm
+from optexp.comparison.adjudicate import Facts
 from optexp.comparison.session import Session
 from optexp.measurement import placement, table
 from optexp.measurement.clock import Timing
+from optexp.measurement.record import Measurement, Textbook
 from optexp.measurement.samples import MAIN, SAME, TEXTBOOK, Pair, Sample
 from optexp.reporting.wording import ratio
-from optexp.result import Verdict
 from optexp.workers.client import Client
 
 REPEATS = 4  # in each process
 
 
-def measure(session: Session) -> None:
-    """Fill in the result: what the usual way says here, and how often it sees a difference where there is none."""
+def measure(session: Session, facts: Facts) -> None:
+    """The usual way's ratios here, and how often it sees a difference where there is none."""
     protocol, result = session.protocol, session.result
     equal, compared, samples = list[float](), list[tuple[float, float]](), list[Sample]()
     stacks = {"baseline": session.baseline, "candidate": session.stack, "again": session.baseline}
@@ -49,16 +50,13 @@ def measure(session: Session) -> None:
     effect = 1 + protocol.min_effect
     wrong = sum(not 1 / effect <= found <= effect for found in equal)
     ratios = [before / after for before, after in compared]
-    result.measurement |= {
-        "preset": protocol.preset,
-        "textbook": {"ratios": ratios, "equal_arms": equal, "wrong": wrong},
-    }
-    result.verdict = Verdict.INCONCLUSIVE
-    result.headline = (
-        f"INCONCLUSIVE: 1 warm-up and the mean of {protocol.trials} trials give {ratio(min(ratios))} to"
+    text = (
+        f"1 warm-up and the mean of {protocol.trials} trials give {ratio(min(ratios))} to"
         f" {ratio(max(ratios))} in {len(ratios)} repetitions, and call the baseline different from itself in {wrong} of"
         f" {len(equal)}: measurement=default gives a verdict"
     )
+    found = Measurement(preset=protocol.preset, textbook=Textbook(ratios, equal, wrong, text))
+    facts.measurement = result.measurement = found
 
 
 def _trials(arms: Mapping[str, Client[Arm]], name: str, trials: int) -> list[Timing]:

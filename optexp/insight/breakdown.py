@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
-from optexp.insight.calibration import Calibration
 from optexp.insight.intervals import Union
+from optexp.insight.record import Calibration
 from optexp.insight.roofline import CLASSES, kernel_classes, matrix_flop
 from optexp.insight.trace import GRAPH_LAUNCH, LAUNCH, Copy, Kernel, Op, Trace
 

@@ -6,38 +6,17 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from optexp.insight.record import Calibration
 from optexp.kept import kept
 from optexp.measurement import clock
 
 _VERSION = 1  # of what is measured and how: an older cache entry is not read
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Ceilings of a device: bytes/s read and written by a copy, flop/s of a matrix product by dtype ("tf32" too),
-    µs the host needs for one empty launch, bytes/s from pinned and from pageable memory (None on a CPU)."""
-
-    device: str
-    bandwidth: float
-    matrix: Mapping[str, float] = field(default_factory=dict)
-    launch_us: float | None = None
-    pinned: float | None = None
-    pageable: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
-        return cls(**values)
 
 
 def calibrate(device: torch.device, anew: bool = False, keep: bool = True) -> Calibration:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from optexp.insight.breakdown import OUTSIDE, Breakdown
-from optexp.insight.calibration import Calibration
 from optexp.insight.explanation import DISTORTED, percent
+from optexp.insight.record import Bottleneck, Calibration
 from optexp.insight.trace import MATRIX_OPS, Trace
 from optexp.reporting.wording import duration
 
@@ -18,16 +18,6 @@ _SMALL_OP_US, _MANY_OPS = 20.0, 50
 _INSIDE = {"DtoD", "memset"}  # kinds of copies
 _WORKERS = 4  # proposed for a loader that has none, at most
 _LOW_PRECISION = {"bfloat16", "float16"}
-
-
-@dataclass(frozen=True)
-class Bottleneck:
-    """One cause: the share of the step it stands for, why it is one, and what to try (strategies, or plain words)."""
-
-    label: str
-    share: float
-    why: str
-    try_: tuple[str, ...]
 
 
 def diagnose(trace: Trace, breakdown: Breakdown, calibration: Calibration | None = None) -> list[Bottleneck]:
@@ -238,8 +228,6 @@ def _on_cpu(trace: Trace, b: Breakdown) -> list[Bottleneck]:
             )
         )
     top = trace.top_ops(1)
-    if top and top[0]["share"] >= 0.5:
-        found.append(
-            Bottleneck("one_op", top[0]["share"], f"{top[0]['name']} takes {percent(top[0]['share'])} of the step", ())
-        )
+    if top and top[0].share >= 0.5:
+        found.append(Bottleneck("one_op", top[0].share, f"{top[0].name} takes {percent(top[0].share)} of the step", ()))
     return found

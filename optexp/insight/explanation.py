@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from optexp.insight.breakdown import SLOWED, Breakdown
+from optexp.insight.record import TopEntry
 from optexp.insight.trace import MATRIX_OPS, Trace
 from optexp.reporting.wording import duration
 
@@ -102,24 +102,22 @@ def _share(name: str, before: float, after: float) -> list[str]:
     return [f"{name} {'rose' if after > before else 'fell'} from {percent(before)} to {percent(after)} of the step"]
 
 
-def _work(
-    kind: str, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], step_us: float
-) -> list[str]:
+def _work(kind: str, before: Sequence[TopEntry], after: Sequence[TopEntry], step_us: float) -> list[str]:
     """Kernels or operators that vanished, appeared, or take another time, those with most time first."""
-    old, new = ({row["name"]: row for row in rows} for rows in (before, after))
+    old, new = ({row.name: row for row in rows} for rows in (before, after))
     sentences = []
     for verb, rows in (
-        ("gone", [row for row in before if row["name"] not in new]),
-        ("new", [row for row in after if row["name"] not in old]),
+        ("gone", [row for row in before if row.name not in new]),
+        ("new", [row for row in after if row.name not in old]),
     ):
         if rows:
             more = f", and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
-            listed = ", ".join(f"{r['name']} ({r['calls']:.3g}×, {duration(r['us'] / 1e6)})" for r in rows[:_SHOWN])
+            listed = ", ".join(f"{r.name} ({r.calls:.3g}×, {duration((r.us or 0.0) / 1e6)})" for r in rows[:_SHOWN])
             sentences.append(f"{kind} {verb}: {listed}{more}")
     changed = [
-        (name, old[name]["us"], row["us"])
+        (name, old[name].us or 0.0, row.us or 0.0)
         for name, row in new.items()
-        if name in old and abs(row["us"] - old[name]["us"]) > max(0.2 * old[name]["us"], 0.02 * step_us)
+        if name in old and abs((row.us or 0.0) - (was := old[name].us or 0.0)) > max(0.2 * was, 0.02 * step_us)
     ]
     changed.sort(key=lambda change: -abs(change[2] - change[1]))
     if changed:

@@ -18,7 +18,7 @@ from math import prod
 
 from torch.utils.flop_counter import conv_flop_count, sdpa_backward_flop_count, sdpa_flop_count
 
-from optexp.insight.calibration import Calibration
+from optexp.insight.record import Calibration
 from optexp.insight.trace import Kernel, Op, Trace
 from optexp.measurement.floor import float32_rate
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from optexp.insight.record import TopEntry
+
 if TYPE_CHECKING:
     import torch
     from torch.profiler import profile
@@ -274,28 +276,23 @@ class Trace:
         """Dtypes of the first tensor that these operators were given, counted over all steps."""
         return Counter(op.inputs[0][0] for op in self.ops if op.name in names and op.inputs and op.inputs[0][0])
 
-    def top_kernels(self, count: int) -> list[dict[str, Any]]:
+    def top_kernels(self, count: int) -> list[TopEntry]:
         """Kernels and copies with most GPU time: name, calls and µs a step, share of the GPU's time."""
         work = [(short_name(k.name), k.duration) for k in (*self.kernels, *self.copies)]
         return self._top(work, sum(us for _, us in work), count)
 
-    def top_ops(self, count: int) -> list[dict[str, Any]]:
+    def top_ops(self, count: int) -> list[TopEntry]:
         """Operators with most host time of their own: name, calls and µs a step, share of the steps' time."""
         return self._top([(op.name, op.self_us) for op in self.ops], sum(s.duration for s in self.steps), count)
 
-    def _top(self, work: Iterable[tuple[str, float]], whole: float, count: int) -> list[dict[str, Any]]:
+    def _top(self, work: Iterable[tuple[str, float]], whole: float, count: int) -> list[TopEntry]:
         groups: dict[str, list[float]] = defaultdict(list)
         for name, us in work:
             groups[name].append(us)
         ranked = sorted(groups.items(), key=lambda item: -sum(item[1]))[:count]
         steps = len(self.steps)
         return [
-            {
-                "name": name,
-                "calls": len(times) / steps,
-                "us": sum(times) / steps,
-                "share": sum(times) / whole if whole else 0.0,
-            }
+            TopEntry(name, len(times) / steps, sum(times) / whole if whole else 0.0, sum(times) / steps)
             for name, times in ranked
         ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from math import exp, isinf, log
 from pathlib import Path
@@ -14,30 +14,12 @@ from typing import Any
 from optexp.kept import kept
 from optexp.measurement import statistics
 from optexp.measurement.protocol import Protocol
+from optexp.measurement.record import Control
 from optexp.measurement.samples import DELAYED, SAME, Sample
 from optexp.reporting.wording import percent
 
 DELAY = 1.05
 NAMES = {SAME: "A/A", DELAYED: "known delay"}
-
-
-@dataclass(frozen=True)
-class Control:
-    """What one control gave, as ratios of times.
-
-    ok:     its interval does not exclude what is known to be true
-    found:  a known difference was seen; of equal arms: the interval is narrow enough to have seen it
-    since:  the day on which it was, where that is remembered
-    """
-
-    kind: str
-    ok: bool
-    found: bool
-    text: str
-    estimate: float | None = None
-    low: float | None = None
-    high: float | None = None
-    since: str | None = None
 
 
 def judge(samples: Sequence[Sample], protocol: Protocol) -> dict[str, Control]:

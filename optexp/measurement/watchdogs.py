@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from math import hypot, pi, sqrt
 from statistics import correlation, fmean, median, stdev
 
 from optexp.measurement.gpu import POWER_CAP, between
+from optexp.measurement.record import About, Severity, Watch
 from optexp.measurement.samples import COLD, MAIN, Sample
 from optexp.reporting.wording import duration
 
+REMARK, UNDECIDES, REFUSES, MACHINE = Severity.REMARK, Severity.UNDECIDES, Severity.REFUSES, About.MACHINE
 FOREIGN, PILED = "foreign processes", "work ahead"
 SLOW_START = 20.0  # waiting for every step costs a short one several times its own time
 TYPICAL = 0.5  # of the mean step of a block: a typical single step that takes less leaves its work to others
@@ -25,22 +26,11 @@ CROWDED = 0.1  # of the time; on a machine that did nothing else it was 0.06 at 
 RARE = 0.15  # share of blocks below which a second mode is a few disturbed blocks
 
 
-@dataclass(frozen=True)
-class Watch:
-    """What a watchdog saw. `fatal` makes the measurement INVALID, `undecides` INCONCLUSIVE; else it is a remark."""
-
-    name: str
-    ok: bool
-    text: str
-    fatal: bool = False
-    undecides: bool = False
-
-
 def recompilation(samples: Sequence[Sample]) -> Watch:
     """A compiler that works while the clock runs makes the figures meaningless."""
     count = sum(sample.recompiled for sample in samples)
     text = f"torch.compile compiled again while measuring, in {count} of {len(samples)} processes"
-    return Watch("recompilation", count == 0, text if count else "none while measuring", fatal=True)
+    return Watch("recompilation", count == 0, text if count else "none while measuring", severity=REFUSES)
 
 
 def slow_start(samples: Sequence[Sample]) -> Watch:
@@ -66,7 +56,7 @@ def slow_start(samples: Sequence[Sample]) -> Watch:
     if slow and excused:
         text += ", as may be due to other programs on its cores: its blocks may be too short to decide anything"
     text = text if ratios else "no warm-up to compare with"
-    return Watch("slow start", not slow, text, fatal=not excused, undecides=excused)
+    return Watch("slow start", not slow, text, severity=UNDECIDES if excused else REFUSES)
 
 
 def ahead_of_steps(samples: Sequence[Sample]) -> Watch:
@@ -90,7 +80,7 @@ def ahead_of_steps(samples: Sequence[Sample]) -> Watch:
     ok = ours >= TYPICAL or not ALIKE <= theirs < SLOW_START
     excused = not cores(samples).ok
     text += "" if ok else ", as may be due to other programs" * excused or ": one step computes the results of several"
-    return Watch(PILED, ok, text, fatal=not excused, undecides=excused)
+    return Watch(PILED, ok, text, severity=UNDECIDES if excused else REFUSES)
 
 
 def chance(disturbed: float, blocks: int) -> float:
@@ -104,7 +94,7 @@ def skipped_steps(samples: Sequence[Sample]) -> Watch:
     skipped = sum(pair.skipped for pair in pairs)
     text = f"{skipped} of {len(pairs)} pairs dropped, because gradients overflowed in a step"
     fatal = skipped > DROPPED * len(pairs) or nothing_left(samples)
-    return Watch("skipped steps", not skipped, text if skipped else "none", fatal)
+    return Watch("skipped steps", not skipped, text if skipped else "none", REFUSES if fatal else REMARK)
 
 
 def throttling(samples: Sequence[Sample]) -> Watch:
@@ -112,14 +102,15 @@ def throttling(samples: Sequence[Sample]) -> Watch:
     pairs = [pair for sample in samples for kind in (MAIN, COLD) for pair in sample.of(kind)]
     clocks = [r.sm_mhz for pair in pairs for r in pair.readings if r.sm_mhz]
     if not any(pair.readings for pair in pairs):
-        return Watch("throttling", True, "no clocks to read on this device")
+        return Watch("throttling", True, "no clocks to read on this device", about=MACHINE)
     reasons = Counter(reason for pair in pairs for reason in pair.slowed)
     dropped = sum(bool(pair.slowed) for pair in pairs)
     text = f"SM clock {min(clocks):.0f} to {max(clocks):.0f} MHz" if clocks else "clocks unknown"
     if dropped:
         named = ", ".join(name for name, _ in reasons.most_common())
         text = f"the GPU was slowed ({named}): {dropped} of {len(pairs)} pairs dropped; {text}"
-    return Watch("throttling", dropped == 0, text, fatal=dropped > DROPPED * len(pairs) or nothing_left(samples))
+    severity = REFUSES if dropped > DROPPED * len(pairs) or nothing_left(samples) else REMARK
+    return Watch("throttling", dropped == 0, text, severity, MACHINE)
 
 
 def nothing_left(samples: Sequence[Sample]) -> bool:
@@ -133,9 +124,10 @@ def power_cap(samples: Sequence[Sample]) -> Watch:
     looks += [r.reasons for sample in samples for load in sample.load.values() for r in load.readings]
     capped = sum(POWER_CAP in reasons for reasons in looks)
     if not capped:
-        return Watch("power cap", True, "not reached" if looks else "no power to read on this device")
+        return Watch("power cap", True, "not reached" if looks else "no power to read on this device", about=MACHINE)
     share = capped / len(looks)
-    return Watch("power cap", False, f"the GPU was at its power limit in {share:.0%} of the looks: compare energy/step")
+    text = f"the GPU was at its power limit in {share:.0%} of the looks: compare energy/step"
+    return Watch("power cap", False, text, about=MACHINE)
 
 
 def foreign(samples: Sequence[Sample]) -> Watch:
@@ -143,8 +135,9 @@ def foreign(samples: Sequence[Sample]) -> Watch:
     seen = dict.fromkeys(text for sample in samples for text in sample.foreign)
     if not seen:
         looked = any(pair.readings for sample in samples for pair in sample.pairs)
-        return Watch(FOREIGN, True, "none seen on the GPU" if looked else "nobody looked: no GPU, or none that tells")
-    return Watch(FOREIGN, False, f"on the GPU while measuring: {', '.join(seen)}", fatal=True)
+        text = "none seen on the GPU" if looked else "nobody looked: no GPU, or none that tells"
+        return Watch(FOREIGN, True, text, about=MACHINE)
+    return Watch(FOREIGN, False, f"on the GPU while measuring: {', '.join(seen)}", REFUSES, MACHINE)
 
 
 def waiting_arm(samples: Sequence[Sample]) -> Watch:
@@ -162,7 +155,7 @@ def waiting_arm(samples: Sequence[Sample]) -> Watch:
     ]
     gap, text = max(found, default=(0.0, "the arms have no processes of their own"))
     ok = gap < RESTLESS
-    return Watch("waiting arm", ok, text if ok else f"{text}: does a thread of it never rest?", fatal=True)
+    return Watch("waiting arm", ok, text if ok else f"{text}: does a thread of it never rest?", severity=REFUSES)
 
 
 def _excess(shares: Mapping[str, Sequence[float]], words: str) -> Iterator[tuple[float, str]]:
@@ -184,7 +177,9 @@ def aside(samples: Sequence[Sample]) -> Watch:
     text = f"beside blocks of {duration(told)} the candidate keeps its caller waiting {duration(abs(more))}"
     text += f" {'longer' if more > 0 else 'less'} than the baseline"
     ok = more < ASIDE * told
-    return Watch("work aside", ok, text if ok else f"{text}: that is work that its clock does not see", fatal=True)
+    return Watch(
+        "work aside", ok, text if ok else f"{text}: that is work that its clock does not see", severity=REFUSES
+    )
 
 
 def cores(samples: Sequence[Sample]) -> Watch:
@@ -195,10 +190,10 @@ def cores(samples: Sequence[Sample]) -> Watch:
         if (told := [t.queued for s in samples for p in s.kept if (t := getattr(p, arm)).queued is not None])
     }
     if not shares:
-        return Watch("cores", True, "nobody tells whether they were free")
+        return Watch("cores", True, "nobody tells whether they were free", about=MACHINE)
     arm, most = max(shares.items(), key=lambda item: item[1])
     text, ok = f"the {arm} had to wait for a core for {most:.0%} of its time", most < CROWDED
-    return Watch("cores", ok, text if ok else f"{text}: other programs run here")
+    return Watch("cores", ok, text if ok else f"{text}: other programs run here", about=MACHINE)
 
 
 def constant_inputs(samples: Sequence[Sample]) -> Watch:
@@ -214,7 +209,9 @@ def same_batches(samples: Sequence[Sample]) -> Watch:
     """Of a loader's batches, where they differ in size, both arms must be timed on the same ones."""
     why = next((sample.uneven for sample in samples if sample.uneven), "")
     text = f"the arms were timed on different batches of a loader whose sizes differ, for {why}: pad them, or use fewer"
-    return Watch("batches", not why, f"{text} workers" if why else "blocks of both arms meet the same", undecides=True)
+    return Watch(
+        "batches", not why, f"{text} workers" if why else "blocks of both arms meet the same", severity=UNDECIDES
+    )
 
 
 def order_effect(samples: Sequence[Sample]) -> Watch:
@@ -304,9 +301,8 @@ def impossible(samples: Sequence[Sample]) -> Watch:
     typical = [median(getattr(p, arm).step_s for s in samples for p in s.kept) for arm in ("baseline", "candidate")]
     below = typical[1] < floor <= typical[0]
     text = f"no program can do this in less than {duration(floor)} here"
-    return Watch(
-        "physical floor", not below, text + (f", and the candidate takes {duration(typical[1])}" * below), below
-    )
+    text += f", and the candidate takes {duration(typical[1])}" * below
+    return Watch("physical floor", not below, text, severity=REFUSES)
 
 
 def device_beats_wall(samples: Sequence[Sample]) -> Watch:

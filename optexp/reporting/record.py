@@ -44,7 +44,7 @@ class Recorder:
     def finish(self, result: Result) -> None:
         """Write everything, log everything, show it."""
         if self.trouble:
-            result.measurement["notes"].append(f"not in MLflow: {self.trouble}")
+            result.notes.append(f"not in MLflow: {self.trouble}")
         with self.session.working("record", "writing the report and the MLflow run"):
             self._write(result)
             report.write(result, self.output / "report.html")
@@ -53,7 +53,7 @@ class Recorder:
                     self.run.log(result, self.output)
                     self.run.finish("FINISHED")
                 except TrackingError as error:
-                    result.measurement["notes"].append(f"not in MLflow: {error}")
+                    result.notes.append(f"not in MLflow: {error}")
                     with suppress(TrackingError):
                         self.run.finish("FAILED")
         self._write(result)
@@ -61,7 +61,7 @@ class Recorder:
         self.show(result, self.output, None if discovery.in_sweep() else self.run)  # a sweep names the store once
 
     def _write(self, result: Result) -> None:
-        result.measurement["seconds"] = self.watch.rounded()
+        result.seconds = self.watch.rounded()
         result.write(self.output / "result.json")
         (self.output / "environment.json").write_text(json.dumps(result.environment, indent=2) + "\n")
         (self.output / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(result.config)))

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader
 from omegaconf import OmegaConf
 
 from optexp.equivalence.gates import SPREAD
+from optexp.measurement.record import Measurement
 from optexp.reporting import summary, timeline
 from optexp.reporting.wording import GATES, duration
 from optexp.result import Result
@@ -35,10 +36,10 @@ def write(result: Result, path: Path) -> None:
 def render(result: Result, command: str = "") -> str:
     """The page; pictures are drawn as SVG by the template, because importing a plotting library takes a second."""
     environment, found = templates(), result.equivalence
-    arms = [arm for arm in ("baseline", "candidate") if result.profile.get(arm)]
-    breakdowns = {arm: dict(summary.parts(result.profile[arm].get("metrics") or {})) for arm in arms}
+    arms = result.profile.arms()
+    breakdowns = {name: dict(summary.parts(profile.metrics)) for name, profile in arms.items()}
     terms = list(dict.fromkeys(name for parts in breakdowns.values() for name in parts))
-    seconds = {k: v for k, v in (result.measurement.get("seconds") or {}).items() if k != "total"}
+    seconds = {k: v for k, v in result.seconds.items() if k != "total"}
     return environment.get_template("report.html.j2").render(
         result=result,
         summary=summary,
@@ -57,7 +58,7 @@ def render(result: Result, command: str = "") -> str:
         panels=timeline.panels(result),  # without the blocks' times, where those are withheld
         errors=errors(result),
         seconds=seconds,
-        total=max((result.measurement.get("seconds") or {}).get("total", 0.0), sum(seconds.values())),
+        total=max(result.seconds.get("total", 0.0), sum(seconds.values())),
         config=OmegaConf.to_yaml(OmegaConf.create(result.config)) if result.config else "",
         command=command,
     )
@@ -163,13 +164,13 @@ def errors(result: Result) -> dict[str, Any] | None:
 
 def strip(result: Result) -> dict[str, Any] | None:
     """Positions, in pixels, of every pair's ratio by process, each process's mean, and the interval over them."""
-    pairs = result.measurement.get("pairs") or []
-    means = [math.exp(process["log_ratio"]) for process in result.measurement.get("processes") or []]
+    measured = result.measurement or Measurement()
+    pairs, means = measured.pairs, [math.exp(process.log_ratio) for process in measured.processes]
     speedup = result.speedup
     if speedup is None or not means or len(pairs) != len(means):
         return None
     ratios = [[before / after for before, after in process] for process in pairs]
-    lost = [[before / after for before, after in process] for process in result.measurement.get("dropped") or []]
+    lost = [[before / after for before, after in process] for process in measured.dropped]
     keep = [*means, *filter(math.isfinite, (speedup.low, speedup.high))]
     ends = _without_outliers([*(ratio for process in (*ratios, *lost) for ratio in process), *keep], keep)
     low, high = ends[0] - 0.04 * (ends[1] - ends[0]), ends[1] + 0.04 * (ends[1] - ends[0])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from optexp.equivalence.finding import Verification
+from optexp.measurement.record import About, Control, Cost, Watch
 from optexp.reporting.wording import constant_inputs, duration, ratio
 from optexp.result import ArmSummary, Result, Verdict
 
@@ -61,7 +62,7 @@ class Row:
 
 def what_now(result: Result) -> str:
     """For a reader of a verdict without a measurement; empty where there is one."""
-    machines = any(w["name"] in MACHINE and not w["ok"] for w in result.measurement.get("watchdogs", ()))
+    machines = any(watch.about is About.MACHINE and not watch.ok for watch in watches(result))
     if result.verdict is Verdict.NOT_EQUIVALENT and less_exact(result):
         return LESS_EXACT
     return WHAT_NOW.get(result.verdict, "") + (QUIET if result.verdict is Verdict.INVALID and machines else "")
@@ -112,13 +113,14 @@ def _both(result: Result, figure: str) -> tuple[float | None, float | None]:
 
 def _profiled(result: Result, metric: str) -> tuple[float | None, float | None]:
     """The same figure of both arms' profiles."""
-    found = [(result.profile.get(arm) or {}).get("metrics") or {} for arm in ("baseline", "candidate")]
+    arms = result.profile.arms()
+    found = [arms[arm].metrics if arm in arms else {} for arm in ("baseline", "candidate")]
     return found[0].get(metric), found[1].get(metric)
 
 
 def _said(result: Result, name: str) -> str:
     """A row's name, and by which clock its time was taken."""
-    clock, cold = CLOCKS.get(name), (result.measurement.get("l2") or {}).get("headline") == "cold"
+    clock, cold = CLOCKS.get(name), bool(result.measurement and result.measurement.l2.headline == "cold")
     if cold and name in ("time/step", "device time/step"):
         clock = "device, each step by events, emptied L2"
     return f"{name} ({clock})" if clock else name
@@ -170,53 +172,62 @@ def verified(result: Result) -> str:
 
 def evidence(result: Result) -> list[str]:
     """The proof that each strategy engaged, or that it did not."""
-    return [f"{e['strategy']}: {'' if e['engaged'] else 'did not engage: '}{e['text']}" for e in result.evidence]
+    return [f"{e.strategy}: {'' if e.engaged else 'did not engage: '}{e.text}" for e in result.evidence]
 
 
 def measured(result: Result) -> str:
     """How: the preset and where the arms ran."""
-    placed = result.measurement.get("placement") or {}
-    placement = "; ".join(placed[name] for name in ("text", "unbound") if placed.get(name))
-    preset = result.measurement.get("preset")
-    passed = [name for name, c in controls(result).items() if c["ok"] and c["found"] and c["estimate"]]
+    placed, preset = placement(result), result.measurement.preset if result.measurement else ""
+    passed = [name for name, c in controls(result).items() if c.ok and c.found and c.estimate]
     shapes = len(result.config.get("workload.shapes") or ())
-    parts = [f"{preset} preset" if preset else "", placement, f"{shapes} shapes in turn" if shapes > 1 else ""]
-    days = {f", remembered from {c['since']}" for c in controls(result).values() if c.get("since")}
+    parts = [f"{preset} preset" if preset else "", placed, f"{shapes} shapes in turn" if shapes > 1 else ""]
+    days = {f", remembered from {c.since}" for c in controls(result).values() if c.since}
     which = "" if len(passed) == len(controls(result)) else "of the controls only these "
     parts += [f"{which or 'controls '}passed ({', '.join(passed)}{''.join(days)})"] if passed else []
     return ", ".join(text for text in parts if text)
 
 
-def controls(result: Result) -> dict[str, Any]:
-    """What is known to be so, and whether the measurement saw it, by name."""
-    return dict(result.measurement.get("controls") or {})
+def controls(result: Result) -> dict[str, Control]:
+    """Known truths, and whether the measurement saw them, by name."""
+    return result.measurement.controls if result.measurement else {}
+
+
+def watches(result: Result) -> list[Watch]:
+    """Watchdogs; without a measurement those that may be shown."""
+    return result.measurement.watchdogs if result.measurement else result.objections
+
+
+def placement(result: Result) -> str:
+    """Where the arms ran, and the ratio on all cores where that is known."""
+    bound = result.placement.text if result.placement else ""
+    return "; ".join(filter(None, (bound, result.measurement.unbound if result.measurement else "")))
 
 
 def cost(result: Result) -> str:
     """What set-up takes and when it has paid for itself; empty where no speedup may be shown."""
-    facts = result.measurement.get("cost") or {}
-    if result.speedup is None or facts.get("setup_s") is None:
+    facts = result.measurement.cost if result.measurement else Cost()
+    if result.speedup is None or facts.setup_s is None:
         return ""
-    text = f"set-up {duration(facts['setup_s'])}"
-    if facts.get("baseline_setup_s") is not None:
-        text += f" (baseline {duration(facts['baseline_setup_s'])})"
-    if facts.get("cold_setup_s") is not None:
-        text += f", {duration(facts['cold_setup_s'])} with empty compile caches"
+    text = f"set-up {duration(facts.setup_s)}"
+    if facts.baseline_setup_s is not None:
+        text += f" (baseline {duration(facts.baseline_setup_s)})"
+    if facts.cold_setup_s is not None:
+        text += f", {duration(facts.cold_setup_s)} with empty compile caches"
     if result.verdict is Verdict.INCONCLUSIVE:
         return text
-    steps, hours = facts.get("break_even_steps"), facts.get("hours_saved")
-    if steps == "never":
+    steps, hours = facts.break_even_steps, facts.hours_saved
+    if isinstance(steps, str):
         text += ", never paid back"
     elif steps is not None:
         text += f", paid back after {steps:,} steps" if steps > 0 else ", no more than the baseline's"
-    at_low = facts.get("break_even_steps_at_low")
-    beside = [f"{at_low if at_low == 'never' else f'{at_low:,}'} {AT_LOW}"] if at_low not in (None, steps) else []
-    if steps is not None and facts.get("paid_back"):
-        beside.insert(0, "empty caches" if facts["paid_back"] == "cold" else "warm caches")
+    at_low = facts.break_even_steps_at_low
+    beside = [f"{at_low if isinstance(at_low, str) else f'{at_low:,}'} {AT_LOW}"] if at_low not in (None, steps) else []
+    if steps is not None:
+        beside.insert(0, "empty caches" if facts.paid_back == "cold" else "warm caches")
     text += f" ({', '.join(beside)})" if beside else ""
     if hours is not None:
-        text += f"; {_saved(hours)} in {facts['horizon_steps']:,} steps"
-        if (surely := facts.get("hours_saved_at_low")) is not None:
+        text += f"; {_saved(hours)} in {facts.horizon_steps:,} steps"
+        if (surely := facts.hours_saved_at_low) is not None:
             text += f" ({_saved(surely)} {AT_LOW})"
     return text
 
@@ -243,12 +254,11 @@ def single(result: Result) -> str:
 
 def remarks(result: Result) -> list[str]:
     """Watchdogs that saw something, and notes on what was ignored or left out."""
-    watches = result.measurement.get("watchdogs") or []
-    seen = [f"{w['name']}: {w['text']}" for w in watches if not w["ok"]]
-    seen += [f"{name}: {c['text']}" for name, c in controls(result).items() if not (c["ok"] and c["found"])]
-    if cold := (result.measurement.get("l2") or {}).get("cold"):
-        seen.append(f"with emptied caches: {cold['text']}")
-    return [*seen, *unchecked(result), *(result.measurement.get("notes") or [])]
+    seen = [f"{watch.name}: {watch.text}" for watch in watches(result) if not watch.ok]
+    seen += [f"{name}: {c.text}" for name, c in controls(result).items() if not (c.ok and c.found)]
+    if result.measurement and (cold := result.measurement.l2.cold):
+        seen.append(f"with emptied caches: {cold.text}")
+    return [*seen, *unchecked(result), *result.notes]
 
 
 def unchecked(result: Result) -> list[str]:
@@ -266,7 +276,7 @@ def unchecked(result: Result) -> list[str]:
 
 def suggestion(result: Result) -> str:
     """The one thing to try next, as the profile has it."""
-    return str(result.profile.get("suggestion") or "")
+    return result.profile.suggestion or ""
 
 
 def reason(result: Result) -> str:

@@ -17,6 +17,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from optexp.insight.record import ArmProfile
 from optexp.reporting import summary
 from optexp.reporting.wording import at_least, duration, ratio
 from optexp.result import Result, Verdict
@@ -212,26 +213,26 @@ def _error(result: Result) -> Iterator[RenderableType]:
 
 
 def _profile(result: Result) -> Iterator[RenderableType]:
-    facts = result.profile.get("baseline") or {}
+    facts = result.profile.baseline or ArmProfile()
     yield alone(result)
-    yield _bars(facts.get("metrics") or {})
-    for title, key in (("kernel", "top_kernels"), ("operator", "top_ops")):
-        if facts.get(key):
+    yield _bars(facts.metrics)
+    for title, top in (("kernel", facts.top_kernels), ("operator", facts.top_ops)):
+        if top:
             table = _table(title, "calls>", "time>", "share>")
-            for entry in facts[key][:5]:
-                name = Text(str(entry["name"]), no_wrap=True, overflow="ellipsis")
+            for entry in top[:5]:
+                name = Text(entry.name, no_wrap=True, overflow="ellipsis")
                 table.add_row(
                     name,
-                    summary.count(entry["calls"]),
-                    summary.microseconds(entry["us"]),
-                    summary.share(entry["share"]),
+                    summary.count(entry.calls),
+                    summary.microseconds(entry.us or 0.0),
+                    summary.share(entry.share),
                 )
             table.columns[0].max_width = 70
             yield table
-    if bottlenecks := result.profile.get("bottlenecks"):
+    if bottlenecks := result.profile.bottlenecks:
         table = _table("bottleneck", "share>", "why", "try")
-        for entry in bottlenecks:
-            table.add_row(entry["label"], summary.share(entry["share"]), Text(entry["why"]), ", ".join(entry["try"]))
+        for cause in bottlenecks:
+            table.add_row(cause.label, summary.share(cause.share), Text(cause.why), ", ".join(cause.try_))
         yield table
     yield _lines([*_remarks(result), ("try next", summary.suggestion(result))])
 

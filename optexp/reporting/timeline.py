@@ -30,8 +30,7 @@ def panels(result: Result) -> list[Panel]:
 
     Where blocks are withheld, what the card said stands alone: no ratio follows from it.
     """
-    series = result.measurement.get("series") or []
-    pairs = result.measurement.get("pairs") or []
+    series, pairs = result.series, result.measurement.pairs if result.measurement else []
     if not series or len(series) != len(pairs or series):
         return []
     times, end = _times(series)
@@ -73,7 +72,7 @@ def panels(result: Result) -> list[Panel]:
 
 def axis(result: Result) -> list[tuple[float, str]]:
     """Places and names of round times below the panels."""
-    series = result.measurement.get("series") or []
+    series = result.series
     if not series:
         return []
     _, end = _times(series)
@@ -107,7 +106,7 @@ def _without_pauses(times: Sequence[Sequence[float]]) -> list[list[float]]:
 
 def histograms(result: Result) -> list[dict[str, Any]]:
     """How long the blocks of each arm took a step: bars of equal width over 98 % of them, the rest at the ends."""
-    pairs = [pair for process in result.measurement.get("pairs") or [] for pair in process]
+    pairs = [pair for process in result.measurement.pairs for pair in process] if result.measurement else []
     found = []
     for place, arm in enumerate(ARMS if len(pairs) >= 10 else ()):
         ordered = sorted(pair[place] for pair in pairs)

@@ -262,7 +262,7 @@ def metrics(result: Result) -> dict[str, float]:
     if result.speedup is not None:
         found |= {f"speedup/{end}": getattr(result.speedup, end) for end in ("estimate", "low", "high")}
         if result.verdict is not Verdict.INCONCLUSIVE:
-            found["cost/break_even_steps"] = (result.measurement.get("cost") or {}).get("break_even_steps")
+            found["cost/break_even_steps"] = result.measurement.cost.break_even_steps if result.measurement else None
     found["cost/setup_s"] = result.candidate.setup_s
     for arm, figures in (("baseline", result.baseline), ("candidate", result.candidate)):
         found |= {
@@ -273,7 +273,8 @@ def metrics(result: Result) -> dict[str, float]:
             f"throughput/{arm}": figures.throughput,
             f"memory/{arm}_peak_mib": figures.peak_mib,
         }
-        profiled = (result.profile.get(arm) or {}).get("metrics") or {}
+        arms = result.profile.arms()
+        profiled = arms[arm].metrics if arm in arms else {}
         found |= {f"profile/{arm}/{name}": value for name, value in profiled.items()}
     if result.equivalence:
         found["equivalence/error_ratio"] = result.equivalence.error_ratio
@@ -292,11 +293,7 @@ def tags(result: Result) -> dict[str, str]:
         "optexp.device": str(result.environment.get("gpu") or result.environment.get("cpu") or result.device),
         "optexp.evidence": "; ".join(summary.evidence(result)),
         "optexp.fingerprint": result.fingerprint,
-        **(
-            {"optexp.replay": str(draws["key"])}
-            if (draws := result.measurement.get("draws", {})).get("replayed")
-            else {}
-        ),
+        **({"optexp.replay": result.draws.key} if result.draws and result.draws.replayed else {}),
         "mlflow.note.content": note(result),
     }
     return {name: value[:TAG_LIMIT] for name, value in found.items()}

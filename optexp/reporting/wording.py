@@ -96,7 +96,7 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
     processes = "one process" if speedup.processes == 1 else f"{speedup.processes} processes"
     interval = f"{percent(speedup.confidence)} interval {at_least(low)} to {high:.3g}"
     basis = f"best estimate {ratio(estimate)}, {interval}, {processes}"
-    if result.measurement["l2"]["headline"] == "cold":
+    if result.measurement and result.measurement.l2.headline == "cold":
         basis += ", device time with emptied caches"
     match verdict:
         case Verdict.FASTER:
@@ -108,14 +108,15 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
             if baseline.peak_mib and candidate.peak_mib and candidate.peak_mib <= 0.95 * baseline.peak_mib:
                 text += f", with {1 - candidate.peak_mib / baseline.peak_mib:.0%} less peak memory"
         case _:
-            barking = [watch for watch in result.measurement["watchdogs"] if not watch["ok"]]
-            crowded = any(watch["name"] == "cores" for watch in barking)
+            watchdogs = result.measurement.watchdogs if result.measurement else []
+            barking = [watch for watch in watchdogs if not watch.ok]
+            crowded = any(watch.name == "cores" for watch in barking)
             closer = "measurement=default looks closer" if speedup.processes == 1 else "more processes may decide it"
             if result.config.get("isolation") == "none":
                 closer = "isolation=process looks closer, in several processes"
             if speedup.processes == 1 and not low <= 1 <= speedup.high:
                 closer = f"blocks of one process that scatter so decide nothing, {closer}"
-            why = "".join(f"{watch['name']}, {watch['text']}; " for watch in barking if watch.get("undecides"))
+            why = "".join(f"{watch.name}, {watch.text}; " for watch in barking if watch.undecides)
             closer = "a machine that does nothing else decides more" if crowded else closer
             text = f"INCONCLUSIVE ({basis}): {why}{closer}"
     if verdict is not Verdict.INCONCLUSIVE:
@@ -129,7 +130,7 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
 
 def replayed(result: Result) -> str:
     """Of a run on inputs that an earlier one had met: a candidate may have kept its results."""
-    return "; a replay, on inputs of an earlier run" if result.measurement.get("draws", {}).get("replayed") else ""
+    return "; a replay, on inputs of an earlier run" if result.draws and result.draws.replayed else ""
 
 
 def duration(seconds: float) -> str:
@@ -138,3 +139,13 @@ def duration(seconds: float) -> str:
         if abs(seconds) >= size * (2 if unit == "min" else 0.9995):  # what would be rounded to 1000 of the next
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e6:.3g} µs"
+
+
+def agreeing(verdict: Verdict, explanation: list[str]) -> list[str]:
+    """The explanation without what the measurement did not confirm: a profile is a few steps of one process."""
+    if not explanation:
+        return []
+    step, *changes = explanation
+    if (verdict is Verdict.FASTER and "got slower" in step) or (verdict is Verdict.SLOWER and "got faster" in step):
+        return ["The traced steps do not show this difference; what else they show:", *changes]
+    return explanation if verdict in (Verdict.FASTER, Verdict.SLOWER) else changes

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from optexp.comparison.conclusion import agreeing
+from optexp.comparison.adjudicate import adjudicate, facts_of
 from optexp.reporting import summary
-from optexp.result import Result, Verdict, against_itself
+from optexp.reporting.wording import agreeing
+from optexp.result import ByItself, Result, Verdict, against_itself
 
 NEW_SEED = 1000  # other inputs and other orders than any process of the search had
 FOLDER = "winners"
@@ -31,16 +32,21 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def corrected(results: Sequence[Result]) -> list[Result]:
     """The results, in place; a claim that does not survive the correction becomes INCONCLUSIVE, and says so."""
-    family = [r for r in results if r.speedup and "p_value" in r.measurement and not against_itself(r.config)]
-    for result, p in zip(family, holm([r.measurement["p_value"] for r in family]), strict=True):
-        assert result.speedup is not None
-        result.measurement["p_holm"] = p
-        if result.verdict in (Verdict.FASTER, Verdict.SLOWER) and p >= 1 - result.speedup.confidence:
+    family = [
+        (result, found, found.p_value)
+        for result in results
+        if result.speedup and (found := result.measurement) and found.p_value is not None
+        if not against_itself(result.config)
+    ]
+    for (result, found, _), p in zip(family, holm([p_value for _, _, p_value in family]), strict=True):
+        found.p_holm = p
+        decision = adjudicate(replace(facts_of(result), comparisons=len(family)))
+        if decision and decision.reason and decision.verdict is not result.verdict:
             alone = result.headline
-            result.by_itself = {"verdict": result.verdict, "headline": alone} | result.by_itself
-            result.verdict = Verdict.INCONCLUSIVE
+            result.by_itself = result.by_itself or ByItself(result.verdict, alone)
+            result.verdict = decision.verdict
             result.explanation = agreeing(result.verdict, result.explanation)
-            result.headline = f"INCONCLUSIVE: one of {len(family)} comparisons (Holm: p = {p:.2g}), by itself {alone}"
+            result.headline = f"{decision.verdict}: {decision.reason}, by itself {alone}"
     return list(results)
 
 
@@ -79,13 +85,14 @@ def measured_again(job: Path, first: Result, output: Path, run: Run) -> Result:
     assert first.speedup is not None
     if again.verdict is Verdict.ERROR and not (again.error and again.error.worker):  # its device may not be here
         note = f"the winner could not be measured again: {again.headline}"
-        return replace(first, measurement=first.measurement | {"notes": [*first.measurement["notes"], note]})
+        return replace(first, notes=[*first.notes, note])
     for key in ("seed", "replay"):  # its row stands for the job's
         again.config[key] = first.config.get(key)
-    again.by_itself = {"verdict": first.verdict, "again": os.path.relpath(output, job)}
+    headline = ""
     note = f"the winner, measured again with seed {again.seed}"
     if again.verdict.measured:  # no speedup is shown beside another verdict, nor one of before
-        again.by_itself["headline"] = first.headline
+        headline = first.headline
         note += f": in the search it was {first.speedup.estimate:.3g}×"
-    again.measurement["notes"].append(note)
+    again.by_itself = ByItself(first.verdict, headline, os.path.relpath(output, job))
+    again.notes.append(note)
     return again

@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.errors import ConfigError
+from optexp.insight.record import ArmProfile
 from optexp.reporting import summary
 from optexp.reporting.wording import duration, ratio
 from optexp.result import ArmSummary, Result, Verdict
@@ -84,12 +85,12 @@ class Point:
         return found
 
     @property
-    def profile(self) -> Mapping[str, Any]:
-        return self.result.profile.get(self.arm) or {}
+    def profile(self) -> ArmProfile:
+        return self.result.profile.arms().get(self.arm, ArmProfile())
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        return self.profile.get("metrics") or {}
+        return self.profile.metrics
 
     def value(self, name: str) -> Any:
         """What the study calls `name`; None where this arm has none."""
@@ -229,20 +230,21 @@ def _rate(point: Point) -> float | None:
 def _of_ceiling(point: Point) -> float | None:
     """Against the same product's best rate on this device, where the dtype is known: in a stack it may be another."""
     rate = _rate(point)
-    ceilings = (point.result.profile.get("calibration") or {}).get("matrix") or {}
+    calibration = point.result.profile.calibration
+    ceilings = calibration.matrix if calibration else {}
     ceiling = ceilings.get(str(point.result.config.get("dtype")))
     return rate / ceiling if rate and ceiling and point.label == "baseline" else None
 
 
 def _kernel(point: Point) -> str | None:
     """The one that takes most time: of the GPU, else the operator on the CPU."""
-    top = point.profile.get("top_kernels") or point.profile.get("top_ops")
-    return str(top[0]["name"]) if top else None
+    top = point.profile.top_kernels or point.profile.top_ops
+    return top[0].name if top else None
 
 
 def _paid_back(point: Point) -> Any:
     decided = _speedup(point) and point.result.verdict is not Verdict.INCONCLUSIVE
-    return (point.result.measurement.get("cost") or {}).get("break_even_steps") if decided else None
+    return point.result.measurement.cost.break_even_steps if decided and point.result.measurement else None
 
 
 def _why(point: Point) -> str:

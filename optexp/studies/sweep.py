@@ -111,13 +111,13 @@ def correct(config: DictConfig, job: Path, first: Result, result: Result) -> Non
     """Make a job's record and its MLflow run say what the sweep found; a record that is replaced stays in by_itself."""
     from optexp.reporting import report
 
-    if "again" in result.by_itself:
+    if result.by_itself and result.by_itself.again:
         (job / "by_itself").mkdir(exist_ok=True)
         for name in ("result.json", "report.html", "samples.parquet"):
             if (job / name).is_file():
                 (job / name).replace(job / "by_itself" / name)
         with suppress(FileNotFoundError):  # nothing was timed
-            shutil.copy(job / result.by_itself["again"] / "samples.parquet", job)
+            shutil.copy(job / result.by_itself.again / "samples.parquet", job)
     result.write(job / "result.json")
     report.write(result, job / "report.html")
     if config.tracking.enabled:

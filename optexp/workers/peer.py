@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from optexp.insight.calibration import Calibration, calibrate
+from optexp.insight.calibration import calibrate
+from optexp.insight.record import Calibration
 from optexp.measurement import heap, placement
 from optexp.workers.parcel import Inbox, Outbox, Parcel, Tensors
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from optexp.insight.calibration import Calibration
+from optexp.insight.record import Calibration
 from optexp.insight.trace import STEP, TIMED, Trace
 
 ORIGIN = 4_407_266_484_475.04  # real traces count from a distant past

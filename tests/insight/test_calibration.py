@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from optexp.insight import calibration
-from optexp.insight.calibration import Calibration, cached, calibrate, write
+from optexp.insight.calibration import cached, calibrate, write
+from optexp.insight.record import Calibration
 
 CPU = torch.device("cpu")
 

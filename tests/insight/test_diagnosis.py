@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from optexp.insight.breakdown import breakdown
-from optexp.insight.calibration import Calibration
-from optexp.insight.diagnosis import Bottleneck, diagnose, narrowed, suggestion
+from optexp.insight.diagnosis import diagnose, narrowed, suggestion
+from optexp.insight.record import Bottleneck, Calibration
 from optexp.insight.trace import Trace
 from tests.insight.recording import undisturbed
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from optexp.insight.calibration import Calibration
+from optexp.insight.record import Calibration
 from optexp.measurement import watchdogs
 from optexp.measurement.floor import floor_s
 from optexp.measurement.gpu import Gpu, Reading

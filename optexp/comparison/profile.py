@@ -1,0 +1,40 @@
+"""mode=profile: the baseline alone, where its time goes, and the strategies that fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+from optexp.arm import Arm
+from optexp.comparison.evaluation import advised, members, profile, show_where_time_goes
+from optexp.comparison.measure import say_how_to_lock
+from optexp.comparison.session import Session, alongside
+from optexp.errors import ConfigError
+from optexp.insight.diagnosis import suggestion
+from optexp.result import ArmSummary
+
+
+def profile_only(session: Session, meanwhile: Callable[[], None]) -> str:
+    """Fill in the profile; returns the largest bottleneck in words."""
+    if session.stack:
+        names = ",".join(strategy.name for strategy in session.stack)
+        raise ConfigError(
+            f"mode=profile shows one program: leave strategy={names} out, or profile that stack as baseline=[{names}]"
+        )
+    result = session.result
+    with session.working("arms", "starting the baseline"), alongside(meanwhile):
+        starting = session.start({"baseline": session.spec(session.baseline)})["baseline"]
+        arm, setup = starting.arm, starting.setup.wait()
+    session.learn(setup, [setup])
+    with session.working("measurement", "timing it as it is"):
+        step_s = median(arm.call(Arm.warm_up, limit_s=session.protocol.warmup_s).alone_s)
+    result.baseline = ArmSummary(step_us=step_s * 1e6, throughput=session.samples / step_s, setup_s=setup.setup_s)
+    result.notes.append("time/step is of single steps, each waited for: one of many takes less")
+    say_how_to_lock(session)
+    with session.working("profile", "tracing a few steady steps"):
+        found = profile(session, arm, "baseline")
+        causes = advised(arm, found, session.baseline)
+        show_where_time_goes(session, {"baseline": found}, causes)
+        result.profile.suggestion = suggestion(causes, members(session.baseline))
+    arm.close()
+    return f"{causes[0].label} ({causes[0].why})" if causes else "no single bottleneck"

@@ -1,0 +1,98 @@
+"""Profiles as data, as a record holds them. Needs no torch to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Ceilings of a device.
+
+    bandwidth: bytes/s read and written by a copy
+    matrix:    flop/s of a GEMM by dtype ("tf32" too)
+    launch_us: µs that the host needs for one empty launch; None on a CPU
+    pinned, pageable: bytes/s to the device from such memory; None on a CPU
+    """
+
+    device: str
+    bandwidth: float
+    matrix: Mapping[str, float] = field(default_factory=dict)
+    launch_us: float | None = None
+    pinned: float | None = None
+    pageable: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class TopEntry:
+    """A kernel or an operator: calls and µs of a step, share of the whole. Without a measurement µs are not shown."""
+
+    name: str
+    calls: float
+    share: float
+    us: float | None = None
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """One cause: the share of the step that it stands for, the reason, and remedies (strategies, or plain words)."""
+
+    label: str
+    share: float
+    why: str
+    try_: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ArmProfile:
+    """A few traced steps of one arm."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    top_kernels: list[TopEntry] = field(default_factory=list)
+    top_ops: list[TopEntry] = field(default_factory=list)
+
+    def untimed(self) -> ArmProfile:
+        """The same without times: counts, shares and bytes."""
+        kernels, ops = ([replace(entry, us=None) for entry in top] for top in (self.top_kernels, self.top_ops))
+        return ArmProfile({n: v for n, v in self.metrics.items() if not n.endswith(("_us", "_s"))}, kernels, ops)
+
+
+@dataclass
+class ProfileRecord:
+    """Profiles of both arms, the device's ceilings, bottlenecks of the last arm, and the one thing to try next."""
+
+    baseline: ArmProfile | None = None
+    candidate: ArmProfile | None = None
+    calibration: Calibration | None = None
+    bottlenecks: list[Bottleneck] = field(default_factory=list)
+    suggestion: str | None = None
+
+    def arms(self) -> dict[str, ArmProfile]:
+        """Those that were profiled, by name."""
+        both = {"baseline": self.baseline, "candidate": self.candidate}
+        return {name: found for name, found in both.items() if found is not None}
+
+    def untimed(self) -> ProfileRecord:
+        """The same without times of the arms."""
+        shown = {name: found.untimed() for name, found in self.arms().items()}
+        return replace(self, **shown)  # type: ignore[arg-type]
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> ProfileRecord:
+        """From a record, also from one of schema 1."""
+        bottlenecks = [
+            {"try_" if name == "try" else name: value for name, value in row.items()}
+            for row in record.get("bottlenecks") or ()
+        ]
+        return msgspec.convert({**record, "bottlenecks": bottlenecks}, cls)
