@@ -175,10 +175,10 @@ def test_a_slow_start_among_other_programs_decides_nothing(experiment: Of, tmp_p
 
 def test_a_baseline_that_starts_as_slowly_shows_that_it_is_the_machine() -> None:
     watch = slow_start(crowded(0.05, baseline_s=0.2))
-    assert (watch.ok, watch.fatal, watch.undecides) == (False, False, True)
+    assert (watch.ok, watch.refuses, watch.undecides) == (False, False, True)
     assert "the candidate took 300 times as long" in watch.text
     watch = slow_start(crowded(0.05))
-    assert (watch.ok, watch.fatal, watch.undecides) == (False, True, False)
+    assert (watch.ok, watch.refuses, watch.undecides) == (False, True, False)
 
 
 # --- from samples to the verdict ---------------------------------------------------------------------------------

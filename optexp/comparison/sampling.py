@@ -17,9 +17,11 @@ from optexp.measurement.clock import Timing, account, now, share_taken, until_at
 from optexp.measurement.gpu import Read, Reading
 from optexp.measurement.protocol import FEWEST, Protocol
 from optexp.measurement.samples import COLD, CONTROL_EVERY, DELAYED, LOOK_EVERY, MAIN, SAME, Late, Pair, Sample
+from optexp.measurement.watchdogs import ahead_of_steps
 from optexp.workers.client import Client
 
 QUEUES = 12  # lengths of the queue in a block at least: ten after jitter
+LOOKS_AGAIN, AGAIN_S = 4, 0.3  # at single steps of a candidate that seems to compute ahead; seconds of each look
 TRIALS = 2  # blocks by which blocks are planned: the first may be short, and another program may disturb one
 LONGEST_S = 5.0  # that a block may last to be of the same batches as the other arm's
 REST_S = 0.25  # at most, for threads of an arm that may look out for work: some libraries' do so for 0.2 s
@@ -128,6 +130,11 @@ def sample(
             result.pairs.append(Pair(*timings, baseline_first, COLD, _known(before, read())))
             if index % LOOK_EVERY == 0:
                 _look(ready, order, cold=True)
+    for _ in range(LOOKS_AGAIN):
+        if ahead_of_steps([result]).ok:
+            break
+        again = arms["candidate"].call(Arm.warm_up, limit_s=AGAIN_S)
+        result.alone_later.setdefault("candidate", []).append(again.alone_s)
     result.recompiled = compiled != {name: _compilations(arm) for name, arm in arms.items()}
     return ready
 

@@ -68,6 +68,9 @@ class Sample:
     pairs: list[Pair] = field(default_factory=list)  # of all kinds
     recompiled: bool = False
     alone: dict[str, list[float]] = field(default_factory=dict)  # by arm: seconds of steps that ran one at a time
+    alone_later: dict[str, list[list[float]]] = field(
+        default_factory=dict
+    )  # the same, looked at again after all blocks
     planned_s: dict[str, float] = field(default_factory=dict)  # by arm: seconds a step, by which blocks were planned
     timer_s: dict[str, float] = field(default_factory=dict)  # by arm: what timing nothing costs each of them
     constant: tuple[str, ...] = ()  # inputs that hold one value over and over
@@ -95,6 +98,11 @@ class Sample:
         """The others."""
         main = self.of(MAIN)
         return [pair for pair in main if not pair.counts] if any(pair.counts for pair in main) else []
+
+    def single_s(self, arm: str) -> float:
+        """Seconds of a typical step that ran alone: the largest over all looks, since blocks between a quiet and a busy
+        moment are as slow as the busy one."""
+        return max(map(median, (self.alone[arm], *self.alone_later.get(arm, ()))))
 
     @property
     def log_ratio(self) -> float:

@@ -65,13 +65,14 @@ def ahead_of_steps(samples: Sequence[Sample]) -> Watch:
 
     An honest arm wakes this only where every block of a process takes twice as long as its typical single step, and
     not every one of the baseline's between them: `chance` of that, for blocks that are disturbed independently, is
-    1e-8 where one of ten is and eight are measured. On a machine so busy that most are, which the baseline's single
+    1e-8 where one of ten is and eight are measured. Where other programs come and go, blocks are not independent: then
+    single steps are looked at again after the blocks (`Sample.alone_later`). On a machine so busy that most are, which the baseline's single
     steps or the arms' waiting for cores tell, nothing is held against the candidate.
     """
     if any(sample.queue > 1 for sample in samples) or any(p.candidate.cold for s in samples for p in s.kept):
         return Watch(PILED, True, "batches are made in the background, or caches are emptied between steps")
     shares = {
-        arm: median(median(s.alone[arm]) / min(getattr(p, arm).wall_s for p in s.kept) for s in samples)
+        arm: median(s.single_s(arm) / min(getattr(p, arm).wall_s for p in s.kept) for s in samples)
         for arm in ("baseline", "candidate")
         if all(s.alone.get(arm) for s in samples)
     }

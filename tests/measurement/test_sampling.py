@@ -25,7 +25,7 @@ from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.samples import COLD, DELAYED, MAIN, SAME, Sample
-from optexp.measurement.watchdogs import same_batches
+from optexp.measurement.watchdogs import ahead_of_steps, same_batches
 from optexp.workers.client import Client, Pending
 from optexp.workers.messages import WarmUp
 from optexp.workers.spec import Spec
@@ -504,3 +504,17 @@ def test_inputs_that_are_one_value_are_told_from_real_ones() -> None:
         "image"
     ]
     assert measured(baseline=Scripted(1e-3), candidate=Scripted(1e-3)).constant == ("0",)
+
+
+@pytest.mark.parametrize(("single_s", "looks"), [(1e-3, 0), (4e-4, 1)])
+def test_single_steps_are_looked_at_again_where_blocks_take_longer(single_s: float, looks: int) -> None:
+    """Other programs came after the first look: by the second, single steps take as long as steps of blocks."""
+
+    class Crowded(Scripted):
+        def answer(self, method: str, **arguments: Any) -> Any:
+            quick = single_s if not self.calls else self.step_s
+            return WarmUp([quick] * 20, 1e-6, 0, []) if method == "warm_up" else super().answer(method, **arguments)
+
+    found = measured(baseline=Scripted(1e-3), candidate=Crowded(1e-3))
+    assert len(found.alone_later.get("candidate", ())) == looks
+    assert ahead_of_steps([found]).ok

@@ -38,11 +38,19 @@ def stepping(baseline_s: float, candidate_s: float, pairs: int = 40) -> list[Sam
 def test_a_step_that_computes_the_results_of_several_is_named() -> None:
     """Three of four single steps take nothing, and blocks a quarter of what the fourth does."""
     watch = barking(stepping(1.05e-3, 2e-5))["work ahead"]
-    assert watch.fatal
+    assert watch.refuses
     assert "one step computes the results of several" in watch.text
     assert "work ahead" not in barking(stepping(1.05e-3, 1.02e-3))
     assert "work ahead" not in barking(stepping(1.05e-3, 0.7e-3)), "a machine that is slower now"
     assert "work ahead" not in barking(stepping(2e-5, 2e-5)), "steps of the baseline differ as much"
+
+
+def test_single_steps_of_a_quiet_moment_before_busy_blocks_are_no_work_ahead() -> None:
+    samples = stepping(1.6e-3, 4e-4)
+    assert "work ahead" in barking(samples)
+    for sample in samples:
+        sample.alone_later = {"candidate": [[3e-4] * 20, [1.1e-3] * 20]}
+    assert "work ahead" not in barking(samples)
 
 
 def test_nothing_is_held_against_an_arm_on_a_machine_too_busy_to_tell() -> None:
@@ -50,7 +58,7 @@ def test_nothing_is_held_against_an_arm_on_a_machine_too_busy_to_tell() -> None:
     for sample in samples:
         sample.pairs = [replace(p, candidate=replace(p.candidate, queued=0.6)) for p in sample.pairs]
     watch = barking(samples)["work ahead"]
-    assert not watch.fatal
+    assert not watch.refuses
     assert watch.undecides
     assert "work ahead" not in barking(stepping(1.0, 2e-5)), "single steps of the baseline a thousand times too long"
 
@@ -90,7 +98,7 @@ def test_a_thermal_flag_drops_pairs_and_too_many_are_no_measurement(gpu: Gpu, nv
     assert "thermal slow-down" in watch.text
     assert "10 of 200 pairs dropped" in watch.text
     assert "1200 to 1980 MHz" in watch.text
-    assert not watch.fatal
+    assert not watch.refuses
     assert [len(sample.kept) for sample in samples] == [38] * 5
     assert barking(hot(gpu, nvml, 0.2, 0x40))["throttling"].fatal
     everything = hot(gpu, nvml, 1.0, 0x08)
@@ -104,7 +112,7 @@ def test_a_process_without_a_pair_that_counts_is_no_measurement(gpu: Gpu, nvml: 
     (slowed,) = hot(gpu, nvml, 1.0, 0x20)[:1]
     watch = barking([*steady, replace(slowed, pairs=slowed.pairs[:10])])["throttling"]
     assert "10 of 710 pairs" in watch.text
-    assert watch.fatal
+    assert watch.refuses
     assert not barking([*steady, replace(slowed, pairs=[*slowed.pairs[:10], steady[0].pairs[0]])])["throttling"].fatal
 
 
@@ -114,7 +122,7 @@ def test_a_slow_down_inside_a_block_is_found_although_the_card_idles_when_it_is_
     samples = made(constant(1e-3), constant(1e-3), readings=[before, replace(gpu.read(), at_s=0.04)])
     watch = barking(samples)["throttling"]
     assert "thermal slow-down" in watch.text
-    assert watch.fatal
+    assert watch.refuses
     nvml.held_ns = {0: 10**7, 1: 0}
     samples = made(constant(1e-3), constant(1e-3), readings=[before, replace(gpu.read(), at_s=0.04)])
     assert set(barking(samples)) == {"power cap"}
@@ -130,7 +138,7 @@ def test_trial_blocks_that_were_slow_are_fatal() -> None:
         sample.planned_s["candidate"] = 0.03
     watch = barking(samples)["slow start"]
     assert "the candidate took 30 times as long while warming up" in watch.text
-    assert watch.fatal
+    assert watch.refuses
 
 
 def test_a_power_cap_is_said_and_keeps_its_pairs(gpu: Gpu, nvml: Nvml) -> None:
@@ -149,7 +157,7 @@ def test_an_arm_that_works_while_it_waits_is_named_and_fatal() -> None:
     for sample in samples:
         sample.idle["candidate"] = [0.45] * 40
     watch = barking(samples)["waiting arm"]
-    assert watch.fatal
+    assert watch.refuses
     assert "the candidate keeps its cores 45.0% busy while the other is timed, the baseline 0.4%" in watch.text
 
 
@@ -158,7 +166,7 @@ def test_an_arm_that_goes_on_after_it_has_said_that_it_is_done_is_fatal() -> Non
     for sample in samples:
         sample.late = {"baseline": [Late(4e-4, 0.04)] * 20, "candidate": [Late(1e-3, 0.001), Late(0.01, 0.0265)] * 10}
     watch = barking(samples)["waiting arm"]
-    assert watch.fatal
+    assert watch.refuses
     assert "the candidate goes on for 40.0% of a block on its cores after it, the baseline 1.0%" in watch.text
     for sample in samples:
         sample.idle = {"baseline": [0.004] * 40, "candidate": [0.004] * 40}
@@ -177,7 +185,7 @@ def test_cores_that_others_want_too_are_named() -> None:
 
     assert barking(queued(0.01, 0.04)) == {}
     watch = barking(queued(0.02, 0.3))["cores"]
-    assert not watch.fatal
+    assert not watch.refuses
     assert "the candidate had to wait for a core for 30% of its time: other programs" in watch.text
 
 
@@ -186,7 +194,7 @@ def test_a_foreign_process_is_named_and_fatal() -> None:
     samples[2].foreign = ("process 4711 (python, 2048 MiB)",)
     watch = barking(samples)["foreign processes"]
     assert "4711" in watch.text
-    assert watch.fatal
+    assert watch.refuses
 
 
 def test_a_recompilation_in_the_middle_is_fatal() -> None:
@@ -264,7 +272,7 @@ def test_slowed_pairs_with_emptied_caches_are_counted(gpu: Gpu, nvml: Nvml) -> N
         sample.pairs += [replace(pair, kind=COLD) for pair in other.pairs]
     watch = barking(steady)["throttling"]
     assert "60 of 400 pairs dropped" in watch.text
-    assert watch.fatal
+    assert watch.refuses
 
 
 def test_both_arms_drifting_together_change_no_ratio() -> None:
@@ -323,7 +331,7 @@ def test_faster_than_physics_is_fatal(candidate: float, fatal: bool) -> None:
     assert bool(barking(samples)) is fatal
     if fatal:
         watch = barking(samples)["physical floor"]
-        assert watch.fatal
+        assert watch.refuses
         assert "less than 500 µs here, and the candidate takes 200 µs" in watch.text
 
 
