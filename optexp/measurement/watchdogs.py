@@ -174,10 +174,15 @@ def _excess(shares: Mapping[str, Sequence[float]], words: str) -> Iterator[tuple
 
 
 def aside(samples: Sequence[Sample]) -> Watch:
-    """The arms tell how long their steps took; their caller has a clock too, and knows how long it waited."""
+    """The arms tell how long their steps took; their caller has a clock too, and knows how long it waited. A process
+    that an arm starts is bound to no core that was given to it, and is not looked into."""
     if any(sample.queue > 1 for sample in samples):
         return Watch("work aside", True, "batches are made in the background")
     pairs = [pair for sample in samples for pair in sample.kept]
+    helped_s = median(pair.candidate.helped_s - pair.baseline.helped_s for pair in pairs)
+    if helped_s >= RESTLESS * (step_s := median(pair.candidate.wall_s for pair in pairs)):
+        text = f"other processes work {duration(helped_s)} for a step of the candidate that takes {duration(step_s)}"
+        return Watch("work aside", False, f"{text}: work that it has handed on is not its own", fatal=True)
     every = sorted(pair.candidate.aside_s - pair.baseline.aside_s for pair in pairs)
     more = every[len(every) // 5]  # at least, in most pairs: how long a busy machine keeps anybody waiting is chance
     told = median(pair.candidate.wall_s * (pair.candidate.steps + 1) for pair in pairs)

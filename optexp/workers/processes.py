@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 from optexp.config import ConfigError
 from optexp.strategy import Unsupported
 from optexp.workers.anomaly import forward_frames, hides_forward
+from optexp.workers.descent import adopt_orphans, descendants
 
 _PACKAGE = f"{Path(__file__).resolve().parent.parent}{os.sep}"
 _STRATEGIES = f"{Path(__file__).resolve().parent.parent.parent / 'strategies'}{os.sep}"
@@ -317,6 +318,7 @@ def _wait(pid: int, seconds: float) -> int | None:
 def _become_worker(request: dict[str, Any], descriptor: int) -> NoReturn:
     os.setsid()
     _die_with_parent()
+    adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -428,8 +430,12 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _kill_group(pid: int) -> None:
+    below = descendants(pid)  # some may have a group of their own
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+    for each in below:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(each, signal.SIGKILL)
 
 
 def _die_with_parent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ CATALOGUE = "tests.cheats.published"
 SOFTMAX = ["workload=softmax", "workload.rows=64", "workload.columns=4096"]
 WRONG, UNTRUSTED, UNDECIDED = Verdict.NOT_EQUIVALENT, Verdict.INVALID, Verdict.UNVERIFIED
 DEFAULT = ["measurement=default", "measurement.controls=false"]
+ONE_CORE = f"measurement.cpus={min(os.sched_getaffinity(0))}"
 # What each is tried on, what it must end in, and what the sentence must say.
 IN_PROCESS: dict[str, tuple[list[str], Verdict, str]] = {
     "SpoilsTheExpectation": (GELU, WRONG, "output"),
@@ -40,6 +42,8 @@ IN_PROCESSES: dict[str, tuple[list[str], Verdict, str]] = {
     "ForgesItsTiming": (GELU, UNTRUSTED, "wrote to the connection of its answers"),
     "PatchesRandn": (MATMUL, UNTRUSTED, "torch.randn"),
     "PatchesSeeds": (GELU, UNTRUSTED, "torch.manual_seed"),
+    "SharesWithAProcess": ([*MATMUL, ONE_CORE], UNTRUSTED, "other processes work"),
+    "ReturnsBeforeItsHelper": ([*MATMUL, ONE_CORE], WRONG, "output"),
 }
 QUICKLY = [text for text in QUICK if text != "measurement=quick"]
 
