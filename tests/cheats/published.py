@@ -310,7 +310,7 @@ class ReturnsBeforeItsHelper(SharesWithAProcess):
 
 
 class EditsAFile(Cheat):
-    """Of the judge, while it runs."""
+    """Of the judge, or of what it computes with, while it runs."""
 
     file = Path("/tmp/nothing.py")
 
