@@ -36,8 +36,8 @@ doctor: env  ## is this machine fit to measure on?
 benchmark: env  ## time to verdict of the main job, and where it goes
 	$(PY) tests/benchmarks/time_to_verdict.py
 
-benchmark-kernels: env  ## our kernels beside what they must beat, on this GPU, into RESULTS.md
-	$(PY) -m optexp.benchmark --compile all --plots --into experiments/RESULTS.md
+benchmark-kernels: env  ## our kernels beside what they must beat, on this GPU, into experiments/results/kernels.md
+	$(PY) -m optexp.benchmark --compile all --plots --into experiments/results/kernels.md
 
 clean:  ## remove results, caches and the environment made here; the MLflow store stays
 	rm -rf .venv build dist outputs multirun .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -1,4 +1,4 @@
-"""All that experiments/RESULTS.md records, measured again: one job after another, each with a limit and a log.
+"""All that experiments/results/ records, measured again: one job after another, each with a limit and a log.
 
     python tests/benchmarks/everything.py FOLDER [GROUP or JOB ...] [--within SECONDS] [--list]
 
