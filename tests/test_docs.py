@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from optexp import benchmark, commandline, discovery
 from optexp.kernel import kernels
+from optexp.measurement.watchdogs import WATCHDOGS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
@@ -63,6 +65,18 @@ def test_a_broken_link_fails_the_build(link: str, tmp_path: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("group", ["strategy", "workload", "measurement"])
+def test_every_choice_is_on_its_page(group: str) -> None:
+    page = (ROOT / "docs" / ("measurement.md" if group == "measurement" else "strategies.md")).read_text()
+    assert [name for name in discovery.options(group) if f"`{name}`" not in page and name != "baseline"] == []
+
+
+def test_every_watchdog_is_on_the_page_about_measurement() -> None:
+    page = (ROOT / "docs" / "measurement.md").read_text()
+    rows = re.findall(r"^\| ([\w ]+) \|", page.partition("## Watchdogs")[2].partition("## ")[0], re.MULTILINE)
+    assert len(rows) == len(WATCHDOGS) + 1  # the heading
 
 
 def test_every_kernel_and_every_result_is_listed() -> None:
@@ -174,18 +188,21 @@ def accept(words: list[str]) -> None:
 
 
 def compose(words: list[str]) -> None:
-    """Every job of a command line becomes a configuration; flags such as --help are Hydra's own."""
+    """Each choice of a sweep becomes a configuration, in some job; flags such as --help are Hydra's own."""
     rewritten = commandline.rewrite([word for word in words if not word.startswith("-") and word != "..."])
-    jobs: list[list[str]] = [[]]
-    for word, override in zip(rewritten, OverridesParser.create().parse_overrides(rewritten), strict=True):
-        if override.is_sweep_override():
-            key = override.get_key_element()
-            choices = [f"{key}={value}" for value in override.sweep_string_iterator()]
-        else:
-            choices = [word]
-        jobs = [[*job, choice] for job in jobs for choice in choices]
-    for job in jobs:
-        assert discovery.compose(job).workload._target_
+    choices = [
+        [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+        if override.is_sweep_override()
+        else [word]
+        for word, override in zip(rewritten, OverridesParser.create().parse_overrides(rewritten), strict=True)
+    ]
+    for job in range(max(map(len, choices), default=1)):
+        composed(tuple(values[job % len(values)] for values in choices))
+
+
+@cache
+def composed(overrides: tuple[str, ...]) -> None:
+    assert discovery.compose(list(overrides)).workload._target_
 
 
 @pytest.mark.parametrize(

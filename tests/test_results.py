@@ -30,9 +30,21 @@ def study(folder: Path) -> Path:
 def test_records_become_a_table_with_provenance(tmp_path: Path) -> None:
     name, content = results.measured(study(tmp_path))
     assert name == "mine"
-    assert "| speedup |" in content.splitlines()[0]
-    assert "a card; driver 580.1" in content.splitlines()[-1]
-    assert "torch 2.13.0" in content.splitlines()[-1]
+    machine, _, heads, *_ = content.splitlines()
+    assert "| speedup |" in heads
+    assert machine.startswith("**Machine.** a card; driver 580.1")
+    assert "torch 2.13.0" in machine
+
+
+def test_comparisons_become_rows(tmp_path: Path) -> None:
+    job = study(tmp_path) / "0"
+    OmegaConf.save(
+        OmegaConf.create(["workload=mlp", "++strategy.fusion.mode=default"]), job / ".hydra" / "overrides.yaml"
+    )
+    row = results.compared([job]).splitlines()[-1]
+    assert row.startswith("| `workload=mlp strategy.fusion.mode=default` | FASTER | ")
+    assert RECORD.speedup
+    assert f" {RECORD.speedup.low:.3g} to " in row
 
 
 def test_a_card_without_a_driver_says_so() -> None:

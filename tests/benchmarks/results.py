@@ -1,9 +1,10 @@
-"""Result pages of studies: tables from records, pictures from tables.
+"""Result pages: tables from records, pictures from tables.
 
-    python tests/benchmarks/results.py write FOLDER ...   a study's folder (multirun/...) into its page, with provenance
-    python tests/benchmarks/results.py plot               the pictures of all pages, from the tables that the pages hold
+    python tests/benchmarks/results.py study FOLDER ...      studies (multirun/...) into the pages of their names
+    python tests/benchmarks/results.py jobs PAGE FOLDER ...  comparisons (outputs/...) into a page, a row for each
+    python tests/benchmarks/results.py plot                  the pictures, from the tables that the pages hold
 
-A page holds its table between two marks; the text around them stays.
+A page holds machine and table between two marks; the text around them stays.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from pathlib import Path
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
+from optexp.reporting import summary
+from optexp.reporting.wording import at_least, ratio
 from optexp.result import Result
 from optexp.studies.study import STEP, Study, completed, points, table
 
@@ -98,6 +101,32 @@ def provenance(result: Result) -> str:
     return f"{'; '.join(filter(None, (str(device), driver, ', '.join(versions))))}."
 
 
+def block(heads: Sequence[str], rows: Sequence[Sequence[str]], result: Result) -> str:
+    """Machine and table, as they stand between the marks."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (heads, *rows)]
+    lines.insert(1, "|" + "---|" * len(heads))
+    return "\n".join([f"**Machine.** {provenance(result)}", "", *lines])
+
+
+def compared(folders: Sequence[Path]) -> str:
+    """A row for each comparison: command, both times, the interval, and how many processes it rests on."""
+    found = [(folder, Result.read(folder / "result.json")) for folder in folders]
+    heads = ["command", "verdict", "baseline", "candidate", "at least", "estimate", "interval", "processes"]
+    rows = []
+    for folder, result in found:
+        overrides = OmegaConf.load(folder / ".hydra" / "overrides.yaml")
+        typed = " ".join(str(word).removeprefix("++") for word in overrides)
+        times = [
+            summary.microseconds(arm.step_us) if arm.step_us else "" for arm in (result.baseline, result.candidate)
+        ]
+        cells = [f"`{typed}`", str(result.verdict), *times]
+        if speedup := result.speedup:
+            interval = f"{speedup.low:.3g} to {speedup.high:.3g}"
+            cells += [f"{at_least(speedup.low)}×", ratio(speedup.estimate), interval, str(speedup.processes)]
+        rows.append([*cells, *[""] * (len(heads) - len(cells))])
+    return block(heads, rows, found[0][1])
+
+
 def measured(folder: Path) -> tuple[str, str]:
     """A study's name, and its table with provenance, from the records of its jobs."""
     jobs = sorted(path.parent for path in folder.rglob("result.json") if (path.parent / ".hydra").is_dir())
@@ -106,16 +135,15 @@ def measured(folder: Path) -> tuple[str, str]:
     configs = [OmegaConf.load(job / ".hydra" / "config.yaml") for job in jobs]
     steps = [str(OmegaConf.select(config, STEP) or "") for config in configs]
     finished = list(zip(map(Result.read, (job / "result.json" for job in jobs)), steps, strict=True))
+    assert isinstance(configs[0], DictConfig)
     study = Study.of(configs[0])
     if study is None:
         sys.exit(f"{folder} is no study: run one by experiments=")
     study = completed(study, finished)
     heads, rows = table(study, points(study, finished))
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (heads, *rows)]
-    lines.insert(1, "|" + "---|" * len(heads))
     hydra = OmegaConf.load(jobs[0] / ".hydra" / "hydra.yaml")
     name = str(OmegaConf.select(hydra, "hydra.runtime.choices.experiments"))
-    return name, "\n".join([*lines, "", f"Measured on {provenance(finished[0][0])}"])
+    return name, block(heads, rows, finished[0][0])
 
 
 def put(page: str, content: str) -> str:
@@ -124,19 +152,25 @@ def put(page: str, content: str) -> str:
     return f"{before}{MARKS[0]}\n{content}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}"
 
 
+def write(name: str, content: str) -> None:
+    """Into a page that may be new."""
+    path = PAGES / f"{name}.md"
+    page = path.read_text() if path.exists() else f"# {name}\n\n{MARKS[0]}\n{MARKS[1]}\n"
+    path.write_text(put(page, content))
+    print(path)
+
+
 def main() -> None:
-    command, *folders = sys.argv[1:] or ["help"]
-    if command == "write" and folders:
-        for name, content in map(measured, map(Path, folders)):
-            path = PAGES / f"{name}.md"
-            page = path.read_text() if path.exists() else f"# {name}\n\n{MARKS[0]}\n{MARKS[1]}\n"
-            path.write_text(put(page, content))
-            print(path)
-    if command in ("plot", "write"):
-        for name, chart in CHARTS.items():
-            draw(chart, cells((PAGES / f"{name}.md").read_text()), PAGES / "plots" / f"{name}.svg")
-    else:
+    command, *rest = sys.argv[1:] or ["help"]
+    if command == "study" and rest:
+        for name, content in map(measured, map(Path, rest)):
+            write(name, content)
+    elif command == "jobs" and len(rest) > 1:
+        write(rest[0], compared([Path(folder) for folder in rest[1:]]))
+    elif command != "plot":
         sys.exit(__doc__)
+    for name, chart in CHARTS.items():
+        draw(chart, cells((PAGES / f"{name}.md").read_text()), PAGES / "plots" / f"{name}.svg")
 
 
 if __name__ == "__main__":
