@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.optexp-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-gpu doctor benchmark benchmark-kernels clean
+.PHONY: help env demo test test-gpu doctor benchmark benchmark-kernels docs clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -36,8 +36,11 @@ doctor: env  ## is this machine fit to measure on?
 benchmark: env  ## time to verdict of the main job, and where it goes
 	$(PY) tests/benchmarks/time_to_verdict.py
 
-benchmark-kernels: env  ## our kernels beside what they must beat, on this GPU, into RESULTS.md
-	$(PY) -m optexp.benchmark --compile all --plots --into experiments/RESULTS.md
+benchmark-kernels: env  ## our kernels beside what they must beat, on this GPU, into experiments/results/kernels.md
+	$(PY) -m optexp.benchmark --compile all --plots --into experiments/results/kernels.md
+
+docs: env  ## the documentation site, in build/site; a broken link fails it
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
 
 clean:  ## remove results, caches and the environment made here; the MLflow store stays
 	rm -rf .venv build dist outputs multirun .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -242,7 +242,7 @@ def test_calls_that_take_longer_than_torchs_are_told() -> None:
 
 
 def test_the_table_goes_between_its_marks(tmp_path: Path) -> None:
-    path = tmp_path / "RESULTS.md"
+    path = tmp_path / "kernels.md"
     path.write_text("# Results\n")
     benchmark.put_into(path, "one\n")
     benchmark.put_into(path, "two\n")
@@ -254,7 +254,7 @@ def test_the_table_goes_between_its_marks(tmp_path: Path) -> None:
 
 def test_plots_go_beside_the_table(tmp_path: Path) -> None:
     (tmp_path / "kernels-gelu.svg").write_text("<svg/>")
-    results = tmp_path / "experiments" / "RESULTS.md"
+    results = tmp_path / "experiments" / "kernels.md"
     results.parent.mkdir()
     benchmark.put_into(results, "a table\n", [tmp_path / "kernels-gelu.svg"])
     link = results.read_text().partition("](")[2].partition(")")[0]

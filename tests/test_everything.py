@@ -1,4 +1,4 @@
-"""What measures all that RESULTS.md records: its jobs exist, end at their limit, and are not run twice."""
+"""What measures all that experiments/results/ records: its jobs exist, end at their limit, and are not run twice."""
 
 import shlex
 

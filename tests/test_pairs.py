@@ -11,7 +11,7 @@ from tests.benchmarks import pairs
 
 
 def test_the_declared_part_is_up_to_date() -> None:
-    text = pairs.README.read_text()
+    text = pairs.PAGE.read_text()
     advice = "run: python tests/benchmarks/pairs.py write"
     assert pairs.replaced(text, pairs.DECLARED, pairs.declared()) == text, advice
 

@@ -2,11 +2,14 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-from optexp.result import Result
+import pytest
+
+from optexp.result import Result, Verdict
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -19,6 +22,39 @@ def block(language: str, after: str) -> str:
     return found[1]
 
 
+QUICK = "device=cpu measurement=quick measurement.warmup_s=0.1 measurement.pairs=10 measurement.process_s=1"
+HERE = "tracking.enabled=false hydra.run.dir=out"
+
+
+def run(folder: Path, command: list[str], *more: str) -> tuple[Result, str]:
+    """A command of the README as it is typed in a folder, with the least measuring; its record and what it printed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    typed = [sys.executable, *command, *QUICK.split(), *HERE.split(), *more]
+    done = subprocess.run(typed, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return Result.read(folder / "out" / "result.json"), done.stdout + done.stderr
+
+
+def test_the_model_of_the_readme_reaches_a_verdict(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(block("python", "`net.py`"))
+    command = shlex.split(block("console", "`net.py`"))
+    assert command[0] == "python"
+    result, printed = run(tmp_path, command[1:], "verify=only")
+    assert result.verdict is Verdict.VERIFIED, printed
+    assert result.strategy == ["amp"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", block("console", "## A stack and a sweep").splitlines(), ids=lambda line: line[:60])
+def test_stacks_and_sweeps_of_the_readme_run(line: str, tmp_path: Path) -> None:
+    """On a CPU a CUDA graph is UNSUPPORTED, with a reason: a verdict as any other."""
+    small = ["hydra.sweep.dir=sweep", "workload.mode=forward"] if " -m optexp -m " in line else []
+    command = [*shlex.split(line, comments=True)[1:], *small, *QUICK.split(), *HERE.split()]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode in (0, 4), done.stdout + done.stderr
+    assert list(tmp_path.rglob("result.json"))
+
+
 def test_the_strategy_of_the_readme_reaches_a_verdict(tmp_path: Path) -> None:
     """In a folder of one's own: the working folder's modules and its conf/ are found."""
     (tmp_path / "mine").mkdir()
@@ -26,14 +62,8 @@ def test_the_strategy_of_the_readme_reaches_a_verdict(tmp_path: Path) -> None:
     (tmp_path / "conf" / "strategy").mkdir(parents=True)
     target = block("yaml", "`conf/strategy/threads.yaml`").replace("optexp.strategies.threads", "mine.threads")
     (tmp_path / "conf" / "strategy" / "threads.yaml").write_text(target)
-    quick = "device=cpu measurement=quick measurement.warmup_s=0.1 measurement.pairs=10 measurement.process_s=1"
-    more = "tracking.enabled=false hydra.run.dir=out workload.dim=16 workload.batch_size=8"
-    command = f"-m optexp workload=mlp strategy=threads {quick} {more}".split()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
-    result = Result.read(tmp_path / "out" / "result.json")
+    small = "workload.dim=16 workload.batch_size=8"
+    result, printed = run(tmp_path, f"-m optexp workload=mlp strategy=threads {small}".split())
     alone = "1 threads became 1" in result.headline  # a machine with one core
-    assert result.verdict.measured or alone, done.stdout + done.stderr
+    assert result.verdict.measured or alone, printed
     assert alone or re.fullmatch(r"\d+ threads became 1", result.evidence[0]["text"])

@@ -13,7 +13,7 @@ from statistics import median
 from optexp.arm import Arm
 from optexp.equivalence.missed import EVEN, LOOKS
 from optexp.errors import UNTIMED, Failure
-from optexp.measurement.clock import Timing, account, now, share_taken, until_at_rest, worked_s
+from optexp.measurement.clock import Timing, account, helped_s, now, share_taken, until_at_rest, worked_s
 from optexp.measurement.gpu import Read, Reading
 from optexp.measurement.protocol import FEWEST, Protocol
 from optexp.measurement.samples import COLD, CONTROL_EVERY, DELAYED, LOOK_EVERY, MAIN, SAME, Late, Pair, Sample
@@ -47,6 +47,7 @@ class Ready:
 
     def block(self, steps: int, cold: bool = False, anywhere: bool = False, first: int = 0) -> Timing:
         pid = self.arm.pid
+        helped = helped_s(pid) if pid else 0.0
         begin, before = now(), account(pid) if pid else None
         timing = self.arm.call(Arm.block, steps=steps, lead_in=self.lead_in, cold=cold, anywhere=anywhere, first=first)
         seconds, after = now() - begin, account(pid) if pid else None
@@ -56,7 +57,9 @@ class Ready:
         queued = None
         if pid and before and after:
             queued = share_taken(before, after, seconds, len(os.sched_getaffinity(pid)))
-        return replace(timing, aside_s=seconds - timing.wall_s * (timing.steps + self.lead_in), queued=queued)
+        run = timing.steps + self.lead_in
+        helped = (helped_s(pid) - helped) / run if pid else 0.0
+        return replace(timing, aside_s=seconds - timing.wall_s * run, queued=queued, helped_s=helped)
 
     def look(self, order: Random, cold: bool) -> None:
         """A block that begins on any batch and is cut short at any step, so that no program can know which step is
@@ -223,13 +226,18 @@ def _rest(*arms: Client[Arm]) -> None:
 def _watched(idle: Mapping[str, Client[Arm]], result: Sample) -> Iterator[None]:
     """Arms that wait share cores with the one that is timed: what they do there is time taken from it."""
     pids = {name: pid for name, arm in idle.items() if (pid := arm.pid)}
-    begin, before = now(), {name: worked_s(pid) for name, pid in pids.items()}
+    begin, before = now(), {name: _all_worked_s(pid, result) for name, pid in pids.items()}
     yield
     seconds = now() - begin
     for name, pid in pids.items():
         with suppress(ProcessLookupError):  # it ended, and its next call tells how
-            share = (worked_s(pid) - before[name]) / seconds / len(os.sched_getaffinity(pid))
+            share = (_all_worked_s(pid, result) - before[name]) / seconds / len(os.sched_getaffinity(pid))
             result.idle.setdefault(name, []).append(share)
+
+
+def _all_worked_s(pid: int, result: Sample) -> float:
+    """CPU seconds of an arm and, where no batches are made in the background, of the processes that it has started."""
+    return worked_s(pid) + (0.0 if result.queue > 1 else helped_s(pid))
 
 
 def _controls(baseline: Ready, again: Ready, order: Random, read: Read, cycle: int, cold: bool) -> list[Pair]:

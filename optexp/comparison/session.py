@@ -22,6 +22,7 @@ from optexp import discovery
 from optexp.arm import Arm
 from optexp.config import Experiment
 from optexp.draws import Draws
+from optexp.edits import Files
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference
 from optexp.insight.record import Calibration
 from optexp.measurement import placement
@@ -82,7 +83,7 @@ class Session:
         self.workload = e.workload
         self.protocol = e.measurement
         self.draws = Draws.of(e.replay)
-        self.files = own_files()
+        self.files = Files.now()
         self.stack, self.baseline = Composed(e.strategies), Composed(e.baseline)
         sizes = {f"workload.{key}": value for key, value in asdict(e.workload).items()}
         self.result = Result(
@@ -303,11 +304,9 @@ class Session:
                 raise Distrusted(f"arms were swapped: the {name} says that it is the {built}")
 
     def refuse_edits(self) -> None:
-        """`Distrusted` where a file of this package is another one than when the comparison began."""
-        now = own_files()
-        changed = sorted(name for name in self.files.keys() | now.keys() if self.files.get(name) != now.get(name))
-        if changed:
-            raise Distrusted(f"{', '.join(changed[:3])} of optexp changed while it ran")
+        """`Distrusted` where a file that decides the verdict is another one than when the comparison began."""
+        if edits := self.files.edits():
+            raise Distrusted(edits)
 
     def launcher(self, stack: Sequence[Strategy]) -> Launcher:
         """The shared one, or one of this comparison's own where a stack needs environment variables.
@@ -358,14 +357,6 @@ def one_card(device: str) -> str:
     """What CUDA_VISIBLE_DEVICES says of a device, "cuda:1" being the second of those that this process sees."""
     index, seen = int(device.partition(":")[2] or 0), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return seen[index].strip() if seen != [""] else str(index)
-
-
-def own_files() -> dict[str, str]:
-    """A digest of each source file of this package."""
-    folder = Path(__file__).parent.parent
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*.py")
-    }
 
 
 def _shared(package: str) -> bool:

@@ -175,7 +175,7 @@ class Verification:
     randomness:   None where steps draw no random numbers
     recheck:      of the last step of a timed block, and of fresh inputs after timing
     state:        global settings that the candidate changed without saying so
-    seconds:      where its time went (see `optexp.equivalence.watched`)
+    seconds:      where its time went (see `optexp.verification.timed_arm`)
     """
 
     contract: str

@@ -4,6 +4,7 @@ a strategy that patches `perf_counter` or `synchronize` does not change what is 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 
+from optexp.workers.descent import descendants
+
 now = perf_counter
 # The function below torch.cuda.synchronize, which looks it up when it is called. A build without CUDA has none.
 _cuda_synchronize: Callable[[], None] = getattr(torch._C, "_cuda_synchronize", lambda: None)
@@ -25,6 +28,7 @@ _rest: Callable[[int], None] = getattr(torch._C, "_cuda_sleep", lambda cycles: N
 
 CYCLES = 2e9  # of an SM in a second, at most
 MOST_REST_S = 1e-3
+_TICKS = os.sysconf("SC_CLK_TCK")
 SINGLES, SINGLES_S = 100, 0.3  # steps: five beyond the 95th percentile, and of five processes beyond the 99th
 
 _HANDS: list[tuple[Any, str]] = [
@@ -46,6 +50,7 @@ class Timing:
     skipped:  a loss scale fell, so that a step was left out
     aside_s:  how much longer than its steps the block kept its caller waiting, by the caller's own clock
     queued:   share of its time for which the arm had to do without a core (see `share_taken`); None where nobody tells
+    helped_s: CPU seconds a step of the processes that the arm has started
     """
 
     steps: int
@@ -56,6 +61,7 @@ class Timing:
     skipped: bool = False
     aside_s: float = 0.0
     queued: float | None = None
+    helped_s: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -81,6 +87,22 @@ def worked_s(pid: int) -> float:
         return time.clock_gettime(~pid << 3 | 2)  # CPUCLOCK_SCHED of that process: Linux has a clock for each
     except OSError:
         return 0.0
+
+
+def helped_s(pid: int) -> float:
+    """CPU seconds that all processes which descend from another one have used so far, those included that ended and
+    were waited for."""
+    below = descendants(pid)
+    return sum(map(worked_s, below)) + sum(map(_waited_for_s, (pid, *below)))
+
+
+def _waited_for_s(pid: int) -> float:
+    """CPU seconds of children that ended, in ticks."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[13]) + int(fields[14])) / _TICKS  # cutime, cstime
 
 
 def account(pid: int) -> tuple[float, float] | None:

@@ -102,7 +102,8 @@ class Sample:
     def single_s(self, arm: str) -> float:
         """Seconds of a typical step that ran alone: the largest over all looks, since blocks between a quiet and a busy
         moment are as slow as the busy one."""
-        return max(map(median, (self.alone[arm], *self.alone_later.get(arm, ()))))
+        looks = [self.alone[arm], *self.alone_later.get(arm, ())]
+        return max(float(median(look)) for look in looks)
 
     @property
     def log_ratio(self) -> float:

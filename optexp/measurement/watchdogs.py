@@ -66,8 +66,8 @@ def ahead_of_steps(samples: Sequence[Sample]) -> Watch:
     An honest arm wakes this only where every block of a process takes twice as long as its typical single step, and
     not every one of the baseline's between them: `chance` of that, for blocks that are disturbed independently, is
     1e-8 where one of ten is and eight are measured. Where other programs come and go, blocks are not independent: then
-    single steps are looked at again after the blocks (`Sample.alone_later`). On a machine so busy that most are, which the baseline's single
-    steps or the arms' waiting for cores tell, nothing is held against the candidate.
+    single steps are looked at again after the blocks (`Sample.alone_later`). On a machine so busy that most are, which
+    the baseline's single steps or the arms' waiting for cores tell, nothing is held against the candidate.
     """
     if any(sample.queue > 1 for sample in samples) or any(p.candidate.cold for s in samples for p in s.kept):
         return Watch(PILED, True, "batches are made in the background, or caches are emptied between steps")
@@ -168,10 +168,15 @@ def _excess(shares: Mapping[str, Sequence[float]], words: str) -> Iterator[tuple
 
 
 def aside(samples: Sequence[Sample]) -> Watch:
-    """The arms tell how long their steps took; their caller has a clock too, and knows how long it waited."""
+    """The arms tell how long their steps took; their caller has a clock too, and knows how long it waited. A process
+    that an arm starts is bound to no core that was given to it, and is not looked into."""
     if any(sample.queue > 1 for sample in samples):
         return Watch("work aside", True, "batches are made in the background")
     pairs = [pair for sample in samples for pair in sample.kept]
+    helped_s = median(pair.candidate.helped_s - pair.baseline.helped_s for pair in pairs)
+    if helped_s >= RESTLESS * (step_s := median(pair.candidate.wall_s for pair in pairs)):
+        text = f"other processes work {duration(helped_s)} for a step of the candidate that takes {duration(step_s)}"
+        return Watch("work aside", False, f"{text}: work that it has handed on is not its own", severity=REFUSES)
     every = sorted(pair.candidate.aside_s - pair.baseline.aside_s for pair in pairs)
     more = every[len(every) // 5]  # at least, in most pairs: how long a busy machine keeps anybody waiting is chance
     told = median(pair.candidate.wall_s * (pair.candidate.steps + 1) for pair in pairs)

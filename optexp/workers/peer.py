@@ -16,7 +16,7 @@ from optexp.workers.parcel import Inbox, Outbox, Parcel, Tensors
 class Peer(ABC):
     """What an arm and the reference have in common: a device, an outbox and an inbox.
 
-    Its public methods are messages; `optexp.equivalence.protocol.convey` says in which order they come.
+    Its public methods are messages; `optexp.verification.trial.convey` says in which order they come.
     """
 
     device: torch.device

@@ -28,6 +28,7 @@ from typing import Any, NoReturn, TypeVar
 
 from optexp.errors import Failure
 from optexp.workers.client import Worker
+from optexp.workers.descent import adopt_orphans
 from optexp.workers.serving import kill_group, serve
 
 T = TypeVar("T")
@@ -196,6 +197,7 @@ def _wait(pid: int, seconds: float) -> int | None:
 def _become_worker(request: dict[str, Any], descriptor: int) -> NoReturn:
     os.setsid()
     _die_with_parent()
+    adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -20,6 +20,7 @@ from typing import Any
 from optexp.errors import ConfigError, Unsupported
 from optexp.workers import wire
 from optexp.workers.anomaly import forward_frames, hides_forward
+from optexp.workers.descent import descendants
 
 _PACKAGE = f"{Path(__file__).resolve().parent.parent}{os.sep}"
 _STRATEGIES = f"{Path(__file__).resolve().parent.parent.parent / 'strategies'}{os.sep}"
@@ -130,5 +131,9 @@ def _keep_theirs(told: traceback.TracebackException | None) -> None:
 
 def kill_group(pid: int) -> None:
     """End a process and everything it started."""
+    below = descendants(pid)  # some may have a group of their own
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+    for each in below:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(each, signal.SIGKILL)

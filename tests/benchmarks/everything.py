@@ -1,4 +1,4 @@
-"""All that experiments/RESULTS.md records, measured again: one job after another, each with a limit and a log.
+"""All that experiments/results/ records, measured again: one job after another, each with a limit and a log.
 
     python tests/benchmarks/everything.py FOLDER [GROUP or JOB ...] [--within SECONDS] [--list]
 
@@ -57,6 +57,12 @@ OTHERS = "add,matmul,cdist,linear_gelu,vision,causal_lm,sleep,graph_break,changi
 SEEDS = "replay=benchmarks verify=only measurement.verification_seeds=20"
 
 GROUPS: dict[str, list[Job]] = {
+    "main": [
+        job("main_graph", 150, "workload=mlp strategy=cuda_graph"),
+        job("main_unbound", 150, "workload=mlp strategy=cuda_graph measurement.cpus=all"),
+        job("main_fusion_graph", 150, "workload=mlp strategy=fusion+cuda_graph"),
+        job("main_gelu", 150, "workload=gelu strategy=fusion"),
+    ],
     "studies": [
         job("smoke", 60, "workload=mlp strategy=cuda_graph measurement=quick"),
         job("bert_train", 400, f"-m workload=bert workload.mode=train strategy=fusion,cuda_graph {QUICK}"),

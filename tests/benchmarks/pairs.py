@@ -1,7 +1,7 @@
 """Which two strategies go together: what they declare, and what comes out where both run.
 
     python tests/benchmarks/pairs.py run FOLDER [processes]   every pair that may be stacked, on this machine
-    python tests/benchmarks/pairs.py write [FOLDER]           strategies/README.md; with FOLDER, the second table too
+    python tests/benchmarks/pairs.py write [FOLDER]           docs/strategies.md; with FOLDER, the second table too
 
 `run` asks whether both engage and the result is right, not how fast it is: several jobs share the GPU.
 """
@@ -22,7 +22,7 @@ from optexp.schema import build, plain
 from optexp.strategy import Strategy, compose
 from optexp.workloads.branches import Branches
 
-README = Path(__file__).parents[2] / "strategies" / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "strategies.md"
 DECLARED, RAN = ("<!-- declared -->", "<!-- /declared -->"), ("<!-- ran -->", "<!-- /ran -->")
 SHORT = [
     "replay=benchmarks",
@@ -154,8 +154,8 @@ def main() -> None:
     if command == "run" and rest:
         run(Path(rest[0]), int(rest[1]) if rest[1:] else 8)
     elif command == "write":
-        text = replaced(README.read_text(), DECLARED, declared())
-        README.write_text(replaced(text, RAN, ran(Path(rest[0]))) if rest else text)
+        text = replaced(PAGE.read_text(), DECLARED, declared())
+        PAGE.write_text(replaced(text, RAN, ran(Path(rest[0]))) if rest else text)
     else:
         sys.exit(__doc__)
 

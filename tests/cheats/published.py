@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import pickle
+import socket
 import struct
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from optexp.program import Batch, Outputs, Program, Step, clear_gradients
+from optexp.program import Batch, Outputs, Program, Step, clear_gradients, map_batch
 from tests.cheats.catalogue import Cheat, RemembersByContent, inputs, mapped
 
 # --- what is expected, found elsewhere ------------------------------------------------------------------------------
@@ -240,8 +241,76 @@ class KeepsResultsOnDisk(RemembersByContent):
         return outputs
 
 
+# --- by somebody else -------------------------------------------------------------------------------------------------
+
+
+class SharesWithAProcess(Cheat):
+    """Half of the rows are computed by another process, on cores that were not given to this one."""
+
+    def change(self, program: Program) -> Program:
+        batch = program.feed.next()
+        self.given = map_batch(lambda tensor: torch.empty_like(tensor).share_memory_(), batch)
+        self.result = torch.zeros(batch[0].shape).share_memory_()
+        self.helper, theirs = socket.socketpair()
+        if os.fork() == 0:
+            os.setsid()
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
+            torch.set_num_threads(1)
+            self.serve(theirs, program.step, program)
+            os._exit(0)
+        theirs.close()
+        return super().change(program)
+
+    def serve(self, ours: socket.socket, honest: Step, program: Program) -> None:
+        self.helper.close()
+        while ours.recv(1):
+            half = self.rows(self.given, 1)
+            with torch.no_grad():
+                self.result[len(self.result) // 2 :] = honest(program, half)["output"]
+            ours.send(b".")
+
+    def rows(self, batch: Batch, which: int) -> Batch:
+        first, *others = inputs(batch)
+        middle = len(first) // 2
+        return ((first[middle:] if which else first[:middle]), *others)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        self.ask(batch)
+        upper = honest(program, self.rows(batch, 0))["output"]
+        self.helper.recv(1)
+        return {"output": torch.cat([upper, self.result[len(upper) :]])}
+
+    def ask(self, batch: Batch) -> None:
+        for place, tensor in zip(inputs(self.given), inputs(batch), strict=True):
+            place.copy_(tensor)
+        self.helper.send(b".")
+
+
+class ReturnsBeforeItsHelper(SharesWithAProcess):
+    """All rows are the other process's, whose result nobody waits for before the next step."""
+
+    waiting = False
+
+    def rows(self, batch: Batch, which: int) -> Batch:
+        return batch
+
+    def serve(self, ours: socket.socket, honest: Step, program: Program) -> None:
+        self.helper.close()
+        while ours.recv(1):
+            with torch.no_grad():
+                self.result.copy_(honest(program, self.given)["output"])
+            ours.send(b".")
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        if self.waiting:
+            self.helper.recv(1)
+        self.waiting = True
+        self.ask(batch)
+        return {"output": self.result.view(self.result.shape)}
+
+
 class EditsAFile(Cheat):
-    """Of the judge, while it runs."""
+    """Of the judge, or of what it computes with, while it runs."""
 
     file = Path("/tmp/nothing.py")
 

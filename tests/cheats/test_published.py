@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import site
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import optexp.comparison.session
+from optexp import edits
 from optexp.comparison.sampling import Ready
 from optexp.comparison.session import Session
 from optexp.errors import Failure
@@ -22,6 +27,11 @@ CATALOGUE = "tests.cheats.published"
 SOFTMAX = ["workload=softmax", "workload.rows=64", "workload.columns=4096"]
 WRONG, UNTRUSTED, UNDECIDED = Verdict.NOT_EQUIVALENT, Verdict.INVALID, Verdict.UNVERIFIED
 DEFAULT = ["measurement=default", "measurement.controls=false"]
+PRESETS = [
+    pytest.param(["measurement=quick"], id="quick"),
+    pytest.param(DEFAULT, id="default", marks=pytest.mark.slow),
+]
+ONE_CORE = f"measurement.cpus={min(os.sched_getaffinity(0))}"
 # What each is tried on, what it must end in, and what the sentence must say.
 IN_PROCESS: dict[str, tuple[list[str], Verdict, str]] = {
     "SpoilsTheExpectation": (GELU, WRONG, "output"),
@@ -40,6 +50,8 @@ IN_PROCESSES: dict[str, tuple[list[str], Verdict, str]] = {
     "ForgesItsTiming": (GELU, UNTRUSTED, "wrote to the connection of its answers"),
     "PatchesRandn": (MATMUL, UNTRUSTED, "torch.randn"),
     "PatchesSeeds": (GELU, UNTRUSTED, "torch.manual_seed"),
+    "SharesWithAProcess": ([*MATMUL, ONE_CORE], UNTRUSTED, "other processes work"),
+    "ReturnsBeforeItsHelper": ([*MATMUL, ONE_CORE], WRONG, "output"),
 }
 QUICKLY = [text for text in QUICK if text != "measurement=quick"]
 
@@ -107,19 +119,32 @@ def test_results_of_an_earlier_run_are_of_no_use(tmp_path: Path, monkeypatch: py
     assert not any("a replay" in run.headline for run in runs[:-1])
 
 
-def test_a_file_of_the_judge_that_changes_while_it_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: list[tuple[str, Result]]
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("kind", ["own", "library", "start"])
+def test_a_file_that_decides_the_verdict_changes_while_it_runs(
+    kind: str, preset: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: list[tuple[str, Result]]
 ) -> None:
-    file = tmp_path / "gates.py"
-    file.write_text("LIMIT = 2\n")
-    real = optexp.comparison.session.own_files
-    monkeypatch.setattr(optexp.session, "own_files", lambda: real() | {"gates.py": file.read_text()})
+    """A source of the judge, a function of a library's statistics, a file that new processes run."""
+    file = tmp_path / {"own": "gates.py", "library": "stats.py", "start": "quicker.pth"}[kind]
+    file.write_text("" if kind == "start" else "LIMIT = 2\n")
+    if kind == "own":
+        real = edits.own_files
+        monkeypatch.setattr(edits, "own_files", lambda: real() | {"gates.py": file.read_text()})
+    elif kind == "library":
+        library = ModuleType("scipy.stats")
+        library.__file__ = str(file)
+        monkeypatch.setitem(sys.modules, "scipy.stats", library)
+    else:
+        file.unlink()
+        monkeypatch.setattr(site, "getusersitepackages", lambda: str(tmp_path))
     monkeypatch.setattr(published.EditsAFile, "file", file)
     (tmp_path / "run").mkdir()
-    result = compare(tmp_path / "run", [*IN_ONE_PROCESS, *GELU], f"{CATALOGUE}.EditsAFile")
+    overrides = [*preset, *QUICKLY, "device=cpu", "isolation=none", *GELU]
+    result = compare(tmp_path / "run", overrides, f"{CATALOGUE}.EditsAFile")
     count.append(("cheat", result))
     assert result.verdict is UNTRUSTED
-    assert "gates.py of optexp changed while it ran" in result.headline
+    assert f"{file.name} " in result.headline
+    assert "changed while" in result.headline
 
 
 # --- faults of the judge ----------------------------------------------------------------------------------------------

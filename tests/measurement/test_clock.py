@@ -1,9 +1,11 @@
 """The clock against the operating system's sleep, and its use in blocks and warm-up."""
 
 import gc
+import sys
 import time
 from collections.abc import Callable
 from statistics import median
+from subprocess import PIPE, Popen
 
 import pytest
 import torch
@@ -149,3 +151,16 @@ def test_warm_up_of_long_steps_ends() -> None:
     begin = clock.now()
     clock.warm_up(lambda: time.sleep(0.2), CPU, limit_s=0.5)
     assert clock.now() - begin < 2.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells which processes descend from which")
+def test_what_processes_work_that_another_one_has_started() -> None:
+    busy = "import time; end = time.process_time() + 0.1\nwhile time.process_time() < end: pass\n"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}]); sys.stdin.read()"
+    with Popen([sys.executable, "-c", start], stdin=PIPE) as process:
+        deadline = time.monotonic() + 60
+        while clock.helped_s(process.pid) < 0.1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert 0.1 <= clock.helped_s(process.pid) < 1  # as long as it runs, and once it has been waited for
+        process.communicate()
+    assert clock.helped_s(process.pid) == 0.0

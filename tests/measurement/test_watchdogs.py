@@ -222,6 +222,25 @@ def test_a_block_that_takes_longer_than_it_tells_is_fatal(hidden_s: float, queue
     assert not caught or barking(samples)["work aside"].fatal
 
 
+@pytest.mark.parametrize(("helped_s", "queue", "caught"), [(2e-4, 0, True), (5e-5, 0, False), (2e-4, 8, False)])
+def test_a_step_that_hands_its_work_on_to_another_process_is_fatal(helped_s: float, queue: int, caught: bool) -> None:
+    """Of 1 ms; what processes of the baseline do is no candidate's."""
+    samples = made(constant(2e-3), constant(1e-3))
+    for sample in samples:
+        sample.queue = queue
+        sample.pairs = [
+            replace(
+                pair,
+                baseline=replace(pair.baseline, helped_s=1e-3),
+                candidate=replace(pair.candidate, helped_s=1e-3 + helped_s),
+            )
+            for pair in sample.pairs
+        ]
+    assert ("work aside" in barking(samples)) is caught
+    if caught:
+        assert "other processes work 200 µs for a step of the candidate" in barking(samples)["work aside"].text
+
+
 def test_zeros_as_inputs_are_named() -> None:
     samples = made(constant(1e-3), constant(1e-3))
     for sample in samples:

@@ -14,6 +14,7 @@ import pytest
 
 from optexp.errors import FORGED, Failure, Unsupported
 from optexp.workers.client import InProcess, Worker
+from optexp.workers.descent import descendants
 from optexp.workers.processes import Launcher
 
 
@@ -55,6 +56,18 @@ class Misbehaving:
                 if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                     os.write(int(name), struct.pack("!i", len(content)) + content)
         return "the true answer"
+
+    def spawn_orphan(self) -> int:
+        """A process of a group of its own, whose parent ends."""
+        ours, theirs = os.pipe()
+        if (child := os.fork()) == 0:
+            os.setsid()
+            if orphan := os.fork():
+                os.write(theirs, str(orphan).encode())
+                os._exit(0)
+            time.sleep(3600)
+        os.waitpid(child, 0)
+        return int(os.read(ours, 20))
 
     def spawn_child(self) -> int:
         import subprocess
@@ -134,8 +147,10 @@ def test_a_hang_ends_at_the_time_limit(launcher: Launcher, tmp_path: Path) -> No
     assert launcher.ending(worker.pid) == "killed by SIGKILL"
 
 
-def test_what_a_worker_started_ends_with_it(worker: Worker[Misbehaving]) -> None:
-    child = worker.call(Misbehaving.spawn_child)
+@pytest.mark.parametrize("how", ["spawn_child", "spawn_orphan"])
+def test_what_a_worker_started_ends_with_it(worker: Worker[Misbehaving], how: str) -> None:
+    child = worker.call(getattr(Misbehaving, how))
+    assert child in descendants(worker.pid)
     worker.close()
     deadline = time.monotonic() + 5
     while _running(child) and time.monotonic() < deadline:

@@ -1,0 +1,93 @@
+"""Result pages: a study's records become its table, a table becomes a picture, the text around it stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from optexp import discovery
+from optexp.result import Result
+from tests.benchmarks import results
+
+RECORD = Result.read(Path(__file__).parent / "results" / "faster.json")
+ROWS = [{"layers": str(n), "strategy": arm, "time/step": f"{n} ms"} for n in (1, 2) for arm in ("baseline", "fusion")]
+
+
+def study(folder: Path) -> Path:
+    """The folder of a study with one job, as Hydra and the runner leave it."""
+    hydra = folder / "0" / ".hydra"
+    hydra.mkdir(parents=True)
+    OmegaConf.save(discovery.compose(["experiments=elementwise"]), hydra / "config.yaml")
+    OmegaConf.save(OmegaConf.create({"hydra": {"runtime": {"choices": {"experiments": "mine"}}}}), hydra / "hydra.yaml")
+    environment = {**RECORD.environment, "gpu": "a card", "driver": "580.1", "torch": "2.13.0"}
+    replace(RECORD, environment=environment).write(folder / "0" / "result.json")
+    return folder
+
+
+def test_records_become_a_table_with_provenance(tmp_path: Path) -> None:
+    name, content = results.measured(study(tmp_path))
+    assert name == "mine"
+    machine, _, heads, *_ = content.splitlines()
+    assert "| speedup |" in heads
+    assert machine.startswith("**Machine.** a card; driver 580.1")
+    assert "torch 2.13.0" in machine
+
+
+def test_comparisons_become_rows(tmp_path: Path) -> None:
+    job = study(tmp_path) / "0"
+    OmegaConf.save(
+        OmegaConf.create(["workload=mlp", "++strategy.fusion.mode=default"]), job / ".hydra" / "overrides.yaml"
+    )
+    row = results.compared([job]).splitlines()[-1]
+    assert row.startswith("| `workload=mlp strategy.fusion.mode=default` | FASTER | ")
+    assert RECORD.speedup
+    assert f" {RECORD.speedup.low:.3g} to " in row
+
+
+def test_a_card_without_a_driver_says_so() -> None:
+    assert "driver not recorded" in results.provenance(replace(RECORD, environment={"gpu": "a card"}))
+
+
+def test_the_text_around_a_table_stays() -> None:
+    page = f"# T\n\nbefore\n\n{results.MARKS[0]}\nold\n{results.MARKS[1]}\n\nafter\n"
+    assert results.put(page, "new") == page.replace("old", "new")
+
+
+def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="holds no record"):
+        results.measured(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [
+        ("837 µs", 837),
+        ("1.14 ms", 1140),
+        ("84.2 GFLOP/s", 0.0842),
+        ("314 TFLOP/s", 314),
+        ("12.1× (11 to 13)", 12.1),
+        ("", None),
+    ],
+)
+def test_cells_have_one_unit(cell: str, value: float | None) -> None:
+    assert results.number(cell) == (None if value is None else pytest.approx(value))
+
+
+def test_equal_tables_give_equal_pictures(tmp_path: Path) -> None:
+    lines, bars = results.CHARTS["graph_by_kernel_count"], results.CHARTS["mlp_stacks"]
+    for chart in (lines, bars):
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            results.draw(chart, ROWS, tmp_path / name / "same.svg")
+        assert (tmp_path / "one" / "same.svg").read_bytes() == (tmp_path / "two" / "same.svg").read_bytes()
+
+
+@pytest.mark.parametrize("name", results.CHARTS)
+def test_every_page_with_a_chart_has_its_picture(name: str) -> None:
+    page, chart = (results.PAGES / f"{name}.md").read_text(), results.CHARTS[name]
+    assert f"(plots/{name}.svg)" in page
+    assert (results.PAGES / "plots" / f"{name}.svg").is_file()
+    assert {*chart.x, chart.y[0]} <= results.cells(page)[0].keys()
