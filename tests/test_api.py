@@ -66,7 +66,7 @@ def compare(*args: Any, overrides: tuple[str, ...] = (), **kwargs: Any) -> Resul
 def test_a_model_however_it_is_given(model: Any, inputs: Any) -> None:
     result = compare(model, inputs)
     assert measured(result), result.headline
-    assert result.equivalence["bitwise"]
+    assert result.equivalence.bitwise
     assert list(Path("outputs").rglob("result.json"))
 
 
@@ -102,10 +102,8 @@ def test_trains_with_functions_of_the_caller() -> None:
     )
     assert measured(result), result.headline
     assert result.strategy == ["amp"]
-    assert "parameter changes" in result.equivalence["headline"]
-    assert result.measurement["notes"] == [
-        "inputs: the values given, in another order for every batch (a function can make others)"
-    ]
+    assert "parameter changes" in result.equivalence.headline
+    assert result.notes == ["inputs: the values given, in another order for every batch (a function can make others)"]
 
 
 def test_the_precision_is_the_models_own() -> None:
@@ -135,7 +133,7 @@ def test_an_error_of_the_model_is_in_the_result() -> None:
     result = compare(Net, torch.randn(8, 5))
     assert result.verdict is Verdict.ERROR
     assert result.error is not None
-    assert "self.body(x)" in result.error["traceback"]
+    assert "self.body(x)" in result.error.traceback
     assert "self.body(x)" in result._repr_html_()
 
 

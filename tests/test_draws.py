@@ -44,18 +44,18 @@ def run(folder: Path, *overrides: str) -> Result:
 def test_runs_differ_a_replay_repeats_one_and_says_so(tmp_path: Path) -> None:
     first, second = run(tmp_path / "first"), run(tmp_path / "second")
     assert first.verdict is second.verdict is Verdict.VERIFIED
-    assert set(first.equivalence["seeds"]).isdisjoint(second.equivalence["seeds"])
+    assert set(first.equivalence.seeds).isdisjoint(second.equivalence.seeds)
     assert first.fingerprint == second.fingerprint
-    assert not first.measurement["draws"]["replayed"]
+    assert not first.draws.replayed
     assert "optexp.replay" not in tracking.tags(first)
 
-    key = first.measurement["draws"]["key"]
+    key = first.draws.key
     again = run(tmp_path / "again", f"replay={key}")
-    assert again.equivalence["seeds"] == first.equivalence["seeds"]
+    assert again.equivalence.seeds == first.equivalence.seeds
     assert again.fingerprint == first.fingerprint
-    assert again.measurement["draws"] == {"key": key, "replayed": True}
+    assert again.draws == Draws(key, replayed=True)
     assert again.config["replay"] == key
     assert again.headline == f"{first.headline}; a replay, on inputs of an earlier run"
     assert tracking.tags(again)["optexp.replay"] == key
     assert "a replay, on inputs of an earlier run" in report.render(again)
-    assert Result.read(tmp_path / "again" / "result.json").measurement["draws"]["replayed"]
+    assert Result.read(tmp_path / "again" / "result.json").draws.replayed

@@ -112,9 +112,9 @@ def test_the_sweep_of_the_readme(tmp_path: Path) -> None:
     assert set(found) == {"inplace", "amp+fusion", "cuda_graph"}, done.stdout + done.stderr
     assert found["inplace"].verdict is Verdict.NOT_ENGAGED  # backward needs what could be overwritten
     assert found["amp+fusion"].verdict.measured, found["amp+fusion"].headline
-    assert "bfloat16" in found["amp+fusion"].equivalence["contract"]
+    assert "bfloat16" in found["amp+fusion"].equivalence.contract
     assert found["cuda_graph"].verdict is Verdict.UNSUPPORTED
-    assert any("fusion" in note for note in found["cuda_graph"].measurement["notes"])
+    assert any("fusion" in note for note in found["cuda_graph"].notes)
     assert done.returncode == 4
     assert done.stdout.rstrip().count("amp+fusion") >= 2  # its own verdict, and a row of the ranked table
 

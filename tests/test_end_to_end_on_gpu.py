@@ -31,10 +31,10 @@ def test_the_main_job(tmp_path: Path) -> None:
     assert result.verdict is Verdict.FASTER, result.headline
     assert result.speedup is not None
     assert result.speedup.low > 2
-    assert result.equivalence["ok"]
+    assert result.equivalence.ok
     assert result.evidence[0]["engaged"]
-    assert result.measurement["seconds"]["total"] < 30  # 20 with warm caches, which a test cannot count on
-    assert result.measurement["seconds"]["verification"] < 8
+    assert result.seconds["total"] < 30  # 20 with warm caches, which a test cannot count on
+    assert result.seconds["verification"] < 8
 
 
 def test_a_fused_gelu_moves_a_ninth_of_the_bytes(tmp_path: Path) -> None:
@@ -42,8 +42,8 @@ def test_a_fused_gelu_moves_a_ninth_of_the_bytes(tmp_path: Path) -> None:
     assert result.verdict is Verdict.FASTER, result.headline
     assert result.speedup is not None
     assert result.speedup.low >= 9
-    beyond_the_steps = result.measurement["seconds"]["verification"] - result.equivalence["seconds"]["steps"]
-    assert beyond_the_steps < 5, result.equivalence["seconds"]  # tensors of 1 GiB
+    beyond_the_steps = result.seconds["verification"] - result.equivalence.seconds["steps"]
+    assert beyond_the_steps < 5, result.equivalence.seconds  # tensors of 1 GiB
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_an_arm_out_of_memory_is_a_verdict(tmp_path: Path) -> None:
 def test_dropout_is_verified_at_0_and_at_its_rate(tmp_path: Path, overrides: list[str]) -> None:
     result = optexp(tmp_path, *overrides)
     assert result.verdict.measured, result.headline
-    assert result.equivalence["gates"]["DICE"]["passed"]
-    assert "with every dropout at p = 0" in result.equivalence["headline"]
+    assert result.equivalence.gates["DICE"].passed
+    assert "with every dropout at p = 0" in result.equivalence.headline
 
 
 def test_ceilings_of_a_busy_day_make_nothing_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

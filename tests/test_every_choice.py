@@ -94,7 +94,7 @@ def test_reaches_a_verdict(workload: str, strategy: str, tmp_path: Path) -> None
     assert Result.read(tmp_path / "result.json").verdict is result.verdict
     assert audit.main([str(tmp_path / "result.json")]) == 0
     if result.verdict.measured:
-        assert result.equivalence["ok"]
+        assert result.equivalence.ok
         assert all(evidence["engaged"] for evidence in result.evidence)
     else:
         assert result.speedup is None
@@ -104,15 +104,15 @@ def test_reaches_a_verdict(workload: str, strategy: str, tmp_path: Path) -> None
 def test_gradients_of_the_inputs_are_compared(workload: str, tmp_path: Path) -> None:
     result = run(tmp_path, f"workload={workload}", "workload.mode=forward_backward", *TINY[workload])
     assert measured(result), result.headline
-    assert result.equivalence["bitwise"]
-    assert "input_grad.0" in result.equivalence["headline"]
+    assert result.equivalence.bitwise
+    assert "input_grad.0" in result.equivalence.headline
 
 
 @pytest.mark.parametrize("mode", ["forward", "forward_backward", "train"])
 def test_every_mode_of_the_mlp_against_itself(mode: str, tmp_path: Path) -> None:
     result = run(tmp_path, "workload=mlp", f"workload.mode={mode}", *TINY["mlp"])
     assert measured(result), result.headline
-    assert result.equivalence["bitwise"]
+    assert result.equivalence.bitwise
 
 
 @pytest.mark.parametrize(
@@ -126,16 +126,16 @@ def test_every_mode_of_the_mlp_against_itself(mode: str, tmp_path: Path) -> None
 def test_dropout_is_verified_at_0_and_at_its_rate(overrides: list[str], tmp_path: Path) -> None:
     result = run(tmp_path, *overrides)
     assert measured(result), result.headline
-    assert "with every dropout at p = 0" in result.equivalence["headline"]
-    assert "64 seeds" in result.equivalence["headline"]
-    assert result.equivalence["gates"]["DICE"]["passed"]
-    assert result.equivalence["randomness"]["tests"] >= 6
+    assert "with every dropout at p = 0" in result.equivalence.headline
+    assert "64 seeds" in result.equivalence.headline
+    assert result.equivalence.gates["DICE"].passed
+    assert result.equivalence.randomness.tests >= 6
 
 
 def test_profile_names_where_the_time_goes(tmp_path: Path) -> None:
     result = run(tmp_path, "workload=mlp", "mode=profile", *TINY["mlp"])
     assert result.verdict is Verdict.PROFILED
-    assert result.profile["baseline"]["top_ops"]
+    assert result.profile.baseline.top_ops
     assert (tmp_path / "traces" / "baseline.json.gz").exists()
 
 
@@ -161,7 +161,7 @@ def test_what_does_not_run_under_autocast_is_unsupported_and_no_error(tmp_path: 
 def test_a_stack_as_baseline(tmp_path: Path) -> None:
     result = run(tmp_path, "workload=mlp", "baseline=[amp]", "strategy=amp", *TINY["mlp"])
     assert measured(result), result.headline
-    assert "bfloat16" in result.equivalence["contract"]
+    assert "bfloat16" in result.equivalence.contract
 
 
 def test_a_baseline_that_did_not_happen_is_no_baseline(tmp_path: Path) -> None:

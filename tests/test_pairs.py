@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from optexp.result import Result, Verdict
+from optexp.equivalence.finding import Verification
+from optexp.result import Engagement, Result, Verdict
 from tests.benchmarks import pairs
 
 
@@ -25,10 +26,10 @@ def result(verdict: Verdict, engaged: bool = True, ok: bool = True) -> Result:
         device="cuda:0",
         seed=0,
         evidence=[
-            {"strategy": "amp", "engaged": True, "text": "x"},
-            {"strategy": "inplace", "engaged": engaged, "text": "y"},
+            Engagement("amp", True, "x"),
+            Engagement("inplace", engaged, "y"),
         ],
-        equivalence={"ok": ok},
+        equivalence=Verification("REASSOCIATES", ok),
         environment={"gpu": "a card", "torch": "2.0"},
     )
 

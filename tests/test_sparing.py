@@ -39,7 +39,7 @@ def test_a_thriftier_plan_follows_and_reaches_a_verdict(
     result = run(tmp_path)
     assert result.verdict is Verdict.VERIFIED, result.headline
     assert tried == [0, LEAST, LEAST + 1][: plans + 1]
-    notes = result.measurement["notes"]
+    notes = result.notes
     assert f"memory: candidate ran out with {PLANS[0].describe()}" in notes
     assert any(note.endswith(PLANS[tried[-1]].describe()) for note in notes)
     assert any("with one distinct batch" in note for note in notes)
@@ -68,5 +68,5 @@ def test_another_failure_is_told_at_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_small_batches_leave_no_note(tmp_path: Path) -> None:
-    notes = run(tmp_path).measurement["notes"]
+    notes = run(tmp_path).notes
     assert not [note for note in notes if note.startswith("memory")]

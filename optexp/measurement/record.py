@@ -174,7 +174,7 @@ def watch(row: Mapping[str, Any]) -> dict[str, Any]:
     if "severity" in row:
         return dict(row)
     severity = "refuses" if row.get("fatal") else "undecides" if row.get("undecides") else "remark"
-    machine = row["name"] in ("throttling", "power cap", "foreign processes", "cores")
+    machine = row["name"] in ("throttling", "power cap", "foreign processes", "cores", "slow start", "waiting arm")
     return {"name": row["name"], "ok": row["ok"], "text": row["text"], "severity": severity} | (
         {"about": "machine"} if machine else {}
     )

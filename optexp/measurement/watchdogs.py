@@ -56,7 +56,7 @@ def slow_start(samples: Sequence[Sample]) -> Watch:
     if slow and excused:
         text += ", as may be due to other programs on its cores: its blocks may be too short to decide anything"
     text = text if ratios else "no warm-up to compare with"
-    return Watch("slow start", not slow, text, severity=UNDECIDES if excused else REFUSES)
+    return Watch("slow start", not slow, text, UNDECIDES if excused else REFUSES, MACHINE)
 
 
 def ahead_of_steps(samples: Sequence[Sample]) -> Watch:
@@ -156,7 +156,7 @@ def waiting_arm(samples: Sequence[Sample]) -> Watch:
     ]
     gap, text = max(found, default=(0.0, "the arms have no processes of their own"))
     ok = gap < RESTLESS
-    return Watch("waiting arm", ok, text if ok else f"{text}: does a thread of it never rest?", severity=REFUSES)
+    return Watch("waiting arm", ok, text if ok else f"{text}: does a thread of it never rest?", REFUSES, MACHINE)
 
 
 def _excess(shares: Mapping[str, Sequence[float]], words: str) -> Iterator[tuple[float, str]]:

@@ -24,7 +24,6 @@ LESS_EXACT = (
     " order or in a wider dtype, or promise a precision. The report has the worst tensor."
 )
 QUIET = " Run it again when the machine is quiet."
-MACHINE = {"slow start", "throttling", "foreign processes", "waiting arm", "cores"}  # watchdogs that bark at one
 PART = "share_"  # how the names of a breakdown's terms begin
 # Rows that a verdict is about.
 SPEED = ("time/step", "device time/step", "device busy/step", "one step alone", "throughput", "energy")

@@ -41,7 +41,7 @@ def corrected(results: Sequence[Result]) -> list[Result]:
     for (result, found, _), p in zip(family, holm([p_value for _, _, p_value in family]), strict=True):
         found.p_holm = p
         decision = adjudicate(replace(facts_of(result), comparisons=len(family)))
-        if decision and decision.reason and decision.verdict is not result.verdict:
+        if decision and decision.verdict is Verdict.INCONCLUSIVE and result.verdict is not Verdict.INCONCLUSIVE:
             alone = result.headline
             result.by_itself = result.by_itself or ByItself(result.verdict, alone)
             result.verdict = decision.verdict

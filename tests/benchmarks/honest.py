@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from math import inf
+from math import inf, isfinite
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -145,13 +145,14 @@ def ended_in(pair: Pair, settings: Sequence[str], max_gib: float = inf) -> dict[
         except ConfigError as mistake:
             return {"verdict": "ERROR", "headline": f"ERROR: {mistake}"}
         result = runner.run(config, Path(folder), show=lambda *_: None)
-    checked, worst = result.equivalence, result.equivalence.get("worst", {})
+    checked = result.equivalence
+    worst = checked.worst if checked else None
     return {
         "verdict": str(result.verdict),
         "headline": result.headline,
-        "ok": checked.get("ok"),
-        "used": worst.get("used"),
-        "worst": f"{worst.get('gate', '')} {worst.get('tensor', '')}".strip(),
+        "ok": checked.ok if checked else None,
+        "used": worst.used if worst and isfinite(worst.used) else None,
+        "worst": f"{worst.gate} {worst.tensor}" if worst else "",
         "device": str(result.environment.get("gpu") or "cpu"),
     }
 

@@ -107,9 +107,9 @@ def outcome(result: Result) -> tuple[str, str]:
     """A sign for a pair that ran, and the reason where it is not ✓."""
     if result.verdict in (Verdict.ERROR, Verdict.UNSUPPORTED):
         return ("×" if result.verdict is Verdict.UNSUPPORTED else "E"), result.headline.partition(": ")[2]
-    if idle := [f"{e['strategy']}: {e['text']}" for e in result.evidence if not e["engaged"]]:
+    if idle := [f"{e.strategy}: {e.text}" for e in result.evidence if not e.engaged]:
         return "○", "; ".join(idle)
-    if not result.equivalence.get("ok"):
+    if not (result.equivalence and result.equivalence.ok):
         return "!", result.headline
     return "✓", ""
 

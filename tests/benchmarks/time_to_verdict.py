@@ -38,9 +38,9 @@ def main() -> None:
     print(" ".join(overrides), f"on {rows[0][1].environment.get('gpu') or rows[0][1].environment.get('cpu')}")
     print(f"{'seconds':<14}" + "".join(f"{preset:>10}" for preset, _, _ in rows))
     for phase in PHASES:
-        print(f"{phase:<14}" + "".join(f"{r.measurement['seconds'].get(phase, 0.0):>10.2f}" for _, r, _ in rows))
+        print(f"{phase:<14}" + "".join(f"{r.seconds.get(phase, 0.0):>10.2f}" for _, r, _ in rows))
     print(f"{'command':<14}" + "".join(f"{wall:>10.2f}" for _, _, wall in rows))
-    shares = [1 - r.measurement["seconds"].get("measurement", 0.0) / wall for _, r, wall in rows]
+    shares = [1 - r.seconds.get("measurement", 0.0) / wall for _, r, wall in rows]
     print(f"{'not measuring':<14}" + "".join(f"{share:>10.0%}" for share in shares))
     for preset, result, _ in rows:
         print(f"{preset}: {result.headline}")

@@ -76,8 +76,8 @@ def whole(side: int) -> None:
         asked = ["workload=gelu", f"workload.size={side}", "strategy=inplace", "tracking.enabled=false", *overrides]
         with tempfile.TemporaryDirectory() as folder:
             result, wall = run(asked, Path(folder) / "job")
-        verification = result.measurement["seconds"].get("verification", 0.0)
-        known = result.equivalence.get("seconds", {})
+        verification = result.seconds.get("verification", 0.0)
+        known = result.equivalence.seconds if result.equivalence else {}
         print(f"{name}: {result.verdict}, {wall:.1f} s, verification {verification:.2f} s:")
         print("  ".join(f"{part} {s:.2f}" for part, s in {**known, "rest": verification - sum(known.values())}.items()))
 

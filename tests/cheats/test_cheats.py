@@ -301,7 +301,7 @@ def test_honest_controls_pass(
     result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides, *FAMILIES], stack=stack)
     count.append(("honest", result))
     assert measured(result), result.headline
-    assert result.equivalence["ok"]
+    assert result.equivalence.ok
 
 
 def test_what_overflows_at_lower_precision_is_wrong_though_plain_autocast_does_so_too(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_results_of_an_earlier_run_are_of_no_use(tmp_path: Path, monkeypatch: py
     runs = []
     for name, replayed in (("first", ""), ("second", ""), ("again", "replay")):
         (tmp_path / name).mkdir()
-        key = [f"replay={runs[-1].measurement['draws']['key']}"] if replayed else []
+        key = [f"replay={runs[-1].draws.key}"] if replayed else []
         overrides = [*IN_ONE_PROCESS, *GELU, *key]
         runs.append(compare(tmp_path / name, overrides, f"{CATALOGUE}.KeepsResultsOnDisk"))
         hits, published.KeepsResultsOnDisk.hits = published.KeepsResultsOnDisk.hits, 0

@@ -89,4 +89,4 @@ def test_a_graph_of_a_model_that_counts_is_never_faster(tmp_path: Path, text: st
     mine = ["workload=module", "workload.path=mine.py", f"workload.mode={mode}"]
     result = optexp(tmp_path, *mine, "strategy=cuda_graph", "tracking.enabled=false")
     assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
-    assert name in str(result.equivalence["failures"])
+    assert name in str(result.equivalence.failures)

@@ -76,5 +76,5 @@ def test_a_comparison_says_so_when_its_arms_are_set_up(ms: float, announced: boo
         session.close()
     assert told.step_s >= ms / 1e3
     assert told.compute_s < 2.0
-    notes = [note for note in session.result.measurement["notes"] if note.startswith("this will take about")]
+    notes = [note for note in session.result.notes if note.startswith("this will take about")]
     assert bool(notes) == announced

@@ -82,11 +82,11 @@ def test_energy_cold_caches_and_controls_in_one_job(tmp_path: Path) -> None:
         assert arm.p5_us is not None
         assert arm.p99_us is not None
         assert arm.p5_us <= arm.alone_us <= arm.p99_us  # type: ignore[operator]
-    controls = result.measurement["controls"]
+    controls = result.measurement.controls
     assert controls["A/A"]["ok"], controls
     assert controls["known delay"]["ok"], controls
     assert controls["known delay"]["estimate"] == pytest.approx(1.05, abs=0.02)
-    assert result.measurement["series"][0]["sm_mhz"]
+    assert result.measurement.series[0]["sm_mhz"]
 
 
 @pytest.fixture
@@ -112,9 +112,9 @@ def test_another_program_is_refused_or_where_its_id_is_hidden_told(busy_neighbou
         (tmp_path / "again").mkdir()
         accepted = optexp(tmp_path / "again", *SMALL_GELU, "measurement=quick", "environment.allow_foreign=true")
         assert measured(accepted)
-        assert any(str(busy_neighbour) in watch["text"] for watch in accepted.measurement["watchdogs"])
+        assert any(str(busy_neighbour) in watch.text for watch in accepted.measurement.watchdogs)
     else:
-        assert any("mean nothing here" in note for note in result.measurement["notes"])
+        assert any("mean nothing here" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("name", ["gelu", "matmul"])

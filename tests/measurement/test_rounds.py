@@ -20,12 +20,15 @@ from pyarrow import parquet
 from optexp import discovery
 from optexp.comparison import measure, runner
 from optexp.comparison.measure import next_pairs, room_for_a_third, say_how_to_lock
-from optexp.comparison.session import Session, Stop
+from optexp.comparison.session import Session
 from optexp.config import Experiment, resolve
 from optexp.draws import Draws
+from optexp.errors import Distrusted
+from optexp.insight.record import ArmProfile, ProfileRecord
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.protocol import Protocol
+from optexp.measurement.record import Measurement
 from optexp.measurement.samples import COLD, MAIN, Pair, Sample
 from optexp.reporting import summary
 from optexp.reporting.terminal import Progress
@@ -34,6 +37,17 @@ from optexp.stopwatch import Stopwatch
 from tests.measurement.nvml import Nvml
 from tests.measurement.samples import constant, made, timing
 from tests.measurement.test_controls import rounds as with_controls
+
+
+def measured(session: Any, check: Callable[[measure.Timed], None] = lambda timed: None) -> measure.Timed:
+    """All that is timed; `check` is the verification of the timed process."""
+    with measure.timing(session) as timed:
+        measure.rounds(session, timed)
+        check(timed)
+        timed.close_arms()
+        measure.judge_controls(session, timed)
+        measure.explain_the_host(session, timed)
+    return timed
 
 
 def job(folder: Path, *overrides: str) -> Result:
@@ -66,7 +80,7 @@ def test_controls_run_in_the_same_rounds_and_are_recorded(tmp_path: Path) -> Non
     few = ["measurement.processes_min=2", "measurement.processes_max=2", "measurement.pairs=10"]
     result = job(tmp_path, "workload=sleep", "workload.ms=0.4", "strategy=baseline", *few)
     assert result.verdict.measured or result.verdict is Verdict.INVALID, result.headline
-    found = result.measurement["controls"]
+    found = result.measurement.controls
     assert set(found) == {"A/A", "known delay"}
     rows = parquet.read_table(tmp_path / "samples.parquet").to_pylist()
     assert {row["kind"] for row in rows} == {"main", "same", "delayed"}
@@ -80,7 +94,7 @@ def test_zeros_as_inputs_are_named_in_words(tmp_path: Path) -> None:
     asked = [inputs, "strategy=inference_mode", "measurement=quick"]
     result = job(tmp_path, "workload=module", "workload.target=torch.nn:GELU", *asked)
     assert result.verdict.measured, result.headline
-    said = [watch["text"] for watch in result.measurement["watchdogs"] if watch["name"] == "inputs"]
+    said = [watch.text for watch in result.measurement.watchdogs if watch.name == "inputs"]
     assert "one value over and over" in said[0]
     assert "zeros?" in said[0]
 
@@ -92,8 +106,8 @@ def test_a_shared_card_is_refused_before_anything_starts(tmp_path: Path, monkeyp
     assert result.verdict is Verdict.INVALID
     assert "4711" in result.headline
     assert "environment.allow_foreign=true" in result.headline
-    assert any("mean nothing here" in note for note in result.measurement["notes"])
-    assert "arms" not in result.measurement["seconds"]
+    assert any("mean nothing here" in note for note in result.notes)
+    assert "arms" not in result.seconds
 
 
 @pytest.mark.parametrize("preset", ["default", "quick", "rigorous", "textbook"])
@@ -113,9 +127,9 @@ def test_how_to_hold_the_clocks_is_said_and_not_done(gpu: Gpu) -> None:
     samples = made(constant(1e-3), constant(1e-3), readings=[Reading(0.0, sm_mhz=1755), Reading(1.0, sm_mhz=1980)])
 
     def said(card: Gpu | None, *given: Any, asked: bool = True) -> str:
-        result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0, measurement={"notes": []})
+        result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
         say_how_to_lock(SimpleNamespace(gpu=card, protocol=Protocol(lock_clocks=asked), result=result), *given)  # type: ignore[arg-type]
-        return "".join(result.measurement["notes"])
+        return "".join(result.notes)
 
     assert "1755 to 1980 MHz" in said(gpu, samples)
     assert "sudo nvidia-smi --id=GPU-1234 --lock-gpu-clocks=1755,1755" in said(gpu, samples)
@@ -127,10 +141,10 @@ def test_how_to_hold_the_clocks_is_said_and_not_done(gpu: Gpu) -> None:
 @pytest.mark.parametrize(("free_mib", "fits"), [(4000, False), (30_000, True)])
 def test_no_third_arm_where_it_does_not_fit(gpu: Gpu, nvml: Nvml, free_mib: int, fits: bool) -> None:
     nvml.free = free_mib * 2**20
-    profile = {arm: {"metrics": {"memory_reserved_mib": 5000.0}} for arm in ("baseline", "candidate")}
-    result = SimpleNamespace(profile=profile, measurement={"notes": []})
+    each = ArmProfile({"memory_reserved_mib": 5000.0})
+    result = SimpleNamespace(profile=ProfileRecord(each, each), notes=[])
     assert room_for_a_third(SimpleNamespace(gpu=gpu, result=result)) is fits  # type: ignore[arg-type]
-    assert bool(result.measurement["notes"]) is not fits
+    assert bool(result.notes) is not fits
 
 
 def test_compile_caches_begin_empty_where_asked(tmp_path: Path) -> None:
@@ -188,7 +202,7 @@ def test_controls_that_found_the_delay_are_remembered_and_say_from_when(
 ) -> None:
     rounds_run = []
 
-    def one_round(session: Any, index: int, pairs: int, order: Random, into: list[Sample], control: bool) -> Any:
+    def one_round(session: Any, timed: Any, index: int, pairs: int, into: list[Sample], control: bool) -> Any:
         rounds_run.append(control)
         found = with_controls(1.0, 1.05, luck=0.001 if seen else 0.1)[index]
         main = made(constant(2e-3), constant(1e-3), pairs=pairs, processes=1)[0].pairs
@@ -201,7 +215,6 @@ def test_controls_that_found_the_delay_are_remembered_and_say_from_when(
     for name in ("differences", "floor", "look_at_load", "look_enough"):
         monkeypatch.setattr(measure, name, lambda *_: 0.0)
     result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
-    result.measurement = {"notes": [], "placement": {"text": ""}}
     session = SimpleNamespace(
         protocol=Protocol(), result=result, experiment=SimpleNamespace(seed=0), draws=Draws("key"),
         prove=lambda arms: None, watch=Stopwatch(),
@@ -210,10 +223,11 @@ def test_controls_that_found_the_delay_are_remembered_and_say_from_when(
     )  # fmt: skip
     for again in (False, True):
         rounds_run.clear()
-        measure.measure(session, lambda arms, index: None)  # type: ignore[arg-type]
+        timed = measured(session)
         assert any(rounds_run) is not (again and seen)
-        said = [control["text"] for control in result.measurement["controls"].values()]
+        said = [control.text for control in timed.controls.values()]
         assert all(f"(remembered from {date.today()})" in text for text in said) is (again and seen)
+    result.measurement = Measurement(controls=timed.controls)
     assert (f"remembered from {date.today()}" in summary.measured(result)) is seen
 
 
@@ -221,7 +235,7 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
     asked = []
 
     def one_round(
-        session: Session, index: int, pairs: int, order: Random, into: list[Sample], control: bool = False, **more: Any
+        session: Session, timed: Any, index: int, pairs: int, into: list[Sample], control: bool = False, **more: Any
     ) -> Any:
         asked.append(more.get("bound", True))
         (found,) = made(constant(2e-3), constant(1e-3), pairs=pairs, processes=1)
@@ -235,7 +249,6 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
     result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
     result.baseline.busy_us, result.candidate.busy_us = 420.0, 950.0
     result.baseline.gpu_busy, result.candidate.gpu_busy = 0.15, 0.7  # of steps that tracing made longer
-    result.measurement = {"notes": [], "placement": {"text": "both arms bound to the same 1 core"}}
     session = SimpleNamespace(
         protocol=Protocol(controls=False),
         result=result,
@@ -250,15 +263,15 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
         cores=[1],
         own_cores={0, 1},
     )
-    assert len(measure.measure(session, lambda arms, index: None)) == 5  # type: ignore[arg-type]
+    timed = measured(session)
+    assert len(timed.samples) == 5
     assert asked == [True] * 5 + [False]
-    text = summary.measured(result)
     assert "host-bound: the GPU is busy 21% of the baseline's step" in summary.remarks(result)
     rows = parquet.read_table(tmp_path / "samples.parquet").to_pylist()
     assert sum(row["kind"] == "unbound main" for row in rows) == 2 * measure.FEWEST_PAIRS
-    assert "free on all 2 cores it is 2.00× (2 ms and 1 ms, one process)" in text
+    assert "free on all 2 cores it is 2.00× (2 ms and 1 ms, one process)" in timed.unbound
     session.protocol = Protocol(controls=False, processes_min=1, processes_max=1)
-    measure.measure(session, lambda arms, index: None)  # type: ignore[arg-type]
+    measured(session)
     assert asked[6:] == [True]  # a look does not look there too
 
 
@@ -285,23 +298,23 @@ def test_processes_of_another_container_that_come_later_are_noted(
     monkeypatch.setattr(gpu, "processes", lambda: seen)
     monkeypatch.setattr(measure, "neighbours", lambda *_: ([], others + 2 * outside))
     monkeypatch.setattr(measure, "sample", lambda *_: {})
-    result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0, measurement={"notes": [], "setups_s": {}})
+    result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
     session: Any = Mock(gpu=gpu, result=result, protocol=Protocol(), working=lambda *_: nullcontext())
     starting = {name: Mock(arm=arm, setup=Mock(wait=lambda: setup)) for name, arm in arms.items()}
     session.start.return_value, session.workload.variety = starting, 1
     for _ in range(2):
-        measure.one_round(session, 0, 10, Random(0), [])
-    assert len(result.measurement["notes"]) == noted
+        measure.one_round(session, measure.Timed(Random(0)), 0, 10, [])
+    assert len(result.notes) == noted
 
 
-@pytest.mark.parametrize("ends", [Stop(Verdict.INVALID, "x"), KeyboardInterrupt()])
+@pytest.mark.parametrize("ends", [Distrusted("x"), KeyboardInterrupt()])
 def test_what_was_measured_is_written_down_however_it_ends(
     ends: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise ends
 
-    def one_round(session: Any, index: int, pairs: int, order: Random, into: list[Sample], control: bool) -> Any:
+    def one_round(session: Any, timed: Any, index: int, pairs: int, into: list[Sample], control: bool) -> Any:
         into.append(made(constant(1e-3), constant(1e-3))[0])
         if index == 1 and isinstance(ends, KeyboardInterrupt):  # in the middle of a process
             del into[-1].pairs[7:]
@@ -318,7 +331,7 @@ def test_what_was_measured_is_written_down_however_it_ends(
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
     )  # fmt: skip
     with pytest.raises(type(ends)):
-        measure.measure(session, fail)  # type: ignore[arg-type]
+        measured(session, fail)
     pairs = 40 + (7 if isinstance(ends, KeyboardInterrupt) else 40)
     assert parquet.read_table(tmp_path / "samples.parquet").num_rows == 2 * pairs
 
@@ -327,7 +340,7 @@ def test_controls_that_were_run_again_are_written_down(tmp_path: Path, monkeypat
     biased = with_controls(1.04, 1.05)
 
     def one_round(
-        session: Any, index: int, pairs: int, order: Random, into: list[Sample], control: bool, aim: str = ""
+        session: Any, timed: Any, index: int, pairs: int, into: list[Sample], control: bool, aim: str = ""
     ) -> Any:
         main = made(constant(1e-3), constant(1e-3), pairs=pairs, processes=1)[0].pairs
         into.append(Sample([*main, *biased[index].pairs], aim=aim))
@@ -342,8 +355,9 @@ def test_controls_that_were_run_again_are_written_down(tmp_path: Path, monkeypat
         result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0), cores=[1], output=tmp_path,
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
     )  # fmt: skip
-    assert len(measure.measure(session, lambda arms, samples: None)) == 5  # type: ignore[arg-type]
-    assert not session.result.measurement["controls"]["A/A"]["ok"]
+    timed = measured(session)
+    assert len(timed.samples) == 5
+    assert not timed.controls["A/A"].ok
     rows = parquet.read_table(tmp_path / "samples.parquet").to_pylist()
     kinds = {row["kind"] for row in rows}
     assert kinds == {"main", "same", "delayed", "retried main", "retried same", "retried delayed"}
@@ -360,7 +374,7 @@ def test_work_that_its_own_stream_does_not_wait_for_is_refused(cold_us: float, r
     if not refused:
         measure.refuse_work_aside(result, samples)
         return
-    with pytest.raises(Stop, match="its own stream for 60"):
+    with pytest.raises(Distrusted, match="its own stream for 60"):
         measure.refuse_work_aside(result, samples)
     hot = (Reading(0.0, reasons=("thermal slow-down",)),)
     slowed = [replace(pair, readings=hot) for sample in samples for pair in sample.pairs]
@@ -378,7 +392,7 @@ def test_company_on_the_card_is_refused_where_something_is_timed(
     experiment = SimpleNamespace(verify=verify, environment=environment)
     session: Any = SimpleNamespace(gpu=object(), experiment=experiment, result=None)
     if refused:
-        with pytest.raises(Stop, match="shared with process 7"):
+        with pytest.raises(Distrusted, match="shared with process 7"):
             measure.refuse_company(session)
     else:
         measure.refuse_company(session)
@@ -390,5 +404,6 @@ def test_what_the_arms_do_not_have_in_common_is_listed() -> None:
         arm.call.return_value = {"gc.isenabled": True, "model.training": name == "baseline"}
     result = Result(Verdict.SAME, "", "mlp", [], "cuda", 0)
     assert measure.differences(arms, result) == {"model.training": "True → False"}
-    result.profile = {arm: {"metrics": {"synchronisations": n}} for arm, n in (("baseline", 0.0), ("candidate", 2.0))}
+    result.profile.baseline = ArmProfile({"synchronisations": 0.0})
+    result.profile.candidate = ArmProfile({"synchronisations": 2.0})
     assert measure.differences(arms, result)["waits for the GPU in a step"] == "0 → 2"

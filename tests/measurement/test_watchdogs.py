@@ -100,9 +100,9 @@ def test_a_thermal_flag_drops_pairs_and_too_many_are_no_measurement(gpu: Gpu, nv
     assert "1200 to 1980 MHz" in watch.text
     assert not watch.refuses
     assert [len(sample.kept) for sample in samples] == [38] * 5
-    assert barking(hot(gpu, nvml, 0.2, 0x40))["throttling"].fatal
+    assert barking(hot(gpu, nvml, 0.2, 0x40))["throttling"].refuses
     everything = hot(gpu, nvml, 1.0, 0x08)
-    assert barking(everything)["throttling"].fatal
+    assert barking(everything)["throttling"].refuses
     assert everything[0].log_ratio == pytest.approx(0, abs=0.01)  # of what there is: the refusal says the rest
 
 
@@ -113,7 +113,7 @@ def test_a_process_without_a_pair_that_counts_is_no_measurement(gpu: Gpu, nvml: 
     watch = barking([*steady, replace(slowed, pairs=slowed.pairs[:10])])["throttling"]
     assert "10 of 710 pairs" in watch.text
     assert watch.refuses
-    assert not barking([*steady, replace(slowed, pairs=[*slowed.pairs[:10], steady[0].pairs[0]])])["throttling"].fatal
+    assert not barking([*steady, replace(slowed, pairs=[*slowed.pairs[:10], steady[0].pairs[0]])])["throttling"].refuses
 
 
 def test_a_slow_down_inside_a_block_is_found_although_the_card_idles_when_it_is_read(gpu: Gpu, nvml: Nvml) -> None:
@@ -144,7 +144,7 @@ def test_trial_blocks_that_were_slow_are_fatal() -> None:
 def test_a_power_cap_is_said_and_keeps_its_pairs(gpu: Gpu, nvml: Nvml) -> None:
     samples = hot(gpu, nvml, 0.5, 0x04)
     assert set(barking(samples)) == {"power cap"}
-    assert not barking(samples)["power cap"].fatal
+    assert not barking(samples)["power cap"].refuses
     assert len(samples[0].kept) == 40
 
 
@@ -200,7 +200,7 @@ def test_a_foreign_process_is_named_and_fatal() -> None:
 def test_a_recompilation_in_the_middle_is_fatal() -> None:
     samples = made(constant(1e-3), constant(1e-3))
     samples[3].recompiled = True
-    assert barking(samples)["recompilation"].fatal
+    assert barking(samples)["recompilation"].refuses
     assert "in 1 of 5 processes" in barking(samples)["recompilation"].text
 
 
@@ -219,7 +219,7 @@ def test_a_block_that_takes_longer_than_it_tells_is_fatal(hidden_s: float, queue
             for index, pair in enumerate(sample.pairs)
         ]
     assert ("work aside" in barking(samples)) is caught
-    assert not caught or barking(samples)["work aside"].fatal
+    assert not caught or barking(samples)["work aside"].refuses
 
 
 @pytest.mark.parametrize(("helped_s", "queue", "caught"), [(2e-4, 0, True), (5e-5, 0, False), (2e-4, 8, False)])

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from optexp.equivalence.finding import Distribution, Element, Finding, GateResult, MutantCount, Trajectory
+from optexp.measurement.record import Measurement, ProcessRatio
 from optexp.reporting import report
 from optexp.reporting.wording import GATES
 from optexp.result import Result, Verdict
@@ -51,7 +53,7 @@ def test_every_verdict_has_a_page_that_asks_nothing_of_the_network(verdict: Verd
     assert RESULTS[verdict].headline in outline.text
     assert outline.loads == []
     assert not re.search(r"url\(|@import|<script", page)
-    assert ("of the speedup" in outline.text) == bool(verdict.measured and RESULTS[verdict].measurement.get("pairs"))
+    assert ("of the speedup" in outline.text) == bool(verdict.measured and RESULTS[verdict].measurement.pairs)
 
 
 @pytest.mark.parametrize("verdict", [Verdict.INVALID, Verdict.NOT_EQUIVALENT, Verdict.UNVERIFIED])
@@ -90,7 +92,7 @@ def test_the_strip_places_means_and_interval_on_one_scale() -> None:
     assert strip is not None
     assert result.speedup is not None
     means = [row["mean"] for row in strip["rows"]]
-    ratios = [math.exp(process["log_ratio"]) for process in result.measurement["processes"]]
+    ratios = [math.exp(process.log_ratio) for process in result.measurement.processes]
     assert sorted(means) == [mean for _, mean in sorted(zip(ratios, means, strict=True))]
     assert 0 < strip["low"] < strip["estimate"] < strip["high"] < strip["width"]
     assert strip["one"] is None  # far from 1: the scale is spent on what was measured
@@ -104,7 +106,7 @@ def test_identical_ratios_still_have_a_scale() -> None:
     result = RESULTS[Verdict.FASTER]
     assert result.speedup is not None
     same = replace(result.speedup, estimate=2.0, low=2.0, high=2.0)
-    measurement = {"processes": [{"log_ratio": math.log(2), "pairs": 1}], "pairs": [[[2.0, 1.0]]]}
+    measurement = Measurement(processes=[ProcessRatio(math.log(2), 1)], pairs=[[(2.0, 1.0)]])
     strip = report.strip(replace(result, speedup=same, measurement=measurement))
     assert strip is not None
     assert len(strip["ticks"]) >= 2
@@ -120,20 +122,19 @@ def test_the_command_is_the_jobs_own_overrides(tmp_path: Path) -> None:
 
 def test_what_verification_found_is_shown_by_tensor() -> None:
     result = RESULTS[Verdict.FASTER]
-    row = {
-        "tensor": "output", "gate": "G2", "ok": True, "error_ratio": 1.25, "used": 0.5, "family": "offset", "seed": 3,
-        "step": 0, "element": {"index": [3, 4], "candidate": 1.2345678, "baseline": 1.2345679, "reference": 1.23456785},
-    }  # fmt: skip
+    element = Element([3, 4], 1.2345678, 1.23456785, 1.2345679)
+    row = Finding("output", "G2", True, error_ratio=1.25, used=0.5, family="offset", seed=3, element=element)
     shares = [0.5] + [0.0] * 40 + [0.3, 0.2] + [0.0] * 38
-    equivalence = {
-        **result.equivalence,
-        "tensors": {"output": row, "loss": {**row, "used": None, "ok": False, "element": None}},
-        "mutants": {"stale": {"tried": 3, "caught": 2, "passed": ["output"]}},
-        "visible": {"output": [1e-6, 3e-6]},
-        "distribution": {"tensor": "output", "baseline": shares, "candidate": shares},
-        "trajectory": {"steps": 32, "step": 7, "share": 0.25},
-        "gates": {"G2": {"passed": True, "worst_ratio": 1.25}, "another": {"passed": False, "worst_ratio": None}},
-    }
+    assert result.equivalence is not None
+    equivalence = replace(
+        result.equivalence,
+        tensors={"output": row, "loss": replace(row, used=math.inf, ok=False, element=None)},
+        mutants={"stale": MutantCount(3, 2, ["output"])},
+        visible={"output": (1e-6, 3e-6)},
+        distribution=Distribution(shares, shares, "output"),
+        trajectory=Trajectory(32, 7, 0.25),
+        gates={"G2": GateResult(True, 1.25), "another": GateResult(False)},
+    )
     page = report.render(replace(result, equivalence=equivalence))
     text = re.sub(r"\s+", " ", Outline(page).text)
     for part in (

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from optexp.insight.record import ArmProfile, ProfileRecord
+from optexp.measurement.record import About, Cache, Control, Measurement, Severity, Watch
 from optexp.reporting import summary, terminal
-from optexp.result import Result, Verdict
+from optexp.result import Problem, Result, Verdict
 
 RESULTS = {path.stem.upper(): Result.read(path) for path in (Path(__file__).parents[1] / "results").glob("*.json")}
 CONTROL_CODE = re.compile(r"\x1b|\r")
@@ -56,18 +58,20 @@ def test_without_a_measurement_no_figures_of_time_are_shown(
 
 @pytest.mark.parametrize(("watchdog", "helps"), [("slow start", True), ("cores", True), ("work aside", False)])
 def test_a_quiet_machine_is_advised_where_it_would_help(watchdog: str, helps: bool) -> None:
-    barked = {"name": watchdog, "ok": False, "text": "", "fatal": True}
-    result = replace(RESULTS[Verdict.INVALID], measurement={"watchdogs": [barked]})
+    about = About.MACHINE if helps else About.ARMS
+    barked = Watch(watchdog, False, "", Severity.REFUSES, about)
+    result = replace(RESULTS[Verdict.INVALID], objections=[barked])
     assert summary.what_now(result).endswith("when the machine is quiet.") is helps
-    assert summary.what_now(replace(result, measurement={})) == "The measurement is not shown."
+    assert summary.what_now(replace(result, objections=[])) == "The measurement is not shown."
     assert summary.what_now(RESULTS[Verdict.FASTER]) == ""
 
 
 def test_controls_that_failed_are_not_among_those_that_passed() -> None:
-    control = {"ok": True, "found": True, "estimate": 1.0}
-    result = replace(RESULTS[Verdict.FASTER], measurement={"controls": {"A/A": control, "delay": control}})
+    control = Control("same", True, True, "", 1.0)
+    found = Measurement(controls={"A/A": control, "delay": control})
+    result = replace(RESULTS[Verdict.FASTER], measurement=found, placement=None)
     assert summary.measured(result) == "controls passed (A/A, delay)"
-    result.measurement["controls"]["delay"] = control | {"ok": False}
+    found.controls["delay"] = replace(control, ok=False)
     assert summary.measured(result) == "of the controls only these passed (A/A)"
 
 
@@ -85,7 +89,7 @@ def test_percentiles_that_are_not_known_say_why() -> None:
 
 def test_memory_beyond_the_peak_is_shown_where_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     figures = {"memory_reserved_mib": 64.0, "memory_process_mib": 2048.0}
-    profile = {"baseline": {"metrics": figures}, "candidate": {"metrics": {"memory_reserved_mib": 32.0}}}
+    profile = ProfileRecord(ArmProfile(figures), ArmProfile({"memory_reserved_mib": 32.0}))
     result = replace(RESULTS[Verdict.FASTER], profile=profile)
     rows = {row.name: (row.baseline, row.candidate) for row in summary.rows(result, details=True)}
     assert rows["reserved by torch"] == ("64 MiB", "32 MiB")
@@ -98,18 +102,20 @@ def test_times_say_whose_clock_took_them() -> None:
     result = RESULTS[Verdict.FASTER]
     names = [row.name for row in summary.rows(result, details=True)]
     assert names[:2] == ["time/step (wall clock of the host)", "device time/step (span between events, warm L2)"]
-    cold = replace(result, measurement={"l2": {"headline": "cold"}})
+    cold = replace(result, measurement=Measurement(l2=Cache("cold")))
     assert summary.rows(cold, details=True)[0].name == "time/step (device, each step by events, emptied L2)"
 
 
 def test_what_the_low_end_of_the_interval_pays_back_is_told() -> None:
     text = summary.cost(RESULTS[Verdict.FASTER])
-    assert "paid back after 2,405 steps (2,420 at the low end of the interval)" in text
+    assert "paid back after 2,405 steps (warm caches, 2,420 at the low end of the interval)" in text
     assert "saves 10.4 min in 1,000,000 steps (saves 10.3 min at the low end of the interval)" in text
 
 
 def test_shapes_that_take_turns_are_counted() -> None:
-    result = replace(RESULTS[Verdict.FASTER], measurement={}, config={"workload.shapes": [{"B": 16}, {"B": 64}]})
+    result = replace(
+        RESULTS[Verdict.FASTER], measurement=None, placement=None, config={"workload.shapes": [{"B": 16}, {"B": 64}]}
+    )
     assert summary.measured(result) == "2 shapes in turn"
 
 
@@ -119,7 +125,7 @@ def test_unsupported_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_error_shows_the_end_of_the_arms_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     result = RESULTS[Verdict.ERROR]
-    long = replace(result, error={**(result.error or {}), "traceback": "first\n" + "frame\n" * 50 + "KeyError: 'x'"})
+    long = replace(result, error=Problem("KeyError", "x", "first\n" + "frame\n" * 50 + "KeyError: 'x'"))
     text = shown(long, capsys)
     assert "KeyError: 'x'" in text
     assert "first" not in text

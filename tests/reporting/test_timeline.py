@@ -7,12 +7,13 @@ import re
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from optexp.comparison.conclusion import series
+from optexp.insight.record import ProfileRecord
 from optexp.measurement.gpu import Reading
+from optexp.measurement.record import About, Measurement, ProcessRatio, Severity, Watch
 from optexp.measurement.samples import Sample
 from optexp.reporting import report, timeline
 from optexp.result import Result, Speedup, Verdict
@@ -30,9 +31,7 @@ def measured(readings: bool = True, **slow: float) -> Result:
             replace(pair, readings=(Reading(pair.start_s, sm_mhz=1980.0 - 10 * index, temperature_c=40.0 + index),))
             for index, pair in enumerate(sample.pairs)
         ]
-    pairs = [[[p.baseline.step_s * 1e6, p.candidate.step_s * 1e6] for p in s.kept] for s in samples]
-    facts: dict[str, Any] = {"pairs": pairs, "series": series(samples), "processes": [{"log_ratio": 0.7}] * 2}
-    return replace(FASTER, measurement=FASTER.measurement | facts)
+    return replace(FASTER, measurement=measurement(samples), series=series(samples))
 
 
 def test_time_runs_to_the_right_and_larger_values_stand_higher() -> None:
@@ -69,19 +68,18 @@ def throttled(share: int = 4) -> list[Sample]:
     return samples
 
 
-def facts(samples: list[Sample]) -> dict[str, Any]:
-    def pairs(which: str) -> list[list[list[float]]]:
-        return [[[p.baseline.step_s * 1e6, p.candidate.step_s * 1e6] for p in getattr(s, which)] for s in samples]
+def measurement(samples: list[Sample]) -> Measurement:
+    def pairs(which: str) -> list[list[tuple[float, float]]]:
+        return [[(p.baseline.step_s * 1e6, p.candidate.step_s * 1e6) for p in getattr(s, which)] for s in samples]
 
-    processes = [{"log_ratio": s.log_ratio} for s in samples]
-    return {
-        "pairs": pairs("kept"), "dropped": pairs("dropped"), "series": series(samples), "processes": processes,
-    }  # fmt: skip
+    processes = [ProcessRatio(s.log_ratio, len(s.kept)) for s in samples]
+    return Measurement(pairs=pairs("kept"), dropped=pairs("dropped"), processes=processes)
 
 
 def test_pairs_that_do_not_count_are_marked_and_what_the_card_said_of_them_is_drawn() -> None:
     speedup = Speedup(2.0, 1.99, 2.01, 0.99, 2)
-    result = replace(FASTER, speedup=speedup, measurement=FASTER.measurement | facts(throttled()))
+    samples = throttled()
+    result = replace(FASTER, speedup=speedup, measurement=measurement(samples), series=series(samples))
     strip = report.strip(result)
     assert strip is not None
     assert [(len(row["dots"]), len(row["dropped"])) for row in strip["rows"]] == [(9, 3), (9, 3)]
@@ -97,12 +95,13 @@ def test_pairs_that_do_not_count_are_marked_and_what_the_card_said_of_them_is_dr
 
 
 def test_an_invalid_measurement_shows_what_the_card_said_and_no_time() -> None:
-    barks = {"name": "throttling", "ok": False, "fatal": True, "text": "the GPU was slowed"}
-    quiet = [{"name": name, "ok": True, "fatal": False, "text": f"{name}: 1.5×"} for name in ("cores", "modes")]
-    result = replace(FASTER, verdict=Verdict.INVALID, headline="INVALID: the GPU was slowed", profile={})
-    result.measurement = {"watchdogs": [barks, *quiet]} | facts(throttled())
+    barks = Watch("throttling", False, "the GPU was slowed", Severity.REFUSES, About.MACHINE)
+    quiet = [Watch("cores", True, "free", about=About.MACHINE), Watch("modes", True, "modes: 1.5×")]
+    result = replace(FASTER, verdict=Verdict.INVALID, headline="INVALID: the GPU was slowed", profile=ProfileRecord())
+    samples = throttled()
+    result.measurement, result.series = replace(measurement(samples), watchdogs=[barks, *quiet]), series(samples)
     result.withhold()
-    assert [watch["name"] for watch in result.measurement["watchdogs"]] == ["throttling", "cores"]
+    assert [watch.name for watch in result.objections] == ["throttling", "cores"]
     assert [panel.title for panel in timeline.panels(result)] == ["SM clock, 1200 to 1980 MHz"]
     page = report.render(result)
     assert "What the card did meanwhile" in page

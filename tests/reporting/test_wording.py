@@ -2,6 +2,7 @@
 
 import pytest
 
+from optexp.measurement.record import Measurement, Watch
 from optexp.reporting.wording import at_least, duration, headline, percent, ratio
 from optexp.result import Result, Speedup, Verdict
 
@@ -39,5 +40,5 @@ def test_durations_have_no_power_of_ten(seconds: float, text: str) -> None:
 def test_what_may_decide_depends_on_what_disturbed(processes: int, free: bool, advice: str) -> None:
     result = Result(Verdict.INCONCLUSIVE, "", "mlp", ["amp"], "cpu", 0)
     result.speedup = Speedup(1.1, 0.8, 1.4, confidence=0.99, processes=processes)
-    result.measurement = {"l2": {"headline": "warm"}, "watchdogs": [{"name": "cores", "ok": free}]}
+    result.measurement = Measurement(watchdogs=[Watch("cores", free, "")])
     assert headline(result, "float32", "baseline", None).endswith(advice)

@@ -94,7 +94,7 @@ def test_chunks_come_near_the_longest_of_copying_and_computing(tmp_path: Path) -
     pinned = ["workload=pipeline", "workload.rows=262144", "workload.pin_memory=true", "workload.non_blocking=true"]
     result = one(tmp_path, *pinned, "strategy=streams", "measurement.verification_seeds=1")
     assert result.verdict is Verdict.FASTER, result.headline
-    metrics = result.profile["baseline"]["metrics"]  # where nothing overlaps
+    metrics = result.profile.baseline.metrics  # where nothing overlaps
     computing_us = (metrics["gpu_busy"] - metrics["share_exposed_copies"]) * metrics["step_us"]  # longer than copies
     assert result.candidate.step_us is not None
     assert computing_us / result.candidate.step_us >= 0.9, (computing_us, result.candidate.step_us)

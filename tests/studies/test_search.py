@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from optexp.equivalence.finding import Verification
 from optexp.measurement import statistics
-from optexp.result import Result, Speedup, Verdict
+from optexp.measurement.record import Measurement
+from optexp.result import ByItself, Problem, Result, Speedup, Verdict
 from optexp.studies import search
 
 
@@ -19,7 +21,8 @@ def result(strategy: str, low: float, p: float = 1e-6, **changes: Any) -> Result
     verdict = Verdict.FASTER if low > 1.01 else Verdict.INCONCLUSIVE
     made = Result(verdict, f"{verdict} (...)", "mlp", [strategy], "cpu", 0, fingerprint="0")
     made.speedup = Speedup(low * 1.05, low, low * 1.1, 0.99, 5)
-    made.measurement = {"p_value": p, "notes": []}
+    made.measurement = Measurement(p_value=p, pairs=[[(low * 1.05 + 1e-4 * i, 1.0)] * 3 for i in range(5)])
+    made.equivalence = Verification("REASSOCIATES")
     made.config = {"measurement.confirm": True}
     return replace(made, **changes)
 
@@ -42,8 +45,8 @@ def test_a_claim_among_many_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert b.verdict is Verdict.INCONCLUSIVE
     assert "one of 10 comparisons" in b.headline
     assert b.explanation == why[1:]
-    assert b.by_itself == {"verdict": Verdict.FASTER, "headline": "FASTER (...)"}
-    assert a.by_itself == {}
+    assert b.by_itself == ByItself(Verdict.FASTER, "FASTER (...)")
+    assert a.by_itself is None
     assert {r.verdict for r in rest} == {Verdict.INCONCLUSIVE}
     (alone,) = search.corrected([result("b", 1.02, 0.004)])
     assert alone.verdict is Verdict.FASTER
@@ -92,8 +95,8 @@ def test_the_winner_is_measured_again_and_that_is_reported(jobs: dict[Path, Resu
     again = found[tmp_path / "fusion"]
     assert again.speedup is not None
     assert again.speedup.low == 1.3
-    assert "in the search it was 1.5" in again.measurement["notes"][0]
-    assert again.by_itself == {"verdict": "FASTER", "headline": "FASTER (...)", "again": "../winners/0"}
+    assert "in the search it was 1.5" in again.notes[0]
+    assert again.by_itself == ByItself(Verdict.FASTER, "FASTER (...)", "../winners/0")
     assert found[tmp_path / "amp"] is jobs[tmp_path / "amp"]
 
 
@@ -101,11 +104,11 @@ def test_a_winner_that_fails_its_second_look_shows_no_speedup_of_the_first(
     jobs: dict[Path, Result], tmp_path: Path
 ) -> None:
     def run(config: DictConfig, output: Path) -> Result:
-        return Result(Verdict.NOT_EQUIVALENT, "", "mlp", ["fusion"], "cpu", 1003, measurement={"notes": []})
+        return Result(Verdict.NOT_EQUIVALENT, "", "mlp", ["fusion"], "cpu", 1003)
 
     again = search.confirm(jobs, tmp_path, run)[tmp_path / "fusion"]
-    assert again.by_itself == {"verdict": "FASTER", "again": "../winners/0"}
-    assert "×" not in "".join(again.measurement["notes"])
+    assert again.by_itself == ByItself(Verdict.FASTER, "", "../winners/0")
+    assert "×" not in "".join(again.notes)
 
 
 def test_whoever_wins_after_that_is_measured_again_too(jobs: dict[Path, Result], tmp_path: Path) -> None:
@@ -130,15 +133,15 @@ def test_a_device_that_is_not_here_leaves_the_first_result(jobs: dict[Path, Resu
     lost = result("fusion", 1.3, verdict=Verdict.ERROR, headline="ERROR: torch sees no CUDA device here")
     winner = search.confirm(jobs, tmp_path, lambda config, output: lost)[tmp_path / "fusion"]
     assert winner.verdict is Verdict.FASTER
-    assert "no CUDA device" in winner.measurement["notes"][0]
+    assert "no CUDA device" in winner.notes[0]
 
 
 def test_a_winner_that_fails_when_measured_again_is_none(jobs: dict[Path, Result], tmp_path: Path) -> None:
-    crash = {"type": "Crash", "message": "killed by SIGSEGV", "worker": "candidate"}
+    crash = Problem("Crash", "killed by SIGSEGV", worker="candidate")
     lost = result("fusion", 1.3, verdict=Verdict.ERROR, headline="ERROR: candidate: killed by SIGSEGV", error=crash)
-    found = search.confirm(jobs, tmp_path, lambda config, output: replace(lost, measurement={"notes": []}))
+    found = search.confirm(jobs, tmp_path, lambda config, output: replace(lost, notes=[]))
     assert found[tmp_path / "fusion"].verdict is Verdict.ERROR
-    assert found[tmp_path / "fusion"].by_itself["verdict"] is Verdict.FASTER
+    assert found[tmp_path / "fusion"].by_itself.verdict is Verdict.FASTER
 
 
 def test_baselines_may_be_what_is_compared() -> None:

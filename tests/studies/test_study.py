@@ -19,6 +19,7 @@ from optexp.__main__ import SIGNALS, main
 from optexp.comparison import runner
 from optexp.config import resolve
 from optexp.errors import ConfigError
+from optexp.insight.record import ArmProfile, Calibration, ProfileRecord
 from optexp.insight.roofline import matrix_flop
 from optexp.insight.trace import Op, Span, Trace
 from optexp.reporting import summary, terminal
@@ -198,10 +199,10 @@ def profiled(size: int, step_us: float, flop: float, ceiling: float) -> Result:
     return Result(
         Verdict.PROFILED, "PROFILED: memory_bound", "matmul", [], "cpu", 0,
         baseline=ArmSummary(step_us=step_us, throughput=1e6 / step_us),
-        profile={
-            "baseline": {"metrics": {"matrix_flop": flop, "share_matrix": 0.75, "share_other": 0.25}},
-            "calibration": {"matrix": {"float32": ceiling}},
-        },
+        profile=ProfileRecord(
+            ArmProfile({"matrix_flop": flop, "share_matrix": 0.75, "share_other": 0.25}),
+            calibration=Calibration("cpu", 1.0, {"float32": ceiling}),
+        ),
         config={"workload.size": size, "dtype": "float32", "baseline": "baseline", "measurement": "quick"},
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from optexp.errors import TrackingError
 from optexp.reporting import tracking
-from optexp.result import Result, Verdict
+from optexp.result import ByItself, Result, Verdict
 from optexp.studies import outcome, search, sweep
 
 EXAMPLES = Path(__file__).parents[1] / "results"
@@ -146,7 +146,9 @@ def two_stacks(folder: Path, p: float) -> None:
         result = Result.read(folder / str(number) / "result.json")
         assert result.speedup is not None
         result.speedup.low = low
-        result.measurement |= {"p_value": p, "notes": []}
+        assert result.measurement is not None
+        result.measurement.p_value = p
+        result.notes = []
         result.config["measurement.confirm"] = True
         result.environment["mlflow_run"] = f"run {number}"
         result.write(folder / str(number) / "result.json")
@@ -178,7 +180,7 @@ def test_a_winner_that_is_wrong_on_other_inputs_is_wrong_everywhere(
 ) -> None:
     def again(config: DictConfig, output: Path) -> Result:
         result = Result.read(EXAMPLES / "not_equivalent.json")
-        result.measurement["notes"] = []
+        result.notes = []
         output.mkdir(parents=True)
         result.write(output / "result.json")
         return result
@@ -191,7 +193,7 @@ def test_a_winner_that_is_wrong_on_other_inputs_is_wrong_everywhere(
     assert outcome.status() == 3
     found = Result.read(tmp_path / "1" / "result.json")
     assert (found.verdict, found.speedup) == (Verdict.NOT_EQUIVALENT, None)
-    assert found.by_itself == {"verdict": "FASTER", "again": "../winners/0"}
+    assert found.by_itself == ByItself(Verdict.FASTER, "", "../winners/0")
     assert "NOT_EQUIVALENT" in (tmp_path / "1" / "report.html").read_text()
     assert Result.read(tmp_path / "1" / "by_itself" / "result.json").verdict is Verdict.FASTER
     assert not (tmp_path / "1" / "samples.parquet").exists()
@@ -209,8 +211,8 @@ def test_a_claim_that_is_lost_among_many_is_lost_in_its_record(
     for number in "01":
         found = Result.read(tmp_path / number / "result.json")
         assert found.verdict is Verdict.INCONCLUSIVE
-        assert found.by_itself["verdict"] == "FASTER"
-        assert found.by_itself["headline"].startswith("FASTER")
+        assert found.by_itself.verdict is Verdict.FASTER
+        assert found.by_itself.headline.startswith("FASTER")
     assert [said for said in corrections.done if isinstance(said, str)] == ["run 0", "run 1"]
 
 

@@ -79,7 +79,7 @@ def test_errors_show_the_users_own_traceback_and_only_that(
     assert message in result.headline
     assert result.headline.startswith("ERROR: baseline: ")  # no strategy is to blame
     assert result.error is not None
-    told = str(result.error["traceback"])
+    told = result.error.traceback
     assert [line.strip() for line in told.splitlines() if re.match(r"    [^ ~^]", line)] == frames
     assert "mine.py" in told
     assert str(Path(optexp.__file__).parent) not in told
@@ -91,7 +91,7 @@ def test_an_error_in_a_librarys_model_shows_the_library_alone(tmp_path: Path) ->
     result = run(tmp_path, "workload.target=torch.nn:Linear", "workload.args=[64, 64]", shape)
     assert result.verdict is Verdict.ERROR
     assert result.error is not None
-    told = str(result.error["traceback"])
+    told = result.error.traceback
     assert "return F.linear(input, self.weight, self.bias)" in told
     assert str(Path(optexp.__file__).parent) not in told
 
@@ -136,7 +136,7 @@ def test_nested_outputs_keyword_arguments_and_no_parameters(tmp_path: Path) -> N
     )
     result = run(tmp_path, written(tmp_path, text), "measurement.min_effect=0.2")  # a busy machine disturbs by less
     assert result.verdict.measured, result.headline
-    assert result.equivalence["ok"]
+    assert result.equivalence.ok
     assert result.baseline.throughput is not None
 
 
@@ -162,10 +162,10 @@ def test_a_loader_that_is_too_slow_is_found(tmp_path: Path) -> None:
     )
     result = run(tmp_path, written(tmp_path, text), "workload.mode=train", "mode=profile")
     assert result.verdict is Verdict.PROFILED, result.headline
-    worst = result.profile["bottlenecks"][0]
+    worst = result.profile.bottlenecks[0]
     assert worst["label"] == "data_loading"
     assert worst["share"] > 0.5
-    assert "loss: cross_entropy, because none was given" in result.measurement["notes"]
+    assert "loss: cross_entropy, because none was given" in result.notes
 
 
 # --- a real training script --------------------------------------------------------------------------------------
@@ -179,9 +179,9 @@ def test_a_training_script_is_ported_in_twenty_lines(tmp_path: Path) -> None:
     assert len([line for line in port.read_text().splitlines() if line.strip()]) <= 20
     result = run(tmp_path, f"workload.path={port}", "workload.mode=train", "strategy=amp")
     assert measured(result), result.headline
-    assert result.equivalence["headline"].startswith("gradients, parameter changes and optimizer state")
+    assert result.equivalence.headline.startswith("gradients, parameter changes and optimizer state")
     assert result.evidence[0]["engaged"]
-    assert result.measurement["notes"] == []
+    assert result.notes == []
 
 
 def test_the_script_that_was_ported_trains() -> None:
@@ -198,8 +198,8 @@ def test_dropout_while_training_is_compared_twice(tmp_path: Path) -> None:
     text = model("return nn.functional.dropout(self.linear(x), self.rate, self.training)", init)
     result = run(tmp_path, written(tmp_path, text), "workload.mode=train", "strategy=amp")
     assert measured(result), result.headline
-    assert result.equivalence["gates"]["DICE"]["passed"]
-    assert "with every dropout at p = 0" in result.equivalence["headline"]
+    assert result.equivalence.gates["DICE"].passed
+    assert "with every dropout at p = 0" in result.equivalence.headline
 
 
 # --- loaders, losses and batches of many kinds --------------------------------------------------------------------
@@ -254,8 +254,8 @@ def test_batches_that_no_seed_changes_are_one_set(tmp_path: Path) -> None:
     twice = ["measurement.verification_seeds=2", "verify=only"]
     result = run(tmp_path, written(tmp_path, NET + STREAM), "workload.mode=train", *twice)
     assert result.verdict is Verdict.VERIFIED, result.headline
-    assert len(result.equivalence["seeds"]) == 1
-    assert any("the same batches whatever the seed" in note for note in result.equivalence["notes"])
+    assert len(result.equivalence.seeds) == 1
+    assert any("the same batches whatever the seed" in note for note in result.equivalence.notes)
 
 
 def test_inputs_that_never_change_are_named(tmp_path: Path) -> None:

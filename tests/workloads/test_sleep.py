@@ -43,7 +43,7 @@ def test_fifty_milliseconds_are_measured_as_fifty(tmp_path: Path):
         assert len(steps) >= 10
         assert steps[0] >= 50_000
         assert steps[len(steps) // 4] <= 50_000 * 1.01 + 2e6 * late
-    disturbed = [watch["name"] for watch in result.measurement["watchdogs"] if not watch["ok"]]
+    disturbed = [watch.name for watch in result.measurement.watchdogs if not watch.ok]
     for arm in (result.baseline, result.candidate):
         assert arm.step_us is not None
         assert arm.step_us >= 50_000

@@ -104,4 +104,4 @@ def test_a_network_with_batch_norm_has_a_reference_and_equals_itself(torchvision
     with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
         result = runner.run(compose("config", overrides=[*settings, *quicker, *workload]), tmp_path)
     assert measured(result), result.headline
-    assert result.equivalence["bitwise"]
+    assert result.equivalence.bitwise
