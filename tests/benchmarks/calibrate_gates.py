@@ -153,7 +153,7 @@ def examined(names: tuple[str, ...], workload: Workload, device: str, seeds: int
             if not seen.ok:
                 found.lines.append(f"{where}: {seen.headline}")
             for name, row in seen.mutants.items():
-                found.mutants[name] += Counter(caught=row["caught"], tried=row["tried"])
+                found.mutants[name] += Counter(caught=row.caught, tried=row.tried)
     except Unsupported:
         return None
     except Failure as reason:

@@ -56,7 +56,7 @@ def test_a_wrong_second_implementation_is_caught(check, net, mode, model, wrong,
 def test_what_stands_still_in_a_graph_is_named(check, net, mode, model, name):
     found = check(net(mode=mode, make=model), captured, steps=STEPS)
     assert not found.ok
-    assert f"attribute {name}" in {message["tensor"] for message in found.failures}
+    assert f"attribute {name}" in {message.tensor for message in found.failures}
     assert found.headline.startswith(f"attribute {name} fails G0: {LEFT}")
 
 

@@ -39,7 +39,7 @@ def test_honest_graphs_pass(check, net, model, mode):
 def test_what_stands_still_is_named(check, net, model, name, mode):
     found = check(net(mode=mode, make=model), graphed, device=CUDA, steps=STEPS, overwrites=True)
     assert not found.ok
-    assert any(m["tensor"] == f"attribute {name}" and m["message"] == LEFT for m in found.failures)
+    assert any(m.tensor == f"attribute {name}" and m.message == LEFT for m in found.failures)
 
 
 SCHEDULE = """

@@ -74,7 +74,7 @@ def test_only_what_varies_is_left_to_rounding(check) -> None:
     assert "could not be checked for output.total: the baseline gives others every time" in found.headline
     steady = check(workload(), with_method("steady", by_halves), BITWISE, seeds=3)
     assert not steady.ok
-    assert {(m["tensor"], m["gate"]) for m in steady.failures} == {("output.steady", "BITWISE")}
+    assert {(m.tensor, m.gate) for m in steady.failures} == {("output.steady", "BITWISE")}
     assert check(workload(), with_method("steady", by_halves), REASSOCIATES, seeds=3).ok
 
 
@@ -85,7 +85,7 @@ def test_deterministic_algorithms_give_bits_to_compare_with(check) -> None:
     assert not found.repeats
     other = check(workload(obeys=True), with_method("total", by_parity), BITWISE, seeds=3)
     assert not other.ok
-    assert {(m["tensor"], m["gate"]) for m in other.failures} == {("output.total", "BITWISE")}
+    assert {(m.tensor, m.gate) for m in other.failures} == {("output.total", "BITWISE")}
     assert "under torch.use_deterministic_algorithms" in other.headline
 
 
@@ -98,7 +98,7 @@ def test_what_seldom_varies_is_no_candidates_fault(check) -> None:
 def test_of_a_steady_baseline_every_bit_is_compared(check) -> None:
     assert check(workload(every=10**9), contract=BITWISE).headline.count("bit for bit") == 1
     found = check(workload(every=10**9), with_method("total", by_parity), BITWISE)
-    assert [m["gate"] for m in found.failures] == ["BITWISE"]
+    assert [m.gate for m in found.failures] == ["BITWISE"]
     assert found.repeats
 
 
@@ -135,7 +135,7 @@ def test_atomics_of_a_gpu_have_deterministic_bits(check) -> None:
         return program
 
     other = check(Summing(rows=8192, columns=256), change, BITWISE, seeds=3, device=cuda)
-    assert {m["gate"] for m in other.failures} == {"BITWISE"}
+    assert {m.gate for m in other.failures} == {"BITWISE"}
 
 
 @pytest.mark.parametrize("enabled", [False, True])

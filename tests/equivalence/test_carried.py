@@ -119,8 +119,8 @@ def test_what_is_right_at_the_first_step_alone_is_caught_at_a_later_one(check, n
     workload = net(mode=mode, make=Stream)
     assert check(workload, by(model), steps=1).ok, "nothing shows in one step"
     found = check(workload, by(model), steps=3)
-    assert tensor[mode] in {message["tensor"] for message in found.failures}, found.headline
-    assert all(message["step"] > 0 for message in found.failures)
+    assert tensor[mode] in {message.tensor for message in found.failures}, found.headline
+    assert all(message.step > 0 for message in found.failures)
 
 
 class Averaged(nn.BatchNorm2d):
@@ -140,7 +140,7 @@ def test_running_statistics_are_followed(check, net):
     workload = net(mode="forward_backward")
     assert check(workload, steps=3).ok
     assert check(workload, forgetful, steps=1).ok
-    assert "buffer/1.running_mean" in {message["tensor"] for message in check(workload, forgetful, steps=3).failures}
+    assert "buffer/1.running_mean" in {message.tensor for message in check(workload, forgetful, steps=3).failures}
 
 
 def wobbling(program: Program) -> Program:
@@ -154,7 +154,7 @@ def test_a_baseline_that_does_not_repeat_itself_counts_from_the_start_beside_its
     """It is no alarm of its own that it has counted one step more."""
     found = check(net(mode="forward_backward"), forgetful, baseline=wobbling, steps=3)
     assert not found.repeats
-    assert "buffer/1.running_mean" in {message["tensor"] for message in found.failures}
+    assert "buffer/1.running_mean" in {message.tensor for message in found.failures}
 
 
 def ended(program: Program, batches: list[Batch], initial: bool = True) -> Observation:

@@ -53,7 +53,7 @@ def test_mutants_are_caught_at_full_precision(check, net, mode):
     returned = set() if mode == "forward" else {"one column dropped"}  # a loss has none
     assert set(found.mutants) == names - left_out.get(mode, set()) - returned
     for mutant, row in found.mutants.items():
-        assert row["caught"] == row["tried"], (mutant, row)
+        assert row.caught == row.tried, (mutant, row)
     assert all(0 < found.visible[name][0] < 1e-3 for name in ("loss", "output") if name in found.visible)
 
 
@@ -62,10 +62,10 @@ def test_what_passes_at_low_precision_is_named_with_what_would_show(check):
 
     found = check(mlp("train"), lambda program: autocast(program, "bfloat16"), precision("bfloat16"))
     row = found.mutants["lower precision"]
-    assert row["caught"] < row["tried"]
-    assert row["passed"]
-    assert found.mutants["no update"]["caught"] == found.mutants["no update"]["tried"]
-    assert all(found.visible[name][0] > 1e-3 for name in row["passed"])
+    assert row.caught < row.tried
+    assert row.passed
+    assert found.mutants["no update"].caught == found.mutants["no update"].tried
+    assert all(found.visible[name][0] > 1e-3 for name in row.passed)
 
 
 class Headed(nn.Module):
@@ -96,12 +96,12 @@ def test_a_small_column_beside_large_ones_is_judged_by_its_own_size(check, net):
     headed = net(mode="forward", make=Headed, batch_size=64)
     found = check(headed, by_matmul, seeds=4)
     assert found.ok, found.headline
-    assert found.mutants["one column dropped"]["passed"] == []
+    assert found.mutants["one column dropped"].passed == []
     assert "output (small columns)" in found.tensors
     wrong = check(headed, without_score)
     assert not wrong.ok
-    assert wrong.worst["tensor"] == "output (small columns)"
-    assert wrong.worst["element"]["index"][-1] == 31
+    assert wrong.worst.tensor == "output (small columns)"
+    assert wrong.worst.element["index"][-1] == 31
 
 
 def test_a_column_that_is_too_small_to_be_seen_is_named(check, net, monkeypatch):
@@ -126,7 +126,7 @@ def test_gates_without_power_leave_equivalence_undecided(check, monkeypatch):
 
 def test_the_distribution_of_errors_is_that_of_both_arms(check):
     found = check(mlp("forward")).distribution
-    assert found["tensor"] == "output"
+    assert found.tensor == "output"
     assert len(found["baseline"]) == 1 + SPREAD[2]
     assert sum(found["baseline"]) == pytest.approx(1)
     assert found["baseline"] == found["candidate"]
@@ -136,9 +136,9 @@ def test_every_tensor_has_a_row_with_its_worst_element(check):
     found = check(mlp("train"), seeds=3)
     row = found.tensors["change/0.weight"]
     assert {"gate", "error_ratio", "seed", "step", "family"} <= row.keys()
-    assert {"index", "candidate", "baseline", "reference"} <= row["element"].keys()
-    assert row["element"]["baseline"] == row["element"]["candidate"]  # the same program
-    assert list(found.tensors) == sorted(found.tensors, key=lambda name: -found.tensors[name]["used"])
+    assert {"index", "candidate", "baseline", "reference"} <= row.element.keys()
+    assert row.element["baseline"] == row.element["candidate"]  # the same program
+    assert list(found.tensors) == sorted(found.tensors, key=lambda name: -found.tensors[name].used)
 
 
 # --- sensitivity -------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_a_candidate_must_follow_every_input(check):
         return {"output": first[key].clone()}
 
     found = check(of_two(2), with_step(by_first_input), seeds=3)
-    assert found.worst["family"] == "one by one"
+    assert found.worst.family == "one by one"
 
 
 def test_memory_that_is_used_again_holds_another_batch(check):
@@ -382,8 +382,8 @@ def frozen_rate(program: Program) -> Program:
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
 def test_a_frozen_learning_rate_shows_at_the_second_step(check, optim):
     found = check(mlp("train", optim=optim), frozen_rate)
-    assert found.worst["tensor"].startswith("change/")
-    assert min(failure["step"] for failure in found.failures) == 1
+    assert found.worst.tensor.startswith("change/")
+    assert min(failure.step for failure in found.failures) == 1
 
 
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
@@ -403,7 +403,7 @@ def test_honest_training_stays_within_its_envelope(check, optim, activation):
     for first in range(0, 20, 4):
         found = check(mlp("train", optim=optim, activation=activation), split_k, follow=True, first=first)
         assert found.ok, found.headline
-        shares.append(found.trajectory["share"])
+        shares.append(found.trajectory.share)
     assert 0 < max(shares) < 1
 
 
@@ -422,7 +422,7 @@ def test_training_that_goes_astray_later_is_caught(check):
         return outputs
 
     found = check(mlp("train"), with_step(skipping), follow=True)
-    assert found.worst["gate"] == "TRAJECTORY"
+    assert found.worst.gate == "TRAJECTORY"
     assert "as rounding explains" in found.headline
 
 
@@ -541,8 +541,8 @@ def test_small_channels_are_judged_by_their_own_size(check, net):
     found = check(net(mode="forward", make=Boxes))
     assert found.ok, found.headline
     found = check(net(mode="forward", make=Boxes), lambda program: replace(program, forward=Rough()))
-    assert found.worst["tensor"] == "output (small channels)"
-    assert found.worst["element"]["index"][1] >= 3
+    assert found.worst.tensor == "output (small channels)"
+    assert found.worst.element["index"][1] >= 3
 
 
 def test_parameters_too_coarse_to_show_that_they_move_leave_equivalence_undecided(check):
@@ -665,4 +665,4 @@ def test_columns_that_are_small_in_some_batches_are_no_error(check, net):
     for first in range(0, 12, 3):
         found = check(net(mode="forward", make=SmallNowAndThen, batch_size=64), halved, seeds=3, first=first)
         assert found.ok, found.headline
-        assert found.distribution["tensor"] == "output"
+        assert found.distribution.tensor == "output"

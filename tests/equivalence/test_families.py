@@ -133,7 +133,7 @@ def test_mistakes_show_in_their_family(check, net, family):
     assert set(honest.families) == {"normal", *FAMILIES} - overflow
     found = check(workload, change, families=[family])
     assert not found.ok
-    assert found.worst["family"] in (family, "normal")
+    assert found.worst.family in (family, "normal")
     if family in ("large", "nonfinite", "offset", "small"):
         assert check(workload, change).ok  # normal inputs do not show it
         assert family.replace("_", " ") in found.headline

@@ -79,8 +79,8 @@ def test_what_only_the_first_step_does_is_seen(kept):
     messages, unlike = first_step.judged(arm(workload), arm(workload, WarmsUp(kept)))
     assert not unlike
     names = {f"buffer/12.{name}" for name in ("num_batches_tracked", "running_mean", "running_var")}
-    assert {message["tensor"] for message in messages} == (set() if kept else names)
-    assert all(message["gate"] == first_step.GATE for message in messages)
+    assert {message.tensor for message in messages} == (set() if kept else names)
+    assert all(message.gate == first_step.GATE for message in messages)
 
 
 def test_what_the_baseline_does_likewise_is_told_and_no_fault(monkeypatch):

@@ -110,7 +110,7 @@ def test_the_verdict_is_the_same_however_little_is_held(make: Callable[[], nn.Mo
     assert found.ok == (make is Scaled), found.headline
     if make is Scaled:
         assert found.mutants
-        assert all(row["caught"] for row in found.mutants.values())
+        assert all(row.caught for row in found.mutants.values())
 
 
 @pytest.mark.parametrize("plan", [0, 1])

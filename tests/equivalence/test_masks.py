@@ -57,7 +57,7 @@ def test_the_rest_is_judged_by_its_own_size(check, net, fill):
     honest = check(workload, calling(reassociated))
     assert honest.ok, honest.headline
     assert "output (unmasked)" in honest.visible
-    assert not any("output (unmasked)" in row["passed"] for row in honest.mutants.values())
+    assert not any("output (unmasked)" in row.passed for row in honest.mutants.values())
     for wrong in (nothing, narrow):
         found = check(workload, calling(wrong))
         assert not found.ok

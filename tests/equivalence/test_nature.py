@@ -108,6 +108,6 @@ def test_the_message_says_which(check, model: type[nn.Module], kind: str) -> Non
 
     found = check(Summing(rows=4096, columns=16), change)
     assert not found.ok
-    assert {failure["nature"] for failure in found.failures} == {kind}
+    assert {failure.nature for failure in found.failures} == {kind}
     assert ("less exact than the baseline by" in found.headline) is (kind == ROUNDING)
     assert ("rounding, not another result" in found.headline) is (kind == ROUNDING)

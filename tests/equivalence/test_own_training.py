@@ -128,7 +128,7 @@ def test_numbers_that_an_optimizer_counts_in_python_are_put_back(tmp_path):
     start, kept = Snapshot(program), {key: first[key] for key in ("step", "size", "first")}
     assert (kept["step"], type(kept["step"]), type(kept["size"]), type(kept["first"])) == (0, int, float, bool)
     once = [program.run()["loss"].clone() for _ in range(3)]
-    assert first["step"] == 3
+    assert first.step == 3
     start.restore(program)
     assert {key: first[key] for key in kept} == kept
     assert [type(first[key]) for key in kept] == [int, float, bool]
@@ -140,9 +140,9 @@ def test_an_optimizer_that_counts_in_python_is_verified(check, tmp_path):
     assert check(workload).ok
     assert check(workload, amp, precision("bfloat16")).ok
     wrong = check(workload, uncorrected)
-    assert wrong.worst["tensor"].startswith("change/")
+    assert wrong.worst.tensor.startswith("change/")
     wrong = check(workload, uncounted)
-    assert any(failure["tensor"].endswith("/step") for failure in wrong.failures)
+    assert any(failure.tensor.endswith("/step") for failure in wrong.failures)
 
 
 @pytest.mark.parametrize("optimizer", ["SparseAdam(params)", "SGD(params, lr=0.1, momentum=0.9)", "Adagrad(params)"])
@@ -154,7 +154,7 @@ def test_sparse_gradients_are_verified(check, optimizer, tmp_path):
         program.optimizer.param_groups[0]["lr"] *= 1.01
         return program
 
-    assert check(workload, faster).worst["tensor"] == "change/rows.weight"
+    assert check(workload, faster).worst.tensor == "change/rows.weight"
 
 
 @pytest.mark.parametrize("contract", [REASSOCIATES, precision("bfloat16")], ids=str)
@@ -164,4 +164,4 @@ def test_an_average_of_the_parameters_is_compared(check, contract, tmp_path):
     assert check(workload, lambda program: averaging(0.999)(cast(program)), contract).ok
     wrong = check(workload, lambda program: averaging(0.9991)(cast(program)), contract)
     if contract == REASSOCIATES:
-        assert wrong.worst["tensor"].startswith("ema")
+        assert wrong.worst.tensor.startswith("ema")

@@ -177,7 +177,7 @@ def test_a_bias_may_be_summed_up_in_a_row(check, net, factor):
         return program
 
     found = check(Level(mode="forward_backward", batch_size=4096, make=model), change, seeds=2)
-    assert found.tensors["grad/1.bias"]["error_ratio"] > 5, "as far from fp64 as the baseline"
+    assert found.tensors["grad/1.bias"].error_ratio > 5, "as far from fp64 as the baseline"
     assert found.ok is (factor == 1.0), found.headline
 
 
@@ -217,7 +217,7 @@ def test_running_statistics_may_be_summed_up_in_a_row(check, net, factor, dtype)
         return program
 
     found = check(net(mode="forward_backward", batch_size=64, make=model), change, seeds=2, dtype=dtype)
-    off = found.tensors["buffer/1.running_var"]["error_ratio"]
+    off = found.tensors["buffer/1.running_var"].error_ratio
     assert off > 4 or (dtype is WIDE and factor == 1.0), "as far from fp64 as the baseline"
     assert found.ok is (factor == 1.0), found.headline
 
@@ -542,9 +542,9 @@ def test_mutants_of_the_output_are_caught(check, name):
     change, gate = OUTPUT_MUTANTS[name]
     verification = check(mlp("forward"), change)
     assert not verification.ok
-    assert gate in {failed for failure in verification.failures for failed in failure["failed"]}
-    assert not verification.gates[gate]["passed"]
-    assert verification.headline.startswith(f"{verification.worst['tensor']} fails")
+    assert gate in {failed for failure in verification.failures for failed in failure.failed}
+    assert not verification.gates[gate].passed
+    assert verification.headline.startswith(f"{verification.worst.tensor} fails")
     json.dumps(verification.to_dict(), allow_nan=False)
 
 
@@ -556,7 +556,7 @@ def test_mutants_of_the_output_are_caught(check, name):
 @pytest.mark.parametrize("seed", range(5))
 def test_mutants_of_gradients_are_caught(check, change, seed):
     verification = check(mlp("forward_backward"), change, seeds=1, first=seed)
-    assert any(failure["tensor"].startswith("grad/") for failure in verification.failures)
+    assert any(failure.tensor.startswith("grad/") for failure in verification.failures)
 
 
 def test_layer_norm_without_eps_is_caught(check, net):
@@ -570,7 +570,7 @@ def test_layer_norm_without_eps_is_caught(check, net):
     workload = net(mode="forward", make=model)
     assert check(workload).ok
     verification = check(workload, change)
-    assert verification.worst["gate"] == "G1"
+    assert verification.worst.gate == "G1"
     eager, mutant = workload.build(CPU, torch.float32, 0), change(workload.build(CPU, torch.float32, 0))
     (x,) = workload.batch(torch.Generator().manual_seed(0))
     assert torch.allclose(eager.predict((x,)), mutant.predict((x,)), rtol=1e-4, atol=1e-4)  # what others would say
@@ -652,9 +652,9 @@ TRAINING_MUTANTS = {
 def test_mutants_of_training_are_caught(check, name, seed):
     change, tensor = TRAINING_MUTANTS[name]
     verification = check(mlp("train"), change, seeds=1, first=seed)
-    assert any(failure["tensor"].startswith(tensor) for failure in verification.failures), verification.headline
+    assert any(failure.tensor.startswith(tensor) for failure in verification.failures), verification.headline
     late = name in ("without_zero_grad", "frozen_step_count")
-    assert min(failure["step"] for failure in verification.failures) == (1 if late else 0)
+    assert min(failure.step for failure in verification.failures) == (1 if late else 0)
 
 
 def off_by_2_percent(inner, program, batch):
@@ -682,7 +682,7 @@ def test_low_precision_is_no_excuse(check, dtype, change):
 def test_low_precision_is_no_excuse_in_training(check, name):
     change, tensor = TRAINING_MUTANTS[name]
     verification = check(mlp("train"), lambda program: autocast(change(program), "bfloat16"), precision("bfloat16"))
-    assert any(failure["tensor"].startswith(tensor) for failure in verification.failures), verification.headline
+    assert any(failure.tensor.startswith(tensor) for failure in verification.failures), verification.headline
 
 
 # --- contracts, repetition, references -------------------------------------------------------------------------
@@ -695,7 +695,7 @@ def test_bitwise_wants_equal_bits(check):
     assert "bit for bit" in same.headline
     other = check(mlp("train"), with_linear(split_k), BITWISE)
     assert not other.ok
-    assert other.worst["gate"] == "BITWISE"
+    assert other.worst.gate == "BITWISE"
     assert check(mlp("train"), with_linear(split_k)).ok
 
 
@@ -750,7 +750,7 @@ def test_what_a_step_leaves_in_its_input_is_judged_like_an_output(check, net):
     cached = net(mode="forward", make=Cached)
     verification = check(cached, with_linear(split_k))
     assert verification.ok, verification.headline
-    assert verification.tensors["input/0"]["error_rms"] > 0
+    assert verification.tensors["input/0"].error_rms > 0
     assert "input/0 fails G" in check(cached, with_factor(1.001)).headline
     assert "the step leaves the caller's batch; the baseline does not" in check(cached, with_factor(None)).headline
     alone = check(net(mode="forward", make=lambda: Cached(None)), with_factor(1.0))
@@ -850,7 +850,7 @@ def test_every_seed_gets_new_inputs_and_failures_say_which(check):
 
     verification = check(mlp("forward"), with_step(right_once), seeds=5, first=40)
     assert verification.seeds == [40, 41]
-    assert verification.worst["seed"] == 41
+    assert verification.worst.seed == 41
     assert not torch.equal(*calls)
 
 

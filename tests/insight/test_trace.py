@@ -58,10 +58,10 @@ def test_shapes_and_self_times(training):
 def test_top_ops_are_per_step(training):
     trace = Trace.read(training[0])
     rows, whole = trace.top_ops(100), sum(step.duration for step in trace.steps)
-    assert {row["name"]: row["calls"] for row in rows}["aten::addmm"] == 2
-    assert [row["us"] for row in rows] == sorted((row["us"] for row in rows), reverse=True)
-    assert math.isclose(sum(row["share"] for row in rows), sum(op.self_us for op in trace.ops) / whole, rel_tol=1e-6)
-    assert sum(row["share"] for row in rows) <= 1.001
+    assert {row.name: row.calls for row in rows}["aten::addmm"] == 2
+    assert [row.us for row in rows] == sorted((row.us for row in rows), reverse=True)
+    assert math.isclose(sum(row.share for row in rows), sum(op.self_us for op in trace.ops) / whole, rel_tol=1e-6)
+    assert sum(row.share for row in rows) <= 1.001
 
 
 def test_peak_counts_what_steps_allocate(tmp_path):
@@ -139,9 +139,9 @@ def test_copies(feeding):
 
 def test_top_kernels(feeding):
     rows = feeding.top_kernels(2)
-    assert (rows[0]["name"], rows[0]["calls"], round(rows[0]["us"])) == ("gemm", 1, 300)
+    assert (rows[0].name, rows[0].calls, round(rows[0].us)) == ("gemm", 1, 300)
     assert len(rows) == 2
-    assert math.isclose(rows[0]["share"], 300 / 500)
+    assert math.isclose(rows[0].share, 300 / 500)
 
 
 @pytest.mark.parametrize(
