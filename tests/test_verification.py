@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,8 +30,8 @@ class Told:
     def __init__(self, **answers: Any) -> None:
         self.answers = answers
 
-    def call(self, method: str, **arguments: Any) -> Any:
-        return {"met": [], **self.answers}[method]
+    def call(self, method: Callable[..., Any], **arguments: Any) -> Any:
+        return {"met": [], **self.answers}[method.__name__]
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def examined(names: tuple[str, ...], workload: Workload, device: str, seeds: int
     try:
         for seen in verifications(workload, stack, device, "float32", seeds):
             found.honest += Counter(verifications=1, alarms=not seen.ok)
-            share, tensor = seen.worst.get("used", 0.0), seen.worst.get("tensor", "")
+            share, tensor = (seen.worst.used, seen.worst.tensor) if seen.worst else (0.0, "")
             if isfinite(share):
                 found.most = max(found.most, (share, f"{tensor}, {workload.name} {workload.mode}"))
             if not seen.ok:

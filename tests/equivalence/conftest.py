@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from optexp.arm import Arm
 from optexp.equivalence.finding import Verification
 from optexp.equivalence.gates import name_of
+from optexp.errors import Failure, NoReference
 from optexp.insight.trace import Trace
 from optexp.program import Batch, Program
 from optexp.reference import Reference
@@ -107,12 +108,15 @@ def verified(
         made.target.hold(spec)
         return made
 
+    eager, candidate = arm("baseline", spec(baseline, contract.dtype)), arm("candidate", spec(change))
     reference = InProcess(Reference(), "reference")
     reference.target.hold(spec())
-    eager, candidate = arm("baseline", spec(baseline, contract.dtype)), arm("candidate", spec(change))
     steps = steps or (3 if workload.mode == "train" else 1)
     plan = Plan(range(first, first + seeds), steps, **options)
-    return verify(reference, eager, candidate, plan, contract)
+    try:
+        return verify(reference, eager, candidate, plan, contract)
+    except Failure as failure:  # of a worker's process
+        raise (NoReference(failure.message) if failure.type == "NoReference" else failure) from None
 
 
 @pytest.fixture

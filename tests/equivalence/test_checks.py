@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from optexp.equivalence import families, state, trajectory
+from optexp.equivalence.finding import MutantCount
 from optexp.equivalence.gates import SPREAD, TOLERANCES
 from optexp.equivalence.mutants import MUTANTS
 from optexp.equivalence.poison import scribble
@@ -101,14 +102,14 @@ def test_a_small_column_beside_large_ones_is_judged_by_its_own_size(check, net):
     wrong = check(headed, without_score)
     assert not wrong.ok
     assert wrong.worst.tensor == "output (small columns)"
-    assert wrong.worst.element["index"][-1] == 31
+    assert wrong.worst.element.index[-1] == 31
 
 
 def test_a_column_that_is_too_small_to_be_seen_is_named(check, net, monkeypatch):
     monkeypatch.setattr("optexp.equivalence.quantities.SMALLER", 0.0)
     found = check(net(mode="forward", make=Tiny, batch_size=64))
     assert found.ok, found.headline
-    assert found.mutants["one column dropped"] == {"tried": 1, "caught": 0, "passed": ["output"]}
+    assert found.mutants["one column dropped"] == MutantCount(1, 0, ["output"])
 
 
 class Tiny(Headed):
@@ -127,17 +128,16 @@ def test_gates_without_power_leave_equivalence_undecided(check, monkeypatch):
 def test_the_distribution_of_errors_is_that_of_both_arms(check):
     found = check(mlp("forward")).distribution
     assert found.tensor == "output"
-    assert len(found["baseline"]) == 1 + SPREAD[2]
-    assert sum(found["baseline"]) == pytest.approx(1)
-    assert found["baseline"] == found["candidate"]
+    assert len(found.baseline) == 1 + SPREAD[2]
+    assert sum(found.baseline) == pytest.approx(1)
+    assert found.baseline == found.candidate
 
 
 def test_every_tensor_has_a_row_with_its_worst_element(check):
     found = check(mlp("train"), seeds=3)
     row = found.tensors["change/0.weight"]
-    assert {"gate", "error_ratio", "seed", "step", "family"} <= row.keys()
-    assert {"index", "candidate", "baseline", "reference"} <= row.element.keys()
-    assert row.element["baseline"] == row.element["candidate"]  # the same program
+    assert row.error_ratio is not None
+    assert row.element.baseline == row.element.candidate  # the same program
     assert list(found.tensors) == sorted(found.tensors, key=lambda name: -found.tensors[name].used)
 
 
@@ -344,7 +344,7 @@ class WrittenOnce(Buffered):
 
 def test_a_result_that_is_not_written_anew_shows(check):
     found = check(mlp("forward"), with_step(WrittenOnce()), overwrites=True)
-    assert "nan" in found.headline
+    assert not found.ok
 
 
 def test_scribbling_spares_what_the_program_needs():
@@ -542,7 +542,7 @@ def test_small_channels_are_judged_by_their_own_size(check, net):
     assert found.ok, found.headline
     found = check(net(mode="forward", make=Boxes), lambda program: replace(program, forward=Rough()))
     assert found.worst.tensor == "output (small channels)"
-    assert found.worst.element["index"][1] >= 3
+    assert found.worst.element.index[1] >= 3
 
 
 def test_parameters_too_coarse_to_show_that_they_move_leave_equivalence_undecided(check):
@@ -634,8 +634,11 @@ class Routed(torch.nn.Module):
     ("name", "value"), [("size", 0.0), ("size", None), ("top", -1), ("kind", "sun"), ("kind", "summary"), ("top", 0.5)]
 )
 def test_a_number_that_is_made_up_is_seen(check, net, name, value):
-    wrong = Told(lambda found: found | {name: value})
-    found = check(net(mode="forward", make=Told), lambda program: replace(program, forward=wrong))
+    def change(program):
+        program.model.edit = lambda found: found | {name: value}
+        return program
+
+    found = check(net(mode="forward", make=Told), change)
     assert not found.ok
     assert f"output.{name} fails" in found.headline
 

@@ -49,8 +49,8 @@ def test_honest_ways_to_draw_are_alike(net, mode, drop):
     baseline = thrown(net, F.dropout, mode)
     findings, facts = dice.compare(thrown(net, drop, mode), baseline, UNIT)
     assert findings == []
-    assert facts["seeds"] == 64
-    assert facts["tests"] >= 6
+    assert facts.seeds == 64
+    assert facts.tests >= 6
     assert baseline == replace(baseline, repeat=True, differ=True, go_on=True)
 
 

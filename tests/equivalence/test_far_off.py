@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.far_off import far_off
+from optexp.equivalence.finding import Verification
 from optexp.equivalence.gates import PRECISION_CAP, TOLERANCES, Limits, rms
 from optexp.equivalence.quantities import Quantity
 from optexp.reporting.wording import FAR_OFF, at_precision
@@ -36,13 +37,13 @@ def test_rows_are_counted_in_both_arms() -> None:
 
 def test_the_words_have_the_limit_of_the_code() -> None:
     assert FAR_OFF == PRECISION_CAP
-    said = at_precision("bfloat16", {"far_off": {"output": [12, 10, 4096]}})
+    said = at_precision("bfloat16", Verification("", far_off={"output": (12, 10, 4096)}))
     assert said.startswith(
         ", at bfloat16 precision; 12 of 4096 rows of output are off by more than 32 u (other choices"
     )
     assert said.endswith("of plain autocast 10")
-    assert at_precision("bfloat16", {"far_off": {}}) == ", at bfloat16 precision"
-    assert at_precision("float32", {"far_off": {"output": [12, 10, 4096]}}) == ""
+    assert at_precision("bfloat16", Verification("")) == ", at bfloat16 precision"
+    assert at_precision("float32", Verification("", far_off={"output": (12, 10, 4096)})) == ""
 
 
 class Experts(nn.Module):

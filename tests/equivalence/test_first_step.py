@@ -14,6 +14,7 @@ from optexp.arm import Arm
 from optexp.program import Batch, Outputs, Program, preserved
 from optexp.strategy import Evidence, Notes, Stage, Strategy
 from optexp.verification import first_step
+from optexp.workers.client import InProcess
 from optexp.workers.spec import Spec
 from optexp.workloads.lenet5 import LeNet5
 from optexp.workloads.mlp import Mlp
@@ -58,12 +59,11 @@ class Settles(nn.Module):
         return x * self.scale
 
 
-def arm(workload: Any, *strategies: Strategy) -> Any:
+def arm(workload: Any, *strategies: Strategy) -> InProcess[Arm]:
     """Its messages are asked as of a process."""
-    made: Any = Arm()
+    made = Arm()
     made.setup(Spec(workload, strategies, "cpu", "float32", 0, folders=("/dev/shm",)).pack())
-    made.call = lambda method, **arguments: getattr(made, method)(**arguments)
-    return made
+    return InProcess(made, "arm")
 
 
 @pytest.mark.parametrize("mode", ["forward_backward", "train"])

@@ -119,7 +119,7 @@ def test_one_element_that_the_rms_does_not_see_is_seen_by_g2(reference):
     candidate[17, 5] += 0.05 * 1.0
     finding = judged(candidate, baseline, reference, "bfloat16")
     assert finding.failed == ("G2",)
-    assert finding.element["index"] == [17, 5]
+    assert finding.element.index == [17, 5]
     assert finding.error_ratio < 1.05
     json.dumps(finding.to_dict(), allow_nan=False)
 

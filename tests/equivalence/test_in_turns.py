@@ -99,7 +99,7 @@ def verified(make: Callable[[], nn.Module], plan: int) -> Verification:
     ]
     stacks = ((), (), (Becomes(make),))
     for arm, stack in zip(arms, stacks, strict=True):
-        arm.call(Arm.setup, packed=Spec(Large(), stack, "cpu", "float32", 0, contract=REASSOCIATES, plan=plan).pack())
+        arm.target.hold(Spec(Large(), stack, "cpu", "float32", 0, contract=REASSOCIATES, plan=plan))
     return verify(*arms, Plan(range(2), in_turns=plan > 0), REASSOCIATES)
 
 

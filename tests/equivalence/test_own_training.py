@@ -128,7 +128,7 @@ def test_numbers_that_an_optimizer_counts_in_python_are_put_back(tmp_path):
     start, kept = Snapshot(program), {key: first[key] for key in ("step", "size", "first")}
     assert (kept["step"], type(kept["step"]), type(kept["size"]), type(kept["first"])) == (0, int, float, bool)
     once = [program.run()["loss"].clone() for _ in range(3)]
-    assert first.step == 3
+    assert first["step"] == 3
     start.restore(program)
     assert {key: first[key] for key in kept} == kept
     assert [type(first[key]) for key in kept] == [int, float, bool]

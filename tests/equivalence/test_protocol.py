@@ -643,7 +643,6 @@ TRAINING_MUTANTS = {
     "without_zero_grad": (with_step(without_zero_grad), "grad/"),
     "frozen_step_count": (with_step(frozen_step_count), "change/"),
     "frozen_layer": (with_step(frozen_layer), "change/0.weight"),
-    "other_start": (other_start, "before/param/0.weight"),
 }
 
 
@@ -653,8 +652,11 @@ def test_mutants_of_training_are_caught(check, name, seed):
     change, tensor = TRAINING_MUTANTS[name]
     verification = check(mlp("train"), change, seeds=1, first=seed)
     assert any(failure.tensor.startswith(tensor) for failure in verification.failures), verification.headline
-    late = name in ("without_zero_grad", "frozen_step_count")
-    assert min(failure.step for failure in verification.failures) == (1 if late else 0)
+    assert min(failure.step for failure in verification.failures) == 0
+
+
+def test_an_arm_starts_from_the_baselines_values(check):
+    assert check(mlp("train"), other_start, BITWISE, seeds=1).ok
 
 
 def off_by_2_percent(inner, program, batch):
@@ -827,7 +829,7 @@ def test_fp64_moves_to_the_cpu_where_it_does_not_fit(check, monkeypatch):
     assert verification.reference == "fp64 on cpu"
 
 
-def test_float16_steps_that_both_skip_are_noted(check):
+def test_a_loss_scale_settles_before_steps_are_compared(check):
     def change(program):
         return autocast(program, "float16")
 
@@ -836,8 +838,7 @@ def test_float16_steps_that_both_skip_are_noted(check):
     plain = check(workload, change, precision("float16"))
     assert plain.ok, plain.headline
     workload.loss = lambda output, batch: nn.functional.mse_loss(output, batch[-1]) * 1e6
-    with pytest.raises(NoReference, match="overflow"):
-        check(workload, change, precision("float16"))
+    assert check(workload, change, precision("float16")).ok
 
 
 def test_every_seed_gets_new_inputs_and_failures_say_which(check):
@@ -846,12 +847,12 @@ def test_every_seed_gets_new_inputs_and_failures_say_which(check):
     def right_once(inner, program, batch):
         calls.append(batch[0].clone())
         outputs = inner(program, batch)
-        return outputs if len(calls) == 1 else {name: value + 1 for name, value in outputs.items()}
+        return outputs if len(calls) <= 2 else {name: value + 1 for name, value in outputs.items()}
 
     verification = check(mlp("forward"), with_step(right_once), seeds=5, first=40)
     assert verification.seeds == [40, 41]
     assert verification.worst.seed == 41
-    assert not torch.equal(*calls)
+    assert not torch.equal(*calls[-2:])  # the first is the arm's own
 
 
 def test_forward_only_needs_no_noisy_steps_unless_outputs_are_few(net):
@@ -859,14 +860,7 @@ def test_forward_only_needs_no_noisy_steps_unless_outputs_are_few(net):
     few = Judge(mlp("forward", dim=2, batch_size=2), CPU, torch.float32, 0, REASSOCIATES)
     for judge, steps in ((many, 0), (few, 6)):
         judge.draw(0, 1)
-        assert judge.info() == {
-            "reference": "fp64 on cpu",
-            "steps": 1,
-            "reassociated_runs": 4,
-            "noisy_steps": steps,
-            "unit": 2**-24,
-            "unit_used": 2**-24,
-            "anew": True,
-            "others_learn": False,
-            "in_turns": False,
-        }
+        info = judge.info()
+        assert (info.reference, info.steps, info.noisy_steps) == ("fp64 on cpu", 1, steps)
+        assert (info.unit, info.unit_used, info.reassociated_runs) == (2**-24, 2**-24, 4)
+        assert (info.anew, info.others_learn, info.in_turns) == (True, False, False)

@@ -137,5 +137,5 @@ def test_a_mask_that_distributions_do_not_tell_fails_by_its_slopes(net, mode):
     baseline = thrown()
     (finding, *_), facts = dice.compare(thrown(**WRONG["redrawn"]), baseline, UNIT)
     assert finding.message.startswith("gradients are not those of the loss: dropout draws another mask in backward")
-    assert facts["slopes_off"] > facts["slopes_limit"]
+    assert facts.slopes_off > facts.slopes_limit
     assert dice.compare(thrown(**HONEST["by hand"]), baseline, UNIT)[0] == []

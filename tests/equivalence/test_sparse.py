@@ -15,6 +15,7 @@ from optexp.equivalence.gates import alike, identical
 from optexp.errors import ConfigError, NoReference
 from optexp.strategies.replace import Replace
 from optexp.strategy import Strategy
+from optexp.workers.messages import Look
 from optexp.workers.parcel import Inbox, Outbox
 from optexp.workers.spec import Spec
 from optexp.workloads.module import Module
@@ -175,10 +176,10 @@ def test_a_step_is_observed_and_restored(tmp_path: Path, layout: str, held: str,
     assert alike(one.program.run(), first) == first.keys()
     one.fresh, one.family = list(one.batches), families.NORMAL
     for noise in (None, 1):
-        assert one.observe(0, restore=True, noise=noise).size
+        assert one.observe(Look(0, noise=noise)).size
     assert one.repeats(2)
     assert one.moved()[0] > 0
-    assert one.peak_memory(1)["resident_mib"] > 0
+    assert one.peak_memory(1).resident_mib > 0
     other = arm(path, mode, Replace(f"{path}:Late"))
     torch.testing.assert_close(other.program.run(), first)
     assert other.program.state().keys() == one.program.state().keys()

@@ -163,7 +163,7 @@ def test_a_loader_that_is_too_slow_is_found(tmp_path: Path) -> None:
     result = run(tmp_path, written(tmp_path, text), "workload.mode=train", "mode=profile")
     assert result.verdict is Verdict.PROFILED, result.headline
     worst = result.profile.bottlenecks[0]
-    assert worst["label"] == "data_loading"
+    assert worst.label == "data_loading"
     assert worst.share > 0.5
     assert "loss: cross_entropy, because none was given" in result.notes
 
