@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -121,7 +122,7 @@ def test_one_element_that_the_rms_does_not_see_is_seen_by_g2(reference):
     assert finding.failed == ("G2",)
     assert finding.element.index == [17, 5]
     assert finding.error_ratio < 1.05
-    json.dumps(finding.to_dict(), allow_nan=False)
+    json.dumps(asdict(finding), allow_nan=False)
 
 
 def test_a_small_error_everywhere_is_seen_by_g1(reference):
