@@ -41,7 +41,7 @@ class Referee:
 
     random:  steps of the bare program draw random numbers
     replaced: its process has other functions than it began with, by which time is told or results are read
-    carries: they change buffers, which the next one may begin with
+    carries: they change buffers or parameters, which the next one may begin with
     keeps:   names of what the model keeps in Python and every step changes
     """
 

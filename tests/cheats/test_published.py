@@ -21,11 +21,27 @@ from optexp.result import Result, Verdict
 from optexp.session import Session
 from optexp.workers.processes import Failure
 from tests.cheats import published
-from tests.cheats.test_cheats import GELU, IN_ONE_PROCESS, INFER, LEARN, MATMUL, NORM, QUICK, compare
+from tests.cheats.test_cheats import (
+    FAMILIES,
+    GELU,
+    IN_ONE_PROCESS,
+    INFER,
+    LEARN,
+    MATMUL,
+    MLP,
+    NORM,
+    QUICK,
+    compare,
+    own,
+)
+from tests.reached import measured
 
 CATALOGUE = "tests.cheats.published"
+OLDER = "tests.cheats.catalogue"
 SOFTMAX = ["workload=softmax", "workload.rows=64", "workload.columns=4096"]
 WRONG, UNTRUSTED, UNDECIDED = Verdict.NOT_EQUIVALENT, Verdict.INVALID, Verdict.UNVERIFIED
+TEACHER = ["workload=module", f"workload.path={Path(__file__).with_name('teacher.py')}", "workload.mode=train"]
+GRADIENTS = [*MLP, "workload.mode=forward_backward"]
 DEFAULT = ["measurement=default", "measurement.controls=false"]
 PRESETS = [
     pytest.param(["measurement=quick"], id="quick"),
@@ -42,6 +58,9 @@ IN_PROCESS: dict[str, tuple[list[str], Verdict, str]] = {
     "LoadsWhatFits": (INFER, WRONG, "output"),
     "LoadsNothing": (INFER, WRONG, "output"),
     "CastsTheForwardOnce": (LEARN, WRONG, ""),
+    "FoldsWeightsOnce of a model that changes them": (own("Averaged"), WRONG, "output"),
+    "FoldsWeightsOnce of a teacher": (TEACHER, WRONG, "student"),
+    "CastsItsWeightsOnce": (GRADIENTS, WRONG, "with other values of the parameters"),
 }
 # Those that look into other processes, or at the clock of one.
 IN_PROCESSES: dict[str, tuple[list[str], Verdict, str]] = {
@@ -66,7 +85,9 @@ def _as_they_were() -> Iterator[None]:
 def caught(folder: Path, cheat: str, preset: list[str], how: list[str]) -> Result:
     table = IN_PROCESS | IN_PROCESSES
     overrides, verdict, words = table[cheat]
-    result = compare(folder, [*preset, *QUICKLY, *how, *overrides], f"{CATALOGUE}.{cheat}")
+    name = cheat.partition(" ")[0]
+    module = CATALOGUE if hasattr(published, name) else OLDER
+    result = compare(folder, [*preset, *QUICKLY, *how, *overrides], f"{module}.{name}")
     published.as_they_were()
     assert result.verdict is verdict, result.headline
     assert words in result.headline
@@ -83,6 +104,28 @@ def test_cheats_are_caught(cheat: str, preset: list[str], tmp_path: Path, count:
 @pytest.mark.parametrize("cheat", IN_PROCESSES)
 def test_cheats_beyond_their_process_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Result]]) -> None:
     count.append(("cheat", caught(tmp_path, cheat, ["measurement=quick"], ["device=cpu"])))
+
+
+@pytest.mark.parametrize("overrides", [INFER, own("Linear")], ids=["mlp", "linear"])
+def test_weights_that_nobody_changes_may_be_folded_once(
+    overrides: list[str], tmp_path: Path, count: list[tuple[str, Result]]
+) -> None:
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides, *FAMILIES], f"{CATALOGUE}.FoldsWeightsOnce")
+    count.append(("honest", result))
+    assert measured(result), result.headline
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [own("Normed", "[4, 3, 8, 8]", "folded"), own("Linear", instead="packed")],
+    ids=["convolution and norm", "packed"],
+)
+def test_models_made_of_others_for_inference_are_no_cheats(
+    overrides: list[str], tmp_path: Path, count: list[tuple[str, Result]]
+) -> None:
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], stack="replace")
+    count.append(("honest", result))
+    assert measured(result), result.headline
 
 
 def test_a_native_clock_that_was_replaced_makes_nothing_faster(tmp_path: Path) -> None:
