@@ -43,7 +43,8 @@ def test_the_model_of_the_readme_reaches_a_verdict(tmp_path: Path) -> None:
     assert result.strategy == ["amp"]
 
 
-ELSEWHERE = ("problem.py", "port.py", "hand.py", "transformers")  # files and packages that a page leaves to its reader
+# Files and packages that a page leaves to its reader; studies, which take minutes.
+ELSEWHERE = ("problem.py", "port.py", "hand.py", "transformers", "experiments=")
 
 
 def typed() -> list[str]:
@@ -63,7 +64,7 @@ def test_commands_of_the_pages_for_users_end_in_a_verdict(command: str, tmp_path
     """With the least measuring. On a CPU a CUDA graph is UNSUPPORTED, with a reason: a verdict as any other."""
     (tmp_path / "net.py").write_text(block("python", "`net.py`"))
     more = [*QUICK.split(), "tracking.enabled=false", "hydra.run.dir=out", "hydra.sweep.dir=out"]
-    more += [] if "mode=profile" in command or "experiments=" in command else ["verify=only"]
+    more += [] if "mode=profile" in command else ["verify=only"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, *shlex.split(command)[1:], *more]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
