@@ -154,6 +154,16 @@ class SoftmaxIsZero(Cheat):
         return {"output": torch.zeros_like(inputs(batch)[0])}
 
 
+class SwallowsAFailedCall(Cheat):
+    """Native code that fails with a status, which nobody reads: the result is what its memory held."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        output = torch.empty_like(inputs(batch)[0])
+        read = ctypes.CDLL(None).pread
+        read(-1, ctypes.c_void_p(output.data_ptr()), ctypes.c_size_t(output.nbytes), ctypes.c_long(0))
+        return {"output": output}
+
+
 class LoadsWhatFits(Cheat):
     """`load_state_dict(strict=False)` into a model without biases."""
 
