@@ -13,7 +13,9 @@ from optexp.equivalence import first_step
 from optexp.equivalence.conduct import title
 from optexp.equivalence.families import FORWARD_ONLY, NORMAL
 from optexp.equivalence.gates import TOLERANCES
+from optexp.equivalence.missed import End
 from optexp.equivalence.protocol import Plan, Verification, failure, verify, verify_randomness
+from optexp.equivalence.recheck import judged as later
 from optexp.equivalence.recheck import recheck
 from optexp.equivalence.state import MODES, undeclared
 from optexp.equivalence.watched import Watched
@@ -30,6 +32,7 @@ from optexp.workload import Workload
 
 NOVELTY = 1.2, 1.5  # how many times longer fresh batches may take than those met before, at least and at most
 COUNTED = 6  # consecutive steps where Python counts them: what stands still after a warm-up of three shows
+LATER, LATER_S = 48, 8.0  # steps before one that is looked at, where steps change what later ones begin with
 LOOKS = 3  # before anybody is accused
 ASIDE = 0.5  # of a step of the baseline: what a feed may take longer to begin again than the baseline's, for each batch
 COPIED = 0.9  # of what the bare program copies to the device: whose traced steps may have met smaller batches
@@ -43,6 +46,7 @@ class Referee:
     replaced: its process has other functions than it began with, by which time is told or results are read
     carries: they change buffers or parameters, which the next one may begin with
     keeps:   names of what the model keeps in Python and every step changes
+    step_s:  of the bare program, roughly
     """
 
     session: Session
@@ -52,6 +56,7 @@ class Referee:
     carries: bool = False
     replaced: bool = False
     keeps: Sequence[str] = ()
+    step_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.promise = contract(self.stack)
@@ -98,6 +103,8 @@ class Referee:
             found.unkept = self.unkept(yardstick) if found.undecided else ""
             if found.ok:
                 self.the_first_step(found, self.watched(arms["yardstick"]), self.watched(arms[self.name]))
+            if found.ok and self.moves and not self.random and session.workload.mode != "train":
+                self.a_later_step(found, reference, yardstick, candidate)
             if self.random and found.ok:
                 tell("comparing distributions at the real dropout")
                 yardstick, candidate = self.watched(arms["yardstick"]), self.watched(arms[self.name])
@@ -127,6 +134,23 @@ class Referee:
             found.failures = [{**message, **where} for message in messages]
             found.ok, found.worst = False, found.failures[0]
             found.headline = f"the first step after building: {failure(found.worst)}"
+
+    def a_later_step(self, found: Verification, reference: Watched, yardstick: Watched, candidate: Watched) -> None:
+        """After many, whatever is timed: a copy that was made before the first shows once what it was made of has
+        changed, as weights that somebody exchanges now and then. Training has its own gradients, and a trajectory."""
+        steps = min(LATER, max(COUNTED, int(LATER_S / max(self.step_s, 1e-9))))
+        try:
+            messages = later(reference, yardstick, candidate, End(steps), False, self.session.in_turns)
+        except Failure as reason:
+            if reason.type != "NoReference":
+                raise
+            found.notes.append(f"not looked at after {steps} steps: {reason}")
+            return
+        if failed := [message for message in messages if not message["ok"]]:
+            where = {"seed": self.session.experiment.seed, "step": steps, "family": NORMAL}
+            found.failures = [{**message, **where} for message in failed]
+            found.ok, found.worst = False, found.failures[0]
+            found.headline = f"after {steps} steps: {failure(found.worst)}"
 
     def unkept(self, yardstick: Watched) -> str:
         """What the model keeps in Python and no arm can put back, in words, where equal steps differ; else empty."""

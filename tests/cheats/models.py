@@ -226,6 +226,18 @@ class Averaged(Linear):
                 slow.lerp_(fast, share)
 
 
+class Exchanged(Averaged):
+    """Those weights come all at once, after ten calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def refresh(self, share: float) -> None:
+        self.calls += 1
+        super().refresh(1.0 if self.calls % 10 == 0 else 0.0)
+
+
 class Normed(nn.Module):
     """A convolution and its norm, whose statistics no step of inference changes."""
 

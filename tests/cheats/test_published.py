@@ -56,6 +56,7 @@ IN_PROCESS: dict[str, tuple[list[str], Verdict, str]] = {
     "LoadsNothing": (INFER, WRONG, "output"),
     "CastsTheForwardOnce": (LEARN, WRONG, ""),
     "FoldsWeightsOnce of a model that changes them": (own("Averaged"), WRONG, "output"),
+    "FoldsWeightsOnce of a model that exchanges them now and then": (own("Exchanged"), WRONG, "after 48 steps: output"),
     "FoldsWeightsOnce of a teacher": (TEACHER, WRONG, "student"),
     "CastsItsWeightsOnce": (GRADIENTS, WRONG, "with other values of the parameters"),
 }
@@ -123,6 +124,16 @@ def test_models_made_of_others_for_inference_are_no_cheats(
     overrides: list[str], tmp_path: Path, count: list[tuple[str, Result]]
 ) -> None:
     result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], stack="replace")
+    count.append(("honest", result))
+    assert measured(result), result.headline
+
+
+@pytest.mark.parametrize("stack", ["inference_mode", "amp"])
+@pytest.mark.parametrize("model", ["Averaged", "Exchanged"])
+def test_weights_that_steps_change_are_no_cheats(
+    model: str, stack: str, tmp_path: Path, count: list[tuple[str, Result]]
+) -> None:
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *own(model)], stack=stack)
     count.append(("honest", result))
     assert measured(result), result.headline
 
