@@ -11,8 +11,21 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+SECTIONS = {"Kernels": "docs/kernels/*.md", "Results": "experiments/results/*.md"}  # of the navigation, by pattern
 PAGES = ("README.md", "docs/**/*.md", "experiments/results/**/*.md")
 PICTURES = ("docs/**/*.svg", "docs/**/*.png", "experiments/results/**/*.svg", "experiments/results/**/*.png")
+
+
+def on_config(config: Any) -> Any:
+    """A new page of a kernel or of a result joins its section of the navigation by being there."""
+    root = Path(config.config_file_path).parent
+    for section in config.nav:
+        for title, pages in section.items():
+            if title in SECTIONS:
+                listed = {path for page in pages for path in (page.values() if isinstance(page, dict) else [page])}
+                found = sorted(path.relative_to(root).as_posix() for path in root.glob(SECTIONS[title]))
+                pages += [path for path in found if path not in listed]
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:

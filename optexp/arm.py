@@ -190,7 +190,7 @@ class Arm(Peer):
         """What the first step after building left; how long it took to see that, in seconds."""
         clock.synchronize(self.device)
         start = clock.now()
-        self.firstly = left_behind(self.program, outputs)
+        self.firstly = left_behind(self.program, outputs, self.initial.values)
         return clock.now() - start
 
     def _moving(self) -> list[str]:
@@ -610,7 +610,7 @@ class Arm(Peer):
         elif self.kept:
             return
         if place < LOOKS:
-            self.kept[place] = Kept(end, left_behind(self.program, outputs))
+            self.kept[place] = Kept(end, left_behind(self.program, outputs, self.initial.values))
         if place == 0:
             self.outputs = {name: read(tensor).clone() for name, tensor in outputs.items()}
 

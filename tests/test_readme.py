@@ -43,16 +43,33 @@ def test_the_model_of_the_readme_reaches_a_verdict(tmp_path: Path) -> None:
     assert result.strategy == ["amp"]
 
 
+# Files and packages that a page leaves to its reader; studies, which take minutes.
+ELSEWHERE = ("problem.py", "port.py", "hand.py", "transformers", "experiments=")
+
+
+def typed() -> list[str]:
+    """Commands of the pages for users that run on a CPU, in a folder with the README's `net.py`."""
+    pages = README, ROOT / "docs" / "own_models.md", ROOT / "docs" / "strategies.md"
+    text = "".join(page.read_text() for page in pages).replace("\\\n", " ")
+    lines = re.findall(r"^python -m optexp .*=.*$", text, re.MULTILINE)
+    plain = (
+        shlex.join(shlex.split(line, comments=True)) for line in lines if not any(word in line for word in ELSEWHERE)
+    )
+    return list(dict.fromkeys(plain))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("line", block("console", "## A stack and a sweep").splitlines(), ids=lambda line: line[:60])
-def test_stacks_and_sweeps_of_the_readme_run(line: str, tmp_path: Path) -> None:
-    """On a CPU a CUDA graph is UNSUPPORTED, with a reason: a verdict as any other."""
-    small = ["hydra.sweep.dir=sweep", "workload.mode=forward"] if " -m optexp -m " in line else []
-    command = [*shlex.split(line, comments=True)[1:], *small, *QUICK.split(), *HERE.split()]
+@pytest.mark.parametrize("command", typed())
+def test_commands_of_the_pages_for_users_end_in_a_verdict(command: str, tmp_path: Path) -> None:
+    """With the least measuring. On a CPU a CUDA graph is UNSUPPORTED, with a reason: a verdict as any other."""
+    (tmp_path / "net.py").write_text(block("python", "`net.py`"))
+    more = [*QUICK.split(), "tracking.enabled=false", "hydra.run.dir=out", "hydra.sweep.dir=out"]
+    more += [] if "mode=profile" in command else ["verify=only"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    words = [sys.executable, *shlex.split(command)[1:], *more]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode in (0, 4), done.stdout + done.stderr
-    assert list(tmp_path.rglob("result.json"))
+    assert list((tmp_path / "out").rglob("result.json"))
 
 
 def test_the_strategy_of_the_readme_reaches_a_verdict(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def examine(
         for file, content in files.items():
             (session.output / file).write_bytes(content)
     referee.random, referee.carries = setups[bare].random, setups[bare].carries
-    referee.keeps = setups[bare].keeps
+    referee.keeps, referee.step_s = setups[bare].keeps, setups[bare].step_s
     if name == "candidate":
         slower_s = max(setups[bare].setup_s, setups[name].setup_s)
         session.forecast(arms[bare], setups[bare], slower_s, referee.plan().steps)

@@ -16,6 +16,7 @@ from optexp.equivalence.conduct import title
 from optexp.equivalence.families import FORWARD_ONLY
 from optexp.equivalence.finding import GateResult, Recheck, Verification
 from optexp.equivalence.gates import TOLERANCES
+from optexp.equivalence.missed import End
 from optexp.equivalence.state import MODES, undeclared
 from optexp.errors import Distrusted, Failure, Unsupported
 from optexp.insight.trace import Trace
@@ -26,6 +27,7 @@ from optexp.stopwatch import Stopwatch
 from optexp.strategy import Strategy, contract
 from optexp.verification import first_step
 from optexp.verification.outcome import failure
+from optexp.verification.recheck import judged as later
 from optexp.verification.recheck import recheck
 from optexp.verification.timed_arm import TimedArm
 from optexp.verification.trial import Plan
@@ -39,6 +41,7 @@ A = TypeVar("A")
 
 NOVELTY = 1.2, 1.5  # how many times longer fresh batches may take than those met before, at least and at most
 COUNTED = 6  # consecutive steps where Python counts them: what stands still after a warm-up of three shows
+LATER, LATER_S = 48, 8.0  # steps before one that is looked at, where steps change what later ones begin with
 LOOKS = 3  # before anybody is accused
 ASIDE = 0.5  # of a step of the baseline: what a feed may take longer to begin again than the baseline's, for each batch
 COPIED = 0.9  # of what the bare program copies to the device: whose traced steps may have met smaller batches
@@ -50,8 +53,9 @@ class Referee:
 
     random:  steps of the bare program draw random numbers
     replaced: its process has other functions than it began with, by which time is told or results are read
-    carries: they change buffers, which the next one may begin with
+    carries: they change buffers or parameters, which the next one may begin with
     keeps:   names of what the model keeps in Python and every step changes
+    step_s:  of the bare program, roughly
     """
 
     session: Session
@@ -61,6 +65,7 @@ class Referee:
     carries: bool = False
     replaced: bool = False
     keeps: Sequence[str] = ()
+    step_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.promise = contract(self.stack)
@@ -115,6 +120,8 @@ class Referee:
             found.unkept = self.unkept(yardstick) if found.undecided else ""
             if found.ok:
                 self.the_first_step(found, self.watched(arms["yardstick"]), self.watched(arms[self.name]))
+            if found.ok and self.moves and not self.random and session.workload.mode != "train":
+                self.a_later_step(found, reference, yardstick, candidate)
             if self.random and found.ok:
                 tell("comparing distributions at the real dropout")
                 yardstick, candidate = self.watched(arms["yardstick"]), self.watched(arms[self.name])
@@ -143,6 +150,25 @@ class Referee:
             found.failures = [replace(finding, seed=self.session.experiment.seed) for finding in findings]
             found.ok, found.worst = False, found.failures[0]
             found.headline = f"the first step after building: {failure(found.worst)}"
+
+    def a_later_step(
+        self, found: Verification, reference: Client[Reference], yardstick: Client[Arm], candidate: Client[Arm]
+    ) -> None:
+        """After many, whatever is timed: a copy that was made before the first shows once what it was made of has
+        changed, as weights that somebody exchanges now and then. Training has its own gradients, and a trajectory."""
+        steps = min(LATER, max(COUNTED, int(LATER_S / max(self.step_s, 1e-9))))
+        try:
+            findings = later(reference, yardstick, candidate, End(steps), False, self.session.in_turns)
+        except Failure as reason:
+            if reason.type != "NoReference":
+                raise
+            found.notes.append(f"not looked at after {steps} steps: {reason}")
+            return
+        if failed := [finding for finding in findings if not finding.ok]:
+            seed = self.session.experiment.seed
+            found.failures = [replace(finding, seed=seed, step=steps) for finding in failed]
+            found.ok, found.worst = False, found.failures[0]
+            found.headline = f"after {steps} steps: {failure(found.worst)}"
 
     def unkept(self, yardstick: Client[Arm]) -> str:
         """What the model keeps in Python and no arm can put back, in words, where equal steps differ; else empty."""

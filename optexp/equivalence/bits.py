@@ -24,7 +24,7 @@ from optexp.program import Batch, Program, Snapshot
 REPEATS = 3  # how often the baseline must give the same bits again
 SURE = 128  # the same before a candidate is said to give others: of runs that differ once in 50 this misses 8 %
 DETERMINISTIC = " under torch.use_deterministic_algorithms, where that repeats its bits"
-STATE = ("after/", "buffer/")  # what later steps begin with
+STATE = ("after/", "buffer/", "param/")  # what later steps begin with
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from math import isclose
@@ -74,6 +74,7 @@ class Golden:
         self.kept: Packed = {}  # likewise of its model
         self.met: dict[str, Tensor] = {}  # of the first batch of the seed before, some elements
         self.anew = True  # this seed's is another one
+        self.moving: set[str] = set()  # parameters that steps change without an optimizer
         self.varied: set[str] = set()  # inputs that have held several values so far
         try:
             self.settle(torch.device("cpu") if on_host else device)
@@ -165,7 +166,10 @@ class Golden:
     # --- what fp64 gets -----------------------------------------------------------------------------------------
 
     def step(self, index: int, state: Mapping[str, Tensor]) -> Observation:
-        """out/, input/, grad/ and buffer/ of a step from `state`. Kept for the initial state, which all arms share."""
+        """out/, input/, grad/, buffer/ and param/ of a step from `state`.
+
+        Kept for the initial state, which all arms share.
+        """
         shared = state is self.initial
         if shared and index in self.known:
             return self.known[index]
@@ -204,11 +208,19 @@ class Golden:
             dense = {name: tensor.to_dense() for name, tensor in found.items() if is_sparse(tensor)}
             golden |= {name: tensor.clone() for name, tensor in (found | dense).items()}
         golden |= {f"buffer/{name}": b.detach().clone() for name, b in self.program.buffers().items()}
+        state = self.program.state() if self.moving else {}
+        golden |= {name: state[name].detach().clone() for name in self.moving}
         if self.program.optimizer is not None:
             self.left[index] = [float(group["lr"]) for group in self.program.optimizer.param_groups]
         if shared:
             self.known[index] = golden
         return golden
+
+    def follow(self, parameters: Iterable[str]) -> None:
+        """Tell what these are after each step, too."""
+        if more := {*parameters} - self.moving:
+            self.moving |= more
+            self.known.clear()
 
     def _forget_large(self) -> None:
         if any(tensor.nbytes > LARGE for golden in self.known.values() for tensor in golden.values()):
@@ -332,7 +344,7 @@ class Golden:
 
     def _reacts(self, first: Observation, golden: Observation) -> bool:
         """Whether the results are others than those of the first batch."""
-        results = [name for name in first if not name.startswith("buffer/")]
+        results = [name for name in first if not name.startswith(("buffer/", "param/"))]
         return not alike(first, compact(golden)).issuperset(results)
 
     def _reacts_to(self, first: Observation, batch: Batch) -> bool:

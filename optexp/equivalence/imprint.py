@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence.gates import chunks
+from optexp.equivalence.observation import carried
 from optexp.program import Outputs, Program, gradients
 from optexp.reading import read
 
@@ -21,18 +22,24 @@ FACTOR = 10.0  # how much farther from a repetition than those from each other: 
 FLOOR = 2.0**-20  # of a tensor's RMS: a last bit that rarely differs
 DISTURBED = 4  # runs of the baseline from parameters with a little noise, where a candidate does not repeat itself
 STRAY = 3.0  # how much farther from a repetition than those
-PARTS = ("out/", "grad/", "buffer/", "after/")  # of an observation
+PARTS = ("out/", "grad/", "buffer/", "param/", "after/")  # of an observation
 
 Imprint = dict[str, tuple[float, float]]  # mean and RMS of each tensor, by name
 
 
-def left_behind(program: Program, outputs: Outputs) -> Imprint:
-    """After a step, by the names that an observation of it has (see `optexp.equivalence.observation`)."""
+def left_behind(program: Program, outputs: Outputs, initial: Mapping[str, Tensor]) -> Imprint:
+    """After a step, by the names that an observation of it has (see `optexp.equivalence.observation`).
+
+    initial: state that the first step began with
+    """
     tensors = {f"out/{name}": tensor for name, tensor in outputs.items()}
     tensors |= gradients(program) if program.trains else {}
     tensors |= {f"buffer/{name}": tensor for name, tensor in program.buffers().items()}
     if program.optimizer is not None:
         tensors |= {f"after/{name}": t for name, t in program.state().items() if not name.startswith("buffer/")}
+    else:
+        held = {name: tensor for name, tensor in program.state().items() if name.startswith("param/")}
+        tensors |= carried(held, initial)
     return imprint(tensors)
 
 

@@ -249,6 +249,7 @@ class Judge:
             )
         self.fp64.memory, self.fp64.kept = unpacked("memory", seen), unpacked("keeps", seen)
         self.attributes.meet(step, seen)
+        self.fp64.follow(name for name in seen if name.startswith("param/"))
         self.writes |= not seen["flag/inputs_intact"]
         noisy, reordered = bool(seen["flag/noisy"]), int(seen["flag/reassociated"])
         reassociated = reordered > 0
@@ -273,7 +274,9 @@ class Judge:
         self.finer |= noisy and float(seen["flag/finest"]) < self.eps
         if noisy and self.noisy_runs > RUNS:
             return  # more of them are for integers, and would make the yardsticks of others larger
-        unjudged = {name for name in seen if name.startswith(("out/", "input/", "grad/", "buffer/", "after/"))}
+        unjudged = {
+            name for name in seen if name.startswith(("out/", "input/", "grad/", "buffer/", "param/", "after/"))
+        }
         unjudged = {name for name in unjudged if not name.startswith("after/scaler/") and not optional(name)}
         kept, at = (self.noise, None) if noisy else (self.measured, step)  # noisy runs of all steps count for each
         kept, at = (self.reassociated, None) if reassociated else (kept, at)
@@ -281,7 +284,7 @@ class Judge:
         updates = dict[str, Quantity]()
         for quantity in self._quantities(step, seen):
             found, key = quantity.found, (at, quantity.name)
-            if first and not quantity.name.startswith(("out/", "input/", "grad/", "buffer/")):
+            if first and not quantity.name.startswith(("out/", "input/", "grad/", "buffer/", "param/")):
                 updates[quantity.name] = quantity
             kept[key] = kept.get(key, Yardstick()) | Yardstick.of(found)
             unjudged.discard(source(quantity.name))
@@ -295,7 +298,7 @@ class Judge:
 
     def _find_spread(self, seen: Observation) -> None:
         """How far another order and rounding, or noise, take the baseline from what it gave for the same step."""
-        names = [n for n in seen if n in self.baseline and n.startswith(("out/", "grad/", "buffer/"))]
+        names = [n for n in seen if n in self.baseline and n.startswith(("out/", "grad/", "buffer/", "param/"))]
         names = [n for n in names if seen[n].is_floating_point() and seen[n].shape == self.baseline[n].shape]
         found = errors([(seen[n].to(torch.float64), self.baseline[n].to(torch.float64), 0.0) for n in names])
         for name, error in zip(names, found, strict=True):

@@ -20,6 +20,7 @@ from optexp.equivalence.quantities import Quantity
 MEASURED = ("G1", "G2", "G3", "CAP")  # gates of which an error is known
 SURELY = 64.0  # u·s: what no other result comes as near as
 MOST, MOST_UNITS = 0.02, 32.0  # of s, and of u·s: whichever is more; above it nothing is called rounding
+LOWER = 0.0005  # of s: more than rounding in float32 leaves, and about what inputs rounded to TF32 do
 SPREAD = 0.01  # of the elements at least, that hold the error (its participation ratio; Gaussian noise: a third)
 FOLLOWS = 0.25  # of the square of the error, that the mean of elements with like values may hold
 BINS, LOOKED_AT = 32, 2**20  # groups of elements with like values; elements that are sorted into them
@@ -47,7 +48,9 @@ def explained(finding: Finding, quantity: Quantity) -> Finding:
     if found.kind == ROUNDING:
         ratios = {"G2": finding.max_ratio, "G3": finding.block_ratio}
         times = ratios.get(finding.gate, finding.error_ratio) or finding.error_ratio or 0.0
-        message = f"less exact than the baseline by {times:.3g}×: rounding, not another result; {finding.message}"
+        coarse = quantity.limits.row.unit < LOWER < quantity.found.rms / quantity.scale
+        cause = "as at a lower precision, or another result" if coarse else "rounding, not another result"
+        message = f"less exact than the baseline by {times:.3g}×: {cause}; {finding.message}"
     else:
         message = f"{finding.message}; {found.why}" if found.why else finding.message
     return replace(finding, nature=found.kind, message=message)

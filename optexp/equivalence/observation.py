@@ -47,7 +47,8 @@ def observed(
     grad/<parameter>       unscaled, where the program trains
     buffer/<name>          after the step
     before/, after/<name>  of `Program.state()`, where there is an optimizer (buffers only before)
-    before/buffer/<name>   where there is none: only what is no longer as it was at first
+    before/buffer/<name>, before/param/<name>, param/<name>
+                           where there is none: only what is no longer as it was at first, the last one after the step
     changed/<name>         of `Program.state()`, where there is none: only what the step changed
     memory/<name>          of `Program.memory`, packed, before: only what is no longer as it was at first
     remembers/<name>       of `Program.memory`, packed, before and after: only what the step changed
@@ -95,6 +96,8 @@ def observed(
         seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()}
     elif not states:
         now = program.state()
+        moved = carried({name: tensor for name, tensor in now.items() if name.startswith("param/")}, initial or before)
+        seen |= {name: _copy(tensor) for name, tensor in moved.items()}
         changed = [name for name, tensor in before.items() if not identical(_copy(now[name]), tensor)]
         seen |= {f"changed/{name}": torch.tensor(1, dtype=torch.uint8) for name in changed}
     if program.memory is not None:
@@ -129,10 +132,11 @@ def observed(
 
 
 def carried(state: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> Observation:
-    """Buffers that earlier steps changed: those that are only read need not travel, however large they are."""
-    buffers = {n: t.to_dense() for n, t in state.items() if n.startswith("buffer/") and n in initial}
-    same = alike(buffers, {name: initial[name].to_dense().to(t) for name, t in buffers.items()})
-    return {name: tensor for name, tensor in buffers.items() if name not in same}
+    """Buffers and parameters that earlier steps changed: those that are only read need not travel, however large they
+    are."""
+    held = {n: t.detach().to_dense() for n, t in state.items() if n.startswith(("buffer/", "param/")) and n in initial}
+    same = alike(held, {name: initial[name].to_dense().to(t) for name, t in held.items()})
+    return {name: tensor for name, tensor in held.items() if name not in same}
 
 
 def overwritten(program: Program, first: Batch, second: Batch) -> list[str]:

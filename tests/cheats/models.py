@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.utils.checkpoint import checkpoint
 
 
@@ -205,3 +206,66 @@ class Rounded(nn.Module):
 class RoundedInHalves(Rounded):
     def product(self, x: Tensor) -> Tensor:
         return x[:, :32] @ self.weight[:32] + x[:, 32:] @ self.weight[32:]
+
+
+class Averaged(Linear):
+    """Inference by weights that every call brings nearer to others, as somebody who still trains would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.slow(x)
+        self.refresh(0.1)
+        return y
+
+    def refresh(self, share: float) -> None:
+        with torch.no_grad():
+            for slow, fast in zip(self.slow.parameters(), self.linear.parameters(), strict=True):
+                slow.lerp_(fast, share)
+
+
+class Exchanged(Averaged):
+    """Those weights come all at once, after ten calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def refresh(self, share: float) -> None:
+        self.calls += 1
+        super().refresh(1.0 if self.calls % 10 == 0 else 0.0)
+
+
+class Normed(nn.Module):
+    """A convolution and its norm, whose statistics no step of inference changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Any:
+        return self.net(x)
+
+
+def folded(model: nn.Module) -> nn.Module:
+    """Of a `Normed` model: one convolution with weights of both, made once."""
+    net: Any = model.get_submodule("net")
+    return nn.Sequential(fuse_conv_bn_eval(net[0].eval(), net[1].eval()), net[2])
+
+
+def packed(model: nn.Module) -> nn.Module:
+    """Of a `Linear` model: its weights in another layout, and no parameters."""
+    linear: Any = model.get_submodule("linear")
+    return Packed(linear.weight.detach().t().contiguous(), linear.bias.detach().clone())
+
+
+class Packed(nn.Module):
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.packed = weight, bias
+
+    def forward(self, x: Tensor) -> Any:
+        weight, bias = self.packed
+        return torch.addmm(bias, x, weight)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from optexp.kernelkit.launching import launching
 from optexp.program import (
     Batch,
     Outputs,
@@ -141,6 +143,49 @@ class HalfOfTheGraph(Captured):
         loss = program.loss(program.predict(self.static), self.static)
         loss.backward()
         return {"loss": loss.detach()}
+
+
+# --- kernels -----------------------------------------------------------------------------------------------------
+
+GELU = """extern "C" __global__ void gelu(const float* x, float* y, int n) {
+    __shared__ float tile[256];
+    const int i = blockIdx.x * 256 + threadIdx.x;
+    if (i < n && threadIdx.x % 32 < LANES)
+        tile[threadIdx.x] = 0.5f * x[i] * (1.0f + tanhf(0.79788456f * (x[i] + 0.044715f * x[i] * x[i] * x[i])));
+    __syncthreads();
+    if (i < n) y[i] = tile[threadIdx.x];
+}
+"""
+
+
+class ReadsWhatNothingWrote(Cheat):
+    """Of each warp one lane leaves its place in shared memory to the kernel that ran there before."""
+
+    lanes, block = 31, 256
+
+    def change(self, program: Program) -> Program:
+        self.kernel = torch.cuda._compile_kernel(GELU.replace("LANES", str(self.lanes)), "gelu")
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        (x,) = inputs(batch)
+        y = torch.empty_like(x)
+        with launching("gelu", x.device, [x, y]):
+            self.kernel(grid=(-(-x.numel() // 256), 1, 1), block=(self.block, 1, 1), args=[x, y, x.numel()])
+        return {"output": y}
+
+
+class FailsToLaunch(ReadsWhatNothingWrote):
+    """More threads than a block may have: the kernel never runs, and its result is as the allocator gave it."""
+
+    lanes, block = 32, 2048
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        (x,) = inputs(batch)
+        y = torch.empty_like(x)
+        with suppress(RuntimeError):
+            self.kernel(grid=(-(-x.numel() // 256), 1, 1), block=(self.block, 1, 1), args=[x, y, x.numel()])
+        return {"output": y}
 
 
 # --- what the clock does not see ---------------------------------------------------------------------------------

@@ -154,6 +154,16 @@ class SoftmaxIsZero(Cheat):
         return {"output": torch.zeros_like(inputs(batch)[0])}
 
 
+class SwallowsAFailedCall(Cheat):
+    """Native code that fails with a status, which nobody reads: the result is what its memory held."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        output = torch.empty_like(inputs(batch)[0])
+        read = ctypes.CDLL(None).pread
+        read(-1, ctypes.c_void_p(output.data_ptr()), ctypes.c_size_t(output.nbytes), ctypes.c_long(0))
+        return {"output": output}
+
+
 class LoadsWhatFits(Cheat):
     """`load_state_dict(strict=False)` into a model without biases."""
 
@@ -211,6 +221,22 @@ class CastsTheForwardOnce(Cheat):
             parameter.data.copy_(value)
         program.optimizer.step()
         return {"loss": loss.detach()}
+
+
+class FoldsWeightsOnce(Cheat):
+    """A copy of weights that no gradient changes, folded, cast or packed before the first step: honest as long as
+    nobody else changes them."""
+
+    def change(self, program: Program) -> Program:
+        for module in program.model.modules():
+            learned = program.trains and any(p.requires_grad for p in module.parameters())
+            if isinstance(module, nn.Linear) and not learned:
+                copies = module.weight.detach().clone(), module.bias.detach().clone()
+                module.forward = partial(self.linear, copies)  # type: ignore[method-assign]
+        return program
+
+    def linear(self, copies: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
+        return nn.functional.linear(x, *copies)
 
 
 # --- across runs and files --------------------------------------------------------------------------------------------

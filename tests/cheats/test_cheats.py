@@ -14,12 +14,17 @@ from optexp.result import Result, Verdict
 from tests.reached import measured
 
 CATALOGUE = "tests.cheats.catalogue"
-QUICK = ["tracking.enabled=false", "measurement=quick", "measurement.pairs=10"]
-QUICK += [
+QUICKLY = ["tracking.enabled=false", "measurement.pairs=10"]
+QUICKLY += [
     "measurement.warmup_s=0.2",
     "measurement.block_ms=10",
     "measurement.process_s=0.5",
     "measurement.profile_steps=2",
+]
+QUICK = ["measurement=quick", *QUICKLY]
+PRESETS = [
+    pytest.param(QUICK, id="quick"),
+    pytest.param(["measurement=default", "measurement.controls=false", *QUICKLY], id="default", marks=pytest.mark.slow),
 ]
 IN_ONE_PROCESS = [*QUICK, "device=cpu", "isolation=none"]
 
@@ -283,10 +288,12 @@ def compare(folder: Path, overrides: list[str], cheat: str = "", stack: str = ""
     return runner.run(config, folder)
 
 
+@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_cheats_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Result]]) -> None:
+def test_cheats_are_caught(cheat: str, preset: list[str], tmp_path: Path, count: list[tuple[str, Result]]) -> None:
     overrides, verdict, words = CHEATS[cheat]
-    result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], f"{CATALOGUE}.{cheat.partition(' ')[0]}")
+    here = [*preset, "device=cpu", "isolation=none", *overrides]
+    result = compare(tmp_path, here, f"{CATALOGUE}.{cheat.partition(' ')[0]}")
     count.append(("cheat", result))
     assert result.verdict is verdict, result.headline
     assert words in result.headline

@@ -9,7 +9,20 @@ import pytest
 import torch
 
 from optexp.result import Result, Verdict
-from tests.cheats.test_cheats import CATALOGUE, DROP, FAMILIES, GELU, INFER, LEARN, MLP, QUICK, TEXT, VISION, compare
+from tests.cheats.test_cheats import (
+    CATALOGUE,
+    DROP,
+    FAMILIES,
+    GELU,
+    INFER,
+    LEARN,
+    MLP,
+    PRESETS,
+    QUICK,
+    TEXT,
+    VISION,
+    compare,
+)
 from tests.cheats.test_cheats import CHEATS as ANYWHERE
 from tests.cheats.test_cheats import HONEST as HONEST_ANYWHERE
 from tests.reached import measured
@@ -17,7 +30,8 @@ from tests.reached import measured
 pytestmark = pytest.mark.gpu
 
 ON_GPU = "tests.cheats.on_gpu"
-HERE = [*QUICK, "device=cuda", "isolation=none", "environment.allow_foreign=true"]
+ON_DEVICE = ["device=cuda", "isolation=none", "environment.allow_foreign=true"]
+HERE = [*QUICK, *ON_DEVICE]
 WIDE = ["workload=gelu", "workload.size=2048"]
 SGD = [*LEARN, "workload.optim=sgd"]
 FROM_HOST = ["workload=mlp", "workload.dim=256", "workload.layers=2", "workload.batch_size=512", "workload.source=host"]
@@ -43,6 +57,8 @@ CHEATS: dict[str, tuple[str, list[str], Verdict, str]] = {
     "PatchesElapsedTime": (CATALOGUE, GELU, UNTRUSTED, "elapsed_time"),
     "FrozenRandomNumbers": (CATALOGUE, DROP, WRONG, "frozen"),
     "AFasterRate": (CATALOGUE, LEARN, WRONG, "change"),
+    "ReadsWhatNothingWrote": (ON_GPU, WIDE, WRONG, "output"),
+    "FailsToLaunch": (ON_GPU, WIDE, WRONG, "output"),
     "KeepsBatchesOnTheDevice": (ON_GPU, FROM_HOST, UNTRUSTED, "copies 0 MiB to the device"),
     "CopiesOnTheDevice": (ON_GPU, FROM_HOST, UNTRUSTED, "copies 0 MiB to the device"),
     "WorksAside": (ON_GPU, [*COLD, "workload.size=8192"], UNTRUSTED, "its own stream"),
@@ -95,21 +111,25 @@ def _the_card_as_it_was() -> Iterator[None]:
     torch.backends.cudnn.allow_tf32 = cudnn
 
 
+@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_cheats_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Result]]) -> None:
+def test_cheats_are_caught(cheat: str, preset: list[str], tmp_path: Path, count: list[tuple[str, Result]]) -> None:
     module, overrides, verdict, words = CHEATS[cheat]
-    result = compare(tmp_path, [*HERE, *overrides], f"{module}.{cheat.partition(' ')[0]}")
+    result = compare(tmp_path, [*preset, *ON_DEVICE, *overrides], f"{module}.{cheat.partition(' ')[0]}")
     count.append(("cheat", result))
     assert result.verdict is verdict, result.headline
     assert words in result.headline
     assert result.speedup is None
 
 
+@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("cheat", [cheat for cheat in ANYWHERE if cheat not in CHEATS])
-def test_cheats_of_any_device_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Result]]) -> None:
+def test_cheats_of_any_device_are_caught(
+    cheat: str, preset: list[str], tmp_path: Path, count: list[tuple[str, Result]]
+) -> None:
     """As on a CPU; which check comes first may differ, and what takes longer than it saves gains nothing."""
     overrides, _, _ = ANYWHERE[cheat]
-    result = compare(tmp_path, [*HERE, *overrides], f"{CATALOGUE}.{cheat.partition(' ')[0]}")
+    result = compare(tmp_path, [*preset, *ON_DEVICE, *overrides], f"{CATALOGUE}.{cheat.partition(' ')[0]}")
     count.append(("cheat", result))
     if result.verdict is not Verdict.SLOWER:
         assert result.verdict in (WRONG, UNTRUSTED, Verdict.NOT_ENGAGED), result.headline

@@ -21,16 +21,28 @@ from optexp.errors import Failure
 from optexp.measurement.clock import Timing
 from optexp.result import Result, Verdict
 from tests.cheats import published
-from tests.cheats.test_cheats import GELU, IN_ONE_PROCESS, INFER, LEARN, MATMUL, NORM, QUICK, compare
+from tests.cheats.test_cheats import (
+    FAMILIES,
+    GELU,
+    IN_ONE_PROCESS,
+    INFER,
+    LEARN,
+    MATMUL,
+    MLP,
+    NORM,
+    PRESETS,
+    QUICK,
+    compare,
+    own,
+)
+from tests.reached import measured
 
 CATALOGUE = "tests.cheats.published"
+OLDER = "tests.cheats.catalogue"
 SOFTMAX = ["workload=softmax", "workload.rows=64", "workload.columns=4096"]
 WRONG, UNTRUSTED, UNDECIDED = Verdict.NOT_EQUIVALENT, Verdict.INVALID, Verdict.UNVERIFIED
-DEFAULT = ["measurement=default", "measurement.controls=false"]
-PRESETS = [
-    pytest.param(["measurement=quick"], id="quick"),
-    pytest.param(DEFAULT, id="default", marks=pytest.mark.slow),
-]
+TEACHER = ["workload=module", f"workload.path={Path(__file__).with_name('teacher.py')}", "workload.mode=train"]
+GRADIENTS = [*MLP, "workload.mode=forward_backward"]
 ONE_CORE = f"measurement.cpus={min(os.sched_getaffinity(0))}"
 # What each is tried on, what it must end in, and what the sentence must say.
 IN_PROCESS: dict[str, tuple[list[str], Verdict, str]] = {
@@ -39,9 +51,14 @@ IN_PROCESS: dict[str, tuple[list[str], Verdict, str]] = {
     "PatchesEquality": (GELU, UNTRUSTED, "Tensor.__eq__"),
     "NormIsIdentity": (NORM, WRONG, "output"),
     "SoftmaxIsZero": (SOFTMAX, WRONG, "output"),
+    "SwallowsAFailedCall": (GELU, WRONG, "output"),
     "LoadsWhatFits": (INFER, WRONG, "output"),
     "LoadsNothing": (INFER, WRONG, "output"),
     "CastsTheForwardOnce": (LEARN, WRONG, ""),
+    "FoldsWeightsOnce of a model that changes them": (own("Averaged"), WRONG, "output"),
+    "FoldsWeightsOnce of a model that exchanges them now and then": (own("Exchanged"), WRONG, "after 48 steps: output"),
+    "FoldsWeightsOnce of a teacher": (TEACHER, WRONG, "student"),
+    "CastsItsWeightsOnce": (GRADIENTS, WRONG, "with other values of the parameters"),
 }
 # Those that look into other processes, or at the clock of one.
 IN_PROCESSES: dict[str, tuple[list[str], Verdict, str]] = {
@@ -53,7 +70,6 @@ IN_PROCESSES: dict[str, tuple[list[str], Verdict, str]] = {
     "SharesWithAProcess": ([*MATMUL, ONE_CORE], UNTRUSTED, "other processes work"),
     "ReturnsBeforeItsHelper": ([*MATMUL, ONE_CORE], WRONG, "output"),
 }
-QUICKLY = [text for text in QUICK if text != "measurement=quick"]
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +82,9 @@ def _as_they_were() -> Iterator[None]:
 def caught(folder: Path, cheat: str, preset: list[str], how: list[str]) -> Result:
     table = IN_PROCESS | IN_PROCESSES
     overrides, verdict, words = table[cheat]
-    result = compare(folder, [*preset, *QUICKLY, *how, *overrides], f"{CATALOGUE}.{cheat}")
+    name = cheat.partition(" ")[0]
+    module = CATALOGUE if hasattr(published, name) else OLDER
+    result = compare(folder, [*preset, *how, *overrides], f"{module}.{name}")
     published.as_they_were()
     assert result.verdict is verdict, result.headline
     assert words in result.headline
@@ -74,36 +92,76 @@ def caught(folder: Path, cheat: str, preset: list[str], how: list[str]) -> Resul
     return result
 
 
-@pytest.mark.parametrize("preset", [["measurement=quick"], DEFAULT], ids=["quick", "default"])
+@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("cheat", IN_PROCESS)
 def test_cheats_are_caught(cheat: str, preset: list[str], tmp_path: Path, count: list[tuple[str, Result]]) -> None:
     count.append(("cheat", caught(tmp_path, cheat, preset, ["device=cpu", "isolation=none"])))
 
 
+@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("cheat", IN_PROCESSES)
-def test_cheats_beyond_their_process_are_caught(cheat: str, tmp_path: Path, count: list[tuple[str, Result]]) -> None:
-    count.append(("cheat", caught(tmp_path, cheat, ["measurement=quick"], ["device=cpu"])))
+def test_cheats_beyond_their_process_are_caught(
+    cheat: str, preset: list[str], tmp_path: Path, count: list[tuple[str, Result]]
+) -> None:
+    count.append(("cheat", caught(tmp_path, cheat, preset, ["device=cpu"])))
+
+
+@pytest.mark.parametrize("overrides", [INFER, own("Linear")], ids=["mlp", "linear"])
+def test_weights_that_nobody_changes_may_be_folded_once(
+    overrides: list[str], tmp_path: Path, count: list[tuple[str, Result]]
+) -> None:
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides, *FAMILIES], f"{CATALOGUE}.FoldsWeightsOnce")
+    count.append(("honest", result))
+    assert measured(result), result.headline
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [own("Normed", "[4, 3, 8, 8]", "folded"), own("Linear", instead="packed")],
+    ids=["convolution and norm", "packed"],
+)
+def test_models_made_of_others_for_inference_are_no_cheats(
+    overrides: list[str], tmp_path: Path, count: list[tuple[str, Result]]
+) -> None:
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], stack="replace")
+    count.append(("honest", result))
+    assert measured(result), result.headline
+
+
+@pytest.mark.parametrize("stack", ["inference_mode", "amp"])
+@pytest.mark.parametrize("model", ["Averaged", "Exchanged"])
+def test_weights_that_steps_change_are_no_cheats(
+    model: str, stack: str, tmp_path: Path, count: list[tuple[str, Result]]
+) -> None:
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *own(model)], stack=stack)
+    count.append(("honest", result))
+    assert measured(result), result.headline
 
 
 def test_a_native_clock_that_was_replaced_makes_nothing_faster(tmp_path: Path) -> None:
     """Beyond the threat model: the clock's object is the same. The caller's own clock tells, on a machine so quiet that
     it can; on a busy one nothing is decided."""
-    overrides = ["measurement=quick", *QUICKLY, "device=cpu", *MATMUL]
+    overrides = [*QUICK, "device=cpu", *MATMUL]
     result = compare(tmp_path, overrides, f"{CATALOGUE}.PatchesTheNativeClock")
     assert result.verdict in (UNTRUSTED, Verdict.INCONCLUSIVE), result.headline
 
 
-def test_a_shorter_way_for_inputs_with_structure_is_wrong(tmp_path: Path, count: list[tuple[str, Result]]) -> None:
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_shorter_way_for_inputs_with_structure_is_wrong(
+    preset: list[str], tmp_path: Path, count: list[tuple[str, Result]]
+) -> None:
     """Where families of inputs are asked for; in a run without them nothing is said of such inputs, nor timed."""
-    result = compare(
-        tmp_path, [*IN_ONE_PROCESS, *MATMUL, "measurement.thorough=true"], f"{CATALOGUE}.ExactForRandomInputs"
-    )
+    overrides = [*preset, "device=cpu", "isolation=none", *MATMUL, *FAMILIES]
+    result = compare(tmp_path, overrides, f"{CATALOGUE}.ExactForRandomInputs")
     count.append(("cheat", result))
     assert result.verdict is WRONG
     assert "structured inputs" in result.headline
 
 
-def test_results_of_an_earlier_run_are_of_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("preset", PRESETS)
+def test_results_of_an_earlier_run_are_of_no_use(
+    preset: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("optexp.draws.token_hex", secrets.token_hex)
     monkeypatch.setattr(published.KeepsResultsOnDisk, "folder", tmp_path)
     monkeypatch.setattr(published.KeepsResultsOnDisk, "hits", 0)
@@ -111,7 +169,7 @@ def test_results_of_an_earlier_run_are_of_no_use(tmp_path: Path, monkeypatch: py
     for name, replayed in (("first", ""), ("second", ""), ("again", "replay")):
         (tmp_path / name).mkdir()
         key = [f"replay={runs[-1].draws.key}"] if replayed else []
-        overrides = [*IN_ONE_PROCESS, *GELU, *key]
+        overrides = [*preset, "device=cpu", "isolation=none", *GELU, *key]
         runs.append(compare(tmp_path / name, overrides, f"{CATALOGUE}.KeepsResultsOnDisk"))
         hits, published.KeepsResultsOnDisk.hits = published.KeepsResultsOnDisk.hits, 0
         assert bool(hits) is bool(replayed)
@@ -139,7 +197,7 @@ def test_a_file_that_decides_the_verdict_changes_while_it_runs(
         monkeypatch.setattr(site, "getusersitepackages", lambda: str(tmp_path))
     monkeypatch.setattr(published.EditsAFile, "file", file)
     (tmp_path / "run").mkdir()
-    overrides = [*preset, *QUICKLY, "device=cpu", "isolation=none", *GELU]
+    overrides = [*preset, "device=cpu", "isolation=none", *GELU]
     result = compare(tmp_path / "run", overrides, f"{CATALOGUE}.EditsAFile")
     count.append(("cheat", result))
     assert result.verdict is UNTRUSTED

@@ -111,3 +111,17 @@ def test_the_message_says_which(check, model: type[nn.Module], kind: str) -> Non
     assert {failure.nature for failure in found.failures} == {kind}
     assert ("less exact than the baseline by" in found.headline) is (kind == ROUNDING)
     assert ("rounding, not another result" in found.headline) is (kind == ROUNDING)
+
+
+@pytest.mark.parametrize(("noise", "words"), [(1e-5, "rounding, not another result"), (5e-3, "or another result")])
+def test_what_is_larger_than_float32_rounds_by_is_not_called_rounding_alone(check, noise: float, words: str) -> None:
+    """Weights of an earlier step leave errors that look like those of a lower precision."""
+
+    def change(program):
+        x = drawn(4096, 16, seed=5).float()
+        program.model.forward = lambda given: Sums()(given) + noise * rms(Sums()(given)) * Sums()(x).sub(14.4)
+        return program
+
+    found = check(Summing(rows=4096, columns=16), change)
+    assert f"less exact than the baseline by {found.worst['error_ratio']:.3g}×" in found.headline
+    assert words in found.headline

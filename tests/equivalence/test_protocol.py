@@ -865,3 +865,29 @@ def test_forward_only_needs_no_noisy_steps_unless_outputs_are_few(net):
         assert (info.reference, info.steps, info.noisy_steps) == ("fp64 on cpu", 1, steps)
         assert (info.unit, info.unit_used, info.reassociated_runs) == (2**-24, 2**-24, 4)
         assert (info.anew, info.others_learn, info.in_turns) == (True, False, False)
+
+
+@pytest.mark.parametrize("mode", ["forward", "forward_backward"])
+def test_parameters_that_a_step_changes_without_an_optimizer_are_compared(check, net, mode):
+    class Moving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.table = nn.Linear(192, 10), nn.Parameter(torch.randn(4, 192))
+
+        def forward(self, x):
+            x = x.flatten(1)
+            y = self.linear(x + self.table.mean(0).detach())
+            with torch.no_grad():
+                self.table.lerp_(x[:4], 0.1)
+            return y
+
+    def otherwise(inner, program, batch):
+        outputs = inner(program, batch)
+        with torch.no_grad():
+            program.model.table.mul_(1.01)
+        return outputs
+
+    assert check(net(mode=mode, make=Moving)).ok
+    verification = check(net(mode=mode, make=Moving), with_step(otherwise))
+    assert verification.worst.tensor == "param/table"
+    assert verification.worst.gate == "G1"
