@@ -20,8 +20,9 @@ from optexp.workloads.mlp import Mlp
 
 def made() -> Arm:
     arm: Any = Arm()
+    arm.initial = SimpleNamespace(values={})
     arm.batches = [(torch.zeros(1),)] * 4
-    arm.program = SimpleNamespace(trains=False, optimizer=None, buffers=dict)
+    arm.program = SimpleNamespace(trains=False, optimizer=None, buffers=dict, state=dict)
     arm.offered = Offered(arm.batches, Place(torch.device("cpu")))
     return arm  # type: ignore[no-any-return]
 
@@ -49,7 +50,7 @@ def test_parameters_without_an_alias_take_memory_all_the_same():
         arm = Arm()
         arm.setup(Spec(Mlp(dim=32, layers=2, batch_size=4), (), "cpu", "float32", 0).pack())
         arm.program = replace(arm.program, aliases=aliases)
-        sizes.append(arm.peak_memory(1)["resident_mib"])
+        sizes.append(arm.peak_memory(1).resident_mib)
     assert sizes[0] == sizes[1] > 2 * 32 * 33 * 4 / 2**20
 
 
@@ -62,7 +63,7 @@ def test_an_arm_tells_whether_steps_change_buffers(momentum: float, carries: boo
             return nn.Sequential(super().model(), norm)
 
     told = Arm().setup(Spec(Normed("forward_backward", dim=32, batch_size=4), (), "cpu", "float32", 0).pack())
-    assert told["carries"] is carries
+    assert told.carries is carries
 
 
 @pytest.mark.parametrize("who", [0, 1, 2])
@@ -106,7 +107,7 @@ def test_scratch_memory_is_no_state(monkeypatch):
     monkeypatch.setattr(Mlp, "model", lambda self: Keeping())
     arm = Arm()
     told = arm.setup(Spec(Mlp(mode="forward", dim=32, batch_size=4), (), "cpu", "float32", 0).pack())
-    assert told["keeps"] == ["average", "calls"]
+    assert told.keeps == ["average", "calls"]
     keeps = arm.program.keeps
     assert keeps is not None
     assert keeps.forgetful == {"scratch"}

@@ -17,6 +17,8 @@ from optexp.comparison import sampling
 from optexp.feeds import HostFeed, LoaderFeed
 from optexp.measurement.clock import Timing
 from optexp.measurement.protocol import Protocol
+from optexp.workers.messages import WarmUp
+from tests.measurement.test_sampling import Scripted
 
 CPU = torch.device("cpu")
 TEN = TensorDataset(torch.arange(10.0), torch.arange(10))
@@ -231,26 +233,23 @@ def test_a_sampler_that_does_not_know_its_length_has_no_period():
 def test_blocks_outlast_the_queue():
     blocks = []
 
-    class Arm:
-        def call(self, method: str, **arguments):
+    class Queueing(Scripted):
+        def answer(self, method: str, **arguments):
             if method == "block":
                 blocks.append(arguments)
                 return Timing(arguments["steps"], 1.0, None)
-            return {
-                "warm_up": {"alone_s": [self.step_s], "timer_s": 1e-6, "queue": 8, "constant": []},
-                "counters": {},
-                "period": 1,
-            }[method]
+            answers = {"warm_up": WarmUp([self.step_s], 1e-6, 8, []), "counters": {}, "period": 1}
+            return answers[method]
 
     for step_s in (1e-2, 1.0):
-        Arm.step_s = step_s
+        Queueing.step_s = step_s
         order = SimpleNamespace(
             random=lambda: 0.0,
             uniform=lambda low, high: low,
             randint=lambda low, high: high,
             sample=lambda names, count: names,
         )
-        sampling.sample({"baseline": Arm(), "candidate": Arm()}, Protocol(), order, pairs=2)
+        sampling.sample({"baseline": Queueing(step_s), "candidate": Queueing(step_s)}, Protocol(), order, pairs=2)
     assert min(block["steps"] for block in blocks) >= 80
     assert min(block["lead_in"] for block in blocks) >= 8
 

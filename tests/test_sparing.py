@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from optexp import api
-from optexp.comparison import runner
+from optexp.comparison import compare, runner
 from optexp.comparison.session import Session
 from optexp.errors import Failure
 from optexp.memory_plan import LEAST, PLANS
@@ -19,7 +19,7 @@ def run(tmp_path: Path, *overrides: str) -> Result:
 
 def short_of(monkeypatch: pytest.MonkeyPatch, plans: int) -> list[int]:
     """Memory runs out with so many of the plans; which were tried."""
-    plain, tried = runner.compare_once, list[int]()
+    plain, tried = compare.compare_once, list[int]()
 
     def compare_once(session: Session, *rest: object) -> None:
         tried.append(session.plan)
@@ -27,7 +27,7 @@ def short_of(monkeypatch: pytest.MonkeyPatch, plans: int) -> list[int]:
             raise Failure("OutOfMemoryError", "CUDA out of memory. Tried to allocate 6.00 GiB", worker="candidate")
         plain(session, *rest)
 
-    monkeypatch.setattr(runner, "compare_once", compare_once)
+    monkeypatch.setattr(compare, "compare_once", compare_once)
     return tried
 
 
@@ -62,7 +62,7 @@ def test_another_failure_is_told_at_once(tmp_path: Path, monkeypatch: pytest.Mon
         calls.append(session.plan)
         raise Failure("RuntimeError", "no", worker="candidate")
 
-    monkeypatch.setattr(runner, "compare_once", compare_once)
+    monkeypatch.setattr(compare, "compare_once", compare_once)
     assert run(tmp_path).verdict is Verdict.ERROR
     assert calls == [0]
 
