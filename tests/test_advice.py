@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import cloudpickle
 
-from optexp.arm import Arm
 from optexp.comparison.suggestions import built, goes_with
 from optexp.insight.diagnosis import narrowed
 from optexp.insight.record import Bottleneck
@@ -13,6 +12,7 @@ from optexp.strategies.fusion import Fusion
 from optexp.strategies.pinned_memory import PinnedMemory
 from optexp.strategies.streams import Streams
 from optexp.strategy import Strategy
+from optexp.workers.arm import Arm
 from optexp.workers.spec import Spec
 from optexp.workloads.mlp import Mlp
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from optexp.arm import Arm
 from optexp.errors import ConfigError, Unsupported
 from optexp.program import Program, gradients
 from optexp.strategies.fused_optimizer import FusedOptimizer
 from optexp.strategies.replace import Replace
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
+from optexp.workers.arm import Arm
 from optexp.workers.spec import Spec
 from optexp.workload import Workload
 from optexp.workloads.lenet5 import LeNet5

@@ -8,19 +8,20 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.arm import Arm, steps_of_scale
 from optexp.equivalence.autocast import autocast
 from optexp.insight.trace import Trace
 from optexp.measurement.clock import Timing
 from optexp.measurement.samples import Pair, Sample
 from optexp.measurement.watchdogs import skipped_steps
 from optexp.program import Program
-from optexp.reference import Reference
 from optexp.strategies.amp import Amp
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, contract
 from optexp.verification.trial import Plan
 from optexp.verification.verify import verify
+from optexp.workers.arm import Arm
+from optexp.workers.arm_timing import steps_of_scale
 from optexp.workers.client import InProcess
+from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
 from optexp.workloads.mlp import Mlp
 

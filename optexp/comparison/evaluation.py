@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from optexp.arm import Arm
 from optexp.comparison.adjudicate import Examined
 from optexp.comparison.referee import Referee
 from optexp.comparison.session import Session, alongside
@@ -20,6 +19,7 @@ from optexp.insight.trace import Trace
 from optexp.measurement.neighbours import neighbours
 from optexp.result import ArmSummary, Engagement
 from optexp.strategy import Strategy
+from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.messages import PeakMemory
 from optexp.workers.peer import Peer

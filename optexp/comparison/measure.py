@@ -15,7 +15,6 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, median, variance
 
-from optexp.arm import Arm
 from optexp.comparison.sampling import QUEUES, Ready, look_enough, sample
 from optexp.comparison.session import Session
 from optexp.comparison.under_load import under_load
@@ -29,6 +28,7 @@ from optexp.measurement.samples import COLD, CONTROL_EVERY, RETRIED, UNBOUND, Sa
 from optexp.measurement.watchdogs import impossible
 from optexp.reporting.wording import duration, ratio
 from optexp.result import ArmSummary, Result
+from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
 FEWEST_PAIRS = 10

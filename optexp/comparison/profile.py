@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
-from optexp.arm import Arm
 from optexp.comparison.evaluation import advised, members, profile, show_where_time_goes
 from optexp.comparison.measure import say_how_to_lock
 from optexp.comparison.session import Session, alongside
 from optexp.errors import ConfigError
 from optexp.insight.diagnosis import suggestion
 from optexp.result import ArmSummary
+from optexp.workers.arm import Arm
 
 
 def profile_only(session: Session, meanwhile: Callable[[], None]) -> str:

@@ -9,7 +9,6 @@ from math import exp
 from statistics import fmean
 from typing import TypeVar
 
-from optexp.arm import Arm
 from optexp.comparison.measure import SIZES
 from optexp.comparison.session import Session
 from optexp.equivalence.conduct import title
@@ -21,7 +20,6 @@ from optexp.equivalence.state import MODES, undeclared
 from optexp.errors import Distrusted, Failure, Unsupported
 from optexp.insight.trace import Trace
 from optexp.measurement.samples import Sample
-from optexp.reference import Reference
 from optexp.reporting.wording import duration
 from optexp.stopwatch import Stopwatch
 from optexp.strategy import Strategy, contract
@@ -32,8 +30,10 @@ from optexp.verification.recheck import recheck
 from optexp.verification.timed_arm import TimedArm
 from optexp.verification.trial import Plan
 from optexp.verification.verify import verify, verify_randomness
+from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.peer import Peer
+from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
 from optexp.workload import Workload
 

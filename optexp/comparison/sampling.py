@@ -10,7 +10,6 @@ from math import ceil, inf, lcm
 from random import Random
 from statistics import median
 
-from optexp.arm import Arm
 from optexp.equivalence.missed import EVEN, LOOKS
 from optexp.errors import UNTIMED, Failure
 from optexp.measurement.clock import Timing, account, helped_s, now, share_taken, until_at_rest, worked_s
@@ -18,6 +17,7 @@ from optexp.measurement.gpu import Read, Reading
 from optexp.measurement.protocol import FEWEST, Protocol
 from optexp.measurement.samples import COLD, CONTROL_EVERY, DELAYED, LOOK_EVERY, MAIN, SAME, Late, Pair, Sample
 from optexp.measurement.watchdogs import ahead_of_steps
+from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
 QUEUES = 12  # lengths of the queue in a block at least: ten after jitter

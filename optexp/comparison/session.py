@@ -19,7 +19,6 @@ from typing import Generic, TypeVar
 import torch
 
 from optexp import discovery
-from optexp.arm import Arm
 from optexp.config import Experiment
 from optexp.draws import Draws
 from optexp.edits import Files
@@ -31,18 +30,19 @@ from optexp.measurement.forecast import Steps, announcement, total_s
 from optexp.measurement.gpu import UNREAD, Gpu
 from optexp.measurement.protocol import Protocol
 from optexp.memory_plan import PLANS, thriftier
-from optexp.reference import Reference
 from optexp.reporting.terminal import Progress
 from optexp.result import SCHEMA, Placement, Result, Verdict
 from optexp.schema import build
 from optexp.stopwatch import Stopwatch
 from optexp.strategy import REASSOCIATES, Composed, Contract, Strategy, environment
 from optexp.tf32 import allow_tf32, tf32_allowed
+from optexp.workers.arm import Arm
 from optexp.workers.client import Client, InProcess, Pending
 from optexp.workers.launching import launcher
 from optexp.workers.messages import Facts, SetUp
 from optexp.workers.peer import Peer
 from optexp.workers.processes import Launcher
+from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
 
 # Packages that all arms may find imported: importing any other may change more than how long that takes.

@@ -10,7 +10,6 @@ import cloudpickle
 import yaml
 
 from optexp import discovery
-from optexp.arm import Arm
 from optexp.errors import Unsupported
 from optexp.insight.breakdown import Breakdown
 from optexp.insight.diagnosis import diagnose, narrowed, parse
@@ -18,6 +17,7 @@ from optexp.insight.record import Bottleneck, Calibration
 from optexp.insight.trace import Trace
 from optexp.schema import build, plain
 from optexp.strategy import Strategy, compose
+from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
 

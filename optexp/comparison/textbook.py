@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean, median
 
-from optexp.arm import Arm
 from optexp.comparison.adjudicate import Facts
 from optexp.comparison.session import Session
 from optexp.measurement import placement, table
@@ -13,6 +12,7 @@ from optexp.measurement.clock import Timing
 from optexp.measurement.record import Measurement, Textbook
 from optexp.measurement.samples import MAIN, SAME, TEXTBOOK, Pair, Sample
 from optexp.reporting.wording import ratio
+from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
 REPEATS = 4  # in each process

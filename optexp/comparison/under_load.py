@@ -7,9 +7,9 @@ from collections.abc import Callable
 from math import ceil
 from statistics import median
 
-from optexp.arm import Arm
 from optexp.measurement.gpu import Gpu
 from optexp.measurement.load import Load, power
+from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
 RAMP_S = 0.1  # until clocks and power have answered to the load

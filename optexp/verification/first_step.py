@@ -6,11 +6,11 @@ is put back before every check; what nobody can put back shows here: in what tha
 
 from __future__ import annotations
 
-from optexp.arm import Arm
 from optexp.equivalence import imprint
 from optexp.equivalence.finding import Finding
 from optexp.equivalence.missed import End
 from optexp.verification.recheck import Repetitions, findings_of
+from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
 GATE = "FIRST"

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from optexp.arm import Arm
 from optexp.equivalence import imprint
 from optexp.equivalence.conduct import title
 from optexp.equivalence.families import NORMAL
 from optexp.equivalence.finding import Finding, Recheck, broken
 from optexp.equivalence.missed import SHARE, End, miss_rate
 from optexp.equivalence.trajectory import TIMED
-from optexp.reference import Reference
 from optexp.verification.trial import convey, deliver
+from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.messages import Look
 from optexp.workers.peer import Peer
+from optexp.workers.reference import Reference
 
 RANDOM = "steps draw random numbers: what was timed is held against repetitions, not against fp64"
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from optexp.arm import Arm
-from optexp.reference import Reference
 from optexp.stopwatch import Stopwatch
+from optexp.workers.arm import Arm
 from optexp.workers.client import Client, Pending
 from optexp.workers.peer import Peer
+from optexp.workers.reference import Reference
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from optexp.arm import Arm
 from optexp.equivalence import dice, trajectory
 from optexp.equivalence.bits import REPEATS, SURE, promised
 from optexp.equivalence.families import FAMILIES, NORMAL, ONE_BY_ONE
@@ -13,13 +12,14 @@ from optexp.equivalence.finding import Finding, GateResult, MutantCount, Traject
 from optexp.equivalence.quantities import whole
 from optexp.equivalence.slopes import PROVES
 from optexp.errors import Failure
-from optexp.reference import Reference
 from optexp.strategy import BITWISE, Contract
 from optexp.verification.outcome import conclude, failure
 from optexp.verification.trial import Plan, Trial, deliver
+from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.messages import Look
 from optexp.workers.peer import Peer
+from optexp.workers.reference import Reference
 
 SPREAD_RUNS = 5  # yardstick runs of a baseline that does not
 CHANCE = ("Crash", "Timeout", "OutOfMemoryError")  # failures that need not be due to an input's values

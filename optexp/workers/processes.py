@@ -1,6 +1,6 @@
 """Worker processes: forked by a launcher that has imported torch and not touched CUDA, ended as a group.
 
-    parent ──socket──▶ launcher (`python -m optexp.arm`) ──fork──▶ worker, worker, ...
+    parent ──socket──▶ launcher (`python -m optexp.workers`) ──fork──▶ worker, worker, ...
        └───────────────── one connection each ─────────────────────────┘
 
 Python's own forkserver re-imports the caller's main module, which breaks notebooks and unguarded scripts; its
@@ -49,7 +49,7 @@ class Launcher:
             **(environment or {}),
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "optexp.arm", str(theirs.fileno())],
+            [sys.executable, "-m", "optexp.workers.arm", str(theirs.fileno())],
             env=variables,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,

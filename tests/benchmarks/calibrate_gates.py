@@ -28,17 +28,17 @@ import torch
 from torch import Tensor, nn
 
 from optexp import discovery
-from optexp.arm import Arm
 from optexp.equivalence.finding import Verification
 from optexp.errors import Failure, Unsupported
 from optexp.insight.trace import Trace
 from optexp.program import Program
-from optexp.reference import Reference
 from optexp.schema import build
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, contract, label
 from optexp.verification.trial import Plan
 from optexp.verification.verify import verify
+from optexp.workers.arm import Arm
 from optexp.workers.client import InProcess
+from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
 from optexp.workload import Workload
 from optexp.workloads.bert import Bert

@@ -26,7 +26,6 @@ from typing import Any
 import torch
 
 from optexp.api import compose
-from optexp.arm import Arm
 from optexp.comparison.sampling import sample
 from optexp.comparison.session import Session, choose_device
 from optexp.config import resolve
@@ -35,6 +34,7 @@ from optexp.measurement.protocol import Protocol
 from optexp.measurement.samples import Sample
 from optexp.reporting.terminal import Progress
 from optexp.stopwatch import Stopwatch
+from optexp.workers.arm import Arm
 from optexp.workers.client import Client, Pending
 from optexp.workers.messages import WarmUp
 

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-import optexp.arm
+import optexp.workers.arm_timing
 from optexp.measurement import clock
 from optexp.program import (
     Batch,
@@ -1259,7 +1259,7 @@ class TellsLess(Cheat):
             mine = sys._getframe(1).f_locals["self"].program.step is changed.step
             return replace(timing, **changes, **({"wall_s": timing.wall_s / 3} if mine else {}))
 
-        optexp.arm.replace = told  # type: ignore[assignment]
+        optexp.workers.arm_timing.replace = told  # type: ignore[assignment]
         return changed
 
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-import optexp.arm
+import optexp.workers.arm_timing
 from optexp.insight.calibration import calibrate
 from optexp.measurement import clock
 from optexp.result import Result, Verdict
@@ -28,7 +28,7 @@ once = cache(calibrate)
 @pytest.fixture(autouse=True)
 def _ceilings_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU's are not kept, and no cheat depends on them."""
-    monkeypatch.setattr("optexp.arm.calibrate", once)
+    monkeypatch.setattr("optexp.workers.peer.calibrate", once)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def _as_it_was() -> Iterator[None]:
         (torch.cuda.Event, "elapsed_time"),
         (torch.Tensor, "detach"),
         (clock, "now"),
-        (optexp.arm, "replace"),
+        (optexp.workers.arm_timing, "replace"),
     ]
     kept = [getattr(owner, name) for owner, name in places]
     yield

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.arm import Arm
 from optexp.equivalence.finding import Verification
 from optexp.equivalence.gates import name_of
 from optexp.errors import Failure, NoReference
 from optexp.insight.trace import Trace
 from optexp.program import Batch, Program
-from optexp.reference import Reference
 from optexp.schema import choice
 from optexp.strategy import REASSOCIATES, Contract, Counters, Evidence, Notes, Stage, Strategy
 from optexp.verification.trial import Plan
 from optexp.verification.verify import verify
+from optexp.workers.arm import Arm
 from optexp.workers.client import InProcess
+from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
 from optexp.workload import Workload
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.arm import Arm
 from optexp.program import Batch, Outputs, Program, preserved
 from optexp.strategy import Evidence, Notes, Stage, Strategy
 from optexp.verification import first_step
+from optexp.workers.arm import Arm
 from optexp.workers.client import InProcess
 from optexp.workers.spec import Spec
 from optexp.workloads.lenet5 import LeNet5

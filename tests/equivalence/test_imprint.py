@@ -9,11 +9,11 @@ from math import nan
 import pytest
 import torch
 
-from optexp.arm import Arm
 from optexp.equivalence.finding import Finding
 from optexp.equivalence.imprint import FLOOR, Imprint, astray, imprint
 from optexp.equivalence.missed import End
 from optexp.verification.recheck import repeated
+from optexp.workers.arm import Arm
 from optexp.workers.client import InProcess
 from optexp.workers.spec import Spec
 from optexp.workloads.mlp import Mlp

@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from optexp.arm import Arm
 from optexp.equivalence import checksums, gates, golden, mutants
 from optexp.equivalence.families import ONE_BY_ONE
 from optexp.equivalence.finding import Verification
 from optexp.insight.trace import Trace
 from optexp.memory_plan import LEAST
 from optexp.program import Batch, Program
-from optexp.reference import Reference
 from optexp.schema import choice
 from optexp.strategy import REASSOCIATES, Counters, Evidence, Notes, Stage, Strategy
 from optexp.verification.trial import Plan
 from optexp.verification.verify import verify
+from optexp.workers.arm import Arm
 from optexp.workers.client import InProcess
+from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
 from optexp.workload import Workload
 

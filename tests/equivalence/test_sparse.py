@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from optexp import sparse
-from optexp.arm import Arm
 from optexp.equivalence import families
 from optexp.equivalence.gates import alike, identical
 from optexp.errors import ConfigError, NoReference
 from optexp.strategies.replace import Replace
 from optexp.strategy import Strategy
+from optexp.workers.arm import Arm
 from optexp.workers.messages import Look
 from optexp.workers.parcel import Inbox, Outbox
 from optexp.workers.spec import Spec

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from optexp.errors import Failure
-from optexp.reference import Reference
 from optexp.stopwatch import Stopwatch
 from optexp.verification.timed_arm import TimedArm
 from optexp.workers.client import InProcess
+from optexp.workers.reference import Reference
 
 
 class Slow(Reference):

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from optexp.arm import Arm
 from optexp.comparison.under_load import under_load
 from optexp.measurement import gpu as instruments
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.load import power
+from optexp.workers.arm import Arm
 from optexp.workers.client import Client, Pending
 from tests.measurement.nvml import Nvml
 

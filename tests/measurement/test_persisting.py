@@ -7,8 +7,8 @@ import ctypes
 import pytest
 import torch
 
-from optexp.arm import Arm
 from optexp.measurement import persisting
+from optexp.workers.arm import Arm
 from optexp.workers.spec import Spec
 from optexp.workloads.gelu import Gelu
 

@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from optexp.arm import Arm
-from optexp.arm import constant as constant_inputs
 from optexp.comparison import sampling
 from optexp.comparison.sampling import sample
 from optexp.measurement import clock
@@ -26,6 +24,8 @@ from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.protocol import Protocol
 from optexp.measurement.samples import COLD, DELAYED, MAIN, SAME, Sample
 from optexp.measurement.watchdogs import ahead_of_steps, same_batches
+from optexp.workers.arm import Arm
+from optexp.workers.arm_timing import constant as constant_inputs
 from optexp.workers.client import Client, Pending
 from optexp.workers.messages import WarmUp
 from optexp.workers.spec import Spec

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from optexp.arm import Arm
 from optexp.errors import ConfigError
 from optexp.insight.trace import Span, Trace
 from optexp.measurement import placement
 from optexp.schema import build
 from optexp.strategies.cpu_affinity import CpuAffinity
 from optexp.strategy import Evidence, Stage, Strategy
+from optexp.workers.arm import Arm
 from optexp.workers.spec import Spec
 from optexp.workloads.mlp import Mlp
 

@@ -206,7 +206,8 @@ sys.path[:] = {sys.path!r}
 from dataclasses import replace
 from pathlib import Path
 import cloudpickle, torch
-from optexp.arm import Arm, Spec
+from optexp.workers.arm import Arm
+from optexp.workers.spec import Spec
 from optexp.insight.trace import Trace
 from optexp.strategies.memory_pool import MemoryPool
 from optexp.workloads.mlp import Mlp
@@ -216,7 +217,7 @@ strategy = MemoryPool(kind)
 # Activations of 16 MiB lie in segments of their own, which nothing else keeps from being given back.
 spec = Spec(Mlp(mode="train", dim=1024, batch_size=4096), [strategy] if kind != "plain" else [], "cuda:0", "float32", 0)
 arm = Arm()
-notes = arm.setup(spec.pack())["notes"].get("memory_pool", {{}})
+notes = arm.setup(spec.pack()).notes.get("memory_pool", {{}})
 memory = arm.peak_memory(steps=3)
 arm.profile(str(folder / f"{{kind}}.json.gz"), steps=3)
 if kind != "plain":

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.arm import Arm
 from optexp.errors import ConfigError
 from optexp.program import gradients
 from optexp.strategies.channels_last import ChannelsLast
 from optexp.strategies.fused_optimizer import FusedOptimizer
 from optexp.strategies.replace import Replace, pair, takes_model
+from optexp.workers.arm import Arm
 from optexp.workers.spec import Spec
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.lenet5 import LeNet5

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.arm import Arm
 from optexp.errors import Failure
+from optexp.workers.arm import Arm
 from optexp.workers.client import InProcess
 from optexp.workers.serving import describe
 from optexp.workers.spec import Spec

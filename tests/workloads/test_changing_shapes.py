@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from optexp.arm import Arm
 from optexp.strategies.cuda_graph import CudaGraph
+from optexp.workers.arm import Arm
 from optexp.workers.spec import Spec
 from optexp.workloads.changing_shapes import ChangingShapes
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import cloudpickle
 import torch
 
-from optexp.arm import facts
 from optexp.equivalence.finding import Distribution, Finding
 from optexp.equivalence.judge import Judge, SetInfo
 from optexp.equivalence.mutants import Tried
 from optexp.equivalence.parting import Passed
 from optexp.memory_plan import give_back
+from optexp.workers.arm_program import facts
 from optexp.workers.messages import Facts
 from optexp.workers.parcel import Parcel
 from optexp.workers.peer import Peer

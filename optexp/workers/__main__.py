@@ -1,0 +1,14 @@
+"""LAUNCHER: `python -m optexp.workers` imports torch once and forks workers on request."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == "__main__":
+    import optexp.workers.arm
+    import optexp.workers.reference  # noqa: F401  the other kind of worker
+    from optexp.workers.processes import serve_launcher
+
+    sys.path[:] = [entry or os.getcwd() for entry in sys.path]
+    serve_launcher(int(sys.argv.pop()))

@@ -1,0 +1,10 @@
+"""ARM: the object that a worker of the baseline or of the candidate holds. Every public method is a message."""
+
+from __future__ import annotations
+
+from optexp.workers.arm_checks import Checks
+from optexp.workers.arm_profile import Profiling
+
+
+class Arm(Checks, Profiling):
+    """One program on one device: built, restored, observed, timed and profiled."""

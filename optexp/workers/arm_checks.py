@@ -1,0 +1,197 @@
+"""ARM: steps that are observed for the reference, and looks into the process for what a program left there."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from optexp.equivalence import bits, dice, families, state, trajectory
+from optexp.equivalence.imprint import Imprint, imprint
+from optexp.equivalence.missed import End
+from optexp.equivalence.noise import disturbed
+from optexp.equivalence.observation import Observation, observed, overwritten, repeats
+from optexp.equivalence.parting import Passed, watched
+from optexp.equivalence.poison import stain
+from optexp.equivalence.trajectory import RATES
+from optexp.measurement import clock
+from optexp.program import Batch, map_batch, tensors_of
+from optexp.workers.arm_timing import Timing, _same
+from optexp.workers.messages import Look
+from optexp.workers.parcel import Parcel
+
+STAINED = 2  # blocks of a result's size: an intermediate may take the first
+FEW_REPEATS, REPEATS_S = 32, 20.0
+SOME = 3  # steps that are repeated to see whether they can be
+
+
+class Checks(Timing):
+    """Observations of fresh steps and of repeated timed steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reassociated = 0
+
+    def unkept(self) -> list[str]:
+        """What the model keeps and nobody can put back, or has nothing to compare with, where equal steps differ."""
+        keeps = self.program.keeps
+        assert keeps is not None
+        if self.repeated(End(SOME)) == self.repeated(End(SOME)):
+            return []
+        return [*sorted(keeps.unsteady), *keeps.strange()]
+
+    def load(self, index: int, family: str) -> None:
+        """What was taken is one batch of a set that the reference arm has drawn; the feed brings copies of it."""
+        if index == 0:
+            self.fresh, self.family = [], family
+            if not self.reuses_input_memory:
+                self.brought = None
+        self.fresh.append(self.inbox.contents)
+
+    def bring(self, step: int) -> Batch:
+        """A fresh batch, as the feed brings it: in new memory or, where inputs are exchanged, in the memory of the one
+        before, as a caller would who reuses his buffers."""
+        given = self.program.feed.bring(self.fresh[step % len(self.fresh)])
+        if self.family == families.NONCONTIGUOUS:
+            given = map_batch(families.with_gaps, given)
+        if self.family == families.ONE_BY_ONE:
+            self.brought = families.refilled(self.brought, given)
+            return self.brought
+        return given
+
+    def observe(self, look: Look) -> Parcel:
+        """One step on a fresh batch, and everything of it that can be compared.
+
+        A reassociated run of code that looks at its dispatch modes fails; it then runs in its own order.
+        """
+        if look.restore:
+            self.restore(fresh=True)
+        self.rates.set(RATES[look.step % len(RATES)])
+        if self.in_turns:
+            stain(self.device, [self.largest_result] * STAINED)
+        initial = None if look.restore else self.initial.values
+        with self.quiet(), bits.deterministic() if look.repeating else nullcontext():
+            try:
+                seen = observed(self.program, self.bring(look.step), look.noise, look.forward, initial, look.order)
+            except Exception:
+                if look.order is None:
+                    raise
+                self.restore(fresh=True)
+                seen = observed(self.program, self.bring(look.step), look.noise, look.forward, initial)
+                seen["flag/reassociated"].zero_()
+        self.reassociated = int(seen["flag/reassociated"])
+        return self.send(seen)
+
+    def reassociated_operators(self) -> int:
+        """How many operators of the last step that was observed took another order."""
+        return self.reassociated
+
+    def passed(self) -> list[Passed]:
+        """What every module returns in a first step on a fresh batch, in samples."""
+        self.restore()
+        with self.quiet(), watched(self.program.model) as passed:
+            self.program.step(self.program, self.bring(0))
+        return passed
+
+    def first_step(self) -> Imprint:
+        """What the first step left that this process ran."""
+        return self.firstly
+
+    def timed_ends(self) -> list[End]:
+        """Of each block that was kept."""
+        return [kept.end for _, kept in sorted(self.kept.items())]
+
+    def timed(self, index: int) -> Imprint:
+        """What one of those blocks left behind."""
+        return self.kept[index].left
+
+    def repeated(self, end: End, noise: int | None = None) -> Imprint:
+        """The same of the same steps from the restored state, the last of them observed as `replay` does.
+
+        noise: seed of a little of it in the parameters that the first step finds
+        """
+        self.restore(end.first)
+        with disturbed(self.program.model, noise):
+            return imprint(self._replayed(end.steps)[1])
+
+    def replay(self, end: End, timed: bool) -> Parcel:
+        """The last step before that end, from the restored state on, observed as `observe` does.
+
+        Beside it batch/<name>: what it was given, flag/drawn: 1 where that is one of the core's own batches, and where
+        it is asked for timed/<name>: the outputs of the first block that was kept, which these steps repeat.
+        """
+        self.restore(end.first)
+        batch, seen = self._replayed(end.steps)
+        given = tensors_of(batch)
+        drawn = any(_same(given, tensors_of(own)) for own in self.batches)
+        seen |= {"flag/drawn": torch.tensor(drawn, dtype=torch.uint8)}
+        seen |= {f"batch/{name}": tensor for name, tensor in given.items()}
+        seen |= {f"timed/{name}": tensor for name, tensor in self.outputs.items()} if timed else {}
+        return self.send(seen)
+
+    def _replayed(self, steps: int) -> tuple[Batch, Observation]:
+        """The last step's batch, and what is seen of that step."""
+        with self.quiet():
+            run = self.runner()
+            for _ in range(steps - 1):
+                run()
+            assert self.offered is not None
+            self.offered.due += 1
+            batch = map_batch(torch.clone, self.program.feed.next())
+            seen = observed(self.program, map_batch(torch.clone, batch), initial=self.initial.values)
+        self.program.feed.pause()
+        return batch, seen
+
+    def overwritten(self) -> list[str]:
+        """Outputs that do not outlive the next step."""
+        self.restore(fresh=True)
+        with self.quiet():
+            return overwritten(self.program, self.fresh[0], self.fresh[1])
+
+    def losses(self, unit: float, seed: int) -> list[float]:
+        """Of many steps, from a state that may be moved by one rounding."""
+        self.restore(fresh=True)
+        with self.quiet():
+            return trajectory.losses(self.program, self.fresh, self.rates, unit, seed)
+
+    def repeats(self, times: int) -> bool:
+        """Whether the program gives the same bits every time."""
+        self.restore(fresh=True)
+        with self.quiet():
+            return repeats(self.program, self.fresh[0], self.initial, times)
+
+    def varying(self, times: int, step: int = 0, repeating: bool = False) -> list[str]:
+        """Names of tensors whose bits differ between repeated steps on one fresh batch.
+
+        times:     repetitions; fewer, though at least `FEW_REPEATS`, once `REPEATS_S` have passed
+        repeating: under deterministic algorithms
+        """
+        self.restore(fresh=True)
+        batch, found, end = self.fresh[step % len(self.fresh)], set[str](), clock.now() + REPEATS_S
+        with self.quiet(), bits.deterministic() if repeating else nullcontext():
+            for done in range(0, times, FEW_REPEATS):
+                if done and clock.now() > end:
+                    break
+                found |= set(bits.varying(self.program, batch, self.initial, min(times - done, FEW_REPEATS)))
+        return sorted(found)
+
+    def throw(self, unit: float) -> dice.Throws:
+        """One step with many seeds, where it draws random numbers."""
+        return dice.throw(self.program, self.fresh[0], self.initial, unit)
+
+    def settings(self) -> state.History:
+        """Global settings of this process, before it was set up, after that, and now."""
+        return state.History(*self.settings_then, state.settings())
+
+    def configuration(self) -> dict[str, Any]:
+        """Global settings as they are now, and the mode of the model."""
+        return {**state.settings(), "model.training": self.program.model.training}
+
+    def replaced(self) -> list[str]:
+        """What this process measures time with or reads results by, and a strategy has replaced."""
+        return clock.tampered() + sorted(set(state.tampered(self.program, self.originals)) - self.excused)
+
+    def tampered(self) -> list[str]:
+        """The same, and results that may be computed when they are read."""
+        return [*self.replaced(), *sorted(self.unlike)]

@@ -1,0 +1,97 @@
+"""ARM: memory, traces and compiled code. Leftover tracing slows later steps, so nothing is timed afterwards."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+
+from optexp import sparse
+from optexp.insight.trace import record
+from optexp.kernelkit.toolchain import counted
+from optexp.measurement import clock
+from optexp.program import tensors_of
+from optexp.workers.arm_program import Holder
+from optexp.workers.messages import PeakMemory
+
+
+class Profiling(Holder):
+    """Peak memory, counters and a trace of steady steps."""
+
+    def counters(self) -> dict[str, float]:
+        """What torch's compiler counted so far, and this process's cores."""
+        return counted() | {"process/cores": float(len(os.sched_getaffinity(0)))}
+
+    def peak_memory(self, steps: int) -> PeakMemory:
+        """Peak memory over steady steps: of the device; on a CPU only tensors that live between them.
+
+        What graphs hold counts whole (see `held_by_graphs`). What is here for the tool's sake, batches but one and the
+        state to restore, does not. Empty where torch's allocator is switched off, and counts nothing.
+        """
+        self.fresh, self.brought = [], None
+        self.inbox.clear()
+        self.restore()
+        one, *others = [list(tensors_of(batch).values()) for batch in self.batches]
+        if self.device.type != "cuda":
+            model, named = self.program.model, self.program.state()  # which leaves out what has no alias
+            rest = [tensor for name, tensor in named.items() if not name.startswith(("param/", "buffer/"))]
+            living = (*model.parameters(), *model.buffers(), *rest, *one)
+            return PeakMemory(resident_mib=sum(map(sparse.nbytes, living)) / 2**20)
+        kept = self.program.keeps.tensors if self.program.keeps is not None else []
+        ours = [*(t for tensors in others for t in tensors), *self.initial.values.values(), *kept]
+        overhead = sum(sparse.nbytes(t) for t in ours if t.device.type == "cuda")
+        self.restore()
+        clock.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        run = self.runner()
+        for _ in range(steps):
+            run()
+        clock.synchronize(self.device)
+        if not torch.cuda.max_memory_allocated(self.device) and ours:
+            return PeakMemory()
+        pools = held_by_graphs(self.program.pool)
+        return PeakMemory(
+            peak_mib=(torch.cuda.max_memory_allocated(self.device) + pools - overhead) / 2**20,
+            reserved_mib=torch.cuda.max_memory_reserved(self.device) / 2**20,
+            pools_mib=pools / 2**20,
+            pinned_mib=torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0) / 2**20,
+        )
+
+    def profile(self, path: str, steps: int) -> dict[str, float]:
+        """Write a Chrome trace of steady steps; returns the counters at the end."""
+        self.restore()
+        run = self.runner()
+        for _ in range(max(3, self.program.feed.queue)):
+            run()
+        record(run, steps, Path(path), self.device)
+        return self.counters()
+
+    def code(self, folder: str, ran: list[tuple[str, int]]) -> None:
+        """Write down what the compiler made of our kernels that ran, by name and number of warps, if any did."""
+        if "optexp.kernel" in sys.modules and self.device.type == "cuda":
+            from optexp.kernelkit import assembly
+
+            assembly.write(Path(folder), set(ran))
+
+    def takes(self, packed: bytes) -> list[bool]:
+        """Which of these strategies this program, as it is now, would not refuse."""
+        return [not strategy.unsupported(self.program, self.device) for strategy in cloudpickle.loads(packed)]
+
+
+def held_by_graphs(pool: Any) -> int:
+    """Bytes of private pools that the allocator calls free, although graphs use them at every replay.
+
+    pool:  the program's own, whose memory is counted like any other unless a graph was captured into it
+    """
+    if torch.cuda.get_allocator_backend() != "native":  # the driver's allocator keeps no list of its segments
+        return 0
+    plain = {(0, 0)} | ({tuple(pool.id)} if pool is not None and pool.use_count() == 1 else set())
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if tuple(segment.get("segment_pool_id", (0, 0))) not in plain
+    )
