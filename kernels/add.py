@@ -22,8 +22,8 @@ from optexp.kernel import (
     pays,
 )
 from optexp.kernelkit import extension
+from optexp.kernelkit.elementwise import begin, load, over_vector, store, wide
 from optexp.kernelkit.launching import launch
-from optexp.kernelkit.tiles import begin, load, over_vector, store, wide
 
 OPERATIONS = 0.5  # of both passes one is work for the device
 

@@ -24,8 +24,8 @@ from optexp.kernel import (
     operation,
     pays,
 )
+from optexp.kernelkit.elementwise import begin, from_last, over_columns, over_tiles, place, share, tile, wide
 from optexp.kernelkit.launching import launch
-from optexp.kernelkit.tiles import begin, from_last, over_columns, over_tiles, place, share, tile, wide
 from optexp.kernels.gelu import cdf, check_form, derivative
 
 gelu_: Callable[..., Tensor] = torch._C._nn.gelu_  # type: ignore[attr-defined]  # from where F has `gelu`

@@ -24,8 +24,8 @@ from optexp.kernel import (
     pays,
 )
 from optexp.kernelkit import extension
+from optexp.kernelkit.elementwise import begin, exp, from_last, load, over_vector, store, wide
 from optexp.kernelkit.launching import launch
-from optexp.kernelkit.tiles import begin, exp, from_last, load, over_vector, store, wide
 
 FORMS = ("none", "tanh")
 

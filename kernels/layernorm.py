@@ -29,9 +29,9 @@ from optexp.kernel import (
     pays,
     power_of_two,
 )
+from optexp.kernelkit.elementwise import FEW, add_up, begin, from_last, left, matrix, sharing, wide
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.rows import Launch, in_rows
-from optexp.kernelkit.tiles import FEW, add_up, begin, from_last, left, matrix, sharing, wide
 from optexp.kernelkit.tuning import bucket, fastest
 
 LONGEST = 16384  # columns whose two gradient sums fit in registers beside the row; longer rows are torch's business

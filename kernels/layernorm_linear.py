@@ -42,10 +42,10 @@ from optexp.kernel import (
     power_of_two,
 )
 from optexp.kernelkit import extension, hopper
+from optexp.kernelkit.elementwise import FEW as FEW_SUMMED
+from optexp.kernelkit.elementwise import begin, from_last, share, summed, tile
+from optexp.kernelkit.gemm import TILINGS, Tiling, in_rows, in_shape, multiply, place, product, takes
 from optexp.kernelkit.launching import launch
-from optexp.kernelkit.products import TILINGS, Tiling, in_rows, in_shape, multiply, place, product, takes
-from optexp.kernelkit.tiles import FEW as FEW_SUMMED
-from optexp.kernelkit.tiles import begin, from_last, share, summed, tile
 from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.layernorm import (
     LONGEST,

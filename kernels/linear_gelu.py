@@ -29,19 +29,9 @@ from optexp.kernel import (
     runs_on,
 )
 from optexp.kernelkit import extension, hopper
+from optexp.kernelkit.elementwise import over_columns
+from optexp.kernelkit.gemm import Tiling, in_rows, in_shape, library_ways, multiply, place, product, takes, tilings
 from optexp.kernelkit.launching import launch
-from optexp.kernelkit.products import (
-    Tiling,
-    in_rows,
-    in_shape,
-    library_ways,
-    multiply,
-    place,
-    product,
-    takes,
-    tilings,
-)
-from optexp.kernelkit.tiles import over_columns
 from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward
 from optexp.kernels.gelu import cdf, check_form, gelu, gelu_forward

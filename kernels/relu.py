@@ -25,9 +25,9 @@ from optexp.kernel import (
     pays,
 )
 from optexp.kernelkit import extension
-from optexp.kernelkit.bits import bits_for, given, has_many, load_bits, store_bits, unpacked, worth_bits
+from optexp.kernelkit.bitmask import bits_for, given, has_many, load_bits, store_bits, unpacked, worth_bits
+from optexp.kernelkit.elementwise import begin, from_last, load, over_vector, store, wide
 from optexp.kernelkit.launching import launch
-from optexp.kernelkit.tiles import begin, from_last, load, over_vector, store, wide
 
 
 @triton.jit

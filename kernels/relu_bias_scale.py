@@ -27,7 +27,7 @@ from optexp.kernel import (
     pays,
 )
 from optexp.kernelkit import extension
-from optexp.kernelkit.bits import (
+from optexp.kernelkit.bitmask import (
     given,
     has_many,
     load_tile_of_bits,
@@ -36,8 +36,8 @@ from optexp.kernelkit.bits import (
     unpacked,
     worth_bits,
 )
+from optexp.kernelkit.elementwise import begin, from_last, matrix, over_columns, over_tiles, place, share, tile, wide
 from optexp.kernelkit.launching import launch
-from optexp.kernelkit.tiles import begin, from_last, matrix, over_columns, over_tiles, place, share, tile, wide
 
 
 @triton.jit

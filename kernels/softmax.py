@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from optexp.kernel import REFUSED, SUPPORTED, Case, Kernel, check_tensors, is_small, operation, pays, power_of_two
+from optexp.kernelkit.elementwise import FEW, begin, exp, from_last, left, matrix, wide
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.rows import LONGEST, Launch, in_rows
-from optexp.kernelkit.tiles import FEW, begin, exp, from_last, left, matrix, wide
 from optexp.kernelkit.tuning import bucket, fastest
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)

@@ -12,8 +12,8 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from optexp import commandline, discovery
-from optexp.studies import outcome, sweep
+from optexp.config import overrides, search_path
+from optexp.sweeps import exit_status, sweep
 from optexp.workers import launching
 
 INTERRUPTED = 130
@@ -38,22 +38,22 @@ def main() -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     wants_traceback = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here instead of being printed as tracebacks
-    sys.argv[1:] = commandline.rewrite(sys.argv[1:])
-    discovery.register()
-    OmegaConf.register_new_resolver("optexp.options", lambda group: ", ".join(discovery.options(group)), replace=True)
+    sys.argv[1:] = overrides.rewrite(sys.argv[1:])
+    search_path.register()
+    OmegaConf.register_new_resolver("optexp.options", lambda group: ", ".join(search_path.options(group)), replace=True)
     try:
-        hydra.main(version_base="1.3", config_path=str(discovery.CONF), config_name="config")(job)()
+        hydra.main(version_base="1.3", config_path=str(search_path.CONF), config_name="config")(job)()
     except KeyboardInterrupt:
         sweep.abort()
         sys.exit(INTERRUPTED)
     except Exception as error:
         sweep.abort("FAILED")
-        message = commandline.explain(error)
+        message = overrides.explain(error)
         if wants_traceback or message is None:
             raise
         print(f"optexp: {message}", file=sys.stderr)
         sys.exit(1)
-    sys.exit(outcome.status())
+    sys.exit(exit_status.status())
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

@@ -21,14 +21,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from optexp import commandline, discovery
 from optexp.comparison import runner
+from optexp.config import search_path
+from optexp.config.overrides import explain, rewrite
 from optexp.errors import ConfigError, NotCovered
 from optexp.reporting import terminal
 from optexp.result import Result
-from optexp.takehome.ownlisting import Spelled
-from optexp.usermodel.own import Own, Parts
-from optexp.usermodel.usercode import Copies, kind, maker, travelling
+from optexp.user_code.adapters import Copies, kind, maker, travelling
+from optexp.user_code.listing import Spelled
+from optexp.user_code.workload import Own, Parts
 from optexp.workers import launching
 
 Stack = str | Mapping[str, Mapping[str, Any]] | Sequence[str | Mapping[str, Mapping[str, Any]]]
@@ -94,7 +95,7 @@ def compare(
     workload.packed = pack(model, inputs, loss, optimizer, train_step)
     settings = [f"measurement={measurement}", f"device={device}", f"dtype={dtype or _dtype(model)}"]
     with _our_hydra():
-        config = compose([*settings, *commandline.rewrite(list(overrides))], members(strategy), members(baseline))
+        config = compose([*settings, *rewrite(list(overrides))], members(strategy), members(baseline))
         if config.isolation != "none":
             launching.launcher()  # imports torch meanwhile
         silent = in_notebook() if quiet is None else quiet
@@ -275,9 +276,9 @@ def compose(
 ) -> DictConfig:
     """What Hydra composes on the command line."""
     try:
-        config = discovery.compose([*overrides, f"strategy=[{','.join(strategy)}]"])
+        config = search_path.compose([*overrides, f"strategy=[{','.join(strategy)}]"])
     except Exception as error:
-        message = commandline.explain(error)
+        message = explain(error)
         if message is None:
             raise
         raise ConfigError(message) from None

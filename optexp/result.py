@@ -13,10 +13,10 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from optexp.draws import Draws
-from optexp.equivalence.finding import Verification
-from optexp.insight.record import ProfileRecord
+from optexp.equivalence.findings import Verification
 from optexp.measurement.record import Measurement, Watch, watch
+from optexp.profiling.record import ProfileRecord
+from optexp.support.draws import Draws
 
 SCHEMA = 2  # of records: those of schema 1 are read, too
 

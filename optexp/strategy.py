@@ -17,8 +17,8 @@ from optexp.errors import refusing as refusing
 if TYPE_CHECKING:
     import torch
 
-    from optexp.insight.trace import Trace
     from optexp.program import Program
+    from optexp.trace import Trace
 
 Notes = dict[str, Any]  # picklable facts that `apply` found out: patterns replaced, modules compiled, ...
 Counters = Mapping[str, float]  # what the arm counted while it ran: dynamo's counters, ..., as "group/name"
@@ -118,7 +118,7 @@ class Strategy(ABC):
 
     @property
     def changes(self) -> frozenset[str]:
-        """Global settings that stay changed (see `optexp.equivalence.state`); others are reported."""
+        """Global settings that stay changed (see `optexp.equivalence.process_state`); others are reported."""
         return frozenset()
 
     def environment(self) -> Mapping[str, str]:

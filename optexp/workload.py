@@ -19,8 +19,8 @@ from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, Step, keep
 from optexp.schema import choice
 
 if TYPE_CHECKING:
-    from optexp.takehome.inlining import Inliner
-    from optexp.takehome.repro import Source
+    from optexp.export.inlining import Inliner
+    from optexp.export.repro import Source
 
 
 @dataclass
@@ -120,7 +120,7 @@ class Workload(ABC):
 
     def listing(self, program: Program, batch: Batch, inliner: Inliner) -> Source:
         """What this workload's program is made of, as source that runs without optexp."""
-        from optexp.takehome.repro import of_class
+        from optexp.export.repro import of_class
 
         return of_class(self, program, batch, inliner)
 

@@ -18,7 +18,7 @@ from optexp.schema import choice
 from optexp.strategy import Contract, Counters, Evidence, Notes, Stage, Strategy, precision
 
 if TYPE_CHECKING:
-    from optexp.insight.trace import Trace
+    from optexp.trace import Trace
 
 FAILED, ADVICE = "model and loss do not run under autocast", "cast what fails to float32 there, or leave amp out"
 STEP_FAILED = "train_step does not run where only the model's own call is under autocast"

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from optexp.offered import Place
 from optexp.program import Batch, Program, ResidentFeed, map_batch, preserved, to_device
+from optexp.program.offered import Place
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
 
 if TYPE_CHECKING:
-    from optexp.insight.trace import Trace
+    from optexp.trace import Trace
 
 
 @dataclass

@@ -13,7 +13,7 @@ from optexp.program import Program
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, grouped
 
 if TYPE_CHECKING:
-    from optexp.insight.trace import Trace
+    from optexp.trace import Trace
 
 MARK = "Optimizer.step#"  # of a range in a trace
 

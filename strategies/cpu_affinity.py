@@ -12,7 +12,7 @@ from optexp.program import Program
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
 
 if TYPE_CHECKING:
-    from optexp.insight.trace import Trace
+    from optexp.trace import Trace
 
 
 @dataclass

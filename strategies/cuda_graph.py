@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from optexp.errors import Uncapturable, Unsupported
-from optexp.feeds import settings
 from optexp.program import Batch, Outputs, Program, tensors_of
+from optexp.program.feeds import settings
 from optexp.schema import choice
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
 from optexp.transforms.capture import CapturedStep, capture, graph_model
 
 if TYPE_CHECKING:
-    from optexp.insight.trace import Trace
+    from optexp.trace import Trace
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # in a kernel that can be captured
 

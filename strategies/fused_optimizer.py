@@ -17,7 +17,7 @@ from optexp.schema import choice
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
 
 if TYPE_CHECKING:
-    from optexp.insight.trace import Trace
+    from optexp.trace import Trace
 
 # What shows an implementation in a trace: operations, and kernels (all that is left of a captured step).
 SIGNS = {

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from optexp.errors import Unsupported, first_line, refusing
+from optexp.export.vendoring import carried
 from optexp.kernelkit import toolchain
 from optexp.program import Batch, Outputs, Program, Step, preserved, tensors_of, to_device
 from optexp.schema import choice
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, grouped
-from optexp.takehome.carrying import carried
 from optexp.transforms.torchscript import CALLS_TO_SETTLE, Scripted, fused_groups
 
 if TYPE_CHECKING:
-    from optexp.insight.trace import Trace
     from optexp.kernel import Kernel
+    from optexp.trace import Trace
 
 CAPTURING = ("reduce-overhead", "max-autotune")  # both replay what they compile as CUDA Graphs
 

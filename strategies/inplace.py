@@ -15,13 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.shape_prop import ShapeProp
 
 from optexp.errors import Unsupported, refusing
+from optexp.export.inlining import code_of
 from optexp.program import Program, to_device
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
-from optexp.takehome.inlining import code_of
 from optexp.transforms.tracing import Tracer
 
 if TYPE_CHECKING:
-    from optexp.insight.trace import Trace
+    from optexp.trace import Trace
 
 # Which of its tensors an operation's backward reads: those must stay as they were.
 BACKWARD_READS_INPUT = {"gelu", "silu", "pow", "clamp", "abs"}  # mul and div too, where both operands are tensors

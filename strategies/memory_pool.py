@@ -14,7 +14,7 @@ from optexp.schema import choice
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
 
 if TYPE_CHECKING:
-    from optexp.insight.trace import Trace
+    from optexp.trace import Trace
 
 SETTINGS = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
 MIB = 2**20

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import IterableDataset
 
-from optexp.feeds import nothing_copied, settings
 from optexp.program import Program
+from optexp.program.feeds import nothing_copied, settings
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
 
 if TYPE_CHECKING:
-    from optexp.insight.trace import Trace
+    from optexp.trace import Trace
 
 
 @dataclass

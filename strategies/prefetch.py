@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from optexp.feeds import nothing_copied, settings
-from optexp.insight.intervals import Union
+from optexp.profiling.intervals import Union
 from optexp.program import Batch, Feed, Program, Source
+from optexp.program.feeds import nothing_copied, settings
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
 
 if TYPE_CHECKING:
-    from optexp.insight.trace import Trace
+    from optexp.trace import Trace
 
 
 @dataclass

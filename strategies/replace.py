@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from optexp.aliasing import holdings, listed, partners
 from optexp.errors import ConfigError
-from optexp.lookup import find, spelled
 from optexp.program import Alias, Program, placed, preserved, to_device
 from optexp.schema import suggest
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
-from optexp.takehome.ownlisting import spelled_model
-from optexp.usermodel.objects import with_objects, written
-from optexp.usermodel.slots import tensors_in
-from optexp.usermodel.usercode import Function, Maker, maker
+from optexp.user_code.adapters import Function, Maker, maker
+from optexp.user_code.aliasing import holdings, listed, partners
+from optexp.user_code.listing import spelled_model
+from optexp.user_code.lookup import find, spelled
+from optexp.user_code.objects import with_objects, written
+from optexp.user_code.slots import tensors_in
 
 if TYPE_CHECKING:
-    from optexp.insight.trace import Trace
+    from optexp.trace import Trace
 
 KEY = "strategy.replace.target"
 Pairs = dict[str, tuple[str, bool]]  # the baseline's names: what the new model calls it, and whether it is transposed
@@ -130,7 +130,7 @@ class Replace(Strategy):
         else:
             made = spelled_model(maker(find(self.target, KEY), notes["args"], notes["kwargs"]), f"second.{name}")
         if notes["function"]:
-            lines, made = f"from optexp.usermodel.usercode import Function\n{lines}", f"Function({made})"
+            lines, made = f"from optexp.user_code.adapters import Function\n{lines}", f"Function({made})"
         lines = f"from functools import partial\n{lines}" if "partial(" in made else lines
         made = made if notes["of_model"] else f"{made}.to(device, dtype)"
         take = f"take_over(model, replacement, {notes['pairs']!r}, optimizer)\n" if notes["taken"] else ""

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from optexp.errors import Unsupported, refusing
-from optexp.feeds import settings
-from optexp.insight.intervals import Union
+from optexp.profiling.intervals import Union
 from optexp.program import Batch, Program, flatten, forward, map_batch, preserved, tensors_of, to_device
+from optexp.program.feeds import settings
 from optexp.schema import choice
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
 from optexp.transforms.chunked import Chunked, Overlapped, Split, rows
-from optexp.transforms.lanes import Lanes, NoBranches, side_by_side
+from optexp.transforms.stream_parallel import Lanes, NoBranches, side_by_side
 
 if TYPE_CHECKING:
-    from optexp.insight.trace import Trace
+    from optexp.trace import Trace
 
 TOO_SMALL = "the GPU is done with each chunk before the host has dispatched the next (fewer and larger ones?)"
 CHUNK_BYTES = 16 * 2**20  # large enough for full speed of copies and of products

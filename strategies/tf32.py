@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from optexp.insight.trace import short_name
 from optexp.program import Program, preserved, to_device
 from optexp.strategy import Contract, Counters, Evidence, Notes, Stage, Strategy, precision
-from optexp.tf32 import allow_tf32, flags, tf32_allowed
+from optexp.support.tf32 import allow_tf32, flags, tf32_allowed
+from optexp.trace import short_name
 
 if TYPE_CHECKING:
-    from optexp.insight.trace import Trace
+    from optexp.trace import Trace
 
 NAMED = re.compile("tf32|s1688")  # the size of the tensor cores' tile in TF32
 

@@ -11,8 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from optexp import commandline, discovery
-from optexp.config import Experiment, resolve
+from optexp.config import Experiment, overrides, resolve, search_path
 
 if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # side by side: their threads share the cores
     threads = max(1, len(os.sched_getaffinity(0)) // processes)
@@ -72,7 +71,7 @@ def _forget_hydra() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _the_same_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of comparisons in this process: what a test expects must not depend on luck."""
-    monkeypatch.setattr("optexp.draws.token_hex", lambda count: "of the tests")
+    monkeypatch.setattr("optexp.support.draws.token_hex", lambda count: "of the tests")
 
 
 @pytest.fixture
@@ -87,9 +86,9 @@ def experiment() -> Callable[..., Experiment]:
     """The experiment that these command-line arguments describe."""
 
     def of(*arguments: str) -> Experiment:
-        discovery.register()
-        with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
-            return resolve(compose("config", overrides=commandline.rewrite(list(arguments))))
+        search_path.register()
+        with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
+            return resolve(compose("config", overrides=overrides.rewrite(list(arguments))))
 
     return of
 
@@ -97,4 +96,4 @@ def experiment() -> Callable[..., Experiment]:
 @pytest.fixture
 def in_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the job were one of several."""
-    monkeypatch.setattr(discovery, "in_sweep", lambda: True)
+    monkeypatch.setattr(search_path, "in_sweep", lambda: True)

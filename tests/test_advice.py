@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import cloudpickle
 
 from optexp.comparison.suggestions import built, goes_with
-from optexp.insight.diagnosis import narrowed
-from optexp.insight.record import Bottleneck
+from optexp.profiling.diagnosis import narrowed
+from optexp.profiling.record import Bottleneck
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion
 from optexp.strategies.pinned_memory import PinnedMemory

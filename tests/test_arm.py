@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from optexp.equivalence.missed import LOOKS, End
-from optexp.offered import Offered, Place
+from optexp.program.offered import Offered, Place
 from optexp.workers.arm import Arm
 from optexp.workers.spec import Spec
 from optexp.workloads.gelu import Gelu

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from optexp import audit
-from optexp.audit import problems
+from optexp.commands import audit
+from optexp.commands.audit import problems
 from optexp.comparison.adjudicate import Facts, log_ratios
-from optexp.equivalence.finding import Finding, GateResult, Recheck, Verification
-from optexp.measurement import statistics, table
+from optexp.equivalence.findings import Finding, GateResult, Recheck, Verification
+from optexp.measurement import samples_file, statistics
 from optexp.measurement.record import Control, Measurement, Severity, Watch
 from optexp.measurement.samples import SAME
 from optexp.reporting.wording import headline
@@ -159,7 +159,7 @@ def test_the_blocks_beside_the_record_are_its_pairs(cold: bool, tmp_path: Path, 
         sample.pairs[3] = replace(sample.pairs[3], candidate=replace(sample.pairs[3].candidate, skipped=True))
         sample.pairs.insert(5, replace(sample.pairs[5], kind=SAME))
     samples[1].pairs = [replace(p, candidate=replace(p.candidate, skipped=True)) for p in samples[1].pairs]
-    table.write(samples, tmp_path / table.FILE)
+    samples_file.write(samples, tmp_path / samples_file.FILE)
     pairs = [[[p.baseline.step_s * 1e6, p.candidate.step_s * 1e6] for p in s.kept] for s in samples]
     record["measurement"] |= {"pairs": pairs, "l2": {"headline": "cold" if cold else "warm"}}
     assert beside(record, tmp_path) == []

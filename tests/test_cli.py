@@ -14,15 +14,14 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from optexp import commandline
 from optexp.__main__ import SIGNALS, main
 from optexp.comparison import runner
-from optexp.config import resolve
+from optexp.config import overrides, resolve
 from optexp.errors import ConfigError
 from optexp.result import Result, Verdict
-from optexp.studies import outcome
+from optexp.sweeps import exit_status
 
-ROOT = Path(outcome.__file__).resolve().parents[2]
+ROOT = Path(exit_status.__file__).resolve().parents[2]
 Cli = Callable[..., int]
 
 
@@ -45,7 +44,7 @@ Cli = Callable[..., int]
     ],
 )
 def test_what_people_type_is_made_what_hydra_reads(typed: str, read: str) -> None:
-    assert commandline.rewrite([typed]) == [read]
+    assert overrides.rewrite([typed]) == [read]
 
 
 # --- in this process, with a runner that measures nothing --------------------------------------------------------
@@ -83,7 +82,7 @@ def cli(ran: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         return int(ended.value.code or 0)
 
     monkeypatch.setattr(runner, "run", run)
-    monkeypatch.setattr(outcome, "_finished", [])
+    monkeypatch.setattr(exit_status, "_finished", [])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.delenv("HYDRA_FULL_ERROR")
     monkeypatch.chdir(tmp_path)

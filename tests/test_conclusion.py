@@ -13,25 +13,25 @@ from typing import Any
 
 import pytest
 
-from optexp.audit import problems
+from optexp.commands.audit import problems
 from optexp.comparison.adjudicate import Examined, Facts, adjudicate
 from optexp.comparison.conclusion import conclude, cost, l2, summarize
 from optexp.comparison.measure import Timed
 from optexp.comparison.runner import settle
 from optexp.comparison.session import Session
 from optexp.config import Experiment
-from optexp.equivalence.finding import Verification
-from optexp.insight.record import ArmProfile, TopEntry
+from optexp.equivalence.findings import Verification
 from optexp.measurement.gpu import Reading
 from optexp.measurement.load import Load
-from optexp.measurement.protocol import Protocol
 from optexp.measurement.record import About, Cache, Cost, Measurement, ProcessRatio, Ratio, Severity, Watch
 from optexp.measurement.samples import COLD, Pair, Sample
+from optexp.measurement.settings import Protocol
 from optexp.measurement.watchdogs import slow_start
+from optexp.profiling.record import ArmProfile, TopEntry
 from optexp.reporting import report, summary
 from optexp.reporting.terminal import Progress
 from optexp.result import ArmSummary, Placement, Result, Speedup, Verdict, against_itself, finite
-from optexp.stopwatch import Stopwatch
+from optexp.support.stopwatch import Stopwatch
 from tests.measurement.samples import constant, made, timing
 
 

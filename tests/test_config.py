@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from optexp import discovery
-from optexp.config import Experiment
+from optexp.config import Experiment, search_path
 from optexp.errors import ConfigError
 from optexp.schema import _dataclass, build, choice, suggest
 
 Of = Callable[..., Experiment]
 GROUPS = ("workload", "strategy", "measurement")
-NODES = sorted(path for group in GROUPS for path in (discovery.CONF / group).glob("*.yaml"))
-STUDIES = sorted((discovery.CONF.parent / "experiments").glob("*.yaml"))
+NODES = sorted(path for group in GROUPS for path in (search_path.CONF / group).glob("*.yaml"))
+STUDIES = sorted((search_path.CONF.parent / "experiments").glob("*.yaml"))
 
 
 @dataclass
@@ -115,14 +114,14 @@ def test_every_yaml_lists_every_field(path: Path) -> None:
     build({"_target_": target, **node}, path.stem)
 
 
-@pytest.mark.parametrize("path", sorted((discovery.CONF / "strategy").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((search_path.CONF / "strategy").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_strategy_yaml_is_placed_under_its_own_name(path: Path) -> None:
     assert path.read_text().startswith(f"# @package strategy.{path.stem}\n")
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_study_composes(path: Path) -> None:
-    config = discovery.compose([f"experiments={path.stem}"])
+    config = search_path.compose([f"experiments={path.stem}"])
     swept = config.hydra.sweeper.params or {}
     # The command line adds dotted keys (`++`), and replaces a study's own sweep only where the keys are equal.
     assert all("." not in key or key.startswith("++") for key in swept)
@@ -239,7 +238,7 @@ def test_a_strategy_from_an_installed_package(experiment: Of, tmp_path: Path, mo
         "# @package strategy.theirs\n_target_: optexp.strategies.amp.Amp\ndtype: float16\n"
     )
     entry = EntryPoint(name="theirs", value="their_package.configs", group="optexp.configs")
-    monkeypatch.setattr(discovery, "entry_points", lambda group: [entry] if group == entry.group else [])
+    monkeypatch.setattr(search_path, "entry_points", lambda group: [entry] if group == entry.group else [])
     monkeypatch.syspath_prepend(tmp_path)
     assert [s.label for s in experiment("strategy=theirs").strategies] == ["theirs[dtype=float16]"]
 
@@ -251,9 +250,9 @@ def test_studies_from_the_working_folder_and_nothing_else_of_it(
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("# @package _global_\nseed: 7\n")
     monkeypatch.chdir(tmp_path)
-    assert {"mine", "mlp_stacks"} <= set(discovery.options("experiments"))
-    assert discovery.compose(["experiments=mine"]).seed == 7
-    with discovery._loader() as loader:  # Hydra walks through all of these for --help
+    assert {"mine", "mlp_stacks"} <= set(search_path.options("experiments"))
+    assert search_path.compose(["experiments=mine"]).seed == 7
+    with search_path._loader() as loader:  # Hydra walks through all of these for --help
         assert set(loader.list_groups("")) == {"hydra", "experiments", "measurement", "strategy", "workload"}
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from optexp import benchmark, commandline, discovery
+from optexp.commands import kernel_benchmark
+from optexp.config import overrides, search_path
 from optexp.kernel import kernels
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +73,7 @@ def test_pages_name_only_choices_that_exist(group: str, name: str) -> None:
     section = (ROOT / "docs" / name).read_text().partition(f"{heading}\n")[2].partition("\n## ")[0]
     named = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     assert len(named) > 3
-    assert {*named} <= {*discovery.options(group)}
+    assert {*named} <= {*search_path.options(group)}
 
 
 def test_every_page_of_a_kernel_or_a_result_is_listed() -> None:
@@ -177,7 +178,7 @@ def accept(words: list[str]) -> None:
     elif words[:3] == ["python", "-m", "optexp"]:
         compose(words[3:])
     elif words[:3] == ["python", "-m", "optexp.benchmark"]:
-        benchmark.parse(words[3:])
+        kernel_benchmark.parse(words[3:])
     elif words[:2] == ["python", "-m"]:
         assert find_spec(words[2]), "there is no such module"
     paths = (word.partition("::")[0] for word in words if word.startswith("tests/"))
@@ -186,7 +187,7 @@ def accept(words: list[str]) -> None:
 
 def compose(words: list[str]) -> None:
     """Each choice of a sweep becomes a configuration, in some job; flags such as --help are Hydra's own."""
-    rewritten = commandline.rewrite([word for word in words if not word.startswith("-") and word != "..."])
+    rewritten = overrides.rewrite([word for word in words if not word.startswith("-") and word != "..."])
     choices = [
         [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
         if override.is_sweep_override()
@@ -199,7 +200,7 @@ def compose(words: list[str]) -> None:
 
 @cache
 def composed(overrides: tuple[str, ...]) -> None:
-    assert discovery.compose(list(overrides)).workload._target_
+    assert search_path.compose(list(overrides)).workload._target_
 
 
 @pytest.mark.parametrize(

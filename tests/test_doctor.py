@@ -12,9 +12,9 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from optexp import doctor
+from optexp.commands import doctor
 from optexp.measurement.gpu import Gpu
-from optexp.measurement.protocol import Protocol
+from optexp.measurement.settings import Protocol
 from tests.measurement.conftest import gpu, nvml  # noqa: F401
 from tests.measurement.nvml import Nvml
 from tests.measurement.samples import constant, made

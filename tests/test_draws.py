@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from optexp.draws import Draws
 from optexp.reporting import report, tracking
 from optexp.result import Result, Verdict
+from optexp.support.draws import Draws
 from tests.cheats.test_cheats import compare
 
 VERIFY = ["workload=gelu", "workload.size=32", "verify=only", "measurement=quick", "tracking.enabled=false"]
@@ -18,7 +18,7 @@ VERIFY += ["device=cpu", "isolation=none", "measurement.profile_steps=2"]
 
 @pytest.fixture(autouse=True)
 def _entropy(monkeypatch: pytest.MonkeyPatch, _the_same_inputs: None) -> None:
-    monkeypatch.setattr("optexp.draws.token_hex", secrets.token_hex)
+    monkeypatch.setattr("optexp.support.draws.token_hex", secrets.token_hex)
 
 
 def test_every_run_has_seeds_of_its_own() -> None:

@@ -12,8 +12,8 @@ import pytest
 import scipy.special
 import torch
 
-from optexp import edits
-from optexp.edits import Files
+from optexp.comparison import edits
+from optexp.comparison.edits import Files
 
 
 def test_nothing_is_told_of_files_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from optexp import audit
+from optexp.commands import audit
 from optexp.result import Result, Verdict
 
 OUTSIDE = Path(__file__).parent / "outside"

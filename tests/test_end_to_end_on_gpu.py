@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from optexp import audit
-from optexp.insight.calibration import cached, calibrate, write
+from optexp.commands import audit
+from optexp.profiling.calibration import cached, calibrate, write
 from optexp.result import Result, Verdict
 
 pytestmark = pytest.mark.gpu

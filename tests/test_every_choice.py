@@ -10,10 +10,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 
-from optexp import audit, discovery
+from optexp.commands import audit
 from optexp.comparison import runner
+from optexp.config import search_path
 from optexp.result import Result, Verdict
-from optexp.tf32 import tf32_allowed
+from optexp.support.tf32 import tf32_allowed
 from tests.reached import measured
 
 SMALL_MLP = ["workload.dim=16", "workload.layers=2", "workload.batch_size=8"]
@@ -59,8 +60,8 @@ OUTSIDE = Path(__file__).parent / "outside"
 SHARED = Path("/dev/shm")
 WRONG = {Verdict.ERROR, Verdict.NOT_EQUIVALENT, Verdict.UNVERIFIED, Verdict.INVALID}
 
-STRATEGIES = sorted(path.stem for path in (discovery.CONF / "strategy").glob("*.yaml"))
-WORKLOADS = sorted(path.stem for path in (discovery.CONF / "workload").glob("*.yaml"))
+STRATEGIES = sorted(path.stem for path in (search_path.CONF / "strategy").glob("*.yaml"))
+WORKLOADS = sorted(path.stem for path in (search_path.CONF / "workload").glob("*.yaml"))
 
 
 def run(folder: Path, *overrides: str) -> Result:
@@ -73,8 +74,8 @@ def run(folder: Path, *overrides: str) -> Result:
         "measurement.process_s=0.5",
     ]
     quicker += ["measurement.verification_seeds=1", "measurement.profile_steps=2"]
-    discovery.register()
-    with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
+    search_path.register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
         config = compose("config", overrides=[*settings, *quicker, *overrides])
     return runner.run(config, folder)
 

@@ -4,7 +4,8 @@ import shlex
 
 import pytest
 
-from optexp import commandline, discovery
+from optexp.config import search_path
+from optexp.config.overrides import rewrite
 from tests.benchmarks.everything import GROUPS, ROOT, Job, chosen, left, run
 
 JOBS = [job for group in GROUPS.values() for job in group]
@@ -24,7 +25,7 @@ def compositions(words):
 @pytest.mark.parametrize("job", [job for job in JOBS if "-m optexp " in job.command], ids=lambda job: job.name)
 def test_every_command_is_one_that_optexp_takes(job):
     for words in compositions(overrides(job)):
-        assert discovery.compose(commandline.rewrite(words)).workload._target_
+        assert search_path.compose(rewrite(words)).workload._target_
 
 
 def test_every_path_is_there():

@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from optexp.comparison import sampling
-from optexp.feeds import HostFeed, LoaderFeed
 from optexp.measurement.clock import Timing
-from optexp.measurement.protocol import Protocol
+from optexp.measurement.settings import Protocol
+from optexp.program.feeds import HostFeed, LoaderFeed
 from optexp.workers.messages import WarmUp
 from tests.measurement.test_sampling import Scripted
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from optexp import importing
 from optexp.errors import ConfigError
-from optexp.importing import import_file, place_of
-from optexp.lookup import find
 from optexp.strategies.replace import Replace
+from optexp.user_code import importing
+from optexp.user_code.importing import import_file, place_of
+from optexp.user_code.lookup import find
 from optexp.workloads.module import Module
 from tests.takehome.test_repro import assert_same, executed, written
 

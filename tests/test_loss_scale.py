@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from optexp.equivalence.autocast import autocast
-from optexp.insight.trace import Trace
 from optexp.measurement.clock import Timing
 from optexp.measurement.samples import Pair, Sample
 from optexp.measurement.watchdogs import skipped_steps
 from optexp.program import Program
 from optexp.strategies.amp import Amp
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, contract
+from optexp.trace import Trace
 from optexp.verification.trial import Plan
 from optexp.verification.verify import verify
 from optexp.workers.arm import Arm

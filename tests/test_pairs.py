@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from optexp.equivalence.finding import Verification
+from optexp.equivalence.findings import Verification
 from optexp.result import Engagement, Result, Verdict
 from tests.benchmarks import pairs
 

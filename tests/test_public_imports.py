@@ -20,13 +20,13 @@ PUBLIC = {
     "optexp.errors": ("ConfigError", "Failure", "NoReference", "Unsupported"),
     "optexp.schema": ("build", "choice", "suggest", "typed"),
     "optexp.kernel": ("Kernel",),
-    "optexp.insight.trace": ("Trace",),
-    "optexp.feeds": ("HostFeed", "LoaderFeed"),
-    "optexp.measurement.protocol": ("Protocol",),
-    "optexp.studies.sweep": ("SweepCallback",),
-    "optexp.studies.outcome": ("ExitStatus",),
+    "optexp.trace": ("Trace",),
+    "optexp.program.feeds": ("HostFeed", "LoaderFeed"),
+    "optexp.measurement.settings": ("Protocol",),
+    "optexp.sweeps.sweep": ("SweepCallback",),
+    "optexp.sweeps.exit_status": ("ExitStatus",),
 }  # fmt: skip
-COMMANDS = ("optexp.audit", "optexp.doctor", "optexp.benchmark")
+COMMANDS = ("optexp.commands.audit", "optexp.commands.doctor", "optexp.commands.kernel_benchmark")
 
 
 @pytest.mark.parametrize("module", PUBLIC)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from optexp import discovery
+from optexp.config import search_path
 from optexp.result import Result
 from tests.benchmarks import results
 
@@ -20,7 +20,7 @@ def study(folder: Path) -> Path:
     """The folder of a study with one job, as Hydra and the runner leave it."""
     hydra = folder / "0" / ".hydra"
     hydra.mkdir(parents=True)
-    OmegaConf.save(discovery.compose(["experiments=elementwise"]), hydra / "config.yaml")
+    OmegaConf.save(search_path.compose(["experiments=elementwise"]), hydra / "config.yaml")
     OmegaConf.save(OmegaConf.create({"hydra": {"runtime": {"choices": {"experiments": "mine"}}}}), hydra / "hydra.yaml")
     environment = {**RECORD.environment, "gpu": "a card", "driver": "580.1", "torch": "2.13.0"}
     replace(RECORD, environment=environment).write(folder / "0" / "result.json")

@@ -11,10 +11,9 @@ from optexp.comparison.referee import Referee
 from optexp.comparison.session import Session
 from optexp.config import Experiment
 from optexp.errors import Unsupported
-from optexp.measurement.protocol import Protocol
+from optexp.measurement.settings import Protocol
 from optexp.program import Program
 from optexp.reporting.terminal import Progress
-from optexp.stopwatch import Stopwatch
 from optexp.strategies.amp import Amp
 from optexp.strategies.fused_optimizer import FusedOptimizer
 from optexp.strategies.inplace import Inplace
@@ -32,6 +31,7 @@ from optexp.strategy import (
     label,
     precision,
 )
+from optexp.support.stopwatch import Stopwatch
 from optexp.workloads.gelu import Gelu
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from optexp.comparison.referee import Referee
-from optexp.draws import Draws
-from optexp.insight.trace import Copy, Span, Trace
 from optexp.strategy import BITWISE, Contract, precision
+from optexp.support.draws import Draws
+from optexp.trace import Copy, Span, Trace
 from optexp.workloads.mlp import Mlp
 from tests.measurement.samples import constant, made
 

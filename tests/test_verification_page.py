@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from optexp.equivalence.families import FAMILIES
 from optexp.equivalence.gates import TOLERANCES
+from optexp.equivalence.input_families import FAMILIES
 from optexp.equivalence.mutants import MUTANTS
 from optexp.reporting.wording import GATES
 

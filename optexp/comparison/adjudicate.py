@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import log
 
-from optexp.equivalence.finding import Verification
+from optexp.equivalence.findings import Verification
 from optexp.errors import FORGED, UNTIMED
 from optexp.measurement import statistics
 from optexp.measurement.record import Measurement

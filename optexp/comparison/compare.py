@@ -14,9 +14,9 @@ from optexp.comparison.evaluation import examine, members, show_where_time_goes
 from optexp.comparison.measure import explain_the_host, judge_controls, refuse_company, rounds, say_how_to_lock, timing
 from optexp.comparison.session import Session
 from optexp.errors import Failure
-from optexp.insight.diagnosis import suggestion
-from optexp.insight.explanation import explain
-from optexp.insight.record import Bottleneck
+from optexp.profiling.diagnosis import suggestion
+from optexp.profiling.explanation import explain
+from optexp.profiling.record import Bottleneck
 from optexp.reporting.wording import agreeing
 from optexp.result import Verdict, against_itself
 from optexp.strategy import compose

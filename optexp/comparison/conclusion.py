@@ -11,9 +11,9 @@ from optexp.comparison.adjudicate import Facts
 from optexp.comparison.measure import Timed
 from optexp.comparison.session import Session
 from optexp.measurement import statistics
-from optexp.measurement.protocol import Protocol
 from optexp.measurement.record import Cache, Cost, Measurement, ProcessRatio, Ratio, Severity, Watch
 from optexp.measurement.samples import COLD, MAIN, Sample
+from optexp.measurement.settings import Protocol
 from optexp.measurement.watchdogs import FOREIGN, WATCHDOGS
 from optexp.reporting.wording import percent, ratio
 from optexp.result import ArmSummary, Result, Speedup

@@ -10,15 +10,15 @@ from optexp.comparison.adjudicate import Examined
 from optexp.comparison.referee import Referee
 from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import advise
-from optexp.equivalence.finding import Verification
-from optexp.equivalence.generic import told
-from optexp.insight.breakdown import Breakdown, breakdown
-from optexp.insight.piled import piled_up
-from optexp.insight.record import ArmProfile, Bottleneck, Calibration
-from optexp.insight.trace import Trace
+from optexp.equivalence.findings import Verification
+from optexp.equivalence.perturbation import told
 from optexp.measurement.neighbours import neighbours
+from optexp.profiling.breakdown import Breakdown, breakdown
+from optexp.profiling.piled import piled_up
+from optexp.profiling.record import ArmProfile, Bottleneck, Calibration
 from optexp.result import ArmSummary, Engagement
 from optexp.strategy import Strategy
+from optexp.trace import Trace
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.messages import PeakMemory

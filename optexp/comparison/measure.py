@@ -19,12 +19,12 @@ from optexp.comparison.sampling import QUEUES, Ready, look_enough, sample
 from optexp.comparison.session import Session
 from optexp.comparison.under_load import under_load
 from optexp.errors import Distrusted
-from optexp.measurement import controls, placement, statistics, table
+from optexp.measurement import controls, placement, samples_file, statistics
 from optexp.measurement.floor import floor_s
 from optexp.measurement.neighbours import looking_out, neighbours
-from optexp.measurement.protocol import Protocol
 from optexp.measurement.record import Control
 from optexp.measurement.samples import COLD, CONTROL_EVERY, RETRIED, UNBOUND, Sample
+from optexp.measurement.settings import Protocol
 from optexp.measurement.watchdogs import impossible
 from optexp.reporting.wording import duration, ratio
 from optexp.result import ArmSummary, Result
@@ -103,7 +103,7 @@ def timing(session: Session, fresh: bool = False) -> Iterator[Timed]:
         with placement.keep_off(session.cores if session.isolated else []):
             yield timed
     finally:
-        table.write([*timed.samples, *timed.beside], session.output / table.FILE)
+        samples_file.write([*timed.samples, *timed.beside], session.output / samples_file.FILE)
 
 
 def rounds(session: Session, timed: Timed) -> None:

@@ -9,7 +9,7 @@ from optexp.comparison.evaluation import advised, members, profile, show_where_t
 from optexp.comparison.measure import say_how_to_lock
 from optexp.comparison.session import Session, alongside
 from optexp.errors import ConfigError
-from optexp.insight.diagnosis import suggestion
+from optexp.profiling.diagnosis import suggestion
 from optexp.result import ArmSummary
 from optexp.workers.arm import Arm
 

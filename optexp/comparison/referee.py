@@ -11,18 +11,18 @@ from typing import TypeVar
 
 from optexp.comparison.measure import SIZES
 from optexp.comparison.session import Session
-from optexp.equivalence.conduct import title
-from optexp.equivalence.families import FORWARD_ONLY
-from optexp.equivalence.finding import GateResult, Recheck, Verification
+from optexp.equivalence.effects import title
+from optexp.equivalence.findings import GateResult, Recheck, Verification
 from optexp.equivalence.gates import TOLERANCES
+from optexp.equivalence.input_families import FORWARD_ONLY
 from optexp.equivalence.missed import End
-from optexp.equivalence.state import MODES, undeclared
+from optexp.equivalence.process_state import MODES, undeclared
 from optexp.errors import Distrusted, Failure, Unsupported
-from optexp.insight.trace import Trace
 from optexp.measurement.samples import Sample
 from optexp.reporting.wording import duration
-from optexp.stopwatch import Stopwatch
 from optexp.strategy import Strategy, contract
+from optexp.support.stopwatch import Stopwatch
+from optexp.trace import Trace
 from optexp.verification import first_step
 from optexp.verification.outcome import failure
 from optexp.verification.recheck import judged as later

@@ -17,8 +17,8 @@ from optexp.reporting import record, terminal
 from optexp.reporting.terminal import Progress
 from optexp.reporting.wording import at_precision, headline, replayed, unchecked_bits
 from optexp.result import Problem, Result, Verdict
-from optexp.stopwatch import Stopwatch, process_age_s
 from optexp.strategy import label
+from optexp.support.stopwatch import Stopwatch, process_age_s
 from optexp.workers.serving import describe
 from optexp.workload import Workload
 

@@ -14,8 +14,8 @@ from optexp.equivalence.missed import EVEN, LOOKS
 from optexp.errors import UNTIMED, Failure
 from optexp.measurement.clock import Timing, account, helped_s, now, share_taken, until_at_rest, worked_s
 from optexp.measurement.gpu import Read, Reading
-from optexp.measurement.protocol import FEWEST, Protocol
 from optexp.measurement.samples import COLD, CONTROL_EVERY, DELAYED, LOOK_EVERY, MAIN, SAME, Late, Pair, Sample
+from optexp.measurement.settings import FEWEST, Protocol
 from optexp.measurement.watchdogs import ahead_of_steps
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client

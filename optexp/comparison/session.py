@@ -18,30 +18,29 @@ from typing import Generic, TypeVar
 
 import torch
 
-from optexp import discovery
-from optexp.config import Experiment
-from optexp.draws import Draws
-from optexp.edits import Files
+from optexp.comparison.edits import Files
+from optexp.config import Experiment, search_path
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference
-from optexp.insight.record import Calibration
 from optexp.measurement import placement
 from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.forecast import Steps, announcement, total_s
 from optexp.measurement.gpu import UNREAD, Gpu
-from optexp.measurement.protocol import Protocol
-from optexp.memory_plan import PLANS, thriftier
+from optexp.measurement.settings import Protocol
+from optexp.profiling.record import Calibration
 from optexp.reporting.terminal import Progress
 from optexp.result import SCHEMA, Placement, Result, Verdict
 from optexp.schema import build
-from optexp.stopwatch import Stopwatch
 from optexp.strategy import REASSOCIATES, Composed, Contract, Strategy, environment
-from optexp.tf32 import allow_tf32, tf32_allowed
+from optexp.support.draws import Draws
+from optexp.support.stopwatch import Stopwatch
+from optexp.support.tf32 import allow_tf32, tf32_allowed
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client, InProcess, Pending
 from optexp.workers.launching import launcher
+from optexp.workers.memory_plan import PLANS, thriftier
 from optexp.workers.messages import Facts, SetUp
 from optexp.workers.peer import Peer
-from optexp.workers.processes import Launcher
+from optexp.workers.process import Launcher
 from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
 
@@ -211,7 +210,7 @@ class Session:
         families = len(workload.families) - 1
         steps = Steps(told.step_s, told.compute_s, setup_s, verified, trains, workload.mode == "train", families)
         measured = self.experiment.verify != "only" and not self.protocol.trials
-        quick: Protocol = build(discovery.compose(["measurement=quick"]).measurement, "measurement")
+        quick: Protocol = build(search_path.compose(["measurement=quick"]).measurement, "measurement")
         if not announcement(steps, self.protocol, measured, {"quick": quick}):
             return
         wall_s, compute_s = arm.call(Arm.one_step)

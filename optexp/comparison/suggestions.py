@@ -9,14 +9,14 @@ from typing import Any
 import cloudpickle
 import yaml
 
-from optexp import discovery
+from optexp.config import search_path
 from optexp.errors import Unsupported
-from optexp.insight.breakdown import Breakdown
-from optexp.insight.diagnosis import diagnose, narrowed, parse
-from optexp.insight.record import Bottleneck, Calibration
-from optexp.insight.trace import Trace
+from optexp.profiling.breakdown import Breakdown
+from optexp.profiling.diagnosis import diagnose, narrowed, parse
+from optexp.profiling.record import Bottleneck, Calibration
 from optexp.schema import build, plain
 from optexp.strategy import Strategy, compose
+from optexp.trace import Trace
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
@@ -41,12 +41,12 @@ def advise(
 
 def built(texts: Iterable[str]) -> Mapping[str, Strategy]:
     """The strategies that pieces of advice name, where they are installed, with the options that are typed there."""
-    known = discovery.options("strategy")
+    known = search_path.options("strategy")
     named = {text: (name, options) for text in texts for name, options in [parse(text)] if name in known}
     if not named:
         return {}
     names = dict.fromkeys(name for name, _ in named.values())
-    nodes = plain(discovery.compose([f"strategy=[{','.join(names)}]"]).strategy)
+    nodes = plain(search_path.compose([f"strategy=[{','.join(names)}]"]).strategy)
     plainly = {name: build(nodes[name], f"strategy.{name}") for name in names}
     return {text: replace(plainly[name], **dict(map(setting, options))) for text, (name, options) in named.items()}
 

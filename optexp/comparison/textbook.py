@@ -7,7 +7,7 @@ from statistics import fmean, median
 
 from optexp.comparison.adjudicate import Facts
 from optexp.comparison.session import Session
-from optexp.measurement import placement, table
+from optexp.measurement import placement, samples_file
 from optexp.measurement.clock import Timing
 from optexp.measurement.record import Measurement, Textbook
 from optexp.measurement.samples import MAIN, SAME, TEXTBOOK, Pair, Sample
@@ -43,7 +43,7 @@ def measure(session: Session, facts: Facts) -> None:
                         samples[-1].pairs += [Pair(*blocks, True, kind) for blocks in both]
             for arm in arms.values():
                 arm.close()
-    table.write(samples, session.output / table.FILE)
+    samples_file.write(samples, session.output / samples_file.FILE)
     for place, name in enumerate(("baseline", "candidate")):
         summary, step_s = getattr(result, name), median(pair[place] for pair in compared)
         summary.step_us, summary.throughput = step_s * 1e6, session.samples / step_s

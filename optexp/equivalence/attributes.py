@@ -11,10 +11,10 @@ from itertools import zip_longest
 
 from torch import Tensor
 
-from optexp.equivalence.finding import Finding, broken
+from optexp.equivalence.findings import Finding, broken
 from optexp.equivalence.observation import Observation, unpacked
-from optexp.usermodel import likeness, modelstate
-from optexp.usermodel.modelstate import Change
+from optexp.user_code import likeness, modelstate
+from optexp.user_code.modelstate import Change
 
 NAMED = "attribute "  # before the name of what is no tensor
 LEFT = "the step leaves it; the baseline changes it in Python, which no captured graph repeats"

@@ -15,7 +15,7 @@ from math import inf
 import torch
 
 from optexp.equivalence.checksums import compact
-from optexp.equivalence.finding import Finding
+from optexp.equivalence.findings import Finding
 from optexp.equivalence.gates import identical
 from optexp.equivalence.observation import observe, tensors
 from optexp.equivalence.quantities import source

@@ -14,8 +14,8 @@ from math import frexp, inf, isfinite, sqrt
 import torch
 from torch import Tensor
 
-from optexp import sparse
-from optexp.equivalence.finding import Element, Finding
+from optexp.equivalence.findings import Element, Finding
+from optexp.support import sparse
 
 CHUNK = 2**24  # elements: enough to keep a GPU busy
 CACHED = 2**18  # on a CPU: larger intermediates leave its caches, and are new pages every time (3.5 times slower)

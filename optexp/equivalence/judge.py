@@ -19,10 +19,10 @@ from torch import Tensor
 
 from optexp.equivalence import mutants, reassociation
 from optexp.equivalence.attributes import Attributes
-from optexp.equivalence.conduct import conduct, optional, title
-from optexp.equivalence.families import FAMILIES, NORMAL, integers, nonfinite
+from optexp.equivalence.effects import conduct, optional, title
 from optexp.equivalence.far_off import far_off
-from optexp.equivalence.finding import Distribution, Element, Finding, broken
+from optexp.equivalence.findings import Distribution, Element, Finding, broken
+from optexp.equivalence.fp64_reference import Golden, before
 from optexp.equivalence.gates import (
     PRECISION_CAP,
     SMALL,
@@ -42,8 +42,8 @@ from optexp.equivalence.gates import (
     rms,
     structure,
 )
-from optexp.equivalence.golden import Golden, before
 from optexp.equivalence.hyperparameters import bias_correction_error, in_float32
+from optexp.equivalence.input_families import FAMILIES, NORMAL, integers, nonfinite
 from optexp.equivalence.nature import explained
 from optexp.equivalence.noise import RUNS, alone, amplitude
 from optexp.equivalence.observation import Observation, unpacked
@@ -52,10 +52,10 @@ from optexp.equivalence.quantities import Quantity, is_exact, is_noise, is_part,
 from optexp.equivalence.sight import unseen
 from optexp.equivalence.trajectory import RATES
 from optexp.errors import NoReference
-from optexp.memory_plan import PLANS, Sizes, capacity, choose, give_back
 from optexp.program import Batch, clear_gradients, tensors_of
-from optexp.sparse import nbytes
 from optexp.strategy import Contract
+from optexp.support.sparse import nbytes
+from optexp.workers.memory_plan import PLANS, Sizes, capacity, choose, give_back
 from optexp.workload import Workload
 
 SUBJECTS = 4  # tensors of a kind that mutants are made of, the largest ones
@@ -187,7 +187,7 @@ class Judge:
         self.fp64.silence()
 
     def turn_parameters(self) -> None:
-        """As the arms do (see `optexp.equivalence.generic.turn_parameters`)."""
+        """As the arms do (see `optexp.equivalence.perturbation.turn_parameters`)."""
         self.fp64.turn_parameters()
 
     def yardstick(self, step: int, observation: Mapping[str, Tensor]) -> None:

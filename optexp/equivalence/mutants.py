@@ -133,7 +133,7 @@ class Tried:
 
     caught:  a gate failed, or its structure differs;  gate: the one nearest to its limit
     off:     RMS change, over s; None where s is 0
-    visible: see `optexp.equivalence.finding.Finding`
+    visible: see `optexp.equivalence.findings.Finding`
     """
 
     tensor: str

@@ -13,7 +13,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from optexp.equivalence.finding import Finding
+from optexp.equivalence.findings import Finding
 from optexp.equivalence.gates import SMALL, chunks
 from optexp.equivalence.quantities import Quantity
 

@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
 from optexp.equivalence.gates import TOLERANCES, name_of
-from optexp.sparse import is_sparse, parts
+from optexp.support.sparse import is_sparse, parts
 
 RUNS = 6
 

@@ -8,17 +8,17 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from optexp import sparse
-from optexp.equivalence import dice
+from optexp.equivalence import randomness
 from optexp.equivalence.checksums import compact
 from optexp.equivalence.gates import alike, identical
 from optexp.equivalence.noise import noisy
 from optexp.equivalence.poison import hold, poison, scribble
+from optexp.equivalence.process_state import unlike
 from optexp.equivalence.reassociation import Reassociated
-from optexp.equivalence.state import unlike
 from optexp.program import Batch, Outputs, Packed, Program, Snapshot, gradients, tensors_of
-from optexp.reading import read, read_all
-from optexp.usermodel.records import Table
+from optexp.support import sparse
+from optexp.support.reading import read, read_all
+from optexp.user_code.records import Table
 
 Observation = dict[str, Tensor]
 
@@ -78,7 +78,7 @@ def observed(
     keeps = program.keeps
     table = keeps.read() if keeps is not None else Table()
     seen |= _packed("keeps", keeps.news(table)) if keeps is not None else {}
-    generators = dice.state(program.device)
+    generators = randomness.state(program.device)
     poison(program.device)
     hold(program.device)
     noise_added = nullcontext(set[torch.dtype]()) if noise is None else noisy(program.model, noise)
@@ -116,7 +116,7 @@ def observed(
         "device": torch.tensor(here, dtype=torch.uint8),
         "aliases": torch.tensor(_aliases(outputs, used, program), dtype=torch.int64),
         "finished": torch.tensor(finished, dtype=torch.uint8),
-        "random": torch.tensor(dice.drawn(generators, program.device), dtype=torch.uint8),
+        "random": torch.tensor(randomness.drawn(generators, program.device), dtype=torch.uint8),
         "another_model": torch.tensor(keeps is not None and keeps.another, dtype=torch.uint8),
         "noisy": torch.tensor(noise is not None, dtype=torch.uint8),
         "reassociated": torch.tensor(reassociated.changed if reassociated else -1, dtype=torch.int64),

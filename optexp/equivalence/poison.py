@@ -8,8 +8,8 @@ from random import Random
 import torch
 from torch import Tensor
 
-from optexp import sparse
-from optexp.reading import read
+from optexp.support import sparse
+from optexp.support.reading import read
 
 SMALL = 2**20  # bytes; the allocator takes requests up to this size from other segments than larger ones
 HOLD = 10_000_000  # cycles, some 5 ms: longer than most steps take to be asked for

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from optexp.equivalence.noise import move
 from optexp.program import Batch, Program
-from optexp.reading import read
+from optexp.support.reading import read
 
 RATES = (1.0, 0.5, 2.0)  # of single steps that are compared with fp64, in turn: a rate that is frozen shows
 TIMED = len(RATES)  # stands for a step of a timed block: not the first one, at the full rate

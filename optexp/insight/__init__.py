@@ -1,1 +1,5 @@
-"""Where a step's time goes, why the candidate differs from the baseline, and what to try next."""
+"""Names that extensions import from here; the code is `optexp.trace`."""
+
+from __future__ import annotations
+
+from optexp.trace import Trace as Trace

@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 import torch
 from torch.compiler import substitute_in_graph
 
-from optexp.kept import kept
 from optexp.kernelkit.launching import INTERPRETED, NVIDIA
+from optexp.support.cache import kept
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 LIBRARIES = ("torch_python", "torch_cpu", "c10")

@@ -15,10 +15,10 @@ from typing import TypeVar
 import torch
 import triton
 
-from optexp.kept import kept
 from optexp.kernel import ceil_div
 from optexp.kernelkit.recording import recorded
 from optexp.measurement import clock
+from optexp.support.cache import kept
 
 T = TypeVar("T")
 Key = tuple[object, ...]

@@ -11,12 +11,12 @@ from math import exp, isinf, log
 from pathlib import Path
 from typing import Any
 
-from optexp.kept import kept
 from optexp.measurement import statistics
-from optexp.measurement.protocol import Protocol
 from optexp.measurement.record import Control
 from optexp.measurement.samples import DELAYED, SAME, Sample
+from optexp.measurement.settings import Protocol
 from optexp.reporting.wording import percent
+from optexp.support.cache import kept
 
 DELAY = 1.05
 NAMES = {SAME: "A/A", DELAYED: "known delay"}

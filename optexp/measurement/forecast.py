@@ -9,8 +9,8 @@ from math import ceil
 from optexp.equivalence.noise import RUNS
 from optexp.equivalence.trajectory import PERTURBED
 from optexp.equivalence.trajectory import STEPS as FOLLOWED
-from optexp.measurement.protocol import FEWEST, Protocol
 from optexp.measurement.samples import CONTROL_EVERY, LOOK_EVERY
+from optexp.measurement.settings import FEWEST, Protocol
 from optexp.reporting.wording import duration
 
 TOLD_S = 120.0  # less is no news

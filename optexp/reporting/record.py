@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from omegaconf import DictConfig, OmegaConf
 
-from optexp import discovery
 from optexp.comparison.session import Session
+from optexp.config import search_path
 from optexp.errors import ConfigError, TrackingError
 from optexp.reporting import report, terminal, tracking
 from optexp.reporting.tracking import Run
@@ -58,7 +58,7 @@ class Recorder:
                         self.run.finish("FAILED")
         self._write(result)
         self.session.progress.stop()
-        self.show(result, self.output, None if discovery.in_sweep() else self.run)  # a sweep names the store once
+        self.show(result, self.output, None if search_path.in_sweep() else self.run)  # a sweep names the store once
 
     def _write(self, result: Result) -> None:
         result.seconds = self.watch.rounded()

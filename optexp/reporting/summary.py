@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from optexp.equivalence.finding import Verification
+from optexp.equivalence.findings import Verification
 from optexp.measurement.record import About, Control, Cost, Watch
 from optexp.reporting.wording import constant_inputs, duration, ratio
 from optexp.result import ArmSummary, Result, Verdict

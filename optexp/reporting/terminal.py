@@ -17,7 +17,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from optexp.insight.record import ArmProfile
+from optexp.profiling.record import ArmProfile
 from optexp.reporting import summary
 from optexp.reporting.wording import at_least, duration, ratio
 from optexp.result import Result, Verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import floor, log10
 
-from optexp.equivalence.finding import Verification
+from optexp.equivalence.findings import Verification
 from optexp.result import Result, Verdict
 
 # What a gate asks of every tensor; errors are distances from fp64.

@@ -1,1 +1,3 @@
-"""Sweeps: which jobs there are, their ranking, and the question that a study asks of them."""
+"""Names that configurations outside of the repository import; the code is `optexp.sweeps`."""
+
+from __future__ import annotations

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from optexp.program import Batch, Outputs, Program, flatten, map_batch, tensors_of
-from optexp.transforms.lanes import Lanes
+from optexp.transforms.stream_parallel import Lanes
 
 AHEAD = 2  # chunks of a lane that are on their way in, and as many on their way out, while it works on another
 

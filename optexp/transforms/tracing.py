@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from optexp.equivalence import state
+from optexp.equivalence import process_state
 from optexp.errors import OtherProgram
 
 MODES = "the modes of torch functions"
@@ -36,7 +36,9 @@ class Tracer(fx.Tracer):
 def surroundings() -> dict[str, Any]:
     """What operations may depend on besides their arguments."""
     backend: Any = torch._C
-    apart = {name: value for name, value in state.settings().items() if name != state.MODES}  # they are counted below
+    apart = {
+        name: value for name, value in process_state.settings().items() if name != process_state.MODES
+    }  # they are counted below
     return apart | {
         "hooks for saved tensors (as checkpointing does)": backend._autograd._top_saved_tensors_default_hooks(True),
         MODES: backend._len_torch_function_stack(),

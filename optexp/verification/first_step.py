@@ -6,8 +6,8 @@ is put back before every check; what nobody can put back shows here: in what tha
 
 from __future__ import annotations
 
-from optexp.equivalence import imprint
-from optexp.equivalence.finding import Finding
+from optexp.equivalence import step_digest
+from optexp.equivalence.findings import Finding
 from optexp.equivalence.missed import End
 from optexp.verification.recheck import Repetitions, findings_of
 from optexp.workers.arm import Arm
@@ -28,8 +28,8 @@ def judged(yardstick: Client[Arm], candidate: Client[Arm]) -> tuple[list[Finding
     repetitions = Repetitions(yardstick, candidate)
     astray = repetitions.astray(left, End(1))
     if astray:  # what is chosen at the first call, as a convolution's algorithm, may round otherwise
-        astray = imprint.astray(left, repetitions.made[End(1)], repetitions.by_noise(End(1)))
+        astray = step_digest.astray(left, repetitions.made[End(1)], repetitions.by_noise(End(1)))
     if own and astray:
-        beside = imprint.astray(left, [theirs], repetitions.by_noise(End(1)))
+        beside = step_digest.astray(left, [theirs], repetitions.by_noise(End(1)))
         astray = {name: text for name, text in astray.items() if name not in own or name in beside}
     return findings_of(GATE, astray), sorted(own)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from optexp.equivalence import imprint
-from optexp.equivalence.conduct import title
-from optexp.equivalence.families import NORMAL
-from optexp.equivalence.finding import Finding, Recheck, broken
+from optexp.equivalence import step_digest
+from optexp.equivalence.effects import title
+from optexp.equivalence.findings import Finding, Recheck, broken
+from optexp.equivalence.input_families import NORMAL
 from optexp.equivalence.missed import SHARE, End, miss_rate
 from optexp.equivalence.trajectory import TIMED
 from optexp.verification.trial import convey, deliver
@@ -95,23 +95,23 @@ class Repetitions:
 
     yardstick: Client[Arm]
     candidate: Client[Arm]
-    made: dict[End, list[imprint.Imprint]] = field(default_factory=dict)
-    moved: dict[End, list[imprint.Imprint]] = field(default_factory=dict)
+    made: dict[End, list[step_digest.Imprint]] = field(default_factory=dict)
+    moved: dict[End, list[step_digest.Imprint]] = field(default_factory=dict)
 
-    def astray(self, left: imprint.Imprint, end: End) -> dict[str, str]:
+    def astray(self, left: step_digest.Imprint, end: End) -> dict[str, str]:
         """What so many steps of the candidate left and their repetitions do not, by name, in words."""
         again = self.made.setdefault(end, [])
-        astray = imprint.astray(left, again) if again else dict.fromkeys(left, "")
-        while astray and len(again) < imprint.MOST:
+        astray = step_digest.astray(left, again) if again else dict.fromkeys(left, "")
+        while astray and len(again) < step_digest.MOST:
             again.append(self.candidate.call(Arm.repeated, end=end))
-            astray = imprint.astray(left, again)
+            astray = step_digest.astray(left, again)
         if astray and any(other != again[0] for other in again):
-            astray = imprint.astray(left, again, self.by_noise(end))
+            astray = step_digest.astray(left, again, self.by_noise(end))
         return astray
 
-    def by_noise(self, end: End) -> list[imprint.Imprint]:
+    def by_noise(self, end: End) -> list[step_digest.Imprint]:
         if end not in self.moved:
-            noise = range(imprint.DISTURBED + 1)  # the first without any
+            noise = range(step_digest.DISTURBED + 1)  # the first without any
             self.moved[end] = [self.yardstick.call(Arm.repeated, end=end, noise=seed or None) for seed in noise]
         return self.moved[end]
 

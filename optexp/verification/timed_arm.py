@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from optexp.stopwatch import Stopwatch
+from optexp.support.stopwatch import Stopwatch
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client, Pending
 from optexp.workers.peer import Peer

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from optexp.equivalence.bits import Bits
-from optexp.equivalence.families import NORMAL, ONE_BY_ONE
-from optexp.equivalence.finding import Finding, Verification
+from optexp.equivalence.findings import Finding, Verification
+from optexp.equivalence.input_families import NORMAL, ONE_BY_ONE
 from optexp.equivalence.judge import SetInfo
 from optexp.errors import Failure, Unshared
 from optexp.strategy import Contract
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.messages import Look
-from optexp.workers.parcel import Parcel
 from optexp.workers.peer import Peer
 from optexp.workers.reference import Reference
+from optexp.workers.transfer import Parcel
 
 
 @dataclass(frozen=True)

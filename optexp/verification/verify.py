@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from optexp.equivalence import dice, trajectory
+from optexp.equivalence import randomness, trajectory
 from optexp.equivalence.bits import REPEATS, SURE, promised
-from optexp.equivalence.families import FAMILIES, NORMAL, ONE_BY_ONE
-from optexp.equivalence.finding import Finding, GateResult, MutantCount, Trajectory, Verification, broken
+from optexp.equivalence.findings import Finding, GateResult, MutantCount, Trajectory, Verification, broken
+from optexp.equivalence.gradient_check import PROVES
+from optexp.equivalence.input_families import FAMILIES, NORMAL, ONE_BY_ONE
 from optexp.equivalence.quantities import whole
-from optexp.equivalence.slopes import PROVES
 from optexp.errors import Failure
 from optexp.strategy import BITWISE, Contract
 from optexp.verification.outcome import conclude, failure
@@ -272,7 +272,7 @@ def verify_randomness(
     deliver(reference, (yardstick, candidate), range(1), NORMAL)
     expected, found = yardstick.call(Arm.throw, unit=unit), candidate.call(Arm.throw, unit=unit)
     zeros = reference.call(Reference.zeros) if expected.moments else {}
-    findings, verification.randomness = dice.compare(found, expected, unit, zeros)
+    findings, verification.randomness = randomness.compare(found, expected, unit, zeros)
     failed = [replace(finding, seed=seed) for finding in findings]
     verification.gates["DICE"] = GateResult(not failed)
     verification.failures += failed
@@ -286,8 +286,8 @@ def verify_randomness(
         if limit > PROVES:
             verification.notes.append(f"whether {_SLOPES} is not known: the baseline's scatter too much around them")
         verification.headline = (
-            f"with every dropout at p = 0, {verification.headline}; at its real rate, the results of {dice.SEEDS} seeds"
-            f" of each are distributed alike" + (f", {', '.join(facts)}" if facts else "")
+            f"with every dropout at p = 0, {verification.headline}; at its real rate, the results of"
+            f" {randomness.SEEDS} seeds of each are distributed alike" + (f", {', '.join(facts)}" if facts else "")
         )
 
 

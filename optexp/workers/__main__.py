@@ -8,7 +8,7 @@ import sys
 if __name__ == "__main__":
     import optexp.workers.arm
     import optexp.workers.reference  # noqa: F401  the other kind of worker
-    from optexp.workers.processes import serve_launcher
+    from optexp.workers.process import serve_launcher
 
     sys.path[:] = [entry or os.getcwd() for entry in sys.path]
     serve_launcher(int(sys.argv.pop()))

@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from optexp.equivalence import bits, dice, families, state, trajectory
-from optexp.equivalence.imprint import Imprint, imprint
+from optexp.equivalence import bits, input_families, process_state, randomness, trajectory
 from optexp.equivalence.missed import End
 from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, observed, overwritten, repeats
 from optexp.equivalence.parting import Passed, watched
 from optexp.equivalence.poison import stain
+from optexp.equivalence.step_digest import Imprint, imprint
 from optexp.equivalence.trajectory import RATES
 from optexp.measurement import clock
 from optexp.program import Batch, map_batch, tensors_of
 from optexp.workers.arm_timing import Timing, _same
 from optexp.workers.messages import Look
-from optexp.workers.parcel import Parcel
+from optexp.workers.transfer import Parcel
 
 STAINED = 2  # blocks of a result's size: an intermediate may take the first
 FEW_REPEATS, REPEATS_S = 32, 20.0
@@ -53,10 +53,10 @@ class Checks(Timing):
         """A fresh batch, as the feed brings it: in new memory or, where inputs are exchanged, in the memory of the one
         before, as a caller would who reuses his buffers."""
         given = self.program.feed.bring(self.fresh[step % len(self.fresh)])
-        if self.family == families.NONCONTIGUOUS:
-            given = map_batch(families.with_gaps, given)
-        if self.family == families.ONE_BY_ONE:
-            self.brought = families.refilled(self.brought, given)
+        if self.family == input_families.NONCONTIGUOUS:
+            given = map_batch(input_families.with_gaps, given)
+        if self.family == input_families.ONE_BY_ONE:
+            self.brought = input_families.refilled(self.brought, given)
             return self.brought
         return given
 
@@ -176,21 +176,21 @@ class Checks(Timing):
                 found |= set(bits.varying(self.program, batch, self.initial, min(times - done, FEW_REPEATS)))
         return sorted(found)
 
-    def throw(self, unit: float) -> dice.Throws:
+    def throw(self, unit: float) -> randomness.Throws:
         """One step with many seeds, where it draws random numbers."""
-        return dice.throw(self.program, self.fresh[0], self.initial, unit)
+        return randomness.throw(self.program, self.fresh[0], self.initial, unit)
 
-    def settings(self) -> state.History:
+    def settings(self) -> process_state.History:
         """Global settings of this process, before it was set up, after that, and now."""
-        return state.History(*self.settings_then, state.settings())
+        return process_state.History(*self.settings_then, process_state.settings())
 
     def configuration(self) -> dict[str, Any]:
         """Global settings as they are now, and the mode of the model."""
-        return {**state.settings(), "model.training": self.program.model.training}
+        return {**process_state.settings(), "model.training": self.program.model.training}
 
     def replaced(self) -> list[str]:
         """What this process measures time with or reads results by, and a strategy has replaced."""
-        return clock.tampered() + sorted(set(state.tampered(self.program, self.originals)) - self.excused)
+        return clock.tampered() + sorted(set(process_state.tampered(self.program, self.originals)) - self.excused)
 
     def tampered(self) -> list[str]:
         """The same, and results that may be computed when they are read."""

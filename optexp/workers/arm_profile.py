@@ -10,11 +10,11 @@ from typing import Any
 import cloudpickle
 import torch
 
-from optexp import sparse
-from optexp.insight.trace import record
 from optexp.kernelkit.toolchain import counted
 from optexp.measurement import clock
 from optexp.program import tensors_of
+from optexp.support import sparse
+from optexp.trace import record
 from optexp.workers.arm_program import Holder
 from optexp.workers.messages import PeakMemory
 

@@ -11,25 +11,25 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from optexp import sparse
-from optexp.aliasing import holdings, matched
-from optexp.equivalence import dice, families, state
+from optexp.equivalence import input_families, process_state, randomness
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.gates import finite
-from optexp.equivalence.generic import turn_parameters, vary
-from optexp.equivalence.imprint import Imprint, left_behind
 from optexp.equivalence.observation import carried
+from optexp.equivalence.perturbation import turn_parameters, vary
+from optexp.equivalence.step_digest import Imprint, left_behind
 from optexp.equivalence.trajectory import Rates
 from optexp.errors import ConfigError, NoReference, Unsupported
+from optexp.export.repro import Script
 from optexp.measurement import clock, placement
-from optexp.memory_plan import LEAST, PLANS, Sizes, capacity, choose, give_back
-from optexp.offered import Offered, Place
 from optexp.program import Batch, Feed, Outputs, Snapshot, gradients, keeping, map_batch, tensors_of
+from optexp.program.offered import Offered, Place
 from optexp.strategy import Composed, Notes, captures, compose
-from optexp.takehome.repro import Script
-from optexp.usermodel import likeness
-from optexp.usermodel.modelstate import same
+from optexp.support import sparse
+from optexp.user_code import likeness
+from optexp.user_code.aliasing import holdings, matched
+from optexp.user_code.modelstate import same
+from optexp.workers.memory_plan import LEAST, PLANS, Sizes, capacity, choose, give_back
 from optexp.workers.messages import Facts, Identity, SetUp
 from optexp.workers.peer import Peer
 from optexp.workers.spec import Spec
@@ -46,7 +46,7 @@ class Holder(Peer):
         super().__init__()
         self.batches: list[Batch] = []  # that are timed; none while an arm rests, and others need the memory
         self.fresh: list[Batch] = []  # delivered by the reference
-        self.plan, self.family, self.largest_result = 0, families.NORMAL, 0
+        self.plan, self.family, self.largest_result = 0, input_families.NORMAL, 0
         self.brought: Batch | None = None
         self.unlike: set[str] = set()  # results that may be computed when they are read
         self.firstly: Imprint = {}
@@ -59,11 +59,11 @@ class Holder(Peer):
 
     def hold(self, spec: Spec) -> SetUp:
         """The same of a specification that is here already."""
-        start, before = clock.now(), state.settings()
+        start, before = clock.now(), process_state.settings()
         self._settle(spec)
         with self.quiet():
             told = self._setup(spec, start)
-        self.settings_then = before, state.settings()
+        self.settings_then = before, process_state.settings()
         return told
 
     def _setup(self, spec: Spec, start: float) -> SetUp:
@@ -75,8 +75,8 @@ class Holder(Peer):
             program = autocast(program, spec.autocast)
         program = keeping(program)
         self.initial = Snapshot(program)
-        self.originals = state.originals()
-        self.excused = set(state.tampered(program, self.originals))
+        self.originals = process_state.originals()
+        self.excused = set(process_state.tampered(program, self.originals))
         variety = spec.workload.variety
         state_bytes = sum(map(sparse.nbytes, self.initial.values.values()))
         batch_bytes = max(map(nbytes, self._draw(variety)))
@@ -103,11 +103,11 @@ class Holder(Peer):
         random, times = False, list[tuple[float, float]]()
         while len(times) < variety:
             began = clock.now()
-            batch, before = self.program.feed.next(), dice.state(self.device)
+            batch, before = self.program.feed.next(), randomness.state(self.device)
             given = clock.now()
             outputs = self.program.step(self.program, batch)
-            random |= dice.drawn(before, self.device)
-            self.unlike |= set(state.unlike(outputs, self.program))
+            random |= randomness.drawn(before, self.device)
+            self.unlike |= set(process_state.unlike(outputs, self.program))
             clock.synchronize(self.device)
             times.append((clock.now() - began, clock.now() - given))
             if len(times) == 1:
@@ -213,7 +213,7 @@ class Holder(Peer):
     def reuses_input_memory(self) -> bool:
         """Whether a batch that is delivered is copied to where the one before was, although this arm rested meanwhile:
         what remembers results by addresses shows there."""
-        return self.family == families.ONE_BY_ONE and self.in_turns and self.plan < LEAST
+        return self.family == input_families.ONE_BY_ONE and self.in_turns and self.plan < LEAST
 
     def rest(self, keep_fresh: bool = False) -> None:
         """Give back memory that another arm may need: cached blocks, what is sent, and batches, which are drawn or

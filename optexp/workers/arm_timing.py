@@ -13,17 +13,17 @@ from random import Random
 import torch
 from torch import Tensor
 
-from optexp import sparse
-from optexp.equivalence import state
-from optexp.equivalence.imprint import Imprint, left_behind
+from optexp.equivalence import process_state
 from optexp.equivalence.missed import LOOKS, End
+from optexp.equivalence.step_digest import Imprint, left_behind
 from optexp.measurement import clock, openmp, persisting
-from optexp.offered import Offered
 from optexp.program import Batch, Outputs, Program, tensors_of
-from optexp.reading import read
+from optexp.program.offered import Offered
+from optexp.support import sparse
+from optexp.support.reading import read
 from optexp.workers.arm_program import Holder, draw
 from optexp.workers.messages import WarmUp
-from optexp.workers.parcel import bytes_of
+from optexp.workers.transfer import bytes_of
 
 SIZES_MET = 16  # batches of a loader whose sizes are looked at
 NOVEL = 5  # sets of batches that an arm has not met; two where they take longer than
@@ -126,7 +126,7 @@ class Timing(Holder):
 
     def _keep(self, end: End, anywhere: bool, outputs: Outputs) -> None:
         """Keep a digest of every tensor after a block, for some blocks picked at random that could end anywhere."""
-        self.unlike |= set(state.unlike(outputs, self.program))
+        self.unlike |= set(process_state.unlike(outputs, self.program))
         place = 0
         if anywhere:
             self.blocks += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 
-from optexp.workers.processes import Launcher
+from optexp.workers.process import Launcher
 
 _launcher: Launcher | None = None
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from optexp.insight.calibration import calibrate
-from optexp.insight.record import Calibration
 from optexp.measurement import heap, placement
-from optexp.workers.parcel import Inbox, Outbox, Parcel, Tensors
+from optexp.profiling.calibration import calibrate
+from optexp.profiling.record import Calibration
+from optexp.workers.transfer import Inbox, Outbox, Parcel, Tensors
 
 
 class Peer(ABC):
@@ -60,7 +60,7 @@ class Peer(ABC):
         self.inbox.take(piece)
 
     def calibrate(self, anew: bool = False, keep: bool = True) -> Calibration:
-        """This device's measured ceilings (see `optexp.insight.calibration.calibrate`)."""
+        """This device's measured ceilings (see `optexp.profiling.calibration.calibrate`)."""
         return calibrate(self.device, anew, keep)
 
     @abstractmethod

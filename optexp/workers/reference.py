@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 import cloudpickle
 import torch
 
-from optexp.equivalence.finding import Distribution, Finding
+from optexp.equivalence.findings import Distribution, Finding
 from optexp.equivalence.judge import Judge, SetInfo
 from optexp.equivalence.mutants import Tried
 from optexp.equivalence.parting import Passed
-from optexp.memory_plan import give_back
 from optexp.workers.arm_program import facts
+from optexp.workers.memory_plan import give_back
 from optexp.workers.messages import Facts
-from optexp.workers.parcel import Parcel
 from optexp.workers.peer import Peer
 from optexp.workers.spec import Spec
+from optexp.workers.transfer import Parcel
 
 
 class Reference(Peer):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from optexp.feeds import HostFeed
 from optexp.program import Feed
+from optexp.program.feeds import HostFeed
 from optexp.schema import choice
 from optexp.workload import Workload, sgd_or_adamw
 

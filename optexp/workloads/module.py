@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from optexp.errors import ConfigError
-from optexp.importing import import_file
-from optexp.lookup import find, models_in, source, spelled
 from optexp.schema import suggest, typed
-from optexp.takehome.ownlisting import Spelled
-from optexp.usermodel.objects import with_objects
-from optexp.usermodel.own import Own, Parts
-from optexp.usermodel.usercode import maker
+from optexp.user_code.adapters import maker
+from optexp.user_code.importing import import_file
+from optexp.user_code.listing import Spelled
+from optexp.user_code.lookup import find, models_in, source, spelled
+from optexp.user_code.objects import with_objects
+from optexp.user_code.workload import Own, Parts
 
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from optexp.equivalence.families import FAMILIES, NONCONTIGUOUS
+from optexp.equivalence.input_families import FAMILIES, NONCONTIGUOUS
 from optexp.program import Batch, Program, Step, pullback
 from optexp.schema import choice
 from optexp.workload import Workload

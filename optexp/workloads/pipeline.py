@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from optexp.feeds import HostFeed
 from optexp.program import Batch, Feed
+from optexp.program.feeds import HostFeed
 from optexp.schema import choice
 from optexp.transforms.chunked import Chunked
 from optexp.workload import Workload, known

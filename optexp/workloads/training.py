@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from optexp.feeds import LoaderFeed, as_batch
 from optexp.program import Batch, Feed, to_device
+from optexp.program.feeds import LoaderFeed, as_batch
 from optexp.schema import choice
 from optexp.workload import Workload, known, sgd_or_adamw
 from optexp.workloads.lenet5 import CLASSES, lenet5

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from optexp.errors import ConfigError
-from optexp.feeds import HostFeed
 from optexp.program import Batch, Feed
+from optexp.program.feeds import HostFeed
 from optexp.schema import choice, suggest
 from optexp.workload import Workload, extra, known, sgd_or_adamw
 

@@ -27,13 +27,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from optexp import discovery
-from optexp.equivalence.finding import Verification
+from optexp.config import search_path
+from optexp.equivalence.findings import Verification
 from optexp.errors import Failure, Unsupported
-from optexp.insight.trace import Trace
 from optexp.program import Program
 from optexp.schema import build
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, contract, label
+from optexp.trace import Trace
 from optexp.verification.trial import Plan
 from optexp.verification.verify import verify
 from optexp.workers.arm import Arm
@@ -101,7 +101,7 @@ def strategy(written: str) -> Strategy:
     if written == "split_k":
         return SplitK()
     name, _, options = written.rstrip("]").partition("[")
-    node = discovery.compose([f"strategy=[{name}]"]).strategy[name]
+    node = search_path.compose([f"strategy=[{name}]"]).strategy[name]
     made: Strategy = build({**node, **dict(pair.split("=") for pair in options.split(",") if pair)}, f"strategy.{name}")
     return made
 
@@ -139,7 +139,7 @@ class Found:
 def examined(names: tuple[str, ...], workload: Workload, device: str, seeds: int) -> Found | None:
     """In a process of its own; None where the workload has nothing to do for this stack."""
     warnings.simplefilter("ignore")
-    discovery.register()
+    search_path.register()
     workload = workload.resolve(torch.device(device).type)
     stack = [strategy(name) for name in names]
     found = Found((contract(stack).dtype or "float32", label(stack)))

@@ -30,10 +30,10 @@ from optexp.comparison.sampling import sample
 from optexp.comparison.session import Session, choose_device
 from optexp.config import resolve
 from optexp.measurement import clock, placement, statistics
-from optexp.measurement.protocol import Protocol
 from optexp.measurement.samples import Sample
+from optexp.measurement.settings import Protocol
 from optexp.reporting.terminal import Progress
-from optexp.stopwatch import Stopwatch
+from optexp.support.stopwatch import Stopwatch
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client, Pending
 from optexp.workers.messages import WarmUp

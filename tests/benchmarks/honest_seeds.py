@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from optexp import discovery
+from optexp.config import search_path
 from optexp.workload import Workload
 from optexp.workloads.bert import Bert
 from optexp.workloads.lenet5 import LeNet5
@@ -33,7 +33,7 @@ class Counted:
 
 def count(name: str, device: str, first: int, seeds: int, seconds: float) -> Counted:
     """Verify on as many of `seeds` as there is time for, from `first` on."""
-    discovery.register()
+    search_path.register()
     make, member = PAIRS[name]
     found, end = Counted(), time.monotonic() + seconds
     for seen in verifications(make().resolve(device), [strategy(member)], device, "float32", seeds, first):

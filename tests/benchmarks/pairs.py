@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
 
-from optexp import discovery
+from optexp.config import search_path
 from optexp.errors import Unsupported
 from optexp.result import Result, Verdict
 from optexp.schema import build, plain
@@ -42,8 +42,8 @@ def second_towers() -> object:
 
 def strategies() -> dict[str, Strategy]:
     """All of conf/strategy in the order of their stages, with their default options."""
-    names = [name for name in discovery.options("strategy") if name != "baseline"]
-    nodes = plain(discovery.compose([f"strategy=[{','.join(names)}]"]).strategy)
+    names = [name for name in search_path.options("strategy") if name != "baseline"]
+    nodes = plain(search_path.compose([f"strategy=[{','.join(names)}]"]).strategy)
     found = [build(nodes[name], f"strategy.{name}") for name in names]
     return {s.name: s for s in sorted(found, key=lambda s: (s.stage, s.name))}
 

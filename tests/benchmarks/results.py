@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from optexp.reporting import summary
 from optexp.reporting.wording import at_least, ratio
 from optexp.result import Result
-from optexp.studies.study import STEP, Study, completed, points, table
+from optexp.sweeps.study import STEP, Study, completed, points, table
 
 PAGES = Path(__file__).parents[2] / "experiments" / "results"
 MARKS = ("<!-- measured -->", "<!-- /measured -->")

@@ -13,8 +13,8 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import optexp.workers.arm_timing
-from optexp.insight.calibration import calibrate
 from optexp.measurement import clock
+from optexp.profiling.calibration import calibrate
 from optexp.result import Result, Verdict
 from tests.reached import measured
 

@@ -8,8 +8,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from optexp import discovery
 from optexp.comparison import runner
+from optexp.config import search_path
 from optexp.result import Result, Verdict
 from tests.reached import measured
 
@@ -279,8 +279,8 @@ HONEST: list[tuple[list[str], str]] = [
 
 def compare(folder: Path, overrides: list[str], cheat: str = "", stack: str = "") -> Result:
     """One comparison, with a strategy of the catalogue or a stack of the repository's own."""
-    discovery.register()
-    with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
+    search_path.register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
         config = compose("config", overrides=[*overrides, f"strategy=[{stack.replace('+', ',')}]"])
     if cheat:
         OmegaConf.set_struct(config, False)

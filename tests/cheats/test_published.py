@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import optexp.comparison.session
-from optexp import edits
+from optexp.comparison import edits
 from optexp.comparison.sampling import Ready
 from optexp.comparison.session import Session
 from optexp.errors import Failure
@@ -162,7 +162,7 @@ def test_a_shorter_way_for_inputs_with_structure_is_wrong(
 def test_results_of_an_earlier_run_are_of_no_use(
     preset: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("optexp.draws.token_hex", secrets.token_hex)
+    monkeypatch.setattr("optexp.support.draws.token_hex", secrets.token_hex)
     monkeypatch.setattr(published.KeepsResultsOnDisk, "folder", tmp_path)
     monkeypatch.setattr(published.KeepsResultsOnDisk, "hits", 0)
     runs = []

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.equivalence.finding import Verification
+from optexp.equivalence.findings import Verification
 from optexp.equivalence.gates import name_of
 from optexp.errors import Failure, NoReference
-from optexp.insight.trace import Trace
 from optexp.program import Batch, Program
 from optexp.schema import choice
 from optexp.strategy import REASSOCIATES, Contract, Counters, Evidence, Notes, Stage, Strategy
+from optexp.trace import Trace
 from optexp.verification.trial import Plan
 from optexp.verification.verify import verify
 from optexp.workers.arm import Arm

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.equivalence import families, state, trajectory
-from optexp.equivalence.finding import MutantCount
+from optexp.equivalence import input_families, process_state, trajectory
+from optexp.equivalence.findings import MutantCount
 from optexp.equivalence.gates import SPREAD, TOLERANCES
 from optexp.equivalence.mutants import MUTANTS
 from optexp.equivalence.poison import scribble
@@ -256,7 +256,7 @@ class OfTwenty(Softmax):
 def test_inputs_beyond_those_that_are_exchanged_alone_are_tried_too(check):
     workload = OfTwenty(rows=4, columns=8)
     assert check(workload).dead == ["3", "17"]
-    exchanged = families.exchanged(*(workload.batch(torch.Generator().manual_seed(seed)) for seed in (0, 1)))
+    exchanged = input_families.exchanged(*(workload.batch(torch.Generator().manual_seed(seed)) for seed in (0, 1)))
     assert len(exchanged) == 9
     changed = [[not torch.equal(a, b) for a, b in zip(exchanged[0], other, strict=True)] for other in exchanged[1:]]
     assert [sum(column) for column in zip(*changed, strict=True)] == [1] * 20
@@ -452,24 +452,24 @@ def test_rates_are_multiples_of_their_own():
 
 
 def test_settings_that_changed_are_named_unless_declared_or_the_baselines_too():
-    before = state.settings()
+    before = process_state.settings()
     try:
         torch.use_deterministic_algorithms(True)
         gc.disable()
-        after = state.settings()
+        after = process_state.settings()
     finally:
         torch.use_deterministic_algorithms(False)
         gc.enable()
-    candidate, baseline = state.History(before, before, after), state.History(before, before, after)
-    assert set(state.undeclared(candidate, baseline, ())) == {
+    candidate, baseline = process_state.History(before, before, after), process_state.History(before, before, after)
+    assert set(process_state.undeclared(candidate, baseline, ())) == {
         "torch.are_deterministic_algorithms_enabled",
         "gc.isenabled",
     }
-    assert state.undeclared(candidate, baseline, {"gc.isenabled"}) == {
+    assert process_state.undeclared(candidate, baseline, {"gc.isenabled"}) == {
         "torch.are_deterministic_algorithms_enabled": "False → True"
     }
-    assert state.undeclared(candidate, state.History(before, after, after), ()) == {}
-    assert state.settings() == before
+    assert process_state.undeclared(candidate, process_state.History(before, after, after), ()) == {}
+    assert process_state.settings() == before
 
 
 # --- what is no tensor -------------------------------------------------------------------------------------------

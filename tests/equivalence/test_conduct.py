@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from optexp.equivalence.conduct import conduct
+from optexp.equivalence.effects import conduct
 from optexp.equivalence.judge import Judge
 from optexp.equivalence.observation import observe
 from optexp.errors import NoReference

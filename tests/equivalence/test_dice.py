@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from optexp.equivalence import dice
+from optexp.equivalence import randomness
 from optexp.program import Snapshot
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def thrown(net, drop, mode="forward_backward", change=lambda program: program):
     program = change(net(mode=mode, batch_size=32, make=lambda: Dropping(drop)).build(CPU, torch.float32, 0))
     batch = net(mode=mode, batch_size=32).batch(torch.Generator().manual_seed(1))
     batch = (batch[0], *(label % 64 for label in batch[1:]))
-    return dice.throw(program, batch, Snapshot(program), UNIT)
+    return randomness.throw(program, batch, Snapshot(program), UNIT)
 
 
 def by_hand(x, p):
@@ -47,7 +47,7 @@ def flipped(x, p):
 @pytest.mark.parametrize("drop", [F.dropout, by_hand, flipped])
 def test_honest_ways_to_draw_are_alike(net, mode, drop):
     baseline = thrown(net, F.dropout, mode)
-    findings, facts = dice.compare(thrown(net, drop, mode), baseline, UNIT)
+    findings, facts = randomness.compare(thrown(net, drop, mode), baseline, UNIT)
     assert findings == []
     assert facts.seeds == 64
     assert facts.tests >= 6
@@ -80,7 +80,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_ways_to_draw_are_told_apart(net, name):
     drop, words = WRONG[name]
-    findings, _ = dice.compare(thrown(net, drop, "forward"), thrown(net, F.dropout, "forward"), UNIT)
+    findings, _ = randomness.compare(thrown(net, drop, "forward"), thrown(net, F.dropout, "forward"), UNIT)
     assert any(words in finding.message for finding in findings)
     assert not any(finding.ok for finding in findings)
 
@@ -95,10 +95,10 @@ def rounding_at_random(drop):
 def test_rounding_is_no_random_number(net):
     baseline = thrown(net, F.dropout)
     candidate = thrown(net, rounding_at_random(F.dropout))
-    assert dice.compare(candidate, baseline, UNIT)[0] == []
+    assert randomness.compare(candidate, baseline, UNIT)[0] == []
     assert candidate.repeat
     frozen = thrown(net, rounding_at_random(lambda x, p: x * FROZEN / (1 - p)))
-    assert any("frozen" in finding.message for finding in dice.compare(frozen, baseline, UNIT)[0])
+    assert any("frozen" in finding.message for finding in randomness.compare(frozen, baseline, UNIT)[0])
     assert frozen.repeat
 
 
@@ -109,29 +109,29 @@ def test_what_follows_no_seed_does_not_repeat(net):
         return x * (torch.rand(x.shape, generator=generator) >= p) / (1 - p)
 
     baseline, candidate = thrown(net, F.dropout), thrown(net, own_generator)
-    assert [f.message.split(",")[0] for f in dice.compare(candidate, baseline, UNIT)[0]] == [
+    assert [f.message.split(",")[0] for f in randomness.compare(candidate, baseline, UNIT)[0]] == [
         "equal seeds give different results"
     ]
-    assert dice.compare(baseline, candidate, UNIT)[0] == []  # more than the baseline gives
+    assert randomness.compare(baseline, candidate, UNIT)[0] == []  # more than the baseline gives
 
 
 def test_luck_raises_an_alarm_once_in_a_thousand():
     generator = torch.Generator().manual_seed(0)
 
     def throws():
-        values = torch.randn(dice.SEEDS, 3, generator=generator, dtype=torch.float64).abs()
-        return dice.Throws({"out/output": values.tolist()}, True, True, True)
+        values = torch.randn(randomness.SEEDS, 3, generator=generator, dtype=torch.float64).abs()
+        return randomness.Throws({"out/output": values.tolist()}, True, True, True)
 
-    alarms = sum(bool(dice.compare(throws(), throws(), UNIT)[0]) for _ in range(300))
+    alarms = sum(bool(randomness.compare(throws(), throws(), UNIT)[0]) for _ in range(300))
     assert alarms <= 3
 
 
 def test_rounding_of_what_does_not_scatter_is_no_difference():
     def throws(value):
-        return dice.Throws({"out/output": [[value, value, 0.0]] * dice.SEEDS}, True, True, True)
+        return randomness.Throws({"out/output": [[value, value, 0.0]] * randomness.SEEDS}, True, True, True)
 
-    assert dice.compare(throws(1.0 + 1e-5), throws(1.0), UNIT)[0] == []
-    assert dice.compare(throws(1.0 + 1e-3), throws(1.0), UNIT)[0] != []
+    assert randomness.compare(throws(1.0 + 1e-5), throws(1.0), UNIT)[0] == []
+    assert randomness.compare(throws(1.0 + 1e-3), throws(1.0), UNIT)[0] != []
 
 
 def test_an_eighth_of_a_small_gradient_in_bfloat16_that_is_never_written_is_seen():
@@ -140,19 +140,19 @@ def test_an_eighth_of_a_small_gradient_in_bfloat16_that_is_never_written_is_seen
 
     def throws(written=1.0):
         moments = {}
-        for seed in range(dice.SEEDS):
+        for seed in range(randomness.SEEDS):
             generator = torch.Generator().manual_seed(seed)
             found = {"grad/large": torch.randn(512, generator=generator).bfloat16()}
             small = torch.randn(64, 8, generator=generator) * 0.06
             small[int(64 * written) :] = 0
             found["grad/small"] = small.bfloat16()
-            told = {name: dice._moments(tensor) for name, tensor in found.items()}
-            for name, share in dice._may_be_zero(found, told, unit).items():
+            told = {name: randomness._moments(tensor) for name, tensor in found.items()}
+            for name, share in randomness._may_be_zero(found, told, unit).items():
                 moments.setdefault(name, []).append([*told[name], share])
-        return dice.Throws(moments, True, True, True)
+        return randomness.Throws(moments, True, True, True)
 
-    assert dice.compare(throws(), throws(), unit)[0] == []
-    assert any("share of zeros" in f.message for f in dice.compare(throws(0.875), throws(), unit)[0])
+    assert randomness.compare(throws(), throws(), unit)[0] == []
+    assert any("share of zeros" in f.message for f in randomness.compare(throws(0.875), throws(), unit)[0])
 
 
 def test_rounding_of_a_gradient_that_cancels_is_no_difference():
@@ -160,18 +160,18 @@ def test_rounding_of_a_gradient_that_cancels_is_no_difference():
 
     def throws(size, zeros=0.01):
         moments = {}
-        for seed in range(dice.SEEDS):
+        for seed in range(randomness.SEEDS):
             generator = torch.Generator().manual_seed(seed)
             found = {"grad/weight": torch.randn(256, generator=generator)}
             small = torch.randn(256, generator=generator) * size
             found["grad/key.bias"] = small * (torch.rand(256, generator=generator) >= zeros)
-            told = {name: dice._moments(tensor) for name, tensor in found.items()}
-            for name, share in dice._may_be_zero(found, told, UNIT).items():
+            told = {name: randomness._moments(tensor) for name, tensor in found.items()}
+            for name, share in randomness._may_be_zero(found, told, UNIT).items():
                 moments.setdefault(name, []).append([*told[name], share])
-        return dice.Throws(moments, True, True, True)
+        return randomness.Throws(moments, True, True, True)
 
     def alike(ours, theirs):
-        return dice.compare(ours, theirs, UNIT)[0] == []
+        return randomness.compare(ours, theirs, UNIT)[0] == []
 
     for size in (3e-4 * UNIT, UNIT / 8, UNIT / 2):
         assert alike(throws(size, zeros=0.03), throws(size))

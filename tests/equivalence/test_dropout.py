@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.functional import dropout as imported_before
 
-from optexp.equivalence import dice
+from optexp.equivalence import randomness
 from optexp.equivalence.dropout import NoDropout, silence
 
 CPU = torch.device("cpu")
@@ -30,13 +30,13 @@ PLAIN = {"attention": lambda x: F.scaled_dot_product_attention(x, x, x)}
 
 @pytest.mark.parametrize("name", CALLS)
 def test_functions_drop_nothing(name):
-    before = dice.state(CPU)
+    before = randomness.state(CPU)
     assert not torch.equal(CALLS[name](X), CALLS[name](X))
-    assert dice.drawn(before, CPU)
-    before = dice.state(CPU)
+    assert randomness.drawn(before, CPU)
+    before = randomness.state(CPU)
     with NoDropout():
         found = CALLS[name](X)
-    assert not dice.drawn(before, CPU)
+    assert not randomness.drawn(before, CPU)
     assert torch.equal(found, PLAIN.get(name.split(" ")[0], lambda x: x)(X))
 
 
@@ -74,13 +74,13 @@ MODULES = [nn.Dropout(0.5), nn.Dropout1d(0.5), nn.FeatureAlphaDropout(0.5), Stoc
 
 @pytest.mark.parametrize("model", MODULES, ids=lambda model: type(model).__name__)
 def test_modules_drop_nothing(model):
-    before = dice.state(CPU)
+    before = randomness.state(CPU)
     model(X)
-    assert dice.drawn(before, CPU)
+    assert randomness.drawn(before, CPU)
     silence(model)
-    before = dice.state(CPU)
+    before = randomness.state(CPU)
     model(X)
-    assert not dice.drawn(before, CPU)
+    assert not randomness.drawn(before, CPU)
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from optexp.equivalence import families
-from optexp.equivalence.families import FAMILIES, NONCONTIGUOUS, exchanged, of, refilled, with_gaps
+from optexp.equivalence import input_families
+from optexp.equivalence.input_families import FAMILIES, NONCONTIGUOUS, exchanged, of, refilled, with_gaps
 
 
 def batch():
@@ -40,13 +40,13 @@ def test_inputs_with_a_range_of_their_own_stay():
 
 def test_what_they_are():
     x = batch()[0]
-    assert torch.equal(families.integers(x), families.integers(x).round())
-    assert families.offset(x).mean() / families.offset(x).std() > 100
-    assert families.constant_rows(x).std(dim=1).max() < 0.01
-    assert families.nonfinite(x).isnan().sum() == 1
-    assert families.nonfinite(x).isinf().sum() == 2
-    assert families.nonfinite(torch.tensor(1.0)).dim() == 0
-    assert families.large(x.half()).isfinite().all()
+    assert torch.equal(input_families.integers(x), input_families.integers(x).round())
+    assert input_families.offset(x).mean() / input_families.offset(x).std() > 100
+    assert input_families.constant_rows(x).std(dim=1).max() < 0.01
+    assert input_families.nonfinite(x).isnan().sum() == 1
+    assert input_families.nonfinite(x).isinf().sum() == 2
+    assert input_families.nonfinite(torch.tensor(1.0)).dim() == 0
+    assert input_families.large(x.half()).isfinite().all()
 
 
 def test_inputs_are_exchanged_one_after_the_other():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.far_off import far_off
-from optexp.equivalence.finding import Verification
+from optexp.equivalence.findings import Verification
 from optexp.equivalence.gates import PRECISION_CAP, TOLERANCES, Limits, rms
 from optexp.equivalence.quantities import Quantity
 from optexp.reporting.wording import FAR_OFF, at_precision

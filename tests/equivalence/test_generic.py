@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.equivalence.generic import told, vary
+from optexp.equivalence.perturbation import told, vary
 
 
 class Model(nn.Module):

@@ -9,9 +9,9 @@ from math import nan
 import pytest
 import torch
 
-from optexp.equivalence.finding import Finding
-from optexp.equivalence.imprint import FLOOR, Imprint, astray, imprint
+from optexp.equivalence.findings import Finding
 from optexp.equivalence.missed import End
+from optexp.equivalence.step_digest import FLOOR, Imprint, astray, imprint
 from optexp.verification.recheck import repeated
 from optexp.workers.arm import Arm
 from optexp.workers.client import InProcess

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from optexp.equivalence import checksums, gates, golden, mutants
-from optexp.equivalence.families import ONE_BY_ONE
-from optexp.equivalence.finding import Verification
-from optexp.insight.trace import Trace
-from optexp.memory_plan import LEAST
+from optexp.equivalence import checksums, fp64_reference, gates, mutants
+from optexp.equivalence.findings import Verification
+from optexp.equivalence.input_families import ONE_BY_ONE
 from optexp.program import Batch, Program
 from optexp.schema import choice
 from optexp.strategy import REASSOCIATES, Counters, Evidence, Notes, Stage, Strategy
+from optexp.trace import Trace
 from optexp.verification.trial import Plan
 from optexp.verification.verify import verify
 from optexp.workers.arm import Arm
 from optexp.workers.client import InProcess
+from optexp.workers.memory_plan import LEAST
 from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
 from optexp.workload import Workload
@@ -87,7 +87,7 @@ class Becomes(Strategy):
 
 @pytest.fixture(autouse=True)
 def small_counts_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (checksums, golden):
+    for module in (checksums, fp64_reference):
         monkeypatch.setattr(module, "LARGE", BYTES // 16)
     monkeypatch.setattr(mutants, "FIRST", BYTES // 64)
     monkeypatch.setattr(gates, "CACHED", 2**12)

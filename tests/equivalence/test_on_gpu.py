@@ -10,8 +10,8 @@ from torch import nn
 
 from optexp.equivalence import gates
 from optexp.equivalence.autocast import autocast
-from optexp.equivalence.families import NORMAL
-from optexp.equivalence.golden import Golden
+from optexp.equivalence.fp64_reference import Golden
+from optexp.equivalence.input_families import NORMAL
 from optexp.equivalence.judge import Judge
 from optexp.errors import NoReference
 from optexp.program import Program

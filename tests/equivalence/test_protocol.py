@@ -14,7 +14,7 @@ from torch import nn
 
 import optexp.equivalence.judge
 from optexp.equivalence.autocast import autocast
-from optexp.equivalence.golden import Golden
+from optexp.equivalence.fp64_reference import Golden
 from optexp.equivalence.judge import RESEEDED, TIED, Judge
 from optexp.equivalence.noise import RUNS
 from optexp.errors import NoReference

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from optexp.equivalence import dice
+from optexp.equivalence import randomness
 from optexp.equivalence.autocast import autocast
-from optexp.equivalence.slopes import DRAWS, mismatch, slopes
+from optexp.equivalence.gradient_check import DRAWS, mismatch, slopes
 from optexp.program import Snapshot
 
 CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ def test_nothing_is_told_without_a_loss_or_where_draws_do_not_repeat(net):
     generator = torch.Generator()
     workload = net(mode="forward_backward", make=lambda: Dropping(nn.GELU, drop=own_generator(generator)))
     program = workload.build(CPU, torch.float32, 0)
-    thrown = dice.throw(program, workload.batch(torch.Generator().manual_seed(1)), Snapshot(program), UNIT)
+    thrown = randomness.throw(program, workload.batch(torch.Generator().manual_seed(1)), Snapshot(program), UNIT)
     assert not thrown.repeat
     assert thrown.slopes == []
 
@@ -129,13 +129,13 @@ def test_a_mask_that_distributions_do_not_tell_fails_by_its_slopes(net, mode):
         workload = net(mode=mode, batch_size=16, make=lambda: Dropping(nn.GELU, **parts))
         program = workload.build(CPU, torch.float32, 0)
         start = Snapshot(program)
-        told = dice.throw(program, workload.batch(torch.Generator().manual_seed(1)), start, UNIT)
+        told = randomness.throw(program, workload.batch(torch.Generator().manual_seed(1)), start, UNIT)
         start.restore(program)
         assert all(torch.equal(tensor, start.values[name]) for name, tensor in program.state().items())
         return told
 
     baseline = thrown()
-    (finding, *_), facts = dice.compare(thrown(**WRONG["redrawn"]), baseline, UNIT)
+    (finding, *_), facts = randomness.compare(thrown(**WRONG["redrawn"]), baseline, UNIT)
     assert finding.message.startswith("gradients are not those of the loss: dropout draws another mask in backward")
     assert facts.slopes_off > facts.slopes_limit
-    assert dice.compare(thrown(**HONEST["by hand"]), baseline, UNIT)[0] == []
+    assert randomness.compare(thrown(**HONEST["by hand"]), baseline, UNIT)[0] == []

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from optexp import sparse
-from optexp.equivalence import families
+from optexp.equivalence import input_families
 from optexp.equivalence.gates import alike, identical
 from optexp.errors import ConfigError, NoReference
 from optexp.strategies.replace import Replace
 from optexp.strategy import Strategy
+from optexp.support import sparse
 from optexp.workers.arm import Arm
 from optexp.workers.messages import Look
-from optexp.workers.parcel import Inbox, Outbox
 from optexp.workers.spec import Spec
+from optexp.workers.transfer import Inbox, Outbox
 from optexp.workloads.module import Module
 from tests.usermodel.test_own_model import run
 
@@ -139,11 +139,11 @@ def test_it_travels(layout: str, tmp_path: Path) -> None:
     assert beside.tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("family", input_families.FAMILIES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_families_of_inputs_change_the_values(layout: str, family: str) -> None:
     tensor = made(layout)
-    (changed,) = families.of(family, (tensor,), targets=0)
+    (changed,) = input_families.of(family, (tensor,), targets=0)
     assert changed.layout is tensor.layout
     pairs = zip(sparse.parts(changed).values(), sparse.parts(tensor).values(), strict=True)
     assert [torch.equal(*pair) for pair in pairs][1:] == [True] * (len(sparse.parts(tensor)) - 1)
@@ -174,7 +174,7 @@ def test_a_step_is_observed_and_restored(tmp_path: Path, layout: str, held: str,
     assert not torch.equal(next(iter(one.program.run().values())), next(iter(first.values())))
     one.restore()
     assert alike(one.program.run(), first) == first.keys()
-    one.fresh, one.family = list(one.batches), families.NORMAL
+    one.fresh, one.family = list(one.batches), input_families.NORMAL
     for noise in (None, 1):
         assert one.observe(Look(0, noise=noise)).size
     assert one.repeats(2)
@@ -235,7 +235,7 @@ def test_a_model_of_one_size_is_trained_without_odd_batches(tmp_path: Path) -> N
 @pytest.mark.parametrize("layout", ["coo", "csr"])
 def test_on_a_gpu(tmp_path: Path, layout: str, held: str) -> None:
     one = arm(written(tmp_path, layout, held), "forward_backward", device="cuda")
-    one.fresh, one.family = list(one.batches), families.NORMAL
+    one.fresh, one.family = list(one.batches), input_families.NORMAL
     assert one.observe(0, restore=True).size
     assert one.moved()[0] > 0
     assert one.peak_memory(1)["peak_mib"] > 0

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from optexp.errors import Failure
-from optexp.stopwatch import Stopwatch
+from optexp.support.stopwatch import Stopwatch
 from optexp.verification.timed_arm import TimedArm
 from optexp.workers.client import InProcess
 from optexp.workers.reference import Reference

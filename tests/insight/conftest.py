@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from optexp.insight.record import Calibration
-from optexp.insight.trace import STEP, TIMED, Trace
+from optexp.profiling.record import Calibration
+from optexp.trace import STEP, TIMED, Trace
 
 ORIGIN = 4_407_266_484_475.04  # real traces count from a distant past
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from optexp.insight.trace import Trace, record
+from optexp.trace import Trace, record
 
 CPU = torch.device("cpu")
 

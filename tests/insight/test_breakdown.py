@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from optexp.insight.breakdown import breakdown
-from optexp.insight.roofline import CLASSES, work_of
-from optexp.insight.trace import Op
-from optexp.kernelkit.products import FLOAT32_TILINGS, product
+from optexp.kernelkit.gemm import FLOAT32_TILINGS, product
+from optexp.profiling.breakdown import breakdown
+from optexp.profiling.roofline import CLASSES, work_of
+from optexp.trace import Op
 from tests.insight.recording import undisturbed
 
 

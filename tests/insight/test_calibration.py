@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from optexp.insight import calibration
-from optexp.insight.calibration import cached, calibrate, write
-from optexp.insight.record import Calibration
+from optexp.profiling import calibration
+from optexp.profiling.calibration import cached, calibrate, write
+from optexp.profiling.record import Calibration
 
 CPU = torch.device("cpu")
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.insight.breakdown import breakdown
-from optexp.insight.diagnosis import diagnose, narrowed, suggestion
-from optexp.insight.record import Bottleneck, Calibration
-from optexp.insight.trace import Trace
+from optexp.profiling.breakdown import breakdown
+from optexp.profiling.diagnosis import diagnose, narrowed, suggestion
+from optexp.profiling.record import Bottleneck, Calibration
+from optexp.trace import Trace
 from tests.insight.recording import undisturbed
 
 

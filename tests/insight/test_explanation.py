@@ -5,9 +5,9 @@ import re
 import torch
 from torch import nn
 
-from optexp.insight.breakdown import breakdown
-from optexp.insight.explanation import explain
-from optexp.insight.trace import Trace
+from optexp.profiling.breakdown import breakdown
+from optexp.profiling.explanation import explain
+from optexp.trace import Trace
 from tests.insight.recording import undisturbed
 
 

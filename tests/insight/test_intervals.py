@@ -2,7 +2,7 @@
 
 import random
 
-from optexp.insight.intervals import Union
+from optexp.profiling.intervals import Union
 
 
 def test_against_counting():

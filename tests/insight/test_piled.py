@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from optexp.insight.piled import piled_up, typical, work
-from optexp.insight.trace import Kernel, Op, Span, Trace
+from optexp.profiling.piled import piled_up, typical, work
+from optexp.trace import Kernel, Op, Span, Trace
 
 
 def traced(counts: Sequence[int], on_gpu: bool = False, us: float = 10.0) -> Trace:

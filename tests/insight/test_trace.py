@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.insight.breakdown import breakdown
-from optexp.insight.trace import STEP, Trace, record, short_name
+from optexp.profiling.breakdown import breakdown
+from optexp.trace import STEP, Trace, record, short_name
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from optexp import kernel
-from optexp.kernelkit import assembly, products, rows, tiles
+from optexp.kernelkit import assembly, elementwise, gemm, rows
 
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64", torch.int32: "i32"}
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
@@ -76,9 +76,9 @@ def main(names: list[str]) -> None:
     chosen = names or sorted(kernel.kernels())
     modules = [
         kernel,
-        products,
+        gemm,
         rows,
-        tiles,
+        elementwise,
         *(importlib.import_module(f"optexp.kernels.{n}") for n in kernel.kernels()),
     ]
     replaced = {"launch": launch, "fastest": every_way, "INTERPRETED": True}

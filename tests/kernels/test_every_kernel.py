@@ -65,7 +65,7 @@ Arguments = Sequence[Any]
 def _bits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     called = getattr(request.node, "callspec", None)
     if called is not None and isinstance(called.params.get("kernel"), KeepingBits):
-        monkeypatch.setattr("optexp.kernelkit.bits.BITS_FROM", 0)
+        monkeypatch.setattr("optexp.kernelkit.bitmask.BITS_FROM", 0)
 
 
 def arguments(case: Case, device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Any, ...]:

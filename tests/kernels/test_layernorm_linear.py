@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms
-from optexp.kernelkit.products import TILINGS, Tiling, library_ways
-from optexp.kernelkit.tiles import FEW
+from optexp.kernelkit.elementwise import FEW
+from optexp.kernelkit.gemm import TILINGS, Tiling, library_ways
 from optexp.kernels import layernorm, layernorm_linear
 from optexp.kernels.layernorm_linear import by_tiles, layernorm_linear_forward
 from tests.kernels.golden import exact

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from optexp.kernelkit.products import FLOAT32_TILINGS, TILINGS, Tiling, takes, tilings
+from optexp.kernelkit.gemm import FLOAT32_TILINGS, TILINGS, Tiling, takes, tilings
 from optexp.kernels.linear_gelu import by_chunks, by_tiles, chunks, linear_gelu
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run

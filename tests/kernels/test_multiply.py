@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from optexp.kernel import kernels
-from optexp.kernelkit import products
-from optexp.kernelkit.products import FLOAT32_TILINGS, TALL, Tiling, float32_tilings, multiply, multiply_by_tiles
+from optexp.kernelkit import gemm
+from optexp.kernelkit.gemm import FLOAT32_TILINGS, TALL, Tiling, float32_tilings, multiply, multiply_by_tiles
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run
 SMALL_WAYS = [SMALL, *(SMALL._replace(resident=0, parts=parts) for parts in (1, 2, 8))]
@@ -74,7 +74,7 @@ def only(monkeypatch: pytest.MonkeyPatch):
             keys.append(key)
             return tiling
 
-        monkeypatch.setattr(products, "fastest", this)
+        monkeypatch.setattr(gemm, "fastest", this)
         return keys
 
     return only
@@ -157,7 +157,7 @@ def test_what_tiles_are_not_offered_for() -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_sums_are_shared_out_where_tiles_are_few_and_sums_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(gemm, "multiprocessors", lambda device: 132)
 
     def parts(m: int, k: int, n: int) -> list[int]:
         ways = float32_tilings(torch.empty(m, k), torch.empty(n, k))

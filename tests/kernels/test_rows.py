@@ -11,8 +11,8 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from optexp.kernelkit import rows
+from optexp.kernelkit.elementwise import FEW
 from optexp.kernelkit.rows import Launch, tiles
-from optexp.kernelkit.tiles import FEW
 from optexp.kernels import layernorm, softmax
 
 COLUMNS = (700, 5000, 16_000)  # a tile holds several rows; one; one that only many threads hold

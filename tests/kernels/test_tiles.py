@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from optexp.kernel import kernels
-from optexp.kernelkit import tiles
-from optexp.kernelkit.tiles import ALONE, BROAD, FEW, GROUPINGS, Grouping, sharing
+from optexp.kernelkit import elementwise
+from optexp.kernelkit.elementwise import ALONE, BROAD, FEW, GROUPINGS, Grouping, sharing
 from optexp.kernels import layernorm, layernorm_linear
 from optexp.kernels.add import add
 from optexp.kernels.bias_gelu import _backward as bias_gelu_gradients
@@ -52,7 +52,7 @@ def choose(way: object, monkeypatch: pytest.MonkeyPatch) -> list[object]:
         offered.extend(ways)
         return way if way in ways else ways[0]
 
-    monkeypatch.setattr(tiles, "fastest", fastest)
+    monkeypatch.setattr(elementwise, "fastest", fastest)
     return offered
 
 
@@ -67,13 +67,13 @@ def test_every_piece_gives_the_same(
     torch.manual_seed(0)
     x, bias = torch.randn(shape, device=device).to(dtype), torch.randn(shape[1], device=device).to(dtype)
     given = (x, x.roll(1, 0)) if name == "add" else (x, bias) if name in SUMMED else (x,)
-    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(elementwise, "multiprocessors", lambda device: 1)
     offered = choose(None, monkeypatch)
     ELEMENTWISE[name](*given)
     assert len(offered) >= 4
     found = []
     for many in (0, x.numel() + 1):
-        monkeypatch.setattr("optexp.kernelkit.bits.BITS_FROM", many)
+        monkeypatch.setattr("optexp.kernelkit.bitmask.BITS_FROM", many)
         for way in offered:
             choose(way, monkeypatch)
             dx, *_ = gradients(ELEMENTWISE[name], *given)
@@ -98,10 +98,10 @@ def races(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Tensor], tuple[obje
             run(way)
         return ways[0]  # which is run last
 
-    monkeypatch.setattr(tiles, "multiprocessors", lambda device: MULTIPROCESSORS)
-    monkeypatch.setattr(tiles, "fastest", fastest)
+    monkeypatch.setattr(elementwise, "multiprocessors", lambda device: MULTIPROCESSORS)
+    monkeypatch.setattr(elementwise, "fastest", fastest)
     monkeypatch.setattr(
-        tiles, "launch", lambda kernel, programs, *args, **how: launched.append({"programs": programs, **how})
+        elementwise, "launch", lambda kernel, programs, *args, **how: launched.append({"programs": programs, **how})
     )
 
     def asked(form: str, x: Tensor) -> tuple[object, list[dict[str, Any]]]:
@@ -109,11 +109,11 @@ def races(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Tensor], tuple[obje
         keys.clear()
         result, bias = torch.empty_like(x), x[0]
         if form.startswith("gelu"):
-            tiles.over_vector(gelu_forward, result, x, TANH=form == "gelu tanh")
+            elementwise.over_vector(gelu_forward, result, x, TANH=form == "gelu tanh")
         elif form.startswith("relu"):
-            tiles.over_vector(relu_forward, result, x, bits=[result if form == "relu bits" else None])
+            elementwise.over_vector(relu_forward, result, x, bits=[result if form == "relu bits" else None])
         else:
-            tiles.over_tiles(bias_gelu_forward, result, x, bias, TANH=form == "bias_gelu tanh")
+            elementwise.over_tiles(bias_gelu_forward, result, x, bias, TANH=form == "bias_gelu tanh")
         (key,) = keys
         return key, [*launched[-1:], *launched[:-1]]
 
@@ -167,11 +167,11 @@ def test_every_way_sums_the_same(
     torch.manual_seed(0)
     x, bias = torch.randn(rows, 70, device=device).to(dtypes[0]), torch.randn(70, device=device).to(dtypes[1])
     found = []
-    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 2)  # so that programs go through many tiles
+    monkeypatch.setattr(elementwise, "multiprocessors", lambda device: 2)  # so that programs go through many tiles
     for way in (*ALONE, *GROUPINGS, BROAD):
         choose(way, monkeypatch)
         found.append(gradients(SUMMED[name], x, bias))
-    monkeypatch.setattr("optexp.kernelkit.bits.BITS_FROM", 0)
+    monkeypatch.setattr("optexp.kernelkit.bitmask.BITS_FROM", 0)
     for way in (*ALONE, *GROUPINGS, BROAD):
         choose(way, monkeypatch)
         found.append(gradients(SUMMED[name], x, bias))
@@ -188,10 +188,10 @@ def test_every_way_gives_a_product_s_bias_its_gradient(
     rows: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dy = torch.randn(rows, 70, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
-    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 2)  # so that programs go through many tiles
+    monkeypatch.setattr(elementwise, "multiprocessors", lambda device: 2)  # so that programs go through many tiles
     for way in (*ALONE, *GROUPINGS, BROAD):
         choose(way, monkeypatch)
-        sums = tiles.summed(layernorm_linear.bias_gradient, dtype, dy)
+        sums = elementwise.summed(layernorm_linear.bias_gradient, dtype, dy)
         torch.testing.assert_close(sums, dy.double().sum(0).to(dtype))
 
 
@@ -204,7 +204,7 @@ def test_every_way_gives_a_product_s_bias_its_gradient(
 def test_groups_are_added_up(groups: int, columns: int, dtype: torch.dtype, results: int, device: str) -> None:
     sums = torch.randn(groups, results, columns, dtype=dtype, generator=torch.Generator().manual_seed(0)).to(device)
     found = torch.full((results, columns + 32), 7.0, dtype=dtype, device=device)
-    tiles.add_up(sums, *(row[:columns] for row in found))
+    elementwise.add_up(sums, *(row[:columns] for row in found))
     near = 8 * groups**0.5 * torch.finfo(dtype).eps
     torch.testing.assert_close(found[:, :columns], sums.double().sum(0).to(dtype), rtol=near, atol=near)
     assert (found[:, columns:] == 7).all()
@@ -244,7 +244,7 @@ def test_of_many_elements_a_bit_of_each_is_kept(
     name: str, bits: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And for what is no number, too, the gradient is torch's."""
-    monkeypatch.setattr("optexp.kernelkit.bits.BITS_FROM", 3 * 100 if bits else 3 * 100 + 1)
+    monkeypatch.setattr("optexp.kernelkit.bitmask.BITS_FROM", 3 * 100 if bits else 3 * 100 + 1)
     x, bias = torch.randn(3, 100, device=device), torch.zeros(100, device=device)
     x[0, :4] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0])
     args = {"relu": (), "relu_bias_scale": (bias, 2.0), "relu_bias_dropout": (bias, 0.0)}[name]
@@ -291,7 +291,7 @@ def test_a_size_that_is_not_known_stays_unknown(name: str, strict: bool) -> None
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("name", MORE)
 def test_compiled_code_keeps_bits_only_for_gradients(name: str, learns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optexp.kernelkit.bits.BITS_FROM", 0)
+    monkeypatch.setattr("optexp.kernelkit.bitmask.BITS_FROM", 0)
     said: list[object] = []
 
     def watch(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
@@ -309,7 +309,7 @@ def test_of_bits_a_gradient_does_not_depend_on_x(name: str, monkeypatch: pytest.
     """As dropout's, of its mask, does not; of x as it is torch has zeros, and so have we."""
     x = torch.randn(4, 40, requires_grad=True)
     for limit in (0, 10**6):
-        monkeypatch.setattr("optexp.kernelkit.bits.BITS_FROM", limit)
+        monkeypatch.setattr("optexp.kernelkit.bitmask.BITS_FROM", limit)
         (gradient,) = torch.autograd.grad(Layer(name)(x).sum(), x, create_graph=True)
         assert gradient.requires_grad == (limit > 0)
         if limit:
@@ -335,10 +335,10 @@ def test_no_more_programs_share_tiles_than_it_takes(number: int, most: int, fewe
 def test_few_rows_are_summed_in_one_launch(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is the first way, for that is what a graph captures."""
     offered = []
-    monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on: offered.append(ways[0]) or ways[0])
+    monkeypatch.setattr(elementwise, "fastest", lambda what, key, ways, run, on: offered.append(ways[0]) or ways[0])
     added = []
-    monkeypatch.setattr(tiles, "add_up", lambda *sums: added.append(sums))
-    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(elementwise, "add_up", lambda *sums: added.append(sums))
+    monkeypatch.setattr(elementwise, "multiprocessors", lambda device: 132)
     gradients(SUMMED["bias_gelu"], torch.randn(rows, 16), torch.randn(16))
     assert (offered[1:] == ALONE[:1]) == (rows <= FEW)  # after the forward pass, which has its own
     assert (added == []) == (rows <= FEW)
@@ -347,13 +347,13 @@ def test_few_rows_are_summed_in_one_launch(rows: int, monkeypatch: pytest.Monkey
 def test_offsets_within_a_tile_fit_in_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of few rows that are very wide, groups of some are summed: a tile of all would reach too far."""
     offered, reached = [], []
-    monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on: offered.append(ways) or ways[0])
-    monkeypatch.setattr(tiles, "launch", lambda *args, **how: reached.append(how.get("ROWS", 1) * columns))
+    monkeypatch.setattr(elementwise, "fastest", lambda what, key, ways, run, on: offered.append(ways) or ways[0])
+    monkeypatch.setattr(elementwise, "launch", lambda *args, **how: reached.append(how.get("ROWS", 1) * columns))
     for columns in (2**24 - 1, 2**24, 2**30):
         wide = torch.empty(1, dtype=torch.bfloat16).expand(FEW, columns)
         with torch.device("meta"):
             result = torch.empty(FEW, columns, dtype=wide.dtype)
-            tiles.over_columns(bias_gelu_backward, result, torch.float32, wide, TANH=True)
+            elementwise.over_columns(bias_gelu_backward, result, torch.float32, wide, TANH=True)
     assert [ways[0] == ALONE[0] for ways in offered] == [True, False, False]
     assert max(reached) < 2**31
 
@@ -371,12 +371,12 @@ def test_every_multiprocessor_has_work(
     columns: int, way: Grouping, programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched = []
-    monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on: run(way) or way)
-    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(tiles, "launch", lambda kernel, programs, *args, **how: launched.append(programs))
-    monkeypatch.setattr(tiles, "add_up", lambda *sums: None)
+    monkeypatch.setattr(elementwise, "fastest", lambda what, key, ways, run, on: run(way) or way)
+    monkeypatch.setattr(elementwise, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(elementwise, "launch", lambda kernel, programs, *args, **how: launched.append(programs))
+    monkeypatch.setattr(elementwise, "add_up", lambda *sums: None)
     result = torch.empty(16384, columns, dtype=torch.bfloat16, device="meta")
-    tiles.over_columns(bias_gelu_backward, result, torch.float32, result, TANH=True)
+    elementwise.over_columns(bias_gelu_backward, result, torch.float32, result, TANH=True)
     assert launched[0] == programs
 
 
@@ -385,9 +385,9 @@ def test_a_program_s_number_is_its_column_block_where_32_bits_count_columns(
     rows: int, columns: int, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    monkeypatch.setattr(tiles, "fastest", lambda what, key, ways, run, on: ways[0])
-    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(tiles, "launch", lambda *args, **how: found.append(how))
+    monkeypatch.setattr(elementwise, "fastest", lambda what, key, ways, run, on: ways[0])
+    monkeypatch.setattr(elementwise, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(elementwise, "launch", lambda *args, **how: found.append(how))
     result = torch.empty(rows, columns, dtype=torch.bfloat16, device="meta")
-    tiles.over_columns(bias_gelu_backward, result, torch.float32, result, TANH=True)
+    elementwise.over_columns(bias_gelu_backward, result, torch.float32, result, TANH=True)
     assert found[0]["ALONE"] is alone

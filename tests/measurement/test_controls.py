@@ -8,8 +8,8 @@ from random import Random
 
 from optexp.measurement import controls
 from optexp.measurement.gpu import Reading
-from optexp.measurement.protocol import Protocol
 from optexp.measurement.samples import DELAYED, SAME, Pair, Sample
+from optexp.measurement.settings import Protocol
 from tests.measurement.samples import timing
 
 

@@ -9,9 +9,9 @@ from optexp import api
 from optexp.comparison.session import Session
 from optexp.config import resolve
 from optexp.measurement.forecast import Steps, announcement, process_s, rough, total_s, verification_s
-from optexp.measurement.protocol import Protocol
+from optexp.measurement.settings import Protocol
 from optexp.reporting.terminal import Progress
-from optexp.stopwatch import Stopwatch
+from optexp.support.stopwatch import Stopwatch
 
 DEFAULT = Protocol()
 QUICK = Protocol(

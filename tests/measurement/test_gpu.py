@@ -14,7 +14,7 @@ from optexp.config import Experiment
 from optexp.measurement.environment import describe
 from optexp.measurement.gpu import Gpu, between, slowing
 from optexp.reporting.terminal import Progress
-from optexp.stopwatch import Stopwatch
+from optexp.support.stopwatch import Stopwatch
 from tests.measurement.nvml import Nvml
 
 NVML_INDEX = torch.cuda._get_nvml_device_index  # which the card to order replaces

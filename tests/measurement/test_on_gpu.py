@@ -13,7 +13,7 @@ from statistics import median
 import pytest
 import torch
 
-from optexp import audit
+from optexp.commands import audit
 from optexp.measurement import clock
 from optexp.measurement.gpu import Gpu, between
 from optexp.measurement.neighbours import neighbours

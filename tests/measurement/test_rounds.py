@@ -17,23 +17,22 @@ import pytest
 from hydra import compose, initialize_config_dir
 from pyarrow import parquet
 
-from optexp import discovery
 from optexp.comparison import measure, runner
 from optexp.comparison.measure import next_pairs, room_for_a_third, say_how_to_lock
 from optexp.comparison.session import Session
-from optexp.config import Experiment, resolve
-from optexp.draws import Draws
+from optexp.config import Experiment, resolve, search_path
 from optexp.errors import Distrusted
-from optexp.insight.record import ArmProfile, ProfileRecord
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
-from optexp.measurement.protocol import Protocol
 from optexp.measurement.record import Measurement
 from optexp.measurement.samples import COLD, MAIN, Pair, Sample
+from optexp.measurement.settings import Protocol
+from optexp.profiling.record import ArmProfile, ProfileRecord
 from optexp.reporting import summary
 from optexp.reporting.terminal import Progress
 from optexp.result import Result, Verdict
-from optexp.stopwatch import Stopwatch
+from optexp.support.draws import Draws
+from optexp.support.stopwatch import Stopwatch
 from tests.measurement.nvml import Nvml
 from tests.measurement.samples import constant, made, timing
 from tests.measurement.test_controls import rounds as with_controls
@@ -53,8 +52,8 @@ def measured(session: Any, check: Callable[[measure.Timed], None] = lambda timed
 def job(folder: Path, *overrides: str) -> Result:
     fixed = ["isolation=none", "device=cpu", "tracking.enabled=false", "measurement.verification_seeds=1"]
     fixed += ["measurement.thorough=false", "measurement.warmup_s=0.3"]
-    discovery.register()
-    with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
+    search_path.register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
         return runner.run(compose("config", overrides=[*fixed, *overrides]), folder)
 
 
@@ -112,8 +111,8 @@ def test_a_shared_card_is_refused_before_anything_starts(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("preset", ["default", "quick", "rigorous", "textbook"])
 def test_presets_are_what_they_are_called(preset: str) -> None:
-    discovery.register()
-    with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
+    search_path.register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
         protocol = resolve(compose("config", overrides=[f"measurement={preset}"])).measurement
     assert protocol.preset == preset
     assert (protocol.trials == 3) == (preset == "textbook")
@@ -151,8 +150,8 @@ def test_compile_caches_begin_empty_where_asked(tmp_path: Path) -> None:
     folders: list[str] = []
 
     def session(*overrides: str) -> Session:
-        discovery.register()
-        with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
+        search_path.register()
+        with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
             experiment = resolve(compose("config", overrides=list(overrides)))
         made = Session(experiment, "cpu", tmp_path, Stopwatch(), Progress())
         folders.extend(made.folders)

@@ -21,8 +21,8 @@ from optexp.comparison.sampling import sample
 from optexp.measurement import clock
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
-from optexp.measurement.protocol import Protocol
 from optexp.measurement.samples import COLD, DELAYED, MAIN, SAME, Sample
+from optexp.measurement.settings import Protocol
 from optexp.measurement.watchdogs import ahead_of_steps, same_batches
 from optexp.workers.arm import Arm
 from optexp.workers.arm_timing import constant as constant_inputs

@@ -7,12 +7,12 @@ from random import Random
 
 import pytest
 
-from optexp.insight.record import Calibration
 from optexp.measurement import watchdogs
 from optexp.measurement.floor import floor_s
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.samples import COLD, Late, Pair, Sample
 from optexp.measurement.watchdogs import WATCHDOGS, split
+from optexp.profiling.record import Calibration
 from tests.measurement.nvml import Nvml
 from tests.measurement.samples import constant, made, timing
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from optexp.equivalence.finding import Distribution, Element, Finding, GateResult, MutantCount, Trajectory
+from optexp.equivalence.findings import Distribution, Element, Finding, GateResult, MutantCount, Trajectory
 from optexp.measurement.record import Measurement, ProcessRatio
 from optexp.reporting import report
 from optexp.reporting.wording import GATES

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from optexp.comparison.conclusion import series
-from optexp.insight.record import ProfileRecord
 from optexp.measurement.gpu import Reading
 from optexp.measurement.record import About, Measurement, ProcessRatio, Severity, Watch
 from optexp.measurement.samples import Sample
+from optexp.profiling.record import ProfileRecord
 from optexp.reporting import report, timeline
 from optexp.result import Result, Speedup, Verdict
-from optexp.studies import sweep
+from optexp.sweeps import sweep
 from tests.measurement.samples import constant, made
 
 FASTER = Result.read(Path(__file__).parents[1] / "results" / "faster.json")

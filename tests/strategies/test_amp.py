@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from optexp.errors import Unsupported
-from optexp.insight.trace import Op, Span, Trace, record
 from optexp.strategies.amp import MATRIX_OPS, Amp
 from optexp.strategies.inplace import Inplace
 from optexp.strategy import precision
-from optexp.usermodel.trainstep import TrainStep
+from optexp.trace import Op, Span, Trace, record
+from optexp.user_code.train_step import TrainStep
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.insight.trace import Kernel, Span, Trace
 from optexp.program import Program, ResidentFeed, forward
 from optexp.strategies.amp import Amp
 from optexp.strategies.channels_last import ChannelsLast
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.inplace import Inplace
+from optexp.trace import Kernel, Span, Trace
 from optexp.workloads.lenet5 import LeNet5
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.training import Training

@@ -7,12 +7,12 @@ import torch
 from torch._dynamo.utils import counters
 
 from optexp.errors import Unsupported
-from optexp.insight.trace import Call, Op, Span, Trace, record
 from optexp.strategies.compiled_optimizer import CompiledOptimizer, onto_device
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fused_optimizer import FusedOptimizer
 from optexp.strategies.fusion import Fusion
 from optexp.strategy import compose, grouped
+from optexp.trace import Call, Op, Span, Trace, record
 from optexp.workloads.mlp import Mlp
 
 CPU = torch.device("cpu")

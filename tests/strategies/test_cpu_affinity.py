@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from optexp.errors import ConfigError
-from optexp.insight.trace import Span, Trace
 from optexp.measurement import placement
 from optexp.schema import build
 from optexp.strategies.cpu_affinity import CpuAffinity
 from optexp.strategy import Evidence, Stage, Strategy
+from optexp.trace import Span, Trace
 from optexp.workers.arm import Arm
 from optexp.workers.spec import Spec
 from optexp.workloads.mlp import Mlp

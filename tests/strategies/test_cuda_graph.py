@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from optexp.errors import Unsupported
-from optexp.insight.trace import Call, Kernel, Span, Trace
 from optexp.program import Program, clear_gradients
 from optexp.strategies.amp import grad_scaler
 from optexp.strategies.cuda_graph import CudaGraph, UpdatedOutside, outside, prepare_optimizer
+from optexp.trace import Call, Kernel, Span, Trace
 from optexp.transforms import capture
 from optexp.transforms.capture import CapturedStep, GraphedModel, call_of, culprit, first, graph_model, recording
 from optexp.workloads.gelu import Gelu

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from optexp.errors import Unsupported
-from optexp.insight.trace import Kernel, Op, Span, Trace, record
 from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fused_optimizer import FusedOptimizer, implement
 from optexp.strategy import compose
+from optexp.trace import Kernel, Op, Span, Trace, record
 from optexp.workloads.mlp import Mlp
 
 FUSED = (

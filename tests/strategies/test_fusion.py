@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from optexp import kernel
 from optexp.errors import Unsupported
-from optexp.insight.trace import Call, Kernel, Op, Span, Trace, record
+from optexp.export.repro import Script
 from optexp.kernelkit import toolchain
 from optexp.program import Program
 from optexp.strategies import fusion
@@ -22,7 +22,7 @@ from optexp.strategies.inplace import Inplace
 from optexp.strategies.memory_pool import MemoryPool
 from optexp.strategies.streams import Streams
 from optexp.strategy import compose
-from optexp.takehome.repro import Script
+from optexp.trace import Call, Kernel, Op, Span, Trace, record
 from optexp.transforms.torchscript import Scripted
 from optexp.workloads.elementwise import Elementwise
 from optexp.workloads.gelu import Gelu

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from optexp import kernel
-from optexp.insight.trace import Trace, record
 from optexp.kernelkit import extension
 from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion
 from optexp.strategy import Evidence, Strategy
+from optexp.trace import Trace, record
 from optexp.workload import Workload
 from optexp.workloads.elementwise import Elementwise
 from optexp.workloads.gelu import Gelu

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from optexp import audit
+from optexp.commands import audit
 from optexp.result import Result, Verdict
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]

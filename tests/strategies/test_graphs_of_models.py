@@ -13,7 +13,7 @@ from optexp.errors import Unsupported
 from optexp.program import Program, ResidentFeed, forward
 from optexp.strategies.inplace import Inplace
 from optexp.strategies.streams import Streams
-from optexp.transforms.lanes import side_by_side
+from optexp.transforms.stream_parallel import side_by_side
 from optexp.transforms.tracing import Tracer
 
 

@@ -12,14 +12,14 @@ from optexp.comparison import session
 from optexp.comparison.session import Session
 from optexp.config import Experiment
 from optexp.errors import Unsupported
-from optexp.insight.trace import Call, Span, Trace
 from optexp.program import Snapshot
 from optexp.reporting.terminal import Progress
-from optexp.stopwatch import Stopwatch
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.memory_pool import MemoryPool, share_workspaces
 from optexp.strategies.streams import Streams
 from optexp.strategy import compose
+from optexp.support.stopwatch import Stopwatch
+from optexp.trace import Call, Span, Trace
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.workspace import Workspace
 
@@ -208,7 +208,7 @@ from pathlib import Path
 import cloudpickle, torch
 from optexp.workers.arm import Arm
 from optexp.workers.spec import Spec
-from optexp.insight.trace import Trace
+from optexp.trace import Trace
 from optexp.strategies.memory_pool import MemoryPool
 from optexp.workloads.mlp import Mlp
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from optexp.feeds import HostFeed, LoaderFeed
-from optexp.insight.trace import Copy, Span, Trace, record
 from optexp.program import Program
+from optexp.program.feeds import HostFeed, LoaderFeed
 from optexp.strategies.pinned_memory import PinnedMemory
+from optexp.trace import Copy, Span, Trace, record
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.pipeline import Pipeline
 from optexp.workloads.training import Training

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.feeds import HostFeed
-from optexp.insight.trace import Copy, Kernel, Span, Trace, record
 from optexp.program import Program, forward
+from optexp.program.feeds import HostFeed
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.pinned_memory import PinnedMemory
 from optexp.strategies.prefetch import Prefetch, Prefetched, prefetched
+from optexp.trace import Copy, Kernel, Span, Trace, record
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.pipeline import Pipeline
 from optexp.workloads.training import Training

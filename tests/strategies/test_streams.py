@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optexp.errors import Unsupported
-from optexp.insight.trace import Copy, Kernel, Span, Trace, record
 from optexp.program import Program, ResidentFeed, flatten, forward
 from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
@@ -17,10 +16,11 @@ from optexp.strategies.fusion import Fusion
 from optexp.strategies.inplace import Inplace
 from optexp.strategies.pinned_memory import PinnedMemory
 from optexp.strategies.streams import Streams
+from optexp.trace import Copy, Kernel, Span, Trace, record
 from optexp.transforms import chunked
 from optexp.transforms.branches import cut, trace
 from optexp.transforms.chunked import Overlapped, Split, evenly, halved_ends, joined, split
-from optexp.transforms.lanes import Lanes, side_by_side
+from optexp.transforms.stream_parallel import Lanes, side_by_side
 from optexp.workloads.branches import Branches
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.pipeline import Pipeline

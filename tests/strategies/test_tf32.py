@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optexp.equivalence import state
+from optexp.equivalence import process_state
 from optexp.errors import Unsupported
-from optexp.insight.trace import Kernel, Span, Trace
 from optexp.strategies.amp import Amp
 from optexp.strategies.tf32 import Tf32, kind
 from optexp.strategy import compose, precision
-from optexp.tf32 import allow_tf32, flags
+from optexp.support.tf32 import allow_tf32, flags
+from optexp.trace import Kernel, Span, Trace
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
 
@@ -68,7 +68,7 @@ def test_one_strategy_decides_how_products_are_computed():
 
 @pytest.mark.usefixtures("_flags")
 def test_flags_are_set_in_both_generations_of_settings(build):
-    before, off = state.settings(), flags()
+    before, off = process_state.settings(), flags()
     program, notes = Tf32().apply(build(Mlp(dim=8, layers=2)))
     assert off["products"] != "tf32"
     assert (notes["before"], notes["after"], flags()) == (off, ON, ON)
@@ -76,7 +76,7 @@ def test_flags_are_set_in_both_generations_of_settings(build):
     # The older settings can still be read: torch.compile does, and mixed settings raise.
     assert torch.get_float32_matmul_precision() == "high"
     assert torch.backends.cuda.matmul.allow_tf32 is True
-    after = state.settings()
+    after = process_state.settings()
     assert {name for name, value in after.items() if before[name] != value} <= Tf32().changes <= after.keys()
     program.run()
 
@@ -134,7 +134,7 @@ ON_GPU = f"""
 import sys
 sys.path[:] = {sys.path!r}
 import torch
-from optexp.insight.trace import Trace, record
+from optexp.trace import Trace, record
 from optexp.strategies.fusion import Fusion
 from optexp.strategies.tf32 import Tf32
 from optexp.workloads.mlp import Mlp

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from optexp.equivalence.finding import Verification
+from optexp.equivalence.findings import Verification
 from optexp.measurement import statistics
 from optexp.measurement.record import Measurement
 from optexp.result import ByItself, Problem, Result, Speedup, Verdict
-from optexp.studies import search
+from optexp.sweeps import selection
 
 
 def result(strategy: str, low: float, p: float = 1e-6, **changes: Any) -> Result:
@@ -28,9 +28,9 @@ def result(strategy: str, low: float, p: float = 1e-6, **changes: Any) -> Result
 
 
 def test_holm_as_in_its_paper() -> None:
-    assert search.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert search.holm([]) == []
-    assert search.holm([0.9, 0.9]) == [1.0, 1.0]
+    assert selection.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert selection.holm([]) == []
+    assert selection.holm([0.9, 0.9]) == [1.0, 1.0]
 
 
 def test_a_claim_among_many_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_a_claim_among_many_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
         result("b", 1.02, 0.004, explanation=why),
         *(result(f"n{i}", 0.9, 0.5) for i in range(8)),
     ]
-    a, b, *rest = search.corrected(tried)
+    a, b, *rest = selection.corrected(tried)
     assert a.verdict is Verdict.FASTER
     assert b.verdict is Verdict.INCONCLUSIVE
     assert "one of 10 comparisons" in b.headline
@@ -48,7 +48,7 @@ def test_a_claim_among_many_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert b.by_itself == ByItself(Verdict.FASTER, "FASTER (...)")
     assert a.by_itself is None
     assert {r.verdict for r in rest} == {Verdict.INCONCLUSIVE}
-    (alone,) = search.corrected([result("b", 1.02, 0.004)])
+    (alone,) = selection.corrected([result("b", 1.02, 0.004)])
     assert alone.verdict is Verdict.FASTER
 
 
@@ -68,7 +68,7 @@ def test_among_many_equal_arms_one_false_claim_in_a_hundred_searches() -> None:
 
     def claims() -> bool:
         tried = [[[random.gauss(0, 0.02)] for _ in range(5)] for _ in range(10)]
-        return min(search.holm([statistics.p_value(processes, 0.0) for processes in tried])) < 0.01
+        return min(selection.holm([statistics.p_value(processes, 0.0) for processes in tried])) < 0.01
 
     assert sum(claims() for _ in range(searches)) <= 8
 
@@ -90,7 +90,7 @@ def test_the_winner_is_measured_again_and_that_is_reported(jobs: dict[Path, Resu
         asked.append((config.seed, config.device, output.relative_to(tmp_path)))
         return result("fusion", 1.3)
 
-    found = search.confirm(jobs, tmp_path, run)
+    found = selection.confirm(jobs, tmp_path, run)
     assert asked == [(1003, "cuda:1", Path("winners/0"))]  # the card that the first was measured on
     again = found[tmp_path / "fusion"]
     assert again.speedup is not None
@@ -106,7 +106,7 @@ def test_a_winner_that_fails_its_second_look_shows_no_speedup_of_the_first(
     def run(config: DictConfig, output: Path) -> Result:
         return Result(Verdict.NOT_EQUIVALENT, "", "mlp", ["fusion"], "cpu", 1003)
 
-    again = search.confirm(jobs, tmp_path, run)[tmp_path / "fusion"]
+    again = selection.confirm(jobs, tmp_path, run)[tmp_path / "fusion"]
     assert again.by_itself == ByItself(Verdict.FASTER, "", "../winners/0")
     assert "×" not in "".join(again.notes)
 
@@ -119,19 +119,19 @@ def test_whoever_wins_after_that_is_measured_again_too(jobs: dict[Path, Result],
         asked.append(output.name)
         return result("again", {"0": 1.0, "1": 1.15}[output.name])
 
-    found = search.confirm(jobs, tmp_path, run)
+    found = selection.confirm(jobs, tmp_path, run)
     assert asked == ["0", "1"]
     assert [found[tmp_path / name].speedup.low for name in ("fusion", "amp", "inplace")] == [1.0, 1.15, 1.0]  # type: ignore[union-attr]
 
 
 def test_one_that_is_undecided_does_not_stand_before_the_winner(jobs: dict[Path, Result], tmp_path: Path) -> None:
     jobs[tmp_path / "fusion"].verdict = Verdict.INCONCLUSIVE
-    assert search.winners(jobs) == [tmp_path / "amp"]
+    assert selection.winners(jobs) == [tmp_path / "amp"]
 
 
 def test_a_device_that_is_not_here_leaves_the_first_result(jobs: dict[Path, Result], tmp_path: Path) -> None:
     lost = result("fusion", 1.3, verdict=Verdict.ERROR, headline="ERROR: torch sees no CUDA device here")
-    winner = search.confirm(jobs, tmp_path, lambda config, output: lost)[tmp_path / "fusion"]
+    winner = selection.confirm(jobs, tmp_path, lambda config, output: lost)[tmp_path / "fusion"]
     assert winner.verdict is Verdict.FASTER
     assert "no CUDA device" in winner.notes[0]
 
@@ -139,7 +139,7 @@ def test_a_device_that_is_not_here_leaves_the_first_result(jobs: dict[Path, Resu
 def test_a_winner_that_fails_when_measured_again_is_none(jobs: dict[Path, Result], tmp_path: Path) -> None:
     crash = Problem("Crash", "killed by SIGSEGV", worker="candidate")
     lost = result("fusion", 1.3, verdict=Verdict.ERROR, headline="ERROR: candidate: killed by SIGSEGV", error=crash)
-    found = search.confirm(jobs, tmp_path, lambda config, output: replace(lost, notes=[]))
+    found = selection.confirm(jobs, tmp_path, lambda config, output: replace(lost, notes=[]))
     assert found[tmp_path / "fusion"].verdict is Verdict.ERROR
     assert found[tmp_path / "fusion"].by_itself.verdict is Verdict.FASTER
 
@@ -147,13 +147,13 @@ def test_a_winner_that_fails_when_measured_again_is_none(jobs: dict[Path, Result
 def test_baselines_may_be_what_is_compared() -> None:
     """Of the empty stack against many others, too, some differ by chance."""
     several = [replace(result("b", 1.02, 0.004), strategy=[], config={"baseline": f"b{i}"}) for i in range(10)]
-    assert {found.verdict for found in search.corrected(several)} == {Verdict.INCONCLUSIVE}
+    assert {found.verdict for found in selection.corrected(several)} == {Verdict.INCONCLUSIVE}
 
 
 def test_what_was_not_a_search_has_no_winner(jobs: dict[Path, Result]) -> None:
     amp, fusion, inplace = jobs
-    assert search.winners({amp: jobs[amp]}) == []
-    assert search.winners({**jobs, fusion: replace(jobs[fusion], config={"measurement.confirm": False})}) == []
+    assert selection.winners({amp: jobs[amp]}) == []
+    assert selection.winners({**jobs, fusion: replace(jobs[fusion], config={"measurement.confirm": False})}) == []
     equal = {"measurement.confirm": True, "strategy": "baseline", "baseline": "baseline"}
-    assert search.winners({amp: jobs[amp], fusion: replace(jobs[fusion], strategy=[], config=equal)}) == []
-    assert search.winners({inplace: jobs[inplace], amp: jobs[inplace]}) == []
+    assert selection.winners({amp: jobs[amp], fusion: replace(jobs[fusion], strategy=[], config=equal)}) == []
+    assert selection.winners({inplace: jobs[inplace], amp: jobs[inplace]}) == []

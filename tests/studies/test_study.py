@@ -14,19 +14,18 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from optexp import commandline
 from optexp.__main__ import SIGNALS, main
 from optexp.comparison import runner
-from optexp.config import resolve
+from optexp.config import overrides, resolve
 from optexp.errors import ConfigError
-from optexp.insight.record import ArmProfile, Calibration, ProfileRecord
-from optexp.insight.roofline import matrix_flop
-from optexp.insight.trace import Op, Span, Trace
+from optexp.profiling.record import ArmProfile, Calibration, ProfileRecord
+from optexp.profiling.roofline import matrix_flop
 from optexp.reporting import summary, terminal
 from optexp.result import ArmSummary, Result, Speedup, Verdict
-from optexp.studies import outcome, sweep
-from optexp.studies.study import FIGURES, Point, Study, completed, markdown, points, remarks, table
-from optexp.studies.studyplot import draw
+from optexp.sweeps import exit_status, sweep
+from optexp.sweeps.plot import draw
+from optexp.sweeps.study import FIGURES, Point, Study, completed, markdown, points, remarks, table
+from optexp.trace import Op, Span, Trace
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = sorted(path.stem for path in (ROOT / "experiments").glob("*.yaml"))
@@ -60,7 +59,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         return jobs
 
     monkeypatch.setattr(runner, "run", run)
-    monkeypatch.setattr(outcome, "_finished", [])
+    monkeypatch.setattr(exit_status, "_finished", [])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.delenv("HYDRA_FULL_ERROR")
     monkeypatch.chdir(tmp_path)
@@ -178,7 +177,7 @@ def test_a_step_that_there_is_not(plan: Callable[..., Jobs], capsys: pytest.Capt
 def test_a_mistake_in_a_study_is_one_sentence(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace("?", r"\?")) as raised:
         study(**given)
-    assert commandline.explain(raised.value) == str(raised.value)
+    assert overrides.explain(raised.value) == str(raised.value)
 
 
 # --- the answer --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from optexp.errors import TrackingError
 from optexp.reporting import tracking
 from optexp.result import ByItself, Result, Verdict
-from optexp.studies import outcome, search, sweep
+from optexp.sweeps import exit_status, selection, sweep
 
 EXAMPLES = Path(__file__).parents[1] / "results"
 
@@ -74,7 +74,7 @@ def add_job(folder: Path, number: int, example: str | None) -> None:
 
 def test_importing_it_is_cheap() -> None:
     slow = ("torch", "mlflow", "matplotlib", "rich")
-    code = f"import optexp.studies.sweep, sys; sys.exit(any(name in sys.modules for name in {slow}))"
+    code = f"import optexp.sweeps.sweep, sys; sys.exit(any(name in sys.modules for name in {slow}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -189,8 +189,8 @@ def test_a_winner_that_is_wrong_on_other_inputs_is_wrong_everywhere(
     monkeypatch.setattr(sweep, "_again", again)
     (tmp_path / "1" / "samples.parquet").write_text("of the first")
     sweep.SweepCallback().on_multirun_end(config(tmp_path))
-    outcome.ExitStatus().on_multirun_end(config(tmp_path))
-    assert outcome.status() == 3
+    exit_status.ExitStatus().on_multirun_end(config(tmp_path))
+    assert exit_status.status() == 3
     found = Result.read(tmp_path / "1" / "result.json")
     assert (found.verdict, found.speedup) == (Verdict.NOT_EQUIVALENT, None)
     assert found.by_itself == ByItself(Verdict.FASTER, "", "../winners/0")
@@ -204,10 +204,10 @@ def test_a_claim_that_is_lost_among_many_is_lost_in_its_record(
     corrections: Corrections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two_stacks(tmp_path, p=0.009)
-    monkeypatch.setattr(search, "confirm", lambda results, folder, run: dict(results))
+    monkeypatch.setattr(selection, "confirm", lambda results, folder, run: dict(results))
     sweep.SweepCallback().on_multirun_end(config(tmp_path))
-    outcome.ExitStatus().on_multirun_end(config(tmp_path))
-    assert outcome.status() == 0
+    exit_status.ExitStatus().on_multirun_end(config(tmp_path))
+    assert exit_status.status() == 0
     for number in "01":
         found = Result.read(tmp_path / number / "result.json")
         assert found.verdict is Verdict.INCONCLUSIVE

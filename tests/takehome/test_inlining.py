@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from optexp.errors import NotCovered
-from optexp.takehome.inlining import Inliner, code_of, flat_class, literal, uses
+from optexp.export.inlining import Inliner, code_of, flat_class, literal, uses
 
 SOURCE = """
 from __future__ import annotations

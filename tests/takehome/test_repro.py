@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 import optexp
-from optexp import discovery
+from optexp.config import search_path
+from optexp.export.repro import Script
+from optexp.export.vendoring import CARRIED
 from optexp.program import Program, tensors_of
 from optexp.strategies.amp import Amp
 from optexp.strategies.channels_last import ChannelsLast
@@ -28,8 +30,6 @@ from optexp.strategies.inference_mode import InferenceMode
 from optexp.strategies.inplace import Inplace
 from optexp.strategies.replace import Replace
 from optexp.strategy import Strategy, captures, compose
-from optexp.takehome.carrying import CARRIED
-from optexp.takehome.repro import Script
 from optexp.workload import Workload
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.lenet5 import LeNet5
@@ -38,7 +38,7 @@ from optexp.workloads.module import Module
 from tests.test_every_choice import TINY
 from tests.workloads.test_vision import torchvision  # noqa: F401  # a fixture
 
-WORKLOADS = sorted(path.stem for path in (discovery.CONF / "workload").glob("*.yaml"))
+WORKLOADS = sorted(path.stem for path in (search_path.CONF / "workload").glob("*.yaml"))
 NOT_COVERED = {"sleep"}  # whose batches wait, which is no part of a program
 STACKS: list[tuple[Strategy, ...]] = [
     (),
@@ -173,7 +173,7 @@ def test_what_is_not_covered_says_so(experiment: Any, tmp_path: Path) -> None:
 
 
 def test_every_strategy_says_what_it_does(experiment: Any) -> None:
-    names = [name for name in discovery.options("strategy") if name != "baseline"]
+    names = [name for name in search_path.options("strategy") if name != "baseline"]
     strategies = [s for name in names for s in experiment(f"strategy={name}").strategies]
     assert len(strategies) == len(names)
     assert [s.name for s in strategies if type(s).recipe is Strategy.recipe] == []

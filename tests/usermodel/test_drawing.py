@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from optexp.usermodel import drawing as module
-from optexp.usermodel.drawing import drawing, on, outline
+from optexp.user_code import drawing as module
+from optexp.user_code.drawing import drawing, on, outline
 
 META = torch.device("meta")  # a device that is not the CPU, and is everywhere
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.importing import import_file
 from optexp.program import Program, ResidentFeed, Snapshot, prime
-from optexp.usermodel.memory import Memory, move
-from optexp.usermodel.trainstep import TrainStep
+from optexp.user_code.importing import import_file
+from optexp.user_code.step_state import Memory, move
+from optexp.user_code.train_step import TrainStep
 
 HEAD = """
 import torch

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from optexp.errors import ConfigError
 from optexp.program import Program
 from optexp.strategies.replace import Replace
-from optexp.usermodel.objects import Described, made, with_objects
+from optexp.user_code.objects import Described, made, with_objects
 from optexp.workloads.module import Module
 from tests.takehome.test_repro import assert_same, executed, written
 

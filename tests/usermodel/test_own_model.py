@@ -11,8 +11,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import optexp
-from optexp import discovery
 from optexp.comparison import runner
+from optexp.config import search_path
 from optexp.result import Result, Verdict
 from tests.reached import measured
 
@@ -25,8 +25,8 @@ def run(folder: Path, *overrides: str) -> Result:
     settings = ["workload=module", "device=cpu", "measurement=quick", "tracking.enabled=false"]
     quicker = ["measurement.warmup_s=0.3", "measurement.block_ms=10", "measurement.pairs=10", "measurement.process_s=2"]
     quicker += ["measurement.verification_seeds=1", "measurement.profile_steps=2"]
-    discovery.register()
-    with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
+    search_path.register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
         config = compose("config", overrides=[*settings, *quicker, *overrides])
     return runner.run(config, folder)
 

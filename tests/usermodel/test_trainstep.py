@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from optexp.errors import NoReference, Unsupported
 from optexp.program import Program, ResidentFeed, gradients
-from optexp.usermodel.trainstep import TrainStep
+from optexp.user_code.train_step import TrainStep
 
 
 def program(function: Callable[..., Any]) -> Program:

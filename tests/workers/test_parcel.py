@@ -11,10 +11,10 @@ import torch
 
 from optexp.errors import Failure, Unshared
 from optexp.verification.trial import convey
-from optexp.workers import ipc, parcel
+from optexp.workers import cuda_ipc, transfer
 from optexp.workers.client import InProcess, Pending
-from optexp.workers.parcel import Inbox, Memory, Outbox
 from optexp.workers.peer import Peer
+from optexp.workers.transfer import Inbox, Memory, Outbox
 
 CPU = torch.device("cpu")
 
@@ -43,7 +43,7 @@ def outbox(tmp_path):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(parcel, "PIECE", 256)
+    monkeypatch.setattr(transfer, "PIECE", 256)
     monkeypatch.setattr(Memory, "size", 512)
 
 
@@ -195,8 +195,8 @@ def a_device(monkeypatch):
         own[b"handle"] = memory = torch.empty(size, dtype=torch.uint8)
         return memory, b"handle"
 
-    monkeypatch.setattr(ipc, "allocate", allocate)
-    monkeypatch.setattr(ipc, "attach", lambda handle, size: own[handle])
+    monkeypatch.setattr(cuda_ipc, "allocate", allocate)
+    monkeypatch.setattr(cuda_ipc, "attach", lambda handle, size: own[handle])
     return own
 
 
@@ -225,7 +225,7 @@ def test_where_a_device_is_not_shared_parcels_pass_through_the_host(
     def refuse(*arguments):
         raise Unshared("another container's")
 
-    monkeypatch.setattr(ipc, refused, refuse)
+    monkeypatch.setattr(cuda_ipc, refused, refuse)
     sender, receiver = (InProcess(Party(tmp_path), name) for name in ("one", "two"))
     sender.target.outbox = Outbox([str(tmp_path)], on_device=True)
     for round_ in range(2):
@@ -292,5 +292,5 @@ def test_shared_memory_begins_with_nothing_in_it():
         secret = torch.full((2**28,), 7, dtype=torch.uint8, device="cuda")
         del secret
         torch.cuda.empty_cache()
-        memory, _ = ipc.allocate(Memory.size)
+        memory, _ = cuda_ipc.allocate(Memory.size)
         assert not memory.any()

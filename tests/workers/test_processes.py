@@ -15,7 +15,7 @@ import pytest
 from optexp.errors import FORGED, Failure, Unsupported
 from optexp.workers.client import InProcess, Worker
 from optexp.workers.descent import descendants
-from optexp.workers.processes import Launcher
+from optexp.workers.process import Launcher
 
 
 class Misbehaving:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from optexp.feeds import HostFeed
 from optexp.program import ResidentFeed
+from optexp.program.feeds import HostFeed
 from optexp.workloads.lenet5 import LeNet5
 from optexp.workloads.mlp import Mlp
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from optexp.errors import ConfigError
-from optexp.feeds import LoaderFeed
 from optexp.program import Program, tensors_of
+from optexp.program.feeds import LoaderFeed
 from optexp.schema import build
-from optexp.usermodel.trainstep import TrainStep
+from optexp.user_code.train_step import TrainStep
 from optexp.workloads.module import Input, Module
 
 CPU = torch.device("cpu")

@@ -8,9 +8,9 @@ import torch
 from hydra import compose, initialize_config_dir
 from pyarrow import parquet
 
-from optexp import discovery
 from optexp.comparison import runner
-from optexp.measurement import table
+from optexp.config import search_path
+from optexp.measurement import samples_file
 from optexp.workloads.sleep import Sleep
 
 
@@ -28,16 +28,16 @@ def test_a_step_waits_and_returns_its_batch():
 def test_fifty_milliseconds_are_measured_as_fifty(tmp_path: Path):
     """Within 1 %, and what this machine's own timer is late by; where the measurement itself says that something
     disturbed it, the quicker blocks are."""
-    discovery.register()
+    search_path.register()
     settings = ["device=cpu", "isolation=none", "measurement=quick", "measurement.pairs=10", "tracking.enabled=false"]
     settings += ["measurement.warmup_s=0.5", "measurement.verification_seeds=1", "measurement.profile_steps=1"]
     settings += ["measurement.min_effect=0.2"]  # a busy machine disturbs by less
-    with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
+    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
         config = compose("config", overrides=["workload=sleep", *settings])
     result = runner.run(config, tmp_path)
     assert result.verdict.measured, result.headline
     late = median(_sleep_s(0.05) for _ in range(20)) - 0.05
-    blocks = parquet.read_table(tmp_path / table.FILE).to_pylist()
+    blocks = parquet.read_table(tmp_path / samples_file.FILE).to_pylist()
     for name in ("baseline", "candidate"):
         steps = sorted(block["wall_us"] for block in blocks if block["arm"] == name)
         assert len(steps) >= 10

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from optexp.errors import ConfigError
-from optexp.feeds import LoaderFeed
+from optexp.program.feeds import LoaderFeed
 from optexp.schema import build
 from optexp.workloads.training import Digits, Synthetic, Training
 

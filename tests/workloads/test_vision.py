@@ -10,8 +10,8 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 
-from optexp import discovery
 from optexp.comparison import runner
+from optexp.config import search_path
 from optexp.errors import ConfigError, Unsupported
 from optexp.workloads.training import Training
 from optexp.workloads.vision import Vision
@@ -100,8 +100,8 @@ def test_a_network_with_batch_norm_has_a_reference_and_equals_itself(torchvision
     settings = ["isolation=none", "device=cpu", "measurement=quick", "tracking.enabled=false"]
     quicker = ["measurement.warmup_s=0.3", "measurement.block_ms=10", "measurement.pairs=10"]
     workload = ["workload=vision", "workload.mode=train", "workload.image=8", "workload.classes=5"]
-    discovery.register()
-    with initialize_config_dir(version_base="1.3", config_dir=str(discovery.CONF)):
+    search_path.register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
         result = runner.run(compose("config", overrides=[*settings, *quicker, *workload]), tmp_path)
     assert measured(result), result.headline
     assert result.equivalence.bitwise

@@ -1,0 +1,1 @@
+"""Commands that people type: `python -m optexp.audit`, `.doctor` and `.benchmark` start them."""

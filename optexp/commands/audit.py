@@ -1,0 +1,189 @@
+"""`python -m optexp.audit result.json`: does the verdict follow from the record, and is the record as it was written?
+
+Offline: nothing is run again. The digest shows an edit that forgot it. Verdict, headline and speedup are derived again
+from the record's facts by the rules of `optexp.comparison.adjudicate`, and compared with the files beside the record:
+samples.parquet, config.yaml, environment.json. A forger who edits all of them consistently is not found.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+from optexp.comparison.adjudicate import adjudicate, facts_of
+from optexp.reporting.wording import headline
+from optexp.result import Result, Verdict, digest, finite
+
+Record = Mapping[str, Any]
+BLOCKS, ASKED, MACHINE = "samples.parquet", "config.yaml", "environment.json"
+CLAIMS = {Verdict.FASTER, Verdict.SLOWER, Verdict.SAME, Verdict.VERIFIED}  # the others promise nothing
+
+
+def problems(record: Record) -> list[str]:
+    """Contradictions inside a record, in sentences; none where everything follows."""
+    result = Result.of(record)
+    parts = (_verdict(result), _verification(result), _asked(result), _speedup(result), _headline(result))
+    return [*_edited(record), *(problem for part in parts for problem in part)]
+
+
+def underived(result: Result, folder: Path) -> list[str]:
+    """Claims of a record that nothing beside it confirms."""
+    if result.verdict not in CLAIMS:
+        return []
+    beside = [("device", MACHINE), ("workload, dtype, strategy and protocol", ASKED)]
+    beside += [("pairs", BLOCKS)] if result.measurement and result.measurement.pairs else []
+    missing = [f"{claim} (no {name} beside it)" for claim, name in beside if not (folder / name).is_file()]
+    return ["findings of the gates, mutants and evidence", *missing]
+
+
+# --- contradictions ----------------------------------------------------------------------------------------------
+
+
+def _edited(record: Record) -> Iterator[str]:
+    if "digest" not in record:
+        yield "there is no digest: the record was not written by this version, or cut"
+    elif record["digest"] != digest(record):
+        yield "the digest does not fit: the record was changed after it was written"
+
+
+def _verdict(result: Result) -> Iterator[str]:
+    decision = adjudicate(facts_of(result))
+    found = decision.verdict if decision else None
+    if result.verdict in CLAIMS and result.verdict is not found:
+        yield f"the verdict is {result.verdict}, and the record gives {found or 'none'}"
+    if not result.headline.startswith(result.verdict):
+        yield f"the headline does not begin with the verdict: {result.headline}"
+    if not result.verdict.measured and (result.speedup or result.measurement):
+        yield f"a speedup is shown with {result.verdict}"
+
+
+def _verification(result: Result) -> Iterator[str]:
+    """A claim has a verification that passed, and one proof of engagement for each strategy."""
+    if result.verdict not in CLAIMS:
+        return
+    found = result.equivalence
+    if found is None or not found.seeds:
+        yield "there is no verification on fresh inputs"
+        return
+    failed = [gate for gate, outcome in found.gates.items() if not outcome.passed]
+    failed += [tensor for tensor, row in found.tensors.items() if not row.ok]
+    failed += ["the process after its timing"] if found.recheck and not found.recheck.ok else []
+    if result.verdict is not Verdict.VERIFIED and found.recheck is None:
+        yield "the timed process was not checked again"
+    if failed or found.failures:
+        yield f"{', '.join(failed) or len(found.failures)} failed, and the verification is said to have passed"
+    if [proof.strategy for proof in result.evidence] != [label.partition("[")[0] for label in result.strategy]:
+        yield f"{len(result.evidence)} proofs of engagement are listed for {len(result.strategy)} strategies"
+
+
+def _asked(result: Result) -> Iterator[str]:
+    """The compared program and its device are those that the configuration asked for."""
+    if result.verdict not in CLAIMS:
+        return
+    for name, said in (("workload", result.workload), ("device", result.device), ("strategy", result.label)):
+        if result.config.get(name) != said:
+            yield f"{name} is {said}, and {result.config.get(name)} was asked for"
+    if result.environment.get("device") != result.device:
+        yield f"device is {result.device}, and the environment's {result.environment.get('device')}"
+
+
+def _speedup(result: Result) -> Iterator[str]:
+    if (claimed := result.speedup) is None:
+        return
+    interval, measurement = facts_of(result).interval, result.measurement
+    if interval is None or measurement is None:
+        yield "a speedup is shown, and no pairs that it comes from"
+        return
+    for name, value in (("confidence", claimed.confidence), ("min_effect", measurement.min_effect)):
+        asked = result.config.get(f"measurement.{name}", value)
+        if value != asked:
+            yield f"{name} is {value}, and {asked} was asked for"
+    if claimed.processes != len(measurement.pairs):
+        yield f"{claimed.processes} processes are named, and pairs of {len(measurement.pairs)} listed"
+    for name, value in zip(("estimate", "low", "high"), interval.ratios(), strict=True):
+        if not isclose(getattr(claimed, name), value, rel_tol=1e-9):
+            yield f"speedup.{name} is {getattr(claimed, name):.6g}, and the pairs give {value:.6g}"
+
+
+def _headline(result: Result) -> Iterator[str]:
+    """A measured headline is word for word the one that the record gives."""
+    if result.speedup is None:
+        return
+    dtype = result.equivalence.contract.partition("(")[2].rstrip(")") if result.equivalence else ""
+    precision, against = dtype or result.config.get("dtype", "float32"), result.config.get("baseline", "baseline")
+    weakness = result.equivalence.weakness if result.equivalence else None
+    verdicts = {result.verdict, result.by_itself.verdict if result.by_itself else result.verdict}
+    given = [headline(replace(result, verdict=verdict), precision, against, weakness) for verdict in verdicts]
+    said = result.headline.partition("by itself ")[2] or result.headline  # what a sweep corrected
+    if said not in given:
+        yield f"the headline says {said!r}, and the record gives {given[0]!r}"
+
+
+# --- files beside it ---------------------------------------------------------------------------------------------
+
+
+def beside(result: Result, record: Record, folder: Path) -> Iterator[str]:
+    """Contradictions with the blocks, the configuration and the machine that were written down on their own."""
+    if result.verdict in CLAIMS or result.speedup:
+        # The machine of a winner that was measured again is described where that was done.
+        machine = folder / (result.by_itself.again if result.by_itself else "") / MACHINE
+        for part, path in (("config", folder / ASKED), ("environment", machine)):
+            if path.is_file():
+                yield from _differs(record[part], path)
+    blocks, measurement = folder / BLOCKS, result.measurement
+    if measurement and measurement.pairs and blocks.is_file():
+        from optexp.measurement import samples_file  # slow to import
+
+        held = [
+            [tuple(pair) for pair in process]
+            for process in samples_file.pairs(blocks, measurement.l2.headline == "cold")
+        ]
+        if held != [[tuple(pair) for pair in process] for process in measurement.pairs]:
+            yield f"{BLOCKS} beside it holds other pairs than the record"
+
+
+def _differs(said: Record, path: Path) -> Iterator[str]:
+    held = json.loads(path.read_text()) if path.suffix == ".json" else _yaml(path)
+    held = finite(json.loads(json.dumps(held, default=str)))  # as a record holds it: JSON's keys are strings
+    if keys := sorted(key for key in {*held, *said} if held.get(key) != said.get(key)):
+        yield f"{path.name} beside it says otherwise about {', '.join(keys)}"
+
+
+def _yaml(path: Path) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(OmegaConf.load(path))
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0: every record follows from itself; 3: one does not; 1: one cannot be read."""
+    if not arguments or "--help" in arguments:
+        print("optexp.audit: name a record, as in python -m optexp.audit outputs/2026-11-21/13-59-15/result.json")
+        return 1
+    worst = 0
+    for path in map(Path, arguments):
+        try:
+            record = json.loads(path.read_text())
+            result = Result.of(record)
+            found = [*problems(record), *beside(result, record, path.parent)]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            print(f"{path}: cannot be read as a record ({reason})")
+            worst = 1
+            continue
+        pairs = sum(map(len, result.measurement.pairs)) if result.measurement else 0
+        basis = f"{pairs} pairs, {len(result.equivalence.tensors) if result.equivalence else 0} tensors"
+        print(f"{path}: {result.verdict}, " + ("does not hold" if found else f"follows from the record ({basis})"))
+        for problem in found:
+            print(f"  {problem}")
+        if raw := underived(result, path.parent):
+            print(f"  not derivable: {', '.join(raw)}")
+        worst = worst or (3 if found else 0)
+    return worst

@@ -1,0 +1,191 @@
+"""From a composed configuration to a checked, typed experiment; a mistake ends in one sentence with the choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from optexp.errors import ConfigError
+from optexp.schema import build, choice, plain, shown, suggest, typed
+from optexp.strategy import Composed, Strategy, label, named
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from optexp.measurement.settings import Protocol
+    from optexp.workload import Workload
+
+
+@dataclass
+class Tracking:
+    """Where runs are recorded."""
+
+    enabled: bool = True
+    uri: str | None = None
+    experiment: str = "optexp"
+
+
+@dataclass
+class Environment:
+    """What is accepted of the machine.
+
+    allow_foreign:  other programs may use the GPU meanwhile; the result says so
+    """
+
+    allow_foreign: bool = False
+
+
+@dataclass
+class Settings:
+    """The top-level keys that are neither a workload, a stack nor a measurement."""
+
+    mode: str = choice("compare", "profile")
+    device: str = choice("auto", "cuda", "cpu")
+    dtype: str = choice("float32", "float64", "bfloat16", "float16")
+    seed: int = 0
+    replay: str | None = None
+    isolation: str = choice("process", "none")
+    verify: str = choice("first", "only")
+    horizon_steps: int | None = None
+    timeout_s: float = 600.0
+    environment: Environment = field(default_factory=Environment)
+    tracking: Tracking = field(default_factory=Tracking)
+
+
+@dataclass(kw_only=True)
+class Experiment(Settings):
+    """Everything that one job needs, built and checked.
+
+    notes:     what was ignored, in words for the user
+    resolved:  the same, flat and plain, for the record (`workload.dim`, `strategy.amp.dtype`, ...)
+    """
+
+    workload: Workload
+    strategies: list[Strategy]
+    baseline: list[Strategy]
+    measurement: Protocol
+    notes: list[str]
+    resolved: dict[str, Any]
+
+
+def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
+    """The experiment that a composed configuration describes; `ConfigError` where it describes none.
+
+    workload:  an object instead of the configuration's
+    """
+    values = plain(config)
+    values.pop("study", None)  # is about the sweep that this job is one of
+    groups = {group: values.pop(group) for group in ("workload", "measurement", "strategy", "baseline")}
+    checked = typed(Settings, values)
+    measurement = build(groups["measurement"], "measurement")
+    chosen, notes = _stack(groups["strategy"])
+    strategies = _build_all(chosen, "strategy")
+    baseline = _build_all(_baseline(groups["baseline"]), "baseline")
+    from optexp.workload import Workload  # which imports this
+
+    workload = workload or build(groups["workload"], "workload")
+    if not isinstance(workload, Workload):
+        kind = f"{type(workload).__module__}.{type(workload).__qualname__}"
+        raise ConfigError(f"workload: {kind} is no workload: derive it from optexp.workload.Workload")
+
+    resolved = {
+        "workload": workload.name,
+        **_flat("workload", workload),
+        "strategy": label(strategies),
+        **{key: value for s in strategies for key, value in _flat(f"strategy.{s.name}", s).items()},
+        "baseline": label(baseline),
+        **{key: value for s in baseline for key, value in _flat(f"baseline.{s.name}", s).items()},
+        "measurement": measurement.preset,
+        **_flat("measurement", measurement),
+        # Where a run is recorded does not change what was measured, and an address may hold a password.
+        **{f.name: getattr(checked, f.name) for f in fields(checked) if f.name not in ("tracking", "environment")},
+        **_flat("environment", checked.environment),
+    }
+    return Experiment(
+        **{f.name: getattr(checked, f.name) for f in fields(checked)},
+        workload=workload,
+        strategies=strategies,
+        baseline=baseline,
+        measurement=measurement,
+        notes=notes,
+        resolved=resolved,
+    )
+
+
+# --- stacks ----------------------------------------------------------------------------------------------------
+
+
+def _stack(nodes: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The nodes of the chosen strategies by name, and notes on options that do not apply.
+
+    The command line may set an option of a strategy that this job does not have: in a sweep over stacks that is
+    meant, and noted; in a single run it is a mistake.
+    """
+    from optexp.config import search_path
+
+    chosen = {name: node for name, node in nodes.items() if node and "_target_" in node}
+    rest = {name: options for name, options in nodes.items() if options and name not in chosen}
+    unused = [(name, note) for name, options in rest.items() for note in _unused(name, options)]
+    if unused and not search_path.in_sweep():
+        name, note = unused[0]
+        raise ConfigError(f"{note}: write strategy=[{','.join([*chosen, name])}], or leave the option out")
+    return chosen, [f"{note}: ignored" for _, note in unused]
+
+
+def _unused(name: str, options: dict[str, Any]) -> list[str]:
+    """Options of a strategy that is not in the stack: checked all the same, a misspelling is a mistake in any job."""
+    node = _strategy_nodes([name], "strategy")[name]
+    given = [f"strategy.{name}.{key}={shown(value)}" for key, value in options.items()]
+    if not node:
+        raise ConfigError(f"{given[0]}: {name} is the empty stack, which has no options")
+    build({**node, **options}, f"strategy.{name}")
+    return [f"{option} does not apply, because {name} is not in the stack" for option in given]
+
+
+def _baseline(value: Any) -> dict[str, Any]:
+    """`[amp, fusion]`, `[{fusion: {mode: default}}]` or `amp+fusion`: the nodes of the stack compared against."""
+    items = value.split("+") if isinstance(value, str) else value or []
+    options: dict[str, Any] = {}
+    for item in items if isinstance(items, list) else [items]:
+        if isinstance(item, str):
+            options[item] = {}
+        elif isinstance(item, dict) and all(isinstance(value, dict) for value in item.values()):
+            options |= item
+        else:
+            raise ConfigError(
+                f"baseline={item!r} is not a stack: write names, [amp,fusion], or [{{amp:{{dtype:...}}}}]"
+            )
+    nodes = _strategy_nodes(list(options), "baseline")
+    return {name: {**node, **options[name]} for name, node in nodes.items() if node}
+
+
+def _strategy_nodes(names: list[str], key: str) -> dict[str, Any]:
+    """conf/strategy/<name>.yaml of each, wherever on the search path it is; the empty stack's is empty."""
+    from optexp.config import search_path
+
+    known = search_path.options("strategy")
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{key}={name} is not a choice{suggest(name, known)}")
+    if not names:
+        return {}
+    composed = plain(search_path.compose([f"strategy=[{','.join(names)}]"]).strategy)
+    return {name: composed.get(name) or {} for name in names}
+
+
+def _build_all(nodes: Mapping[str, Any], key: str) -> Composed:
+    strategies = [_strategy(node, key, name) for name, node in nodes.items()]
+    return Composed(sorted(strategies, key=lambda s: (s.stage, s.name)))
+
+
+def _strategy(node: Any, key: str, name: str) -> Strategy:
+    built = build(node, f"{key}.{name}")
+    if not isinstance(built, Strategy):
+        kind = f"{type(built).__module__}.{type(built).__qualname__}"
+        raise ConfigError(f"{key}.{name}: {kind} is no strategy: derive it from optexp.strategy.Strategy")
+    return named(built, name)
+
+
+def _flat(prefix: str, instance: Any) -> dict[str, Any]:
+    return {f"{prefix}.{f.name}": getattr(instance, f.name) for f in fields(instance)}

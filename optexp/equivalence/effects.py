@@ -1,0 +1,128 @@
+"""G0: what a step returns, changes and leaves alone, beside what the baseline does. No number is compared here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from torch import Tensor
+
+from optexp.equivalence.findings import Finding, broken
+from optexp.equivalence.gates import alike, finite, identical, structure
+from optexp.equivalence.observation import Observation, unpacked
+from optexp.errors import NoReference
+
+Alike = Callable[[str, bytes, bytes], bool]
+
+
+def conduct(
+    seen: Observation,
+    baseline: Observation,
+    initial: Mapping[str, Tensor] | None,
+    by_value: bool,
+    skips: bool,
+    same: Alike = lambda name, ours, theirs: ours == theirs,
+) -> Iterator[Finding]:
+    """Everything that differs.
+
+    initial:  the state that training has to start from; None for steps that are not the first
+    by_value: a dtype may differ;  skips: gradients overflowed in both
+    same:     of two memories by name, packed
+    """
+    yield from _effects(seen, baseline)
+    yield from _memories(seen, baseline, same)
+    yield from _outputs(seen, baseline)
+    yield from _replayed(seen, baseline)
+    names, expected = ({name for name in some if not optional(name)} for some in (seen, baseline))
+    updates = any(name.startswith("after/") for name in expected)  # which differ: without a gradient nothing decays
+    learns = any(name.startswith(("grad/", "after/")) for name in names | expected)
+    for name in sorted(names ^ expected):
+        if name in expected and name.startswith("buffer/") and not learns and f"changed/{name}" not in baseline:
+            continue  # what only infers may fold into others what no step changes
+        nothing = name.startswith("grad/") and not updates and not bool((seen | baseline)[name].any())
+        # A buffer may be as it was at first in one of them, and so may a parameter that no optimizer changes.
+        if not name.startswith(("input/", "before/buffer/", "before/param/", "param/")) and not nothing:
+            yield broken(title(name), "missing" if name in expected else "the baseline has no such tensor")
+    common = {
+        name
+        for name in names & expected
+        if not name.startswith(("flag/", "before/scaler/")) and not (skips and name.startswith("grad/"))
+    }
+    plain = finite({name: seen[name] for name in common}) & finite({name: baseline[name] for name in common})
+    starts = {f"before/{name}": tensor for name, tensor in initial.items()} if initial is not None else {}
+    begun = {name: seen[name] for name in common if initial is not None and name.startswith("before/")}
+    wrong = begun.keys() - alike(begun, {n: starts.get(n, baseline[n]).to(t.device, t.dtype) for n, t in begun.items()})
+    for name in sorted(common):
+        any_dtype = by_value or "/optimizer/" in name
+        if difference := structure(seen[name], baseline[name], any_dtype=any_dtype, known_finite=name in plain):
+            yield broken(title(name), difference)
+        elif name in wrong:
+            yield broken(title(name), "training does not start from the baseline's state")
+
+
+def _effects(seen: Observation, baseline: Observation) -> Iterator[Finding]:
+    """On what is not the step's own."""
+    changed, expected = (
+        {name for name in some if name.startswith(("changed/", "input/"))} for some in (seen, baseline)
+    )
+    for name in sorted(changed ^ expected):
+        whose = "the caller's batch" if name.startswith("input/") else "it"
+        what = f"changes {whose}; the baseline leaves it alone"
+        what = what if name in changed else f"leaves {whose}; the baseline does not"
+        yield broken(name.removeprefix("changed/"), f"the step {what}")
+
+
+def _memories(seen: Observation, baseline: Observation, same: Alike) -> Iterator[Finding]:
+    """On what a user's step keeps in Python. A hyperparameter that is a tensor is state."""
+    changed, expected = unpacked("remembers", seen), unpacked("remembers", baseline)
+    for name in sorted(changed | expected):
+        if f"after/{name}" in seen:
+            continue
+        if name not in expected:
+            yield broken(name, "the step changes it; the baseline leaves it alone")
+        elif name not in changed:
+            yield broken(name, "the step leaves it; the baseline changes it in Python, which no captured graph repeats")
+        elif not same(name, changed[name], expected[name]):
+            yield broken(name, "the step remembers something else there than the baseline does")
+
+
+def _outputs(seen: Observation, baseline: Observation) -> Iterator[Finding]:
+    """As objects: plain, finished, in the right place, in memory of their own."""
+    if not seen["flag/finished"]:
+        yield broken("outputs", "an output still changes after the step's stream has finished: nobody waits for it")
+    if not seen["flag/plain"]:
+        yield broken("outputs", "an output or a gradient is not a plain torch.Tensor")
+    ours, theirs = seen["flag/device"].tolist(), baseline["flag/device"].tolist()
+    if len(ours) == len(theirs) and ours != theirs:  # where lengths differ, so do names
+        yield broken("outputs", "an output is not on the device where the baseline leaves it")
+    ours, theirs = seen["flag/aliases"].tolist(), baseline["flag/aliases"].tolist()
+    if len(ours) == len(theirs):
+        for position, (shared, expected) in enumerate(zip(ours, theirs, strict=True)):
+            if shared not in (position, expected):
+                other = {-1: "an input", -2: "a parameter, a buffer or optimizer state"}.get(shared, f"output {shared}")
+                yield broken("outputs", f"output {position} shares memory with {other}; the baseline's does not")
+
+
+def _replayed(seen: Observation, baseline: Observation) -> Iterator[Finding]:
+    """Whether a timed step was given what the baseline's was."""
+    ours, theirs = (sorted(name for name in some if name.startswith("batch/")) for some in (seen, baseline))
+    if ours != theirs or any(not identical(seen[name], baseline[name]) for name in theirs):
+        if not baseline["flag/drawn"]:
+            raise NoReference(
+                "the loader gives other batches every time: its sampler or its data set draws random numbers that"
+                " torch.manual_seed does not reach"
+            )
+        if not baseline["flag/inputs_intact"]:
+            raise NoReference("the model writes to its own input: timed steps meet other numbers; let it copy that")
+        yield broken("inputs", "the timed step was not given the batch that the baseline's was")
+
+
+def optional(name: str) -> bool:
+    """What need not be the same tensors: a learning rate is state only where it is one, which is the container's
+    business."""
+    rate = "/optimizer/group" in name and name.endswith("/lr")
+    return rate or name.startswith(("changed/", "batch/", "timed/", "memory/", "remembers/", "keeps/", "moves/"))
+
+
+def title(name: str) -> str:
+    """For people."""
+    return name.removeprefix("out/")

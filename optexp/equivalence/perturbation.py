@@ -1,0 +1,74 @@
+"""Parameters that hide nothing: models begin with zeros and ones, and neither such a bias nor what such a gate lets
+through shows in any result, so that a program without it would pass for the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from optexp.support.sparse import is_sparse
+
+SOME = 256  # elements, far apart, by which a tensor is known
+FEW = 4  # elements to a value, or more: they were filled in and not drawn
+STATISTICS = ("running_mean", "running_var")  # of a norm that has seen nothing yet
+SPREAD = 0.1  # of a value, or of 1: enough to show at 16 bits
+
+
+@torch.no_grad()
+def vary(model: nn.Module, seed: int) -> list[str]:
+    """Move what was filled with one value or a few, in place and by the same in every process; returns its names.
+
+    Signs stay, and so do single numbers other than 0 and ±1: a model may take such a one for a size or an exponent.
+    """
+    generator, varied = torch.Generator().manual_seed(seed), []
+    for name, tensor in candidates(model):
+        if is_filled(tensor):
+            noise = torch.randn(tensor.shape, generator=generator)
+            tensor.copy_(moved(tensor.detach().to("cpu", torch.float32), noise))
+            varied.append(name)
+    return varied
+
+
+def told(varied: Sequence[str]) -> str:
+    """For people; empty where nothing was moved."""
+    if not varied:
+        return ""
+    few = ", ".join(varied[:3]) + (", ..." if len(varied) > 3 else "")
+    return f"{few} ({len(varied)}) began as one value and had others near it; what is timed has its own"
+
+
+def candidates(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from ((name, b) for name, b in model.named_buffers() if name.rpartition(".")[2] in STATISTICS)
+
+
+def is_filled(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or tensor.itemsize < 2 or not tensor.numel() or is_sparse(tensor):
+        return False
+    flat = tensor.detach().reshape(-1)
+    some = flat[:: -(-len(flat) // SOME)].float()
+    if not some.isfinite().all():
+        return False
+    if len(flat) == 1:
+        return abs(some.item()) in (0.0, 1.0)
+    return len(some.unique()) <= max(1, len(some) // FEW)
+
+
+def moved(old: Tensor, noise: Tensor) -> Tensor:
+    """Zeros of a matrix become as large as those that are drawn for one of so many columns."""
+    scale = SPREAD * old.abs().clamp(min=1.0)
+    if old.ndim > 1 and not old.any():
+        scale = scale.fill_(0.5 / (old.numel() / old.shape[0]) ** 0.5)
+    new = old + scale * noise
+    return torch.where(old == 0, new, new.abs().copysign(old))
+
+
+@torch.no_grad()
+def turn_parameters(state: Mapping[str, Tensor]) -> None:
+    """The sign of every second parameter, in place: exact in every dtype, and done twice it is nothing."""
+    real = {name: t for name, t in state.items() if t.is_floating_point() or t.is_complex()}
+    names = sorted(name for name in real if name.startswith("param/"))
+    for name in names[1::2] or names:
+        state[name].neg_()

@@ -1,0 +1,232 @@
+"""Steps that draw random numbers: no two implementations draw the same ones, so their distributions are compared.
+
+Each arm runs one batch from one state with many seeds; of every output and gradient some moments are kept. A wrong rate
+or scale moves them, a mask that is reused within a tensor changes how much they scatter, and the results of another
+batch sum up to something else under signs that belong to each element's place. What no distribution tells, a mask that
+backward draws anew, gradients beside their own loss do (see `slopes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite, sqrt
+from statistics import fmean, median, variance
+from types import MappingProxyType
+
+import torch
+from scipy.special import stdtr
+from torch import Tensor
+
+from optexp.equivalence import gradient_check
+from optexp.equivalence.findings import Finding, Randomness
+from optexp.equivalence.gates import error, identical, rms, structure
+from optexp.program import Batch, Program, Snapshot, gradients
+from optexp.support.reading import read
+
+SEEDS = 64
+ALARM = 1e-3  # how often honest arms may differ by luck, over all tests of a comparison together
+
+WIDEST = 4.0  # times the RMS of rounding: hardly an element of it is larger
+SIGNED = 4  # sums under signs
+ROUNDINGS = 4.0  # of terms that cancel, as κ of G1
+PLACES = 2**14  # elements that they are of
+
+Moments = dict[str, list[list[float]]]  # by tensor, for each seed: those below, and the share that may be zero
+ZEROS = 2
+_MOMENTS = ("mean", "RMS", "share of zeros", *(f"sum {index + 1} under random signs" for index in range(SIGNED)))
+
+
+@dataclass(frozen=True)
+class Throws:
+    """What an arm's random steps look like.
+
+    repeat: equal seeds give equal results, but for what rounds at random
+    differ: different seeds give different results
+    go_on:  so do steps that follow each other without a new seed
+    slopes: how far gradients are from those of the loss, by draw; empty where that cannot be told
+    """
+
+    moments: Moments
+    repeat: bool
+    differ: bool
+    go_on: bool
+    slopes: Sequence[float] = ()
+
+
+def state(device: torch.device) -> list[Tensor]:
+    """Of the generators that a step would draw from."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def drawn(before: Sequence[Tensor], device: torch.device) -> bool:
+    """Whether random numbers were drawn since."""
+    return not all(map(torch.equal, before, state(device)))
+
+
+def throw(program: Program, batch: Batch, start: Snapshot, unit: float, seeds: int = SEEDS) -> Throws:
+    """The same step from the same state, `seeds` times.
+
+    unit: of rounding: sums may be added up in another order each time
+    """
+
+    def once(seed: int | None) -> dict[str, Tensor]:
+        start.restore(program)
+        if seed is not None:
+            torch.manual_seed(seed)
+        outputs = program.step(program, program.feed.bring(batch))
+        found = {f"out/{name}": read(tensor) for name, tensor in outputs.items()}
+        return found | (gradients(program) if program.trains else {})
+
+    moments: Moments = {}
+    for seed in range(seeds):
+        found = {name: tensor for name, tensor in once(seed).items() if tensor.is_floating_point() and tensor.numel()}
+        told = {name: _moments(tensor) for name, tensor in found.items()}
+        for name, share in _may_be_zero(found, told, unit).items():
+            moments.setdefault(name, []).append([*told[name], share])
+    first = {name: tensor.clone() for name, tensor in once(0).items()}
+    noise, rounding = _apart(first, once(0)), _rounding(first, unit)
+    repeat = not _differ(noise, rounding)
+    # What repeats its bits differs by any bit; what rounds at random, by more than that.
+    least = rounding if repeat and any(noise.values()) else {}
+    go_on, differ = (_differ(_apart(first, once(seed)), least) for seed in (None, 1))
+    beside = gradient_check.slopes(program, batch, start) if repeat and program.trains else []
+    return Throws(moments, repeat, differ, go_on, beside)
+
+
+def compare(
+    candidate: Throws, baseline: Throws, unit: float, zeros: Mapping[str, float] = MappingProxyType({})
+) -> tuple[list[Finding], Randomness]:
+    """What differs more than luck allows, and how much was looked at.
+
+    unit: of rounding; moments that do not scatter differ by it, and by what it becomes on the way (some √u of a size).
+          Of a gradient whose terms cancel (of the bias of attention's keys, say) rounding beside the others is all
+          there is, and how much of that is zero is an implementation's own affair.
+    zeros: gradients that are zero in exact arithmetic, with the RMS over elements of Σ|terms|
+    """
+    findings = []
+    for fact, text in _FACTS.items():
+        if getattr(baseline, fact) and not getattr(candidate, fact):
+            findings.append(Finding("random numbers", "DICE", False, ("DICE",), used=inf, message=text))
+    off, limit = gradient_check.mismatch(candidate.slopes, baseline.slopes)
+    if off > limit:
+        message = (
+            "gradients are not those of the loss: dropout draws another mask in backward (they are off by"
+            f" {off:.2g} of what another draw's would be, and may be by {limit:.2g})"
+        )
+        findings.append(Finding("random numbers", "DICE", False, ("DICE",), used=off / limit, message=message))
+    findings += _zeros(candidate, baseline, unit, zeros)
+    tests: list[tuple[float, str, str]] = []
+    sizes = [fmean(seed[1] for seed in seeds) for name, seeds in baseline.moments.items() if name.startswith("grad/")]
+    cancelled = unit * max((size for size in sizes if isfinite(size)), default=0.0)
+    for name, expected in baseline.moments.items():
+        if name in zeros:
+            continue
+        ours = list(zip(*candidate.moments.get(name, []), strict=True))
+        theirs = list(zip(*expected, strict=True))
+        fewer = min((arm for arm in (ours, theirs) if arm), key=lambda arm: fmean(arm[ZEROS]))
+        unsure = fmean(fewer[-1]) - fmean(fewer[ZEROS])  # what the other has as zeros besides may be rounding here
+        for moment, x, y in zip(_MOMENTS, ours, theirs, strict=False):
+            floor = max(sqrt(unit) / 4 * fmean(theirs[1]), cancelled * name.startswith("grad/"))
+            floor = max(unit, unsure) if moment == "share of zeros" else floor
+            what = f"{moment} is {fmean(x):.6g} on average over {len(x)} seeds, and {fmean(y):.6g} in the baseline"
+            tests.append((_location(x, y, floor), name, what))
+            what = f"{moment} scatters by {sqrt(variance(x)):.3g} over {len(x)} seeds, by {sqrt(variance(y)):.3g} there"
+            tests.append((_location(_from_median(x), _from_median(y), floor), name, what))
+    for p, name, what in tests:
+        if p * len(tests) < ALARM:
+            message = f"its {what} (p = {p:.1g} in each of {len(tests)} tests)"
+            findings.append(Finding(name.removeprefix("out/"), "DICE", False, ("DICE",), used=inf, message=message))
+    smallest = min((p for p, _, _ in tests), default=1.0)
+    known = isfinite(limit)
+    return findings, Randomness(SEEDS, len(tests), smallest, off if known else None, limit if known else None)
+
+
+def _zeros(candidate: Throws, baseline: Throws, unit: float, zeros: Mapping[str, float]) -> Iterator[Finding]:
+    """Gradients that are zero in exact arithmetic are rounding alone, which no two implementations share: their size
+    is measured by the sum of the absolute values of their terms."""
+    for name in zeros.keys() & candidate.moments.keys():
+        ours, theirs = (fmean(s[1] for s in arm.moments.get(name, [[0.0] * 2])) for arm in (candidate, baseline))
+        limit = ROUNDINGS * max(unit * zeros[name], theirs)
+        if not ours <= limit:
+            message = f"its RMS is {ours:.3g} where it is zero in exact arithmetic, and rounding explains {limit:.3g}"
+            yield Finding(name, "DICE", False, ("DICE",), used=ours / limit if limit else inf, message=message)
+
+
+_FACTS: Mapping[str, str] = {
+    "repeat": "equal seeds give different results, where the baseline's are equal",
+    "differ": "another seed gives the same result: the random numbers are frozen",
+    "go_on": "steps that follow each other draw the same random numbers: a seed that is set anew, or a frozen graph",
+}
+
+
+def _moments(tensor: Tensor) -> list[float]:
+    wide = torch.float64
+    values = [
+        tensor.mean(dtype=wide),
+        torch.linalg.vector_norm(tensor, dtype=wide) / sqrt(tensor.numel()),
+        (tensor == 0).sum() / tensor.numel(),
+        *_signed(tensor.reshape(-1)[:PLACES].to(wide)),
+    ]
+    return torch.stack([value.to(wide) for value in values]).tolist()
+
+
+def _may_be_zero(found: Mapping[str, Tensor], told: Mapping[str, Sequence[float]], unit: float) -> dict[str, float]:
+    """By tensor, the share of elements that are zero or, in a gradient, may be nothing but rounding: of the largest
+    gradient where its own is no larger, else of its own."""
+    sizes = {name: moments[1] for name, moments in told.items() if name.startswith("grad/")}
+    cancelled = unit * max((size for size in sizes.values() if isfinite(size)), default=0.0)
+    shares = {name: moments[ZEROS] for name, moments in told.items()}
+    for name, size in sizes.items():
+        rounding = cancelled if size <= WIDEST * cancelled else min(cancelled, unit * size)
+        shares[name] = float((found[name].abs() <= WIDEST * rounding).sum() / found[name].numel())
+    return shares
+
+
+def _signed(values: Tensor) -> Tensor:
+    """Sums under fixed signs, of the size of one element."""
+    dice = torch.Generator(values.device).manual_seed(0)
+    signs = torch.randint(2, (SIGNED, values.numel()), generator=dice, device=values.device) * 2.0 - 1.0
+    return signs.to(values) @ values / sqrt(values.numel())
+
+
+def _apart(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, float]:
+    """RMS of the difference by tensor: 0 where the bits are equal, infinite where no number tells."""
+    found = dict.fromkeys(first.keys() | second.keys(), inf)
+    for name in first.keys() & second.keys():
+        a, b = first[name], second[name]
+        if identical(a, b):
+            found[name] = 0.0
+        elif a.is_floating_point() and structure(a, b) is None:
+            found[name] = error(a, b, scale=0.0).rms
+    return found
+
+
+def _differ(apart: Mapping[str, float], least: Mapping[str, float]) -> bool:
+    return any(distance > least.get(name, 0.0) for name, distance in apart.items())
+
+
+def _rounding(found: Mapping[str, Tensor], unit: float) -> dict[str, float]:
+    """What it becomes on the way, at most (see `compare`)."""
+    sizes = {name: rms(tensor) for name, tensor in found.items() if tensor.is_floating_point()}
+    most = max((size for name, size in sizes.items() if name.startswith("grad/")), default=0.0)
+    return {name: max(sqrt(unit) / 4 * size, unit * most * name.startswith("grad/")) for name, size in sizes.items()}
+
+
+def _from_median(values: Sequence[float]) -> list[float]:
+    middle = median(values)
+    return [abs(value - middle) for value in values]
+
+
+def _location(x: Sequence[float], y: Sequence[float], floor: float) -> float:
+    """p of Welch's t-test for equal means; distances below `floor` are rounding. (Of distances from the median this
+    is Brown's and Forsythe's test for equal variances.)"""
+    distance = max(0.0, abs(fmean(x) - fmean(y)) - floor)
+    if not distance:
+        return 1.0
+    of_x, of_y = variance(x) / len(x), variance(y) / len(y)
+    if not of_x + of_y:
+        return 0.0
+    freedom = (of_x + of_y) ** 2 / (of_x**2 / (len(x) - 1) + of_y**2 / (len(y) - 1))
+    return 2 * float(stdtr(freedom, -distance / sqrt(of_x + of_y)))

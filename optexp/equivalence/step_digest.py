@@ -1,0 +1,88 @@
+"""What a timed step left behind, in two numbers for each tensor: it is held against repetitions of the same steps.
+
+Outputs alone may be right where gradients and parameters are nobody's work; and where steps draw random numbers, or do
+not repeat bit for bit, no other arm can tell what they should have been. The same arm can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from optexp.equivalence.gates import chunks
+from optexp.equivalence.observation import carried
+from optexp.program import Outputs, Program, gradients
+from optexp.support.reading import read
+
+MOST = 8  # repetitions, where the first ones differ from what was timed
+FACTOR = 10.0  # how much farther from a repetition than those from each other: of hundreds of tensors one is lucky
+FLOOR = 2.0**-20  # of a tensor's RMS: a last bit that rarely differs
+DISTURBED = 4  # runs of the baseline from parameters with a little noise, where a candidate does not repeat itself
+STRAY = 3.0  # how much farther from a repetition than those
+PARTS = ("out/", "grad/", "buffer/", "param/", "after/")  # of an observation
+
+Imprint = dict[str, tuple[float, float]]  # mean and RMS of each tensor, by name
+
+
+def left_behind(program: Program, outputs: Outputs, initial: Mapping[str, Tensor]) -> Imprint:
+    """After a step, by the names that an observation of it has (see `optexp.equivalence.observation`).
+
+    initial: state that the first step began with
+    """
+    tensors = {f"out/{name}": tensor for name, tensor in outputs.items()}
+    tensors |= gradients(program) if program.trains else {}
+    tensors |= {f"buffer/{name}": tensor for name, tensor in program.buffers().items()}
+    if program.optimizer is not None:
+        tensors |= {f"after/{name}": t for name, t in program.state().items() if not name.startswith("buffer/")}
+    else:
+        held = {name: tensor for name, tensor in program.state().items() if name.startswith("param/")}
+        tensors |= carried(held, initial)
+    return imprint(tensors)
+
+
+def imprint(tensors: Mapping[str, Tensor]) -> Imprint:
+    return {name: _numbers(read(tensor)) for name, tensor in tensors.items() if name.startswith(PARTS)}
+
+
+def astray(timed: Imprint, again: Sequence[Imprint], moved: Sequence[Imprint] = ()) -> dict[str, str]:
+    """By name, what is farther from the first repetition than the others explain, in words.
+
+    moved: what the baseline leaves after the same steps, and after them from parameters with a little noise (what a
+           candidate leaves there is whatever it likes). What rounds at random flips a ReLU now and then, and all
+           repetitions may have flipped another: without these, of LeNet-5 disturbed in the last bit 9 of 100 honest
+           blocks of 11 training steps were astray, with them none of 300 (and none of blocks of 60 and 150)
+    """
+    first = again[0]
+    found = {}
+    for name in sorted(timed.keys() | first.keys()):
+        if name not in timed or name not in first:
+            found[name] = f"the timed step {'leaves' if name in timed else 'does not leave'} it, its repetition does"
+            found[name] += " not" if name in timed else ""
+            continue
+        for what, at in (("mean", 0), ("RMS", 1)):
+            here, there = timed[name][at], first[name][at]
+            allowed = max(FACTOR * _spread(again, name, at) + FLOOR * first[name][1], STRAY * _spread(moved, name, at))
+            if abs(here - there) > allowed:
+                found[name] = f"its {what} is {here:.6g}, and {there:.6g} where the same steps are repeated"
+    return found
+
+
+def _spread(runs: Sequence[Imprint], name: str, at: int) -> float:
+    """How far runs are from the first of them."""
+    numbers = [run[name][at] for run in runs if name in run]
+    return max((abs(number - numbers[0]) for number in numbers), default=0.0)
+
+
+def _numbers(tensor: Tensor) -> tuple[float, float]:
+    """NaN counts as 0: what diverges does so in every repetition."""
+    sums = torch.zeros(2, dtype=torch.float64)
+    count = 0
+    for _, (part,) in chunks(tensor if tensor.layout is torch.strided else tensor.to_dense()):
+        wide = part.to(torch.float64)
+        sums += torch.stack([wide.sum(), wide.square().sum()]).cpu()
+        count += wide.numel()
+    total, squares = (sums / max(count, 1)).nan_to_num(0.0).tolist()
+    return total, sqrt(squares)

@@ -1,0 +1,81 @@
+"""Bits kept for backward in the place of numbers: of each element one, 32 to a word, which a loop can load ahead."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from optexp.kernel import ceil_div, needs_gradient
+from optexp.kernelkit.elementwise import tile
+
+BITS_FROM = 2**20  # elements: to pack and to unpack bits of fewer takes longer than to read them as they are
+
+
+def has_many(x: Tensor) -> bool:
+    """Elements enough for bits."""
+    return x.numel() >= BITS_FROM
+
+
+def worth_bits(x: Tensor, *others: Tensor) -> bool:
+    """Whether bits are to be kept of x. A size that nobody knows yet is no large one, so that it stays unknown.
+
+    Ops are told: torch.compile keeps what it compiled by what a graph says, and knows nothing of a limit in here.
+    """
+    return needs_gradient((x, *others)) and statically_known_true(has_many(x))
+
+
+def bits_for(x: Tensor, bits: bool) -> Tensor:
+    """Memory for a bit of each element, or none."""
+    return x.new_empty(ceil_div(x.numel(), 32) if bits else 0, dtype=torch.int32)
+
+
+def rows_of_bits(x: Tensor, bits: bool) -> Tensor:
+    """The same, where each row begins with a word of its own."""
+    return x.new_empty((*x.shape[:-1], ceil_div(x.shape[-1], 32)) if bits else (0,), dtype=torch.int32)
+
+
+def unpacked(words: Tensor) -> Tensor:
+    """Their bits, 1 or 0, in plain PyTorch: of each row as many as its words have places."""
+    return ((words[..., None] >> torch.arange(32, device=words.device, dtype=torch.int32)) & 1).flatten(-2)
+
+
+def given(bits: Tensor) -> Tensor | None:
+    """Memory for bits, where there is some."""
+    return bits if bits.numel() else None
+
+
+@triton.jit
+def store_bits(pointer, start, size, bits, BLOCK: tl.constexpr):
+    """32 to a word, the first in its lowest place; `start` is a multiple of 32."""
+    offsets = tl.arange(0, BLOCK // 32)
+    packed = tl.sum(tl.reshape(bits.to(tl.int32), [BLOCK // 32, 32]) << tl.arange(0, 32)[None, :], axis=1)
+    tl.store(pointer + start // 32 + offsets, packed, mask=offsets < (size - start + 31) // 32)
+
+
+@triton.jit
+def load_bits(pointer, start, size, BLOCK: tl.constexpr):
+    """What `store_bits` stored; nothing beyond the end."""
+    offsets = tl.arange(0, BLOCK // 32)
+    packed = tl.load(pointer + start // 32 + offsets, mask=offsets < (size - start + 31) // 32, other=0)
+    return tl.reshape((packed[:, None] >> tl.arange(0, 32)[None, :]) & 1, [BLOCK]) != 0
+
+
+@triton.jit
+def store_tile_of_bits(pointer, first, block, rows, columns, bits, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """32 columns to a word, the first in its lowest place; each row begins with a word of its own."""
+    start, offsets, mask, _ = tile(first, block, rows, (columns - 1) // 32 + 1, ROWS, BLOCK // 32)
+    four = tl.reshape(bits, [ROWS, BLOCK // 32, 4, 8])  # where a thread has eight, in 16 bits, it needs no shifts
+    byte = tl.sum(tl.where(four, 1 << tl.arange(0, 8)[None, None, None, :], 0), axis=3)
+    word = tl.sum(byte << (8 * tl.arange(0, 4))[None, None, :], axis=2)
+    tl.store(pointer + start + offsets, word, mask=mask)
+
+
+@triton.jit
+def load_tile_of_bits(pointer, first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """What `store_tile_of_bits` stored; nothing outside of the matrix."""
+    start, offsets, mask, _ = tile(first, block, rows, (columns - 1) // 32 + 1, ROWS, BLOCK // 32)
+    packed = tl.load(pointer + start + offsets, mask=mask, other=0)
+    return tl.reshape((packed[:, :, None] >> tl.arange(0, 32)[None, None, :]) & 1, [ROWS, BLOCK]) != 0

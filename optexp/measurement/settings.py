@@ -1,0 +1,68 @@
+"""The settings of a measurement; `conf/measurement/*.yaml` are its presets."""
+
+from dataclasses import dataclass
+
+from optexp.schema import choice
+
+FEWEST = 8  # pairs of a process whose steps are longer than a block
+
+
+@dataclass
+class Protocol:
+    """How much evidence a verdict rests on.
+
+    preset:               name shown in the report
+    processes_min, _max:  how often both arms are restarted
+    pairs:                blocks of each arm per process, at most `process_s` seconds of measuring
+    block_ms:             how long a block lasts, at least (and at least 200 empty timer pairs)
+    warmup_s:             the longest warm-up of an arm
+    min_effect:           δ: smaller differences are SAME
+    confidence:           of the interval
+    half_width:           stop when the interval of the log-ratio is this narrow (or 5 % of its mean)
+    budget_s:             no new process is started after this many seconds
+    controls:             a second baseline and a known delay in the same rounds, once per device and workload
+    cold_caches:          the comparison begins with empty compile caches: the first set-up is then a cold one
+    lock_clocks:          say how an administrator would hold the GPU's clocks; they are never touched from here
+    trials:               0; or, for teaching, the usual way: the mean of so many steps after one warm-up, no verdict
+    confirm:              a sweep measures its winner again, in new processes and on other inputs
+    l2:                   what steps find in the GPU's cache: what the last one left there (warm), nothing (cold: then
+                          the device's time is compared), or warm with cold beside it (both)
+    load_s:               how long each arm works while its energy is read; 0: not at all
+    cpus:                 cores the arms are bound to: auto (one on a GPU, all on a CPU), all, or a list "2,3"
+    verification_seeds:   fresh input sets that equivalence is checked on
+    thorough:             other families of inputs too, and training is followed for many steps
+    profile_steps:        steady steps in a profile
+    """
+
+    preset: str = choice("default", "quick", "rigorous", "textbook")
+    processes_min: int = 5
+    processes_max: int = 15
+    pairs: int = 50
+    process_s: float = 5.0
+    block_ms: float = 20.0
+    warmup_s: float = 3.0
+    min_effect: float = 0.01
+    confidence: float = 0.99
+    half_width: float = 0.005
+    budget_s: float = 40.0
+    controls: bool = True
+    cold_caches: bool = False
+    lock_clocks: bool = False
+    trials: int = 0
+    confirm: bool = True
+    l2: str = choice("warm", "cold", "both")
+    load_s: float = 1.0
+    cpus: str = "auto"
+    verification_seeds: int = 5
+    thorough: bool = True
+    profile_steps: int = 5
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.processes_min <= self.processes_max:
+            raise ValueError(f"processes_min={self.processes_min} must be at least 1 and at most processes_max")
+        if not 0.5 < self.confidence < 1:
+            raise ValueError(f"confidence={self.confidence} must lie between 0.5 and 1, as in 0.99")
+        if 2 * 0.5 ** min(self.pairs, FEWEST) > 1 - self.confidence and self.processes_max == 1:
+            raise ValueError(f"pairs={self.pairs} are too few for a {self.confidence:.3%} interval from one process")
+        if self.pairs < 2:
+            raise ValueError(f"pairs={self.pairs} must be at least 2")

@@ -1,0 +1,214 @@
+"""Where a step's time goes, as shares that add up to one."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+
+from optexp.profiling.intervals import Union
+from optexp.profiling.record import Calibration
+from optexp.profiling.roofline import CLASSES, kernel_classes, matrix_flop
+from optexp.trace import GRAPH_LAUNCH, LAUNCH, Copy, Kernel, Op, Trace
+
+HOST_LATE = ("data_loading", "synchronisation", "allocation", "dispatch")  # gaps in which the GPU waits for the host
+GAPS = (*HOST_LATE, "launch_gap", "other")
+OUTSIDE = "outside_ops"
+
+SLOWED = 1.2  # a profiled step this much slower than a timed one: tracing stretched what the host does
+PIPELINE_US = 10.0  # a gap up to this long needs no cause but the GPU's own start of a kernel that was waiting
+
+_SYNCHRONISE = re.compile(r"cu(da)?(\w*Synchronize|Memcpy)$")
+_ALLOCATE = re.compile(r"cu(da)?(Malloc|Free|Host(Alloc|Register)|Mem(Create|Release|Map|Unmap|SetAccess|Alloc|Free))")
+
+_CATEGORIES = {  # of CPU operators, first match
+    "compiled": r"Torch-Compiled|CompiledFunction|CompiledFxGraph|TorchDynamo|AOTDispatcher|Pregraph|triton_|cpp_fused",
+    "autograd": r"autograd::|torch::autograd|\w+Backward\d*$",
+    "matrix": r"aten::(_?addmm|mm|bmm|baddbmm|matmul|linear|mkldnn_linear|.*conv|dot|mv|addmv)|mkldnn::_linear",
+    "attention": r"aten::.*attention",
+    "normalization": r"aten::.*(_norm|batch_norm)",
+    "activation": r"aten::(.*softmax|gelu|relu|silu|sigmoid|tanh|elu|leaky_relu|threshold|hardtanh|mish|softplus)",
+    "optimizer": r"aten::(_fused|_foreach)",
+    "embedding": r"aten::.*embedding",
+    "reduction": r"aten::(sum|mean|amax|amin|max|min|std|var|prod|any|all|norm|argmax|.*_loss)",
+    "memory": r"aten::(copy_|clone|contiguous|empty|cat|stack|to$|_to_copy|fill_|zero|ones|new_|resize|index|gather)",
+    "communication": r"c10d::|nccl:",
+    "elementwise": r"aten::",
+}
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """One step. `terms` are fractions of it that add up to 1; counts are per step.
+
+    On a GPU the terms are kernel classes, exposed copies and gaps. Where the GPU did nothing they are the operators'
+    own time by category and what was outside all operators, and every field about the GPU is None.
+    """
+
+    steps: int
+    wall_us: float
+    terms: Mapping[str, float]
+    ops: float
+    matrix_flop: float = 0.0
+    stretched: float | None = None  # profiled step over timed step; host terms are scaled back above 1.2
+    busy: float | None = None
+    kernels: float | None = None
+    launches: float | None = None
+    graph_launches: float | None = None
+    graph_kernels: float | None = None
+    median_kernel_us: float | None = None
+    enqueue: float | None = None  # share of the profiled step in which the host worked and did not wait
+    synchronisations: float | None = None  # in which the host waited for the device
+    pageable: float | None = None  # share of the step spent in copies from or to pageable memory
+
+    @property
+    def host_late(self) -> float:
+        return sum(self.terms.get(name, 0.0) for name in HOST_LATE)
+
+    @property
+    def gaps(self) -> float:
+        return sum(self.terms.get(name, 0.0) for name in GAPS)
+
+    @property
+    def kernel_share(self) -> float:
+        return sum(self.terms.get(name, 0.0) for name in CLASSES)
+
+    def us(self, term: str) -> float:
+        """µs of a step that a term stands for."""
+        return self.terms.get(term, 0.0) * self.wall_us
+
+    def metrics(self) -> dict[str, float]:
+        """Flat numbers for the tracker; what does not apply is left out."""
+        summary = {
+            "gpu_busy": self.busy,
+            "kernels": self.kernels,
+            "launches": self.launches,
+            "graph_launches": self.graph_launches,
+            "median_kernel_us": self.median_kernel_us,
+            "enqueue": self.enqueue,
+            "synchronisations": self.synchronisations,
+            "memcpy_pageable": self.pageable,
+        }
+        if self.busy is not None:
+            summary |= {"host_wait": self.host_late, "gaps": self.gaps, "memcpy": self.terms["exposed_copies"]}
+        summary |= {"step_us": self.wall_us, "ops": self.ops, "stretched": self.stretched}
+        summary |= {"matrix_flop": self.matrix_flop or None}
+        return {key: value for key, value in summary.items() if value is not None} | {
+            f"share_{name}": share for name, share in self.terms.items()
+        }
+
+
+def breakdown(trace: Trace, calibration: Calibration | None = None, beside: Trace | None = None) -> Breakdown:
+    """Split the trace's steps into terms; kernels are classed by the device's measured ceilings where there are any.
+
+    beside: the same work launched kernel by kernel, which says what those inside a graph are
+    """
+    found = _gpu(trace, calibration, beside) if trace.has_gpu else _cpu(trace)
+    return replace(found, matrix_flop=matrix_flop(trace))
+
+
+def _gpu(trace: Trace, calibration: Calibration | None, beside: Trace | None) -> Breakdown:
+    steps, (start, end) = len(trace.steps), trace.window
+    kernels = Union(k.interval for k in trace.kernels)
+    copies = Union(c.interval for c in trace.copies)
+    busy = kernels | copies
+    us: dict[str, float] = _kernel_terms(kernel_classes(trace, calibration, beside), kernels.total)
+    us["exposed_copies"] = busy.total - kernels.total
+    us |= _gap_terms(trace, busy)
+    profiled = end - start
+    stretched = profiled / steps / trace.timed_us if trace.timed_us else None
+    if stretched is not None and stretched > SLOWED and trace.timed_us:
+        _scale_host(us, trace.timed_us * steps)
+    whole = sum(us.values())
+    waits = Union(call.interval for call in trace.api if _SYNCHRONISE.match(call.name))
+    on_host = Union(step.interval for step in trace.steps)
+    waiting = sum(waits.within(*step) for step in on_host)
+    in_graph = sum(kernel.in_graph for kernel in trace.kernels)
+    return Breakdown(
+        steps=steps,
+        wall_us=whole / steps,
+        terms={name: value / whole for name, value in us.items()},
+        ops=len(trace.ops) / steps,
+        stretched=stretched,
+        busy=busy.total / whole,
+        kernels=len(trace.kernels) / steps,
+        launches=sum(LAUNCH.match(call.name) is not None for call in trace.api) / steps,
+        graph_launches=sum(GRAPH_LAUNCH.match(call.name) is not None for call in trace.api) / steps,
+        graph_kernels=in_graph / steps,
+        median_kernel_us=median(k.duration for k in trace.kernels) if trace.kernels else None,
+        enqueue=(on_host.total - waiting) / profiled,
+        synchronisations=sum(_SYNCHRONISE.match(call.name) is not None for call in trace.api) / steps,
+        pageable=Union(c.interval for c in trace.copies if c.pageable).total / whole,
+    )
+
+
+def _kernel_terms(classes: Mapping[str, float], on_gpu: float) -> dict[str, float]:
+    """Time with a kernel running, by class; kernels that run side by side share it."""
+    together = sum(classes.values())
+    return {name: on_gpu * value / together if together else 0.0 for name, value in classes.items()}
+
+
+def _gap_terms(trace: Trace, busy: Union) -> dict[str, float]:
+    """Why the GPU did nothing: the host was late with the next launch (and what it did instead), or the GPU was."""
+    gpu_work: list[Kernel | Copy] = [*trace.kernels, *trace.copies]
+    next_work = {work.start: work for work in gpu_work}
+    loading = _loading(trace)
+    allocating = loading | Union(c.interval for c in trace.api if _ALLOCATE.match(c.name))
+    waiting = Union(c.interval for c in trace.api if _SYNCHRONISE.match(c.name))
+    late = allocating | waiting
+    us = dict.fromkeys(GAPS, 0.0)
+    for start, end in busy.gaps(*trace.window):
+        work = next_work.get(end)
+        if work is not None and (work.launch is None or work.launch.start <= start):
+            us["launch_gap" if end - start <= PIPELINE_US else "other"] += end - start
+            continue
+        load, allocate = loading.within(start, end), allocating.within(start, end)
+        # The host that was waiting when the GPU ran dry could have been ahead: the whole gap is the wait's doing.
+        wait = end - start if waiting.holds(start) else late.within(start, end)
+        us["data_loading"] += load
+        us["allocation"] += allocate - load
+        us["synchronisation"] += wait - allocate
+        us["dispatch"] += end - start - wait
+    return us
+
+
+def _scale_host(us: dict[str, float], timed: float) -> None:
+    """Tracing slows the host and not the GPU: shrink the host's terms until the step is as long as it was timed."""
+    host = sum(us[name] for name in HOST_LATE)
+    if host:
+        factor = max(timed - (sum(us.values()) - host), 0.0) / host
+        for name in HOST_LATE:
+            us[name] *= min(factor, 1.0)
+
+
+def _cpu(trace: Trace) -> Breakdown:
+    steps, (start, end) = len(trace.steps), trace.window
+    operators = Union(op.interval for op in trace.ops)
+    inside = operators.within(start, end)
+    waiting = (operators | _loading(trace)).within(start, end) - inside
+    own: dict[str, float] = defaultdict(float)
+    for op in trace.ops:
+        own[category(op)] += op.self_us
+    together = sum(own.values())  # more than `inside` where threads ran operators side by side
+    whole = end - start
+    terms = {name: inside / whole * value / together for name, value in own.items()} if together else {}
+    loading = {"data_loading": waiting / whole} if waiting else {}
+    return Breakdown(
+        steps=steps,
+        wall_us=whole / steps,
+        terms=terms | loading | {OUTSIDE: 1 - (inside + waiting) / whole},
+        ops=len(trace.ops) / steps,
+        stretched=whole / steps / trace.timed_us if trace.timed_us else None,
+    )
+
+
+def _loading(trace: Trace) -> Union:
+    """When a step asked a DataLoader for its next batch, and waited for it or made it."""
+    return Union(s.interval for s in trace.annotations if s.name.startswith("enumerate(DataLoader"))
+
+
+def category(op: Op) -> str:
+    """The kind of work an operator does: matrix, activation, memory, ..."""
+    return next((name for name, pattern in _CATEGORIES.items() if re.match(pattern, op.name)), "other")

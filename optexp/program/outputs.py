@@ -1,0 +1,81 @@
+"""Results of a step as tensors by name, whatever a model returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from numbers import Number
+from types import NoneType
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from optexp.program.batches import Outputs
+
+UNREADABLE = "(unread "
+
+
+def flatten(value: Any, name: str = "output") -> Outputs:
+    """Tensors of a nested output (tuples, mappings, dataclasses, any object that holds some) by dotted name."""
+    if isinstance(value, Tensor):  # soon: this is timed
+        return {name: value}
+    return {key: leaf for key, leaf in _leaves(value, name) if isinstance(leaf, Tensor)}
+
+
+def others(value: Any, name: str = "output") -> Outputs:
+    """What else is in a nested output, as tensors on the CPU: numbers, lists of numbers and text.
+
+    What cannot be read is there by name and type, and empty.
+    """
+    return dict(_read(key, leaf) for key, leaf in _leaves(value, name) if not isinstance(leaf, (Tensor, NoneType)))
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """A list of numbers is one."""
+    items: Iterable[tuple[Any, Any]]
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, (list, tuple)) and not (value and all(isinstance(item, Number) for item in value)):
+        items = zip(getattr(value, "_fields", range(len(value))), value, strict=True)
+    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        items = ((key, getattr(value, key)) for key in value.__dataclass_fields__)
+    elif held := _held(value):
+        items = held.items()
+    else:
+        yield name, value
+        return
+    for key, item in items:
+        yield from _leaves(item, f"{name}.{key}")
+
+
+def _held(value: Any, depth: int = 4) -> dict[str, Any]:
+    """Attributes of an object that hold tensors, as a cache of keys and values has them; no module is a result."""
+    if depth == 0 or isinstance(value, (Tensor, type, nn.Module)) or not hasattr(value, "__dict__"):
+        return {}
+    return {name: item for name, item in vars(value).items() if _holds(item, depth - 1)}
+
+
+def _holds(item: Any, depth: int) -> bool:
+    if isinstance(item, Tensor):
+        return True
+    if isinstance(item, Mapping):
+        return any(_holds(each, depth) for each in item.values())
+    if isinstance(item, (list, tuple)):
+        return any(_holds(each, depth) for each in item)
+    return bool(_held(item, depth))
+
+
+def _read(name: str, leaf: Any) -> tuple[str, Tensor]:
+    if isinstance(leaf, str):
+        return name, torch.tensor(list(leaf.encode()), dtype=torch.uint8)
+    if isinstance(leaf, (Number, list, tuple, numpy.ndarray, numpy.generic)):
+        with suppress(TypeError, OverflowError):  # larger than torch's integers, or an array of objects
+            return name, torch.as_tensor(numpy.asarray(leaf))  # 64 bits, as Python's own
+    return f"{name} {UNREADABLE}{type(leaf).__name__})", torch.empty(0, dtype=torch.uint8)
+
+
+def unreadable(name: str) -> bool:
+    """Whether a result's name is that of something that could not be read."""
+    return UNREADABLE in name

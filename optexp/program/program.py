@@ -1,0 +1,214 @@
+"""One step as data: all that a strategy may change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from optexp.program.batches import Batch, Outputs, Packed, Remembered, tensors_of
+from optexp.program.feed import Feed
+from optexp.support import sparse
+from optexp.support.reading import read
+from optexp.user_code.modelstate import ModelState
+
+
+class Memory(Protocol):
+    """What a step keeps beside the tensors of model and optimizer, by name."""
+
+    @property
+    def first(self) -> Remembered:
+        """As it was when the program was built."""
+        ...
+
+    def read(self) -> Remembered:
+        """A copy of all of it."""
+        ...
+
+    def write(self, remembered: Remembered) -> None:
+        """Put it back, in place."""
+        ...
+
+    def news(self, now: Remembered) -> Packed:
+        """What is no longer as it was at first, to be put back in another process."""
+        ...
+
+    def changed(self, then: Remembered, now: Remembered) -> Packed:
+        """What is no longer as it was then, to be compared in another process."""
+        ...
+
+    def unpack(self, packed: Packed) -> Remembered: ...
+
+    def apart(self, ours: bytes, theirs: bytes) -> list[float]:
+        """How far two runs are from having changed each number likewise; infinitely, where they must be equal."""
+        ...
+
+    def alike(self, ours: bytes, theirs: bytes, unit: float = 0.0, noise: Sequence[float] | None = None) -> bool:
+        """Whether two arms changed something likewise, however each of them rounds (u of the arithmetic).
+
+        noise: what `apart` says of runs with a little noise; None: coarsely
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Alias:
+    """What the baseline calls a tensor of another model, which may hold its transpose."""
+
+    name: str
+    transposed: bool = False
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """A view with the baseline's shape."""
+        return tensor.t() if self.transposed else tensor
+
+
+@dataclass(frozen=True)
+class Program:
+    """All that a strategy may change. `dataclasses.replace` makes the next one.
+
+    model:     holds parameters and buffers; their names identify them in every arm.
+    forward:   how the model is called; the model itself unless a strategy wrapped it (compiled, autocast).
+    loss:      `loss(output, batch) -> scalar`; None for pure inference.
+    targets:   how many trailing tensors of a batch go to the loss and not to the model.
+    constants: arguments of the model that are no tensors, by name or, as "0" or "1", by position.
+    step:      one unit of work; keeps no state that is not a field here.
+    pullback:  gradients start from the output itself and not from a loss (see the step of that name).
+    captured:  a later stage records calls of the model in a CUDA Graph: there, launches cost the host nothing.
+    pool:      a torch.cuda.MemPool that later stages use.
+    aliases:   of parameters and buffers, where the model is another one than the baseline's (what has none is its own
+               affair); None: they are called what the baseline calls them.
+    made_with: positional and keyword arguments of the model's class, where it was given some.
+    memory:    what a step keeps elsewhere, where it is a user's own.
+    keeps:     what the model keeps in Python, as it was when the program was built.
+    """
+
+    model: nn.Module
+    step: Step
+    feed: Feed
+    forward: Callable[..., Any] | None = None
+    loss: Callable[[Any, Batch], Tensor] | None = None
+    targets: int = 0
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    pullback: bool = False
+    captured: bool = False
+    optimizer: torch.optim.Optimizer | None = None
+    scaler: torch.amp.GradScaler | None = None
+    pool: Any = field(default=None, compare=False)
+    aliases: Mapping[str, Alias] | None = None
+    made_with: tuple[Sequence[Any], Mapping[str, Any]] = ((), {})
+    memory: Memory | None = None
+    keeps: ModelState | None = field(default=None, compare=False)
+
+    @property
+    def own_step(self) -> bool:
+        """Whether a step is a user's own, which may change whatever it likes."""
+        return self.memory is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the work happens: the device of the parameters, else of the feed."""
+        for parameter in self.model.parameters():
+            return parameter.device
+        return getattr(self.feed, "device", torch.device("cpu"))
+
+    @property
+    def trains(self) -> bool:
+        """Whether a step computes gradients."""
+        return self.loss is not None or self.pullback or self.optimizer is not None
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        """What turns a batch into an output."""
+        return self.model if self.forward is None else self.forward  # `or` would ask a module for its length
+
+    def predict(self, batch: Batch) -> Any:
+        """Call the model on the part of the batch that is meant for it."""
+        args, kwargs = self.arguments(batch)
+        return self.call(*args, **kwargs)
+
+    def arguments(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the model is called with; a batch's keys that are numbers are positions."""
+        if not self.constants and not isinstance(batch, Mapping):
+            return batch[: len(batch) - self.targets], {}
+        tensors = list(tensors_of(batch).items())
+        given: dict[str, Any] = {**dict(tensors[: len(tensors) - self.targets]), **self.constants}
+        positions = sorted((key for key in given if key.isdigit()), key=int)
+        return tuple(given.pop(key) for key in positions), given
+
+    def run(self) -> Outputs:
+        """One step on the next batch of the feed: the unit that is timed."""
+        return self.step(self, self.feed.next())
+
+    def parameters(self) -> Iterator[tuple[Alias, nn.Parameter]]:
+        """Those of the model, with what the baseline calls them."""
+        for name, parameter in self.model.named_parameters():
+            if alias := self.alias(name):
+                yield alias, parameter
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Those of the model, as the baseline calls and shapes them; sparse ones in their dense parts."""
+        named = ((self.alias(name), buffer) for name, buffer in self.model.named_buffers())
+        found = (sparse.parts(alias(read(buffer)), alias.name) for alias, buffer in named if alias)
+        return {name: part for parts in found for name, part in parts.items()}
+
+    def alias(self, name: str) -> Alias | None:
+        """What the baseline calls a tensor of the model; None where it has none like it."""
+        return Alias(name) if self.aliases is None else self.aliases.get(name)
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that a step may change, by stable name, and copies of numbers that an optimizer keeps in Python,
+        as a count of its steps; `put` restores both in place."""
+        tensors: dict[str, Tensor] = {}
+        for alias, p in self.parameters():
+            tensors |= sparse.parts(alias(p.data), f"param/{alias.name}")
+        tensors |= {f"buffer/{name}": buffer for name, buffer in self.buffers().items()}
+        if self.optimizer is not None:
+            for alias, key, values in self._kept():
+                if isinstance(value := values[key], Tensor):
+                    tensors[f"optimizer/{alias.name}/{key}"] = alias(read(value))
+                elif isinstance(value, (int, float)):
+                    kind = torch.float64 if isinstance(value, float) else None
+                    tensors[f"optimizer/{alias.name}/{key}"] = torch.tensor(value, dtype=kind, device="cpu")
+            for index, group in enumerate(self.optimizer.param_groups):
+                if isinstance(group["lr"], Tensor):
+                    tensors[f"optimizer/group{index}/lr"] = read(group["lr"])
+        if self.scaler is not None:
+            for key in ("_scale", "_growth_tracker"):
+                value = getattr(self.scaler, key, None)
+                if isinstance(value, Tensor):
+                    tensors[f"scaler/{key[1:]}"] = read(value)
+        return tensors
+
+    @torch.no_grad()
+    def put(self, values: Mapping[str, Tensor]) -> None:
+        """Make this the state: tensors stay where they are, but for buffers that a step assigned anew with another
+        shape, and numbers of Python become such again."""
+        for name, tensor in self.state().items():
+            if name.startswith("buffer/") and tensor.shape != values[name].shape:
+                self._assign(name.removeprefix("buffer/"), values[name].to(tensor))
+            else:
+                tensor.copy_(values[name])
+        for alias, key, kept in self._kept():
+            if isinstance(kept[key], (int, float)):
+                kept[key] = values[f"optimizer/{alias.name}/{key}"].item()
+
+    def _assign(self, buffer: str, value: Tensor) -> None:
+        for path, module in self.model.named_modules():
+            for name in module._buffers:
+                alias = self.alias(f"{path}.{name}" if path else name)
+                if alias is not None and alias.name == buffer:
+                    module._buffers[name] = alias(value.clone())
+
+    def _kept(self) -> Iterator[tuple[Alias, str, dict[str, Any]]]:
+        """What an optimizer keeps: of which parameter, under which key of which dict."""
+        aliases: dict[Tensor, Alias] = {p: alias for alias, p in self.parameters()}
+        for parameter, values in self.optimizer.state.items() if self.optimizer is not None else ():
+            for key in values:
+                yield aliases[parameter], key, values
+
+
+Step = Callable[[Program, Batch], Outputs]

@@ -1,0 +1,155 @@
+"""State of a program: put back in place, prepared for a first step, read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from optexp.program.program import Program
+from optexp.support import sparse
+from optexp.support.reading import read
+from optexp.user_code.modelstate import ModelState
+from optexp.user_code.records import Table
+
+# --- state, gradients, batches ---------------------------------------------------------------------------------
+
+
+TAKE_SPARSE = (torch.optim.SGD, torch.optim.Adagrad)  # gradients, and dense ones too
+
+
+BEGIN_AS_ONE, BEGIN_AS_RATE = {"mu_product", "mu"}, {"eta", "step_size"}  # of an optimizer's state
+
+
+def keeping(program: Program) -> Program:
+    """The same, which knows what its model keeps in Python from now on."""
+    if program.keeps is None or program.keeps.model is not program.model:
+        before, keeps = program.keeps, ModelState(program.model, program.loss)
+        keeps.another = before is not None and not {*before.model.modules()} & {*program.model.modules()}
+        return replace(program, keeps=keeps)
+    program.keeps.begin()
+    return program
+
+
+class Snapshot:
+    """A copy of a program's state that can be put back in place, so that captured addresses stay valid."""
+
+    def __init__(self, program: Program) -> None:
+        self.values = {name: tensor.clone() for name, tensor in program.state().items()}
+        self.elsewhere = program.memory.read() if program.memory is not None else {}
+        self.model, self.kept = program.model, Table()
+        self.remember(program)
+
+    def remember(self, program: Program) -> None:
+        """What its model keeps in Python now is what is put back."""
+        self.model = program.model
+        known = program.keeps is not None and program.keeps.model is program.model
+        self.kept = (program.keeps if known and program.keeps else ModelState(program.model, program.loss)).read()
+
+    @torch.no_grad()
+    def restore(self, program: Program) -> None:
+        """Copy back.
+
+        Optimizer state that was created since is restored to what it began as; what a strategy added since (a loss
+        scale, a learning rate on the device) to what it is at the first call.
+        """
+        if program.model is self.model:
+            self.kept.restore()  # first: a buffer that was assigned anew has another shape, perhaps
+        for name, tensor in program.state().items():
+            if name not in self.values:
+                lazy = name.startswith("optimizer/") and not name.endswith("/lr")
+                self.values[name] = _at_first(program, name, tensor) if lazy else tensor.clone()
+        program.put(self.values)
+        if program.memory is not None:
+            program.memory.write(self.elsewhere)
+
+
+def _at_first(program: Program, name: str, tensor: Tensor) -> Tensor:
+    """What torch's optimizers create state as: zeros, but for NAdam's, ASGD's and Rprop's factors and step sizes."""
+    assert program.optimizer is not None
+    _, _, path = name.partition("/")
+    owner, _, key = path.rpartition("/")
+    if key in BEGIN_AS_ONE:
+        return torch.ones_like(tensor)
+    if key not in BEGIN_AS_RATE:
+        return torch.zeros_like(tensor)
+    rates = {p: group["lr"] for group in program.optimizer.param_groups for p in group["params"]}
+    return torch.full_like(tensor, float(next(rates[p] for alias, p in program.parameters() if alias.name == owner)))
+
+
+@contextmanager
+def preserved(program: Program) -> Iterator[None]:
+    """Undo, in place, what warm-up steps inside the block do to the program's state."""
+    snapshot = Snapshot(program)
+    try:
+        yield
+    finally:
+        snapshot.restore(program)
+
+
+def placed(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
+    """`model.to(device, dtype)`, which would leave nothing of complex numbers but their real part."""
+    _place_sparse(model, device, dtype)
+    if not any(tensor.is_complex() for tensor in (*model.parameters(), *model.buffers())):
+        return model.to(device=device, dtype=dtype)
+    wide = {None: None, torch.float64: torch.complex128}.get(dtype, torch.complex64)
+
+    def moved(tensor: Tensor) -> Tensor:
+        kind = dtype if tensor.is_floating_point() else wide if tensor.is_complex() else None
+        return tensor.to(device, kind or tensor.dtype)
+
+    made: nn.Module = model._apply(moved)  # as `to` does it
+    return made
+
+
+def _place_sparse(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
+    """Its compressed parameters, into which `to` puts nothing: `data` of such a tensor keeps its old values."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.layout in sparse.COMPRESSED:
+                kind = dtype if parameter.is_floating_point() else None
+                moved = parameter.detach().to(device, kind or parameter.dtype)
+                module._parameters[name] = made.setdefault(parameter, nn.Parameter(moved, parameter.requires_grad))
+
+
+def prime(program: Program) -> None:
+    """Create lazily made optimizer state now, so that it can be captured, snapshotted and restored."""
+    if program.optimizer is None:
+        return
+    rows = _with_sparse_gradients(program.model, program.optimizer)
+    with preserved(program):
+        for parameter in program.model.parameters():
+            if parameter.requires_grad:
+                zeros = torch.zeros_like(parameter)
+                parameter.grad = zeros.to_sparse(1) if id(parameter) in rows else zeros
+        program.optimizer.step()
+    clear_gradients(program.model)
+
+
+def _with_sparse_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[int]:
+    """Identities of parameters that get sparse gradients, where the optimizer may take no others."""
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        return set(map(id, model.parameters()))
+    modules = (module for module in model.modules() if getattr(module, "sparse", False) is True)
+    return {id(getattr(module, "weight", None)) for module in modules if not isinstance(optimizer, TAKE_SPARSE)}
+
+
+def clear_gradients(model: nn.Module) -> None:
+    """What `zero_grad(set_to_none=True)` does, for programs without an optimizer too."""
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def gradients(program: Program) -> dict[str, Tensor]:
+    """Unscaled gradients by parameter name, outside the clock. `optimizer.step` leaves them unscaled already."""
+    scaled = program.scaler is not None and program.optimizer is None
+    scale = program.scaler.get_scale() if scaled and program.scaler is not None else 1.0
+    return {
+        f"grad/{alias.name}": alias(read(p.grad) / scale if scale != 1.0 else read(p.grad))
+        for alias, p in program.parameters()
+        if p.grad is not None
+    }

@@ -1,0 +1,65 @@
+"""A step of inference, of both passes, and of training."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from optexp.program.batches import Batch, Outputs, tensors_of
+from optexp.program.outputs import flatten, others
+from optexp.program.program import Program, Step
+from optexp.program.state import clear_gradients
+
+# --- the steps most programs are made of -----------------------------------------------------------------------
+
+
+def forward(program: Program, batch: Batch) -> Outputs:
+    """Inference: the model's output, flattened by name."""
+    with torch.no_grad():
+        output = program.predict(batch)
+        tensors = flatten(output)
+        return tensors | others(output) if tensors and not isinstance(output, Tensor) else tensors
+
+
+def forward_backward(program: Program, batch: Batch) -> Outputs:
+    """Loss and gradients, no update; gradients are left in `p.grad` (scaled where there is a scaler)."""
+    clear_gradients(program.model)
+    return {"loss": _backward(program, batch)}
+
+
+def train(program: Program, batch: Batch) -> Outputs:
+    """A whole training step: gradients cleared, forward, loss, backward, optimizer."""
+    assert program.optimizer is not None
+    clear_gradients(program.model)
+    loss = _backward(program, batch)
+    if program.scaler is None:
+        program.optimizer.step()
+    else:
+        program.scaler.step(program.optimizer)
+        program.scaler.update()
+    return {"loss": loss}
+
+
+def pullback(program: Program, batch: Batch) -> Outputs:
+    """Forward and backward of an operation as it stands inside a network, where a loss would be work of its own.
+
+    The batch's last tensor is the gradient that arrives at the output, which is one tensor. The gradients of real
+    inputs are outputs, `input_grad.0` and so on; those of parameters are left in `p.grad`.
+    """
+    clear_gradients(program.model)
+    tensors = tuple(tensors_of(batch).values())
+    inputs = tuple(t.detach().requires_grad_(t.is_floating_point()) for t in tensors[:-1])
+    output: Tensor = program.predict((*inputs, tensors[-1]))
+    output.backward(tensors[-1].to(output.dtype))  # type: ignore[no-untyped-call]
+    grads = {f"input_grad.{i}": t.grad for i, t in enumerate(inputs) if t.grad is not None}
+    return {"output": output.detach(), **grads}
+
+
+def _backward(program: Program, batch: Batch) -> Tensor:
+    assert program.loss is not None
+    loss = program.loss(program.predict(batch), batch)
+    (loss if program.scaler is None else program.scaler.scale(loss)).backward()
+    return loss.detach()
+
+
+STEPS: dict[str, Step] = {"forward": forward, "forward_backward": forward_backward, "train": train}

@@ -1,0 +1,32 @@
+"""The exit status: what the jobs wrote down, because Hydra returns nothing from a sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from optexp.result import Result, Verdict, worst_status
+from optexp.sweeps import sweep
+
+_finished: list[int] = []
+
+
+class ExitStatus(Callback):
+    """Reads the `result.json` files when all jobs are done, wherever a launcher ran them."""
+
+    def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
+        path = Path(config.hydra.run.dir) / "result.json"
+        # A job that left no result ended in a way that nothing could record.
+        _finished.append((Result.read(path).verdict if path.is_file() else Verdict.ERROR).exit_status)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        results = sweep.read(Path(config.hydra.sweep.dir)).values()
+        _finished.append(worst_status(result.verdict for result in results))
+
+
+def status() -> int:
+    """Of the run or the sweep that has ended; 0 where there was none, as after --help."""
+    return _finished[-1] if _finished else 0

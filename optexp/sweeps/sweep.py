@@ -1,0 +1,258 @@
+"""A sweep is one MLflow run with its jobs nested in it, and ends with a ranking."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from math import isfinite, nan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from optexp.errors import TrackingError
+from optexp.result import Result, Verdict, finite
+from optexp.sweeps.study import STEP, Study
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from optexp.reporting.tracking import Run
+
+PARENT = "OPTEXP_PARENT_RUN"  # read by jobs, in this process or in others
+NAME_LIMIT = 120
+_PARTS = re.compile(r"(\d+)")
+
+_parent: Run | None = None
+_started = 0.0
+
+
+class SweepCallback(Callback):
+    """Hydra calls it in the process that was started, whichever launcher runs the jobs."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Open the parent run. A store that cannot be reached costs the record there, not the sweep."""
+        global _parent, _started
+        _started = time.time()
+        os.environ.pop(PARENT, None)
+        if not config.tracking.enabled:
+            return
+        from optexp.reporting import tracking
+
+        overrides = " ".join(config.hydra.overrides.task)
+        try:
+            _parent = tracking.start(config.tracking, _name(config), tags={"optexp.sweep": overrides})
+            os.environ[PARENT] = _parent.run_id
+        except TrackingError as error:
+            print(f"optexp: the sweep is not in MLflow: {error}", file=sys.stderr)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Rank what the jobs wrote down, print it with the answer of a study, and close the parent run."""
+        from optexp.reporting import summary, terminal
+        from optexp.sweeps import selection
+
+        folder, tags = Path(config.hydra.sweep.dir), {}
+        try:
+            jobs_done = read(folder)
+            if jobs_done:
+                found = selection.confirm(jobs_done, folder, _again)
+                results = summary.ranked(selection.corrected(list(found.values())))
+                for job, result in found.items():
+                    if result.by_itself or result is not jobs_done[job]:
+                        correct(config, job, jobs_done[job], result)
+                record(results, folder)
+                name_apart(config, list(jobs_done.values()), list(found.values()))
+                verdicts = Counter(result.verdict for result in results)
+                tags["optexp.verdict"] = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+                console = terminal.output()
+                console.print("", terminal.sweep_table(results), "", sep="\n")
+                if study := Study.of(config):
+                    tags["mlflow.note.content"] = answer(study, _name(config), folder, console, list(found.values()))
+                console.print(terminal.locations(folder, _parent))
+        finally:
+            _finish("FINISHED", folder, tags)
+
+
+def abort(status: str = "KILLED") -> None:
+    """Close the parent run of a sweep that was interrupted: Hydra calls nobody then."""
+    _finish(status)
+
+
+def read(folder: Path) -> dict[Path, Result]:
+    """What the jobs below `folder` wrote down; a job that left nothing crashed in a way that nothing could record."""
+    return {
+        job: Result.read(job / "result.json") if (job / "result.json").is_file() else _lost(job) for job in jobs(folder)
+    }
+
+
+def _again(config: DictConfig, output: Path) -> Result:
+    from optexp.comparison import runner
+
+    return runner.run(config, output)
+
+
+def jobs(folder: Path) -> list[Path]:
+    """The folders of the jobs below `folder`, job 2 before job 10."""
+    found = [path.parent.parent for path in folder.rglob(".hydra/config.yaml")]
+    # A folder may hold an older sweep.
+    recent = [job for job in found if (job / ".hydra" / "config.yaml").stat().st_mtime >= _started - 1]
+    return sorted(recent, key=lambda job: [int(part) if part.isdecimal() else part for part in _PARTS.split(str(job))])
+
+
+def correct(config: DictConfig, job: Path, first: Result, result: Result) -> None:
+    """Make a job's record and its MLflow run say what the sweep found; a record that is replaced stays in by_itself."""
+    from optexp.reporting import report
+
+    if result.by_itself and result.by_itself.again:
+        (job / "by_itself").mkdir(exist_ok=True)
+        for name in ("result.json", "report.html", "samples.parquet"):
+            if (job / name).is_file():
+                (job / name).replace(job / "by_itself" / name)
+        with suppress(FileNotFoundError):  # nothing was timed
+            shutil.copy(job / result.by_itself.again / "samples.parquet", job)
+    result.write(job / "result.json")
+    report.write(result, job / "report.html")
+    if config.tracking.enabled:
+        from optexp.reporting import tracking
+
+        for run_id in _runs(first, result):
+            try:
+                tracking.reopen(config.tracking, run_id).correct(first, result, job)
+            except TrackingError as error:
+                print(f"optexp: what the sweep corrected is not in MLflow: {error}", file=sys.stderr)
+
+
+def _runs(first: Result, result: Result) -> list[str]:
+    """A job's runs in MLflow: its own, and that of its result where it was measured again."""
+    runs = dict.fromkeys(r.environment.get("mlflow_run") for r in (first, result))
+    return [run_id for run_id in runs if run_id]
+
+
+def name_apart(config: DictConfig, firsts: Sequence[Result], results: Sequence[Result]) -> None:
+    """Call MLflow's runs by the settings in which they differ, too, which none knew when it began."""
+    from optexp.reporting import summary, tracking
+
+    if not config.tracking.enabled:
+        return
+    try:
+        for first, result, title in zip(firsts, results, summary.titles(results), strict=True):
+            for run_id in _runs(first, result) if title != result.workload else ():
+                tracking.reopen(config.tracking, run_id).rename(f"{title} · {result.label}")
+    except TrackingError as error:
+        print(f"optexp: the settings of the jobs are not in the names of their runs: {error}", file=sys.stderr)
+
+
+def record(results: Sequence[Result], folder: Path) -> None:
+    """Write the ranking beside the jobs: sweep.json, and a picture where something was measured."""
+    from optexp.reporting import summary
+
+    table = [
+        {
+            "verdict": result.verdict,
+            "workload": title,
+            "strategy": result.label,
+            "speedup": vars(result.speedup) if result.speedup else None,
+            "step_us": result.candidate.step_us,
+            "peak_mib": result.candidate.peak_mib,
+            "headline": result.headline,
+            "fingerprint": result.fingerprint,
+        }
+        for result, title in zip(results, summary.titles(results), strict=True)
+    ]
+    (folder / "sweep.json").write_text(json.dumps(finite(table), indent=2) + "\n")
+    _plot([row for row in table if row["speedup"]], folder / "plots" / "speedup.png")
+
+
+def answer(study: Study, name: str, folder: Path, console: Console, results: Sequence[Result]) -> str:
+    """Print what a study found and write it down: a page, and a picture. Returns the page without the picture."""
+    from optexp.reporting import terminal
+    from optexp.sweeps.plot import draw
+    from optexp.sweeps.study import completed, markdown, points, remarks, table
+
+    steps = [str(OmegaConf.select(OmegaConf.load(job / ".hydra" / "config.yaml"), STEP) or "") for job in jobs(folder)]
+    finished = list(zip(results, steps, strict=True))
+    study = completed(study, finished)
+    found = points(study, finished)
+    console.print(terminal.study_table(study.question, *table(study, found)), "", sep="\n")
+    for remark in remarks(study, found):
+        console.print(remark, "", sep="\n", soft_wrap=True)
+    picture = Path("plots") / f"{name}.png"
+    drawn = draw(study, found, folder / picture)
+    (folder / "study.md").write_text(markdown(name, study, found, str(picture) if drawn else None))
+    return markdown(name, study, found)
+
+
+def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Speedups as bars with their intervals, the best on top."""
+    if not rows:
+        return
+    from matplotlib.figure import Figure  # without pyplot: no backend, no global state
+
+    path.parent.mkdir(exist_ok=True)
+    figure = Figure(figsize=(8, 1.2 + 0.4 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for place, row in enumerate(rows):
+        speedup = row["speedup"]
+        estimate = speedup["estimate"]
+        axes.barh(
+            place,
+            estimate,
+            color="#2e7d32" if row["verdict"] == Verdict.FASTER else "#9e9e9e",
+            xerr=[[estimate - speedup["low"]], [speedup["high"] - estimate if isfinite(speedup["high"]) else nan]],
+            capsize=3,
+        )
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_yticks(range(len(rows)), [f"{row['workload']} · {row['strategy']}" for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("speedup over the baseline, with its interval")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def _finish(status: str, folder: Path | None = None, tags: Mapping[str, str] | None = None) -> None:
+    global _parent
+    run, _parent = _parent, None
+    os.environ.pop(PARENT, None)
+    if run is None:
+        return
+    from optexp.reporting import tracking
+
+    try:
+        if folder is not None:
+            run.log_files(folder)
+        if tags:
+            run.log_batch(tags={name: value[: tracking.TAG_LIMIT] for name, value in tags.items()})
+    except TrackingError as error:
+        print(f"optexp: the ranking is not in MLflow: {error}", file=sys.stderr)
+    finally:
+        with suppress(TrackingError):  # said above; a store that went away keeps its run open
+            run.finish(status)
+
+
+def _name(config: DictConfig) -> str:
+    """The study's name, else what was swept."""
+    study = OmegaConf.select(config, "hydra.runtime.choices.experiments")
+    swept = [text for text in config.hydra.overrides.task if not text.startswith(("tracking.", "++tracking."))]
+    return (str(study) if study and study != "null" else " ".join(swept))[:NAME_LIMIT] or "sweep"
+
+
+def _lost(job: Path) -> Result:
+    """A record for a job that could not write its own."""
+    # Hydra wrote these down before the job began.
+    config, hydra = (OmegaConf.load(job / ".hydra" / name) for name in ("config.yaml", "hydra.yaml"))
+    return Result(
+        verdict=Verdict.ERROR,
+        headline=f"ERROR: job {job.name} ended without a result",
+        workload=str(hydra.hydra.runtime.choices.workload),
+        strategy=[str(name) for name in config.strategy or ()],
+        device=str(config.device),
+        seed=int(config.seed),
+    )

@@ -1,0 +1,68 @@
+"""Which jobs a sweep has: every combination of what is swept, for a study's steps one after the other."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+
+from optexp.config import overrides
+from optexp.errors import ConfigError
+from optexp.schema import suggest
+from optexp.sweeps.study import STEP, Study
+
+PLUGIN = "hydra_plugins.optexp.Steps"  # Hydra knows it by this name, because it takes sweepers from no other package
+
+
+class Steps(BasicSweeper):
+    """Hydra's own sweeper, and two things more.
+
+    What is given on the command line replaces what a study sweeps, whether it is written as key, +key or ++key. Each
+    step of a study is a sweep of its own (all of them, or those that study.step= names); a job that two steps have in
+    common runs once.
+    """
+
+    def split_arguments(  # type: ignore[override]  # a static method there, which cannot know the study
+        self, overrides: list[Override], max_batch_size: int | None
+    ) -> list[list[list[str]]]:
+        own, rest = overrides[: len(self.params)], overrides[len(self.params) :]
+        given = [o for o in rest if o.key_or_group != STEP]
+        picked = [name for o in rest if o.key_or_group == STEP for name in _names(o)]
+        jobs: dict[tuple[str, ...], list[str]] = {}
+        for name, step in self._steps(picked).items():
+            latest = {o.get_key_element().lstrip("+"): o for o in (*own, *step, *given)}
+            for job in super().split_arguments(list(latest.values()), None)[0]:
+                jobs.setdefault(tuple(sorted(job)), [*job, *([f"++{STEP}={_quoted(name)}"] if name else [])])
+        return [list(chunk) for chunk in self.split_overrides_to_chunks(list(jobs.values()), max_batch_size)]
+
+    def _steps(self, picked: list[str]) -> dict[str, list[Override]]:
+        """The overrides of each step by its name; a sweep without steps is one without a name."""
+        assert self.config is not None
+        assert self.hydra_context is not None
+        study = Study.of(self.config)
+        steps = study.steps if study else {}
+        for name in picked:
+            if name not in steps:
+                raise ConfigError(f"{STEP}={name} is not a step of this study{suggest(name, steps)}")
+        if not steps:
+            return {"": []}
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        return {
+            name: parser.parse_overrides(overrides.rewrite(shlex.split(text)))
+            for name, text in steps.items()
+            if name in picked or not picked
+        }
+
+
+def _names(override: Override) -> list[str]:
+    """`study.step=plain` or `study.step=plain,amp`."""
+    values = override.sweep_iterator() if override.is_sweep_override() else [override.value()]
+    return [str(getattr(value, "text", value)) for value in values]  # the text of what was quoted
+
+
+def _quoted(name: Any) -> str:
+    """Any text as Hydra's grammar reads it back."""
+    return "'" + str(name).replace("\\", "\\\\").replace("'", "\\'") + "'"

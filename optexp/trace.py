@@ -1,0 +1,385 @@
+"""A profiled pass over a few steady steps: made in an arm, written as a Chrome trace, read back by the parent."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+from operator import itemgetter
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from optexp.profiling.record import TopEntry
+
+if TYPE_CHECKING:
+    import torch
+    from torch.profiler import profile
+
+STEP = "optexp.step"
+TIMED = "optexp_step_us"  # metadata of the trace: µs a step took before tracing began
+
+LAUNCH = re.compile(r"cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
+GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch")
+
+_WRAPPERS = ("cutlass::Kernel", "cutlass::Kernel2")  # the name is of what they hold
+
+LONGEST_S = 3.0  # of steps that are traced: of slow ones, fewer tell as much
+SHORT_S, TRIES = 0.1, 3  # of steps on a CPU: what interrupts those that take no longer would be most of what is seen
+RESERVED = 2**30  # bytes at most
+STEADY_S, FEW = 0.02, 10  # of steps on a CPU, at most so many: until threads that slept while tracing began are spread
+
+MATRIX_OPS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution")
+
+_DTYPES = {
+    "double": "float64",
+    "float": "float32",
+    "c10::Half": "float16",
+    "c10::BFloat16": "bfloat16",
+    "long int": "int64",
+    "long": "int64",
+    "int": "int32",
+    "short int": "int16",
+    "short": "int16",
+    "signed char": "int8",
+    "unsigned char": "uint8",
+    "bool": "bool",
+}
+
+
+def record(run: Callable[[], object], steps: int, path: Path, device: torch.device) -> None:
+    """Profile `steps` calls of `run`, fewer where they are slow, and write a gzipped Chrome trace to `path`.
+
+    The same steps are timed first, since tracing slows the host. Short ones on a CPU are traced three times, and the
+    quickest trace stays: what a trace keeps lies between tensors, so that what they leave is too small for the next
+    ones, which get new pages step by step; a next trace finds pages that are there already. Nothing should be timed in
+    this process afterwards.
+    """
+    from optexp.measurement import clock, heap
+
+    first = clock.time_block(run, 1, device).wall_s
+    steps = max(1, min(steps, round(LONGEST_S / first)))
+    blocks = 3 if steps * first < LONGEST_S / 3 else 1
+    timed = median(clock.time_block(run, steps, device).wall_s for _ in range(blocks))
+    tries = TRIES if device.type == "cpu" and steps * first < SHORT_S else 1
+    traced, most = [], 0
+    for _ in range(tries):
+        heap.reserve(min(2 * most, RESERVED))
+        before = heap.given()
+        traced.append(_traced(run, steps, device, timed))
+        most = max(most, heap.given() - before)
+    _, profiler = min(traced, key=itemgetter(0))
+    plain = path.with_suffix("")
+    profiler.export_chrome_trace(str(plain))
+    with plain.open("rb") as written, gzip.open(path, "wb", compresslevel=3) as packed:
+        shutil.copyfileobj(written, packed, 2**20)  # torch itself packs line by line, which takes twenty times as long
+    plain.unlink()
+
+
+def _traced(run: Callable[[], object], steps: int, device: torch.device, timed: float) -> tuple[float, profile]:
+    """Seconds of the traced steps, and what saw them."""
+    from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+    from optexp.measurement import clock
+
+    on_gpu = device.type == "cuda"
+    with profile(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
+        schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
+        record_shapes=True,
+        profile_memory=not on_gpu,
+    ) as profiler:
+        for _ in range(2):
+            run()
+        profiler.step()  # once: its own cost between steps would look like the program's
+        for _ in range(1 if on_gpu else min(FEW, ceil(STEADY_S / timed))):
+            run()  # unmarked: the first steps that are traced are slow
+        clock.synchronize(device)
+        start = clock.now()
+        for _ in range(steps):
+            with record_function(STEP):
+                run()
+        clock.synchronize(device)  # inside the window, so that the last kernels are in the trace
+        taken = clock.now() - start
+        profiler.add_metadata_json(TIMED, json.dumps(timed * 1e6))
+    return taken, profiler
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took time: µs since the first event of the trace."""
+
+    name: str
+    start: float
+    duration: float
+
+    @property
+    def end(self) -> float:
+        return self.start + self.duration
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return self.start, self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Op(Span):
+    """A CPU operator.
+
+    inputs:   dtype and shape of its tensors ("" where the trace has no dtype)
+    written:  all its arguments, those that are no tensors as text ("" for the others)
+    """
+
+    thread: object = None
+    id: int | None = None
+    inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    written: tuple[str, ...] = ()
+    self_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Span):
+    """A call of the CUDA runtime or driver."""
+
+    thread: object = None
+    correlation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel(Span):
+    """A kernel on the GPU, with the call that launched it and the innermost operator around that call."""
+
+    stream: int | None = None
+    launch: Call | None = None
+    op: Op | None = None
+    in_graph: bool = False
+    grid: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
+
+    @property
+    def blocks(self) -> int | None:
+        """Blocks in the grid; None when the trace does not say."""
+        if not self.grid:
+            return None
+        count = 1
+        for size in self.grid:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class Copy(Span):
+    """A memory copy (kind HtoD, DtoH, DtoD, ...) or fill (kind memset) on the GPU."""
+
+    stream: int | None = None
+    launch: Call | None = None
+    kind: str = ""
+    pageable: bool = False
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The CPU allocator after one allocation (positive) or release (negative), in bytes."""
+
+    start: float
+    bytes: int
+    allocated: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The steps of a Chrome trace and what happened in them; counts are per step unless said otherwise."""
+
+    steps: tuple[Span, ...]
+    kernels: tuple[Kernel, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    api: tuple[Call, ...] = ()
+    ops: tuple[Op, ...] = ()
+    annotations: tuple[Span, ...] = ()  # ranges marked by code: DataLoader, optimizers, compiled graphs
+    memory: tuple[Memory, ...] = ()
+    multiprocessors: int | None = None
+    timed_us: float | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Trace:
+        """Parse a Chrome trace of torch.profiler, gzipped or not; `ValueError` when no step is in it."""
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+            return cls.parse(json.load(file))
+
+    @classmethod
+    def parse(cls, chrome: Mapping[str, Any]) -> Trace:
+        """The same from the decoded JSON."""
+        events: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for event in chrome["traceEvents"]:
+            if event.get("ph") == "X" or event.get("name") == "[memory]":
+                events[event.get("cat", "")].append(event)
+        marks = [e for e in events["user_annotation"] if e["name"] == STEP]
+        if not marks:
+            raise ValueError(f"the trace holds no step: none of its ranges is called {STEP!r}")
+        origin = min(float(e["ts"]) for e in marks)
+        last = max(float(e["ts"]) + float(e["dur"]) for e in marks)
+
+        def steady(categories: str, until: float = last) -> list[dict[str, Any]]:
+            found = [e for c in categories.split() for e in events[c] if origin <= float(e["ts"]) <= until]
+            return sorted(found, key=lambda e: float(e["ts"]))
+
+        api = [_call(e, origin) for e in steady("cuda_runtime cuda_driver")]
+        ops = _nest([_op(e, origin) for e in steady("cpu_op")])
+        launches = {call.correlation: call for call in api if call.correlation is not None}
+        by_id = {op.id: op for op in ops if op.id is not None}
+        on_gpu = float("inf")  # the GPU works on after the host's last step
+        devices = chrome.get("deviceProperties") or [{}]
+        return cls(
+            steps=tuple(Span(*_span(e, origin)) for e in sorted(marks, key=lambda e: float(e["ts"]))),
+            kernels=tuple(_kernel(e, origin, launches, by_id) for e in steady("kernel", on_gpu)),
+            copies=tuple(_copy(e, origin, launches) for e in steady("gpu_memcpy gpu_memset", on_gpu)),
+            api=tuple(api),
+            ops=tuple(ops),
+            annotations=tuple(Span(*_span(e, origin)) for e in steady("user_annotation") if e["name"] != STEP),
+            memory=tuple(
+                Memory(float(e["ts"]) - origin, int(e["args"]["Bytes"]), int(e["args"]["Total Allocated"]))
+                for e in steady("cpu_instant_event")
+                if e["args"].get("Device Type") == 0
+            ),
+            multiprocessors=devices[0].get("numSms"),
+            timed_us=float(chrome[TIMED]) if TIMED in chrome else None,
+        )
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the GPU did anything; that it did not is an answer, not a failure."""
+        return bool(self.kernels or self.copies)
+
+    @cached_property
+    def window(self) -> tuple[float, float]:
+        """From the first step's begin to the end of what the steps asked for, on host and GPU."""
+        return self.steps[0].start, max(span.end for span in (*self.steps, *self.kernels, *self.copies))
+
+    def calls(self, name: str) -> float:
+        """How often a step calls this function of the CUDA runtime or driver (`cudaGraphLaunch`)."""
+        return sum(call.name == name for call in self.api) / len(self.steps)
+
+    def compiled_calls(self) -> Counter[str]:
+        """How often each region that torch.compile made ran, over all steps, by its compile id ("0/0"; "": unknown)."""
+        heads = (op.name.partition("Torch-Compiled Region") for op in self.ops)
+        regions = Counter(name.removeprefix(": ") for before, found, name in heads if found and not before)
+        return regions or Counter("" for span in self.annotations if "CompiledFxGraph" in span.name)
+
+    def op_dtypes(self, names: Collection[str]) -> Counter[str]:
+        """Dtypes of the first tensor that these operators were given, counted over all steps."""
+        return Counter(op.inputs[0][0] for op in self.ops if op.name in names and op.inputs and op.inputs[0][0])
+
+    def top_kernels(self, count: int) -> list[TopEntry]:
+        """Kernels and copies with most GPU time: name, calls and µs a step, share of the GPU's time."""
+        work = [(short_name(k.name), k.duration) for k in (*self.kernels, *self.copies)]
+        return self._top(work, sum(us for _, us in work), count)
+
+    def top_ops(self, count: int) -> list[TopEntry]:
+        """Operators with most host time of their own: name, calls and µs a step, share of the steps' time."""
+        return self._top([(op.name, op.self_us) for op in self.ops], sum(s.duration for s in self.steps), count)
+
+    def _top(self, work: Iterable[tuple[str, float]], whole: float, count: int) -> list[TopEntry]:
+        groups: dict[str, list[float]] = defaultdict(list)
+        for name, us in work:
+            groups[name].append(us)
+        ranked = sorted(groups.items(), key=lambda item: -sum(item[1]))[:count]
+        steps = len(self.steps)
+        return [
+            TopEntry(name, len(times) / steps, sum(times) / whole if whole else 0.0, sum(times) / steps)
+            for name, times in ranked
+        ]
+
+    @property
+    def peak_cpu_bytes(self) -> int | None:
+        """The most that the steps held of CPU memory beyond what was there before; None where it was not recorded."""
+        if not self.memory:
+            return None
+        before = self.memory[0].allocated - self.memory[0].bytes
+        return max(event.allocated for event in self.memory) - before
+
+
+def short_name(name: str) -> str:
+    """A kernel's name as people know it: without template arguments, but with the functor that tells it apart."""
+    bare = re.sub(r"\(anonymous namespace\)::", "", name.removeprefix("void "))
+    head, _, arguments = bare.partition("<")
+    if not arguments:
+        return head.partition("(")[0] if "Memcpy" not in head and "Memset" not in head else head
+    base = head.rpartition("::")[2]
+    if head in _WRAPPERS and (held := re.match(r"\w+", arguments)):
+        return held[0]
+    functor = re.search(r"(\w*(?:[Ff]unctor\w*|KernelImpl|_kernel_cuda|_kernel_impl|Ops?))\b", arguments)
+    return f"{base}<{functor[1]}>" if functor and functor[1] != base else base
+
+
+def _span(event: Mapping[str, Any], origin: float) -> tuple[str, float, float]:
+    return event["name"], float(event["ts"]) - origin, float(event["dur"])
+
+
+def _call(event: Mapping[str, Any], origin: float) -> Call:
+    name, start, duration = _span(event, origin)
+    # Some versions keep the ABI's version in the name: cudaLaunchKernel_v7000, cudaGraphLaunch_ptsz.
+    name = re.sub(r"(_ptsz|_ptds|_v\d+)+$", "", name)
+    return Call(name, start, duration, event.get("tid"), event.get("args", {}).get("correlation"))
+
+
+def _op(event: Mapping[str, Any], origin: float) -> Op:
+    arguments = event.get("args", {})
+    inputs: list[tuple[str, tuple[int, ...]]] = []
+    for kind, shape in zip(arguments.get("Input type", ()), arguments.get("Input Dims", ()), strict=False):
+        if kind in _DTYPES:
+            inputs.append((_DTYPES[kind], tuple(shape)))
+        elif kind.startswith("c10::"):
+            inputs.append((kind.removeprefix("c10::").lower(), tuple(shape)))
+        elif shape and isinstance(shape[0], list):  # a list of tensors, whose dtypes the trace leaves out
+            inputs.extend(("", tuple(item)) for item in shape)
+    written = tuple(arguments.get("Concrete Inputs", ()))
+    return Op(*_span(event, origin), event.get("tid"), arguments.get("External id"), tuple(inputs), written)
+
+
+def _nest(ops: list[Op]) -> list[Op]:
+    """Fill in the time that each operator spent in none of those it called."""
+    open_by_thread: dict[object, list[int]] = defaultdict(list)
+    in_children = [0.0] * len(ops)
+    for index in sorted(range(len(ops)), key=lambda i: (ops[i].start, -ops[i].duration)):
+        op, stack = ops[index], open_by_thread[ops[index].thread]
+        while stack and ops[stack[-1]].end <= op.start:
+            stack.pop()
+        if stack:
+            in_children[stack[-1]] += op.duration
+        stack.append(index)
+    return [replace(op, self_us=max(op.duration - inside, 0.0)) for op, inside in zip(ops, in_children, strict=True)]
+
+
+def _kernel(event: Mapping[str, Any], origin: float, launches: Mapping[Any, Call], ops: Mapping[Any, Op]) -> Kernel:
+    arguments = event.get("args", {})
+    launch = launches.get(arguments.get("correlation"))
+    by_graph = launch is not None and GRAPH_LAUNCH.match(launch.name) is not None
+    return Kernel(
+        *_span(event, origin),
+        stream=arguments.get("stream"),
+        launch=launch,
+        op=ops.get(arguments.get("External id")),
+        in_graph=by_graph or bool(arguments.get("graph id")) or bool(arguments.get("graph node id")),
+        grid=tuple(arguments.get("grid", ())),
+        block=tuple(arguments.get("block", ())),
+    )
+
+
+def _copy(event: Mapping[str, Any], origin: float, launches: Mapping[Any, Call]) -> Copy:
+    arguments, name = event.get("args", {}), event["name"]
+    kind = re.match(r"Memcpy (\w+)", name)
+    return Copy(
+        *_span(event, origin),
+        stream=arguments.get("stream"),
+        launch=launches.get(arguments.get("correlation")),
+        kind=kind[1] if kind else "memset",
+        pageable="Pageable" in name,
+        bytes=int(arguments.get("bytes", 0)),
+    )

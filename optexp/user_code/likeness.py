@@ -1,0 +1,107 @@
+"""Whether two runs changed a value that Python keeps likewise: what each of them held before, and after.
+
+Counts and texts must be equal. Real numbers may differ as far as rounding, and noise in the baseline, move them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from optexp.equivalence.gates import SMALL, TOLERANCES
+from optexp.user_code.slots import SIMPLE
+
+# How far real numbers may differ, of what a step changes them by:
+COARSE = 0.1  # two runs of one arm, and single numbers in lower precision, which flips what an accuracy counts
+FINE = 2.0**-10  # others: what a fused optimizer holds in float32 moves updates by less
+NOISE = 3.0  # times as far as noise moves the baseline's
+ROUNDINGS, FEW = 16.0, 4.0  # of the number itself, which may be a long sum; of many numbers' size
+
+
+Pair = Sequence[Any]  # before and after
+
+
+def apart(ours: Pair, theirs: Pair) -> list[float]:
+    """How far two runs are from having changed each number likewise; infinitely, where they must be equal."""
+    return [_distance(*leaf) for leaf in _leaves(ours, theirs)]
+
+
+def alike(ours: Pair, theirs: Pair, unit: float = 0.0, noise: Sequence[float] | None = None) -> bool:
+    """Whether two arms changed something likewise: counts and texts exactly, real numbers as closely as the noisy
+    runs of the baseline say, since an average may show in no result.
+
+    unit:  u of the arithmetic
+    noise: how far those are `apart`; None: two runs of one arm, of which a time is told by being another each time
+    """
+    leaves = _leaves(ours, theirs)
+    blurred = [*(noise or ()), *[0.0] * len(leaves)]
+    for (before, one, started, other), by in zip(leaves, blurred, strict=False):
+        allowed = _allowed(unit, noise is not None, started, other)
+        if _distance(before, one, started, other) > allowed + NOISE * by:
+            return False
+    return True
+
+
+def _leaves(ours: Pair, theirs: Pair) -> list[tuple[Any, Any, Any, Any]]:
+    """Before and after, of both."""
+    (before, one), (started, other) = ours, theirs
+    leaves, shapes = zip(*map(tree_flatten, (before, one, started, other)), strict=True)
+    if shapes[1] != shapes[3]:
+        return [(0.0, 0.0, 0.0, inf)]
+    moved = shapes[0] == shapes[1] and shapes[2] == shapes[3]
+    starts = (leaves[0], leaves[2]) if moved else ([0.0] * len(leaves[1]),) * 2
+    return list(zip(starts[0], leaves[1], starts[1], leaves[3], strict=True))
+
+
+def _distance(before: Any, ours: Any, started: Any, theirs: Any) -> float:
+    if _real(ours) and _real(theirs):
+        if isinstance(ours, Tensor) and isinstance(theirs, Tensor) and ours.shape != theirs.shape:
+            return inf
+        a, b = _wide(ours), _wide(theirs)
+        finite = torch.equal(a.isfinite(), b.isfinite())
+        return float((_change(a, before) - _change(b, started)).norm()) if finite else inf
+    if isinstance(theirs, Tensor):
+        same = isinstance(ours, Tensor) and equal(ours, theirs)
+    else:
+        same = not isinstance(theirs, (*SIMPLE, set, frozenset)) or ours == theirs
+    return 0.0 if same else inf
+
+
+def _allowed(unit: float, closely: bool, started: Any, theirs: Any) -> float:
+    if not _real(theirs):
+        return 0.0
+    number, share, rounding = _wide(theirs), COARSE, ROUNDINGS * unit
+    many = isinstance(theirs, Tensor) and theirs.numel() >= SMALL
+    if closely and (many or unit <= TOLERANCES["float32"].unit):
+        share = FINE
+    if closely and many and theirs.dtype is not torch.float64:
+        rounding = FEW * torch.finfo(theirs.dtype).eps / 2
+    return float(share * _change(number, started).norm() + rounding * number.nan_to_num(0, 0, 0).norm())
+
+
+def _wide(number: Any) -> Tensor:
+    return torch.as_tensor(number, dtype=torch.float64, device="cpu")
+
+
+def _change(now: Tensor, then: Any) -> Tensor:
+    """From what was there; all of it, where that was another thing."""
+    start = _wide(then) if _real(then) else torch.zeros(())
+    fits = start.shape in (now.shape, ()) and bool(start.isfinite().all())
+    return (now - start if fits else now).nan_to_num(0, 0, 0)
+
+
+def _real(value: Any) -> bool:
+    return value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, float)
+
+
+def equal(ours: Tensor, theirs: Tensor) -> bool:
+    if (ours.shape, ours.dtype, ours.device) != (theirs.shape, theirs.dtype, theirs.device):
+        return False
+    if torch.equal(ours, theirs) or not ours.is_floating_point():
+        return torch.equal(ours, theirs)
+    return torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.nan_to_num(), theirs.nan_to_num())

@@ -1,0 +1,87 @@
+"""What a user names, found: `package.module:Name`, or `file.py:Name` with the file imported as if started there."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from optexp.errors import ConfigError
+from optexp.schema import suggest
+from optexp.user_code.importing import as_script, import_file, imported
+
+
+def find(target: str, key: str) -> Any:
+    """The object behind package.module:name, package.module.name or folder/file.py:name; `key` is what asks for it."""
+    place, _, name = target.rpartition(":") if ":" in target else target.rpartition(".")
+    if not place or target.endswith(".py"):
+        raise ConfigError(f"{key}={target} names nothing in it: write package.module:Name or folder/file.py:Name")
+    if place.endswith(".py"):
+        found: Any = import_file(Path(place).expanduser(), key)
+    else:
+        with as_script(source(target) or Path(place), f"{key}={target}"):
+            found = _import(place, f"{key}={target}")
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{key}={target}: {place} has no {part!r}{suggest(part, models_in(found))}")
+        found = getattr(found, part)
+    return found
+
+
+def source(target: str) -> Path | None:
+    """The file that `find` would import for it, found without importing anything; None where it is not a plain file."""
+    place = target.rpartition(":" if ":" in target else ".")[0]
+    if place.endswith(".py"):
+        return Path(place).expanduser()
+    modules = [Path(folder, *place.split(".")) for folder in sys.path]
+    files = (file for module in modules for file in (module / "__init__.py", Path(f"{module}.py")))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _import(name: str, asked: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the user's module is there, something that it imports is not
+        raise ConfigError(
+            f"{asked}: there is no module {error.name!r} here; start in the folder that holds it, or set PYTHONPATH"
+        ) from None
+
+
+def spelled(target: str, variable: str) -> tuple[str, str]:
+    """Lines that import, as `variable`, the module of a target that `find` has found; and the name in it."""
+    place, _, name = target.rpartition(":") if ":" in target else target.rpartition(".")
+    here, displaced = Path.cwd(), list[str]()
+    if place.endswith(".py"):
+        path = Path(place).expanduser().resolve()
+        known = imported(path, variable)
+        place, folder, script, displaced = known.place.name, known.place.root, str(path), known.displaced
+    else:
+        folder, script = here, str(getattr(sys.modules[place], "__file__", None) or "")
+        if not script.startswith(f"{here}/"):
+            return f"import importlib\n\n{variable} = importlib.import_module({place!r})", name
+    dropped = f"for other in {displaced!r}:  # of another folder\n    sys.modules.pop(other, None)\n" * bool(displaced)
+    lines = f'''\
+import importlib
+import sys
+
+sys.path.insert(0, "{folder}")
+arguments, sys.argv[:] = sys.argv[:], ["{script}"]
+{dropped}{variable} = importlib.import_module({place!r})
+sys.argv[:] = arguments'''
+    return lines, name
+
+
+def models_in(place: Any) -> list[str]:
+    """Models, and their classes, that a module defines."""
+    return [
+        name
+        for name, value in vars(place).items()
+        if isinstance(value, nn.Module)
+        or (isinstance(value, type) and issubclass(value, nn.Module) and value.__module__.startswith(place.__name__))
+    ]

@@ -1,0 +1,238 @@
+"""What a model keeps in Python: attributes of its modules, of objects they hold, and variables that its code names.
+
+A position, a list, a cache that is no buffer, a flag that the first call sets: a step may change them as it does
+buffers, so that they are put back before each check and compared after it. A captured graph repeats none of it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from optexp.user_code import likeness
+from optexp.user_code.described import VOID, Building, Describing, Description
+from optexp.user_code.records import Table, inside, ours, table
+from optexp.user_code.variables import MISSING, Place, fixed, places, users
+
+# The process's own generators are put back, and compared by what they do to results.
+RANDOM = {"random": getattr(random, "_inst"), "numpy.random": getattr(numpy.random, "mtrand")._rand}  # noqa: B009
+
+_paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one step made of one attribute or variable.
+
+    begun:  it was no longer as it was at first when the step began
+    state:  whoever leaves it as it was, leaves a later step something else: not so of what is made anew from each
+            batch, as a map of attention kept for its readers, or made once, as a mask
+    """
+
+    before: Description
+    after: Description
+    begun: bool
+    state: bool
+
+    @property
+    def pair(self) -> tuple[Description, Description]:
+        return self.before, self.after
+
+    @property
+    def numbers(self) -> bool:
+        """Whether tensors are there, before and after."""
+        return _has_tensors(self.before) and _has_tensors(self.after)
+
+
+class ModelState:
+    """Of one model; `first` is what it keeps when the program is built, before any step.
+
+    loss:      whose code names variables too
+    unsteady:  names of what equal steps make other things of, as a time
+    forgetful: names of what a step leaves whatever it finds, as scratch memory
+    another:   the model has no module of the baseline's: its attributes are its own affair
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None = None) -> None:
+        self.model = model
+        self.places = list(_variables(model, loss))
+        self.first = Table()
+        self.unsteady: set[str] = set()
+        self.forgetful: set[str] = set()
+        self.another = False
+        self.begin()
+
+    def begin(self) -> None:
+        """What is kept now is what every check starts from."""
+        self.first = Table()
+        self.first = self.read()
+
+    def read(self) -> Table:
+        """A copy of all of it."""
+        return table(self._modules(), self.places, self.first)
+
+    def write(self, kept: Table) -> None:
+        """Put it back, in place."""
+        kept.restore()
+
+    def changes(self, then: Table, now: Table) -> dict[str, Change]:
+        """What is no longer as it was then."""
+        names, found = self._names(), {}
+        at_first, before, after = self.first.named(), then.named(), now.named()
+        for name, in_place in then.changes(now).items():
+            start, end = (
+                Describing(kept, names)(values.get(name, MISSING)) for kept, values in ((then, before), (now, after))
+            )
+            if same(start, end):
+                continue
+            first = Describing(self.first, names)(at_first[name]) if name in at_first else VOID
+            made = first in (None, VOID) and _has_tensors(end) and not in_place
+            state = not (made or _grown(start, end) or name in RANDOM or name in self.forgetful)
+            found[name] = Change(start, end, not same(first, start), state)
+        return found
+
+    def news(self, now: Table) -> dict[str, bytes]:
+        """What is no longer as it was at first, to be put back in another process."""
+        return {name: pickle.dumps(change.after) for name, change in self.changes(self.first, now).items()}
+
+    def moves(self, then: Table) -> dict[str, bytes]:
+        """What is no longer as it was then, to be compared in another process."""
+        found = self.changes(then, self.read())
+        return {name: pickle.dumps(change) for name, change in found.items() if name not in {*self.unsteady, *RANDOM}}
+
+    def adopt(self, news: Mapping[str, bytes]) -> None:
+        """What another process kept, where it is no longer as it was at first."""
+        self.first.restore()
+        if not news:
+            return
+        values, owners = self.first.named(), dict[str, nn.Module | type | Place]()
+        for record in self.first.records.values():
+            if isinstance(record.owner, (nn.Module, Place)):
+                owners[record.root] = record.owner
+            elif hasattr(record.owner, "kind"):
+                owners[record.root] = record.owner.kind
+        some = next((t for t in self.model.parameters() if t.is_floating_point()), torch.empty(0))
+        for name, packed in news.items():
+            build = Building(self._parts(), some.device, some.dtype)
+            made = build(pickle.loads(packed), values.get(name, MISSING))
+            whole, (path, _, last) = owners.get(name), name.rpartition(".")
+            if isinstance(whole, Place):
+                if whole.set is not None:
+                    whole.set(made)
+            elif (owner := owners.get(path)) is not None and not isinstance(owner, Place):
+                _assign(owner, last, made)
+
+    def strange(self) -> list[str]:
+        """What the model's own classes keep that can neither be read nor put back, and of which type it is."""
+        return [f"{name} ({kind})" for name, kind in sorted(self.read().strange.items())]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Copies that are held here."""
+        return [record.held for record in self.first.records.values() if isinstance(record.held, Tensor)]
+
+    # --- names ----------------------------------------------------------------------------------------------------
+
+    def _modules(self) -> dict[str, nn.Module]:
+        """By path. A module keeps the one it had in the model that it was first seen in, whatever is put around it."""
+        return {_paths.setdefault(module, path): module for path, module in self.model.named_modules()}
+
+    def _parts(self) -> dict[str, Any]:
+        """Modules, parameters and buffers."""
+        modules, found = self._modules(), dict[str, Any]()
+        for path, module in modules.items():
+            found[path] = module
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    found[inside(path, name)] = tensor
+        return found
+
+    def _names(self) -> dict[int, str]:
+        return {id(part): name for name, part in self._parts().items()}
+
+
+def unpacked(packed: bytes) -> Change:
+    change = pickle.loads(packed)
+    assert isinstance(change, Change)
+    return change
+
+
+def same(ours: Description, theirs: Description) -> bool:
+    """Whether two descriptions are equal, in every bit."""
+    (one, shape), (other, as_well) = tree_flatten(ours), tree_flatten(theirs)
+    return shape == as_well and all(map(_equal, one, other))
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+        return likeness.equal(ours, theirs)
+    if type(ours) is not type(theirs):
+        return False
+    if isinstance(ours, numpy.ndarray):
+        return numpy.array_equal(ours, theirs)
+    return bool(ours == theirs) or (ours != ours and theirs != theirs)
+
+
+def _has_tensors(told: Description) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(told))
+
+
+def _grown(before: Description, after: Description) -> bool:
+    """Whether a dict got entries and lost none: results that are kept for calls to come."""
+    dicts = isinstance(before, tuple) and isinstance(after, tuple) and before[:1] == ("dict",) == after[:1]
+    return dicts and len(before) < len(after) and all(map(same, before[1:], after[1:]))
+
+
+def _variables(model: nn.Module, loss: Callable[..., Any] | None) -> Iterator[Place]:
+    """Globals, and what functions around it hold, that the model's own code names, or its loss's.
+
+    Hooks are left out: strategies count calls by them.
+    """
+    codes: dict[int, Any] = {}
+    for module in model.modules():
+        if users(type(module)) and not isinstance(module, torch.jit.ScriptModule):
+            codes.setdefault(id(type(module)), module.forward)
+        if callable(function := getattr(module, "function", None)) and ours(type(module)):
+            codes[id(function)] = function
+    if isinstance(loss, nn.Module):
+        yield fixed("loss", loss)
+    elif loss is not None:
+        codes[id(loss)] = loss
+    names, variables = set[str](), set[object]()
+    for code in codes.values():
+        for place in places(code):
+            if (variable := _variable(place)) not in variables:
+                variables.add(variable)
+                numbered = (place.name, *(f"{place.name} ({number})" for number in range(2, len(names) + 3)))
+                name = next(name for name in numbered if name not in names)
+                names.add(name)
+                yield replace(place, name=name)
+    yield from (fixed(name, generator) for name, generator in RANDOM.items())
+
+
+def _variable(place: Place) -> object:
+    """The same for two places of one variable."""
+    if isinstance(place.get, partial):
+        return tuple(map(id, place.get.args[:1])), place.get.args[1:2]
+    return id(place.get())
+
+
+def _assign(owner: nn.Module | type, name: str, value: Any) -> None:
+    if isinstance(owner, type):
+        setattr(owner, name, value)
+    elif name in owner._buffers or name in owner._parameters:  # of a module that the model does not know
+        return
+    elif value is MISSING:
+        vars(owner).pop(name, None)
+    else:
+        vars(owner)[name] = value

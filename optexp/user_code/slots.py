@@ -1,0 +1,167 @@
+"""How one thing that a user's step remembers is read, and put back into the very same objects.
+
+Somebody else may hold them too: an optimizer its parameters, an agent its buffer, a captured graph its memory.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from optexp.program.random_state import state_of
+from optexp.user_code.variables import MISSING, Place, attributes, fixed, users
+
+WITH_STATE = (Optimizer, LRScheduler, torch.amp.GradScaler)
+SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(MISSING))
+PLAIN = (*SIMPLE, Tensor, numpy.ndarray, numpy.generic, set, frozenset)
+DATA = (DataLoader, Dataset, Sampler)  # are the feed's
+SPACES = (SimpleNamespace, Namespace)
+DEPTH = 3  # of objects within objects
+ENTRIES = 10_000  # of a list or a dict
+
+
+@dataclass(frozen=True)
+class Slot:
+    """name: of the variable;  held: what it holds as the step begins its work"""
+
+    name: str
+    held: Any
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+
+def slots(place: Place, own: frozenset[int], depth: int = 0) -> Iterator[Slot]:
+    """What belongs to model, optimizer or data is restored elsewhere (`own`: their identities)."""
+    name, value = place.name, place.get()
+    if id(value) in own or isinstance(value, DATA) or depth > DEPTH:
+        return
+    made = partial(Slot, name, value)
+    if isinstance(value, WITH_STATE):
+        yield made(value.state_dict, value.load_state_dict)
+    elif state := state_of(value):
+        yield made(*state)
+    elif isinstance(value, nn.Module):
+        if any(id(tensor) in own for tensor in tensors_in(value).values()):  # around the model
+            return
+        yield made(partial(tensors_in, value), partial(_put_tensors, value))
+        for inner in attributes(f"{name}.", value):
+            short = inner.name.removeprefix(f"{name}.")
+            if not short.startswith("_") and short != "training" and plain(inner.get()):
+                yield from slots(inner, own, depth + 1)
+    elif isinstance(value, type):
+        for inner in _of_class(value) if users(value) and depth == 0 else ():
+            yield from slots(inner, own, depth + 1)
+    elif plain(value):
+        if place.set is not None or isinstance(value, (Tensor, list, dict, set, deque, numpy.ndarray)):
+            yield made(place.get, _Tree(place, value))
+    elif isinstance(value, (list, dict)):
+        for key in (list(value) if isinstance(value, dict) else range(len(value)))[:ENTRIES]:
+            entry = Place(f"{name}[{key!r}]", partial(value.__getitem__, key), partial(value.__setitem__, key))
+            yield from slots(entry, own, depth + 1)
+    elif isinstance(value, tuple):
+        for index, entry in enumerate(value[:ENTRIES]):
+            yield from slots(fixed(f"{name}[{index}]", entry), own, depth + 1)
+    elif isinstance(value, SPACES) or users(type(value)):
+        for inner in attributes(f"{name}.", value):
+            yield from slots(inner, own | {id(value)}, depth + 1)
+
+
+def plain(value: Any) -> bool:
+    """Whether it is a value, or values and tensors in lists, dicts and the like."""
+    try:
+        leaves = tree_flatten(value)[0]
+    except RecursionError:  # a list that holds itself
+        return False
+    return len(leaves) <= ENTRIES and all(isinstance(leaf, PLAIN) and not _odd(leaf) for leaf in leaves)
+
+
+def tensors_in(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+class _Tree:
+    """Puts plain values back."""
+
+    def __init__(self, place: Place, value: Any) -> None:
+        self.place, self.value = place, value
+        self.leaves, self.spec = tree_flatten(value)
+
+    @torch.no_grad()
+    def __call__(self, saved: Any) -> None:
+        leaves, spec = tree_flatten(saved)
+        if spec == self.spec:
+            saved = tree_unflatten([_into(old, new) for old, new in zip(self.leaves, leaves, strict=True)], spec)
+        saved = refilled(self.value, saved)
+        if self.place.set is not None:
+            self.place.set(saved)
+
+
+def _into(old: Any, new: Any) -> Any:
+    """The same tensor or array with other contents, where they fit."""
+    if isinstance(old, Tensor) and isinstance(new, Tensor) and old.shape == new.shape and not _shared(old):
+        old.copy_(new)
+        old.grad = None
+        return old
+    if isinstance(old, numpy.ndarray) and isinstance(new, numpy.ndarray) and old.shape == new.shape:
+        old[...] = new
+        return old
+    return new
+
+
+def refilled(kept: Any, saved: Any) -> Any:
+    """The same list, dict, set or deque with other contents."""
+    if saved is kept or type(saved) is not type(kept):
+        return saved
+    if isinstance(kept, list):
+        kept[:] = saved
+    elif isinstance(kept, (dict, set)):
+        kept.clear()
+        kept.update(saved)
+    elif isinstance(kept, deque):
+        kept.clear()
+        kept.extend(saved)
+    else:
+        return saved
+    return kept
+
+
+@torch.no_grad()
+def _put_tensors(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    now = tensors_in(module)
+    for name in saved.keys() & now.keys():
+        kept, tensor = now[name], saved[name]
+        if kept.shape == tensor.shape:
+            kept.copy_(tensor)
+        else:  # a memory bank, which grows
+            owner, _, short = name.rpartition(".")
+            held = tensor.to(kept)
+            setattr(module.get_submodule(owner), short, nn.Parameter(held) if isinstance(kept, nn.Parameter) else held)
+
+
+def _of_class(kind: type) -> Iterator[Place]:
+    for name in list(vars(kind)):
+        if not name.startswith("__") and plain(vars(kind)[name]):
+            yield Place(f"{kind.__name__}.{name}", partial(getattr, kind, name), partial(setattr, kind, name))
+
+
+def _odd(leaf: Any) -> bool:
+    """A tensor whose elements cannot be read one by one."""
+    return isinstance(leaf, Tensor) and (leaf.layout is not torch.strided or leaf.is_meta or leaf.is_inference())
+
+
+def _shared(tensor: Tensor) -> bool:
+    """Whether several of its elements are one, as after `expand`."""
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

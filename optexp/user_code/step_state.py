@@ -1,0 +1,251 @@
+"""What a user's training step remembers from call to call, beside the tensors of model and optimizer.
+
+A schedule, a loss scale, an averaged model, a hidden state, a counter: where they are not put back, the same step is
+another one the next time, and nothing can be compared.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import cloudpickle
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+
+from optexp.program import Packed, Remembered
+from optexp.user_code import likeness, train_step
+from optexp.user_code.likeness import equal
+from optexp.user_code.slots import SIMPLE, Slot, plain, refilled, slots, tensors_in
+from optexp.user_code.variables import places
+
+
+@dataclass
+class Memory:
+    """By name, what `step` remembers; `lost` says what cannot be put back.
+
+    optimizer: its hyperparameters, which schedules change, count too
+    """
+
+    step: Callable[..., Any]
+    model: nn.Module
+    optimizer: Optimizer
+    lost: list[str] = field(default_factory=list, init=False)
+    first: Remembered = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        some = next(self.model.parameters(), torch.empty(0))
+        self.device, self.dtype = some.device, some.dtype
+        self.slots: dict[str, Slot] = {}
+        own = frozenset({id(self.optimizer), *belongings(self.model)})
+        for place in places(self.step):
+            for slot in slots(place, own):
+                self._add(slot)
+        for index, group in enumerate(self.optimizer.param_groups):
+            for key, value in group.items():
+                if isinstance(value, (int, float, tuple)) and not isinstance(value, bool):
+                    setter = partial(_put_hyperparameter, group, key)
+                    self._add(Slot(f"optimizer/group{index}/{key}", value, partial(_number, group, key), setter))
+        self._add(Slot("random", random, random.getstate, random.setstate))
+        self._add(Slot("numpy.random", numpy.random, numpy.random.get_state, numpy.random.set_state))
+        self.first = self.read()
+
+    def _add(self, slot: Slot) -> None:
+        """One for each object, however many variables hold it; variables of the same name are numbered."""
+        changes = not isinstance(slot.held, (*SIMPLE, tuple))
+        if changes and any(other.held is slot.held for other in self.slots.values()):
+            return
+        names = (slot.name, *(f"{slot.name} ({number})" for number in range(2, len(self.slots) + 3)))
+        name = next(name for name in names if name not in self.slots)
+        if self._works(name, slot):
+            self.slots[name] = slot
+
+    # --- what a program asks for --------------------------------------------------------------------------------
+
+    def read(self) -> Remembered:
+        found = {}
+        for name, slot in list(self.slots.items()):
+            try:
+                found[name] = self._kept(name, slot.read())
+            except Exception as error:  # a list may come to hold anything
+                self._lose(name, error)
+        return found
+
+    def write(self, remembered: Remembered) -> None:
+        for name in remembered.keys() & self.slots.keys():
+            slot, value = self.slots[name], remembered[name]
+            if not self._same(slot.read(), value):
+                slot.write(self._copied(value))
+
+    def news(self, now: Remembered) -> Packed:
+        """What is no longer as it was at first, to be put back elsewhere."""
+        return {name: self.pack(value) for name, value in now.items() if not self._same(value, self.first[name])}
+
+    def changed(self, then: Remembered, now: Remembered) -> Packed:
+        """What is no longer as it was then, to be compared: before and after."""
+        both = {name: (then[name], value) for name, value in now.items() if name in then}
+        return {name: self.pack(pair) for name, pair in both.items() if not self._same(*pair)}
+
+    def unpack(self, packed: Packed) -> Remembered:
+        """As finely as this program computes."""
+        found = {name: self._unpacked(bits) for name, bits in packed.items() if name in self.slots}
+        return {name: tree_map(self._at_home, value) for name, value in found.items()}
+
+    def apart(self, ours: bytes, theirs: bytes) -> list[float]:
+        """How far two runs are from having changed each number likewise; infinitely, where they must be equal."""
+        return likeness.apart(self._unpacked(ours), self._unpacked(theirs))
+
+    def alike(self, ours: bytes, theirs: bytes, unit: float = 0.0, noise: Sequence[float] | None = None) -> bool:
+        """Whether two arms changed something likewise (see `optexp.user_code.likeness`)."""
+        return likeness.alike(self._unpacked(ours), self._unpacked(theirs), unit, noise)
+
+    # --- copies -------------------------------------------------------------------------------------------------
+
+    def pack(self, value: Any) -> bytes:
+        buffer = io.BytesIO()
+        _Pickler(buffer, self).dump(value)
+        return buffer.getvalue()
+
+    def _unpacked(self, packed: bytes) -> Any:
+        return _Unpickler(io.BytesIO(packed), self).load()
+
+    def _at_home(self, value: Any) -> Any:
+        if isinstance(value, nn.Module) and value is not self.model:
+            return value.to(self.device, self.dtype)
+        if isinstance(value, Tensor) and value.is_floating_point() and self.dtype is torch.float64:
+            return value.detach().to(torch.float64).requires_grad_(value.requires_grad)
+        return value
+
+    def _kept(self, name: str, value: Any) -> Any:
+        """A copy; the first one, as long as nothing changed: teachers and tables of data may be large."""
+        unchanged = name in self.first and self._same(value, self.first[name])
+        return self.first[name] if unchanged else self._copied(value)
+
+    def _copied(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.detach().clone().requires_grad_(value.requires_grad and value.is_leaf)
+        if isinstance(value, SIMPLE):
+            return value
+        memo = {id(self.optimizer): self.optimizer, id(self.model): self.model}
+        return copy.deepcopy(tree_map_only(Tensor, self._copied, value), memo)
+
+    def _same(self, ours: Any, theirs: Any) -> bool:
+        if ours is theirs:
+            return True
+        if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+            return equal(ours, theirs)
+        if isinstance(ours, SIMPLE) and isinstance(theirs, SIMPLE):
+            return ours == theirs or (ours != ours and theirs != theirs)
+        (one, shape), (other, as_well) = tree_flatten(ours), tree_flatten(theirs)
+        if shape != as_well:
+            return False
+        if len(one) == 1 and one[0] is ours:  # an object of a class of its own
+            return self.pack(ours) == self.pack(theirs)
+        return all(map(self._same, one, other))
+
+    def _works(self, name: str, slot: Slot) -> bool:
+        """Whether it can be read, put back, and told to another process: what has a state of its own may not."""
+        try:
+            if not plain(slot.held) and getattr(slot.read, "func", None) is not tensors_in:
+                value = self._copied(slot.read())
+                slot.write(self._copied(self._unpacked(self.pack(value))))
+                slot.write(value)
+        except Exception as error:
+            self._lose(name, error)
+            return False
+        return True
+
+    def _lose(self, name: str, error: Exception) -> None:
+        self.slots.pop(name, None)
+        self.lost.append(f"{name} ({type(error).__name__})")
+
+
+def _number(group: Mapping[str, Any], key: str) -> Any:
+    value = group[key]
+    return float(value) if isinstance(value, Tensor) else value
+
+
+def _put_hyperparameter(group: dict[str, Any], key: str, value: Any) -> None:
+    if not isinstance(group[key], Tensor):  # a rate that a strategy moved to the device is state
+        group[key] = value
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Model and optimizer stay what they are there; equal tensors are equal bytes."""
+
+    def __init__(self, file: io.BytesIO, memory: Memory) -> None:
+        super().__init__(file)
+        self.memory = memory
+
+    def persistent_id(self, value: Any) -> Any:
+        if value is self.memory.optimizer or type(value) is train_step.Optimizer:
+            return ("optimizer",)
+        if value is self.memory.model or type(value) is train_step.Model:
+            return ("model",)
+        if isinstance(value, Tensor):
+            flat = value.detach().cpu().contiguous().view(-1)
+            bits = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+            learns = value.requires_grad and value.is_leaf
+            return "tensor", bits, value.dtype, tuple(value.shape), learns, value.device.type
+        return None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, memory: Memory) -> None:
+        super().__init__(file)
+        self.memory = memory
+
+    def persistent_load(self, token: Any) -> Any:
+        kind, *facts = token
+        if kind != "tensor":
+            return getattr(self.memory, kind)
+        bits, dtype, shape, learns, device = facts
+        flat = torch.frombuffer(bytearray(bits), dtype=dtype) if bits else torch.empty(0, dtype=dtype)
+        there = flat.view(shape) if device == "cpu" else flat.view(shape).to(self.memory.device)
+        return there.requires_grad_(learns)
+
+
+# --- elsewhere and in another precision ---------------------------------------------------------------------------
+
+
+def move(step: Callable[..., Any], model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Modules that a step names go where its model is, and into its precision; real tensors likewise in the reference.
+
+    What the user keeps in a lower precision stays so, unless everything is to be float64.
+    """
+    own = belongings(model)
+    for place in places(step):
+        value = place.get()
+        if isinstance(value, nn.Module):
+            tensors = tensors_in(value).values()
+            kinds = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+            precision = dtype if dtype is torch.float64 or kinds <= {torch.float32} else None
+            if id(value) not in own and not any(id(tensor) in own for tensor in tensors):
+                value.to(device, precision)  # type: ignore[call-overload]
+        elif place.set is not None and dtype is torch.float64 and plain(value) and _tensors(value):
+            place.set(refilled(value, tree_map_only(Tensor, partial(_widened, device=device), value)))
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
+
+
+def belongings(model: nn.Module) -> set[int]:
+    """Identities of a model and of all that is in it."""
+    return set(map(id, (*model.modules(), *model.parameters(), *model.buffers())))
+
+
+def _widened(tensor: Tensor, device: torch.device) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    wide = tensor.detach().to(device if tensor.device.type != "cpu" else tensor.device, torch.float64)
+    return wide.requires_grad_(tensor.requires_grad)
