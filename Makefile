@@ -25,7 +25,7 @@ demo: env  ## run the main job on this machine and say where to look
 test: env  ## lint, types, and all quick tests that need no GPU
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	CUDA_VISIBLE_DEVICES= $(PY) -m pytest -m 'not gpu and not slow' -n 2 --dist loadfile  # kernels: interpreted
+	CUDA_VISIBLE_DEVICES= $(PY) -m pytest -m 'not gpu and not slow' -n 2 --dist worksteal  # kernels: interpreted
 
 test-gpu: env  ## the tests that need a GPU
 	$(PY) -m pytest -m gpu

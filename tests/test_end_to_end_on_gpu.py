@@ -32,7 +32,7 @@ def test_the_main_job(tmp_path: Path) -> None:
     assert result.speedup is not None
     assert result.speedup.low > 2
     assert result.equivalence.ok
-    assert result.evidence[0]["engaged"]
+    assert result.evidence[0].engaged
     assert result.seconds["total"] < 30  # 20 with warm caches, which a test cannot count on
     assert result.seconds["verification"] < 8
 

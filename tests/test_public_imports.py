@@ -21,12 +21,13 @@ PUBLIC = {
     "optexp.schema": ("build", "choice", "suggest", "typed"),
     "optexp.kernel": ("Kernel",),
     "optexp.trace": ("Trace",),
-    "optexp.program.feeds": ("HostFeed", "LoaderFeed"),
-    "optexp.measurement.settings": ("Protocol",),
-    "optexp.sweeps.sweep": ("SweepCallback",),
-    "optexp.sweeps.exit_status": ("ExitStatus",),
+    "optexp.insight.trace": ("Trace",),
+    "optexp.feeds": ("HostFeed", "LoaderFeed"),
+    "optexp.measurement.protocol": ("Protocol",),
+    "optexp.studies.sweep": ("SweepCallback",),
+    "optexp.studies.outcome": ("ExitStatus",),
 }  # fmt: skip
-COMMANDS = ("optexp.commands.audit", "optexp.commands.doctor", "optexp.commands.kernel_benchmark")
+COMMANDS = ("optexp.audit", "optexp.doctor", "optexp.benchmark")
 
 
 @pytest.mark.parametrize("module", PUBLIC)

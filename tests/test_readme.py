@@ -83,4 +83,4 @@ def test_the_strategy_of_the_readme_reaches_a_verdict(tmp_path: Path) -> None:
     result, printed = run(tmp_path, f"-m optexp workload=mlp strategy=threads {small}".split())
     alone = "1 threads became 1" in result.headline  # a machine with one core
     assert result.verdict.measured or alone, printed
-    assert alone or re.fullmatch(r"\d+ threads became 1", result.evidence[0]["text"])
+    assert alone or re.fullmatch(r"\d+ threads became 1", result.evidence[0].text)

@@ -185,7 +185,7 @@ def run(worker: Worker, path: Path, options: argparse.Namespace, limit_s: float,
         record = Path(folder) / "result.json"
         if done and record.exists():
             facts = json.loads(record.read_text())
-            notes = tuple(note for note in facts["measurement"].get("notes", ()) if note.startswith(MEMORY_NOTES))
+            notes = tuple(note for note in facts.get("notes", ()) if note.startswith(MEMORY_NOTES))
             told = facts["verdict"], facts["headline"]
             return Outcome(name, options.strategy, *told, seconds, input_gib, notes, facts["device"])
     late = seconds >= limit_s

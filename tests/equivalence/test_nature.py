@@ -123,5 +123,5 @@ def test_what_is_larger_than_float32_rounds_by_is_not_called_rounding_alone(chec
         return program
 
     found = check(Summing(rows=4096, columns=16), change)
-    assert f"less exact than the baseline by {found.worst['error_ratio']:.3g}×" in found.headline
+    assert f"less exact than the baseline by {found.worst.error_ratio:.3g}×" in found.headline
     assert words in found.headline

@@ -77,7 +77,7 @@ def test_an_arm_binds_itself_and_says_so(monkeypatch: pytest.MonkeyPatch):
     arm, counted = Arm(), {}
     for name, stack in (("baseline", []), ("candidate", [CpuAffinity(list(everywhere[:1]))])):
         spec = Spec(Mlp(dim=4), stack, "cpu", "float32", 0, cores=everywhere)
-        notes = arm.setup(spec.pack())["notes"]
+        notes = arm.setup(spec.pack()).notes
         counted[name] = arm.counters()
     assert counted["baseline"]["process/cores"] == len(everywhere)
     assert counted["candidate"]["process/cores"] == 1

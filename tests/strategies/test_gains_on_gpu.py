@@ -63,7 +63,7 @@ def optexp(folder: Path, *arguments: str, jobs: int = 1) -> list[Result]:
     assert audit.main(list(map(str, files))) == 0
     results = [Result.read(file) for file in files]
     for result in results:
-        print(result.headline, *(evidence["text"] for evidence in result.evidence), sep="\n  ")
+        print(result.headline, *(evidence.text for evidence in result.evidence), sep="\n  ")
     return results
 
 
@@ -145,8 +145,8 @@ def test_a_users_own_loader_is_pinned_and_prefetched(stack: str, tmp_path: Path)
     arguments = ["workload=module", "workload.path=port.py", "workload.mode=train", f"strategy={stack}"]
     result = one(tmp_path, *arguments)
     assert result.verdict.measured or result.verdict is Verdict.NOT_ENGAGED, result.headline
-    (pinned,) = (evidence for evidence in result.evidence if evidence["strategy"] == "pinned_memory")
-    assert pinned["engaged"], pinned["text"]
+    (pinned,) = (evidence for evidence in result.evidence if evidence.strategy == "pinned_memory")
+    assert pinned.engaged, pinned.text
 
 
 PORT = """\

@@ -180,7 +180,7 @@ def test_a_training_script_is_ported_in_twenty_lines(tmp_path: Path) -> None:
     result = run(tmp_path, f"workload.path={port}", "workload.mode=train", "strategy=amp")
     assert measured(result), result.headline
     assert result.equivalence.headline.startswith("gradients, parameter changes and optimizer state")
-    assert result.evidence[0]["engaged"]
+    assert result.evidence[0].engaged
     assert result.notes == []
 
 
@@ -289,7 +289,7 @@ def test_mistakes_in_how_it_learns_are_one_sentence(tmp_path: Path, overrides: l
     result = run(tmp_path, written(tmp_path, NET + labelled), "workload.mode=train", *overrides)
     assert result.verdict is Verdict.ERROR
     assert sentence in result.headline
-    assert not (result.error or {}).get("traceback")
+    assert not (result.error and result.error.traceback)
 
 
 def test_a_function_of_any_number_of_tensors_is_no_factory(tmp_path: Path) -> None:
