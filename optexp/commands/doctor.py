@@ -35,9 +35,9 @@ from optexp.measurement.neighbours import neighbours
 from optexp.measurement.samples import Sample
 from optexp.measurement.watchdogs import WATCHDOGS
 from optexp.reporting.terminal import Progress
-from optexp.reporting.wording import percent
 from optexp.result import Verdict
 from optexp.support.stopwatch import Stopwatch
+from optexp.support.units import percent
 from optexp.workers import launching
 
 TESTED = ("2.11", "2.13")  # of torch

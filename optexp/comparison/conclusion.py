@@ -15,8 +15,8 @@ from optexp.measurement.record import Cache, Cost, Measurement, ProcessRatio, Ra
 from optexp.measurement.samples import COLD, MAIN, Sample
 from optexp.measurement.settings import Protocol
 from optexp.measurement.watchdogs import FOREIGN, WATCHDOGS
-from optexp.reporting.wording import percent, ratio
 from optexp.result import ArmSummary, Result, Speedup
+from optexp.support.units import percent, ratio
 
 
 def conclude(session: Session, facts: Facts, timed: Timed) -> None:

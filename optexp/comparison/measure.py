@@ -26,8 +26,8 @@ from optexp.measurement.record import Control
 from optexp.measurement.samples import COLD, CONTROL_EVERY, RETRIED, UNBOUND, Sample
 from optexp.measurement.settings import Protocol
 from optexp.measurement.watchdogs import impossible
-from optexp.reporting.wording import duration, ratio
 from optexp.result import ArmSummary, Result
+from optexp.support.units import duration, ratio
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 

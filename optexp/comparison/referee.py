@@ -19,9 +19,9 @@ from optexp.equivalence.missed import End
 from optexp.equivalence.process_state import MODES, undeclared
 from optexp.errors import Distrusted, Failure, Unsupported
 from optexp.measurement.samples import Sample
-from optexp.reporting.wording import duration
 from optexp.strategy import Strategy, contract
 from optexp.support.stopwatch import Stopwatch
+from optexp.support.units import duration
 from optexp.trace import Trace
 from optexp.verification import first_step
 from optexp.verification.outcome import failure

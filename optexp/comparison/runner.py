@@ -10,10 +10,11 @@ from omegaconf import DictConfig
 from optexp.comparison.adjudicate import Decision, Facts, adjudicate
 from optexp.comparison.compare import compare
 from optexp.comparison.profile import profile_only
+from optexp.comparison.recorder import Recorder, not_built
 from optexp.comparison.session import Session, choose_device
 from optexp.config import resolve
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference, Unsupported
-from optexp.reporting import record, terminal
+from optexp.reporting import terminal
 from optexp.reporting.terminal import Progress
 from optexp.reporting.wording import at_precision, headline, replayed, unchecked_bits
 from optexp.result import Problem, Result, Verdict
@@ -44,8 +45,8 @@ def run(
                 experiment = resolve(config, workload)
                 session = Session(experiment, choose_device(experiment.device), output, watch, progress)
         except Exception as error:
-            return record.not_built(error, config, output, show)
-        with record.Recorder(session, show) as recorder:
+            return not_built(error, config, output, show)
+        with Recorder(session, show) as recorder:
             facts = Facts()
             try:
                 if experiment.mode == "profile":

@@ -11,7 +11,7 @@ from optexp.measurement import placement, samples_file
 from optexp.measurement.clock import Timing
 from optexp.measurement.record import Measurement, Textbook
 from optexp.measurement.samples import MAIN, SAME, TEXTBOOK, Pair, Sample
-from optexp.reporting.wording import ratio
+from optexp.support.units import ratio
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 

@@ -15,8 +15,8 @@ from optexp.measurement import statistics
 from optexp.measurement.record import Control
 from optexp.measurement.samples import DELAYED, SAME, Sample
 from optexp.measurement.settings import Protocol
-from optexp.reporting.wording import percent
 from optexp.support.cache import kept
+from optexp.support.units import percent
 
 DELAY = 1.05
 NAMES = {SAME: "A/A", DELAYED: "known delay"}

@@ -11,7 +11,7 @@ from optexp.equivalence.trajectory import PERTURBED
 from optexp.equivalence.trajectory import STEPS as FOLLOWED
 from optexp.measurement.samples import CONTROL_EVERY, LOOK_EVERY
 from optexp.measurement.settings import FEWEST, Protocol
-from optexp.reporting.wording import duration
+from optexp.support.units import duration
 
 TOLD_S = 120.0  # less is no news
 LONG_STEP_S = 0.1  # shorter ones are repeated until a block is full, whatever they take

@@ -11,7 +11,7 @@ from statistics import correlation, fmean, median, stdev
 from optexp.measurement.gpu import POWER_CAP, between
 from optexp.measurement.record import About, Severity, Watch
 from optexp.measurement.samples import COLD, MAIN, Sample
-from optexp.reporting.wording import duration
+from optexp.support.units import duration
 
 REMARK, UNDECIDES, REFUSES, MACHINE = Severity.REMARK, Severity.UNDECIDES, Severity.REFUSES, About.MACHINE
 FOREIGN, PILED = "foreign processes", "work ahead"

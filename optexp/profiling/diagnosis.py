@@ -9,7 +9,7 @@ from dataclasses import replace
 from optexp.profiling.breakdown import OUTSIDE, Breakdown
 from optexp.profiling.explanation import DISTORTED, percent
 from optexp.profiling.record import Bottleneck, Calibration
-from optexp.reporting.wording import duration
+from optexp.support.units import duration
 from optexp.trace import MATRIX_OPS, Trace
 
 _STRATEGY = "strategy="

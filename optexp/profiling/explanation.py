@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from optexp.profiling.breakdown import SLOWED, Breakdown
 from optexp.profiling.record import TopEntry
-from optexp.reporting.wording import duration
+from optexp.support.units import duration
 from optexp.trace import MATRIX_OPS, Trace
 
 DISTORTED = 5.0  # a CPU step that tracing stretches by more than this shows the tracing

@@ -16,8 +16,9 @@ from omegaconf import OmegaConf
 from optexp.equivalence.gates import SPREAD
 from optexp.measurement.record import Measurement
 from optexp.reporting import summary, timeline
-from optexp.reporting.wording import GATES, duration
+from optexp.reporting.wording import GATES
 from optexp.result import Result
+from optexp.support.units import duration
 
 WIDTH, MARGIN, ROW = 720, 24, 22  # of the strip plot, in pixels
 ERRORS = 180  # height of the plot of errors, in pixels

@@ -8,8 +8,9 @@ from typing import Any
 
 from optexp.equivalence.findings import Verification
 from optexp.measurement.record import About, Control, Cost, Watch
-from optexp.reporting.wording import constant_inputs, duration, ratio
+from optexp.reporting.wording import constant_inputs
 from optexp.result import ArmSummary, Result, Verdict
+from optexp.support.units import duration, ratio
 
 # What a person does next where nothing was measured, or what was measured cannot be used.
 WHAT_NOW = {

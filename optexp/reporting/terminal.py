@@ -19,8 +19,8 @@ from rich.text import Text
 
 from optexp.profiling.record import ArmProfile
 from optexp.reporting import summary
-from optexp.reporting.wording import at_least, duration, ratio
 from optexp.result import Result, Verdict
+from optexp.support.units import at_least, duration, ratio
 
 if TYPE_CHECKING:
     from optexp.reporting.tracking import Run

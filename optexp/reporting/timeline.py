@@ -8,8 +8,8 @@ from math import ceil, floor, log10
 from statistics import median
 from typing import Any
 
-from optexp.reporting.wording import duration
 from optexp.result import Result
+from optexp.support.units import duration
 
 WIDTH, HEIGHT, MARGIN = 720, 64, 24
 BINS = 60

@@ -11,9 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 from optexp.errors import ConfigError
 from optexp.profiling.record import ArmProfile
 from optexp.reporting import summary
-from optexp.reporting.wording import duration, ratio
 from optexp.result import ArmSummary, Result, Verdict
 from optexp.schema import choice, plain, suggest, typed
+from optexp.support.units import duration, ratio
 
 STEP = "study.step"  # the key that tells a job which step it belongs to
 LISTS = ("x", "y", "show")  # a single name does as well

@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.reporting import summary
-from optexp.reporting.wording import at_least, ratio
 from optexp.result import Result
+from optexp.support.units import at_least, ratio
 from optexp.sweeps.study import STEP, Study, completed, points, table
 
 PAGES = Path(__file__).parents[2] / "experiments" / "results"

@@ -3,8 +3,9 @@
 import pytest
 
 from optexp.measurement.record import Measurement, Watch
-from optexp.reporting.wording import at_least, duration, headline, percent, ratio
+from optexp.reporting.wording import headline
 from optexp.result import Result, Speedup, Verdict
+from optexp.support.units import at_least, duration, percent, ratio
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,31 @@
+"""Numbers with their units, as people say them."""
+
+from __future__ import annotations
+
+from math import floor, log10
+
+
+def ratio(value: float) -> str:
+    """1.31×, 12.4×, 104×: three digits are all that a measurement carries. 0.0037× where two say nothing."""
+    if 0 < value < 0.1:
+        return f"{value:.2g}×"
+    return f"{value:.2f}×" if value < 10 else f"{value:.1f}×" if value < 100 else f"{value:.0f}×"
+
+
+def at_least(value: float) -> str:
+    """The same three digits, never rounded up: what is promised must hold."""
+    digits = max(0, 2 - floor(log10(value))) if value > 0 else 0
+    return f"{floor(value * 10**digits) / 10**digits:.{digits}f}"
+
+
+def percent(confidence: float) -> str:
+    """99%, 99.5%: never rounded to certainty."""
+    return f"{100 * confidence:.6g}%"
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it: 112 µs, 4.2 ms, 3.1 s, 2.4 h."""
+    for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        if abs(seconds) >= size * (2 if unit == "min" else 0.9995):  # what would be rounded to 1000 of the next
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
