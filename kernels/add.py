@@ -9,7 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from optexp.kernel import (
+from optexp.kernelkit import extension
+from optexp.kernelkit.elementwise import begin, load, over_vector, store, wide
+from optexp.kernelkit.kernel import (
     REFUSED,
     SMALL,
     Case,
@@ -21,8 +23,6 @@ from optexp.kernel import (
     operation,
     pays,
 )
-from optexp.kernelkit import extension
-from optexp.kernelkit.elementwise import begin, load, over_vector, store, wide
 from optexp.kernelkit.launching import launch
 
 OPERATIONS = 0.5  # of both passes one is work for the device

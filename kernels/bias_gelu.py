@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from optexp.kernel import (
+from optexp.kernelkit.elementwise import begin, from_last, over_columns, over_tiles, place, share, tile, wide
+from optexp.kernelkit.kernel import (
     REFUSED,
     Case,
     Kernel,
@@ -24,7 +25,6 @@ from optexp.kernel import (
     operation,
     pays,
 )
-from optexp.kernelkit.elementwise import begin, from_last, over_columns, over_tiles, place, share, tile, wide
 from optexp.kernelkit.launching import launch
 from optexp.kernels.gelu import cdf, check_form, derivative
 

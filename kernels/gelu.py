@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from optexp.kernel import (
+from optexp.kernelkit import extension
+from optexp.kernelkit.elementwise import begin, exp, from_last, load, over_vector, store, wide
+from optexp.kernelkit.kernel import (
     REFUSED,
     Case,
     Kernel,
@@ -23,8 +25,6 @@ from optexp.kernel import (
     operation,
     pays,
 )
-from optexp.kernelkit import extension
-from optexp.kernelkit.elementwise import begin, exp, from_last, load, over_vector, store, wide
 from optexp.kernelkit.launching import launch
 
 FORMS = ("none", "tanh")

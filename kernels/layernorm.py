@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor, nn
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from optexp.kernel import (
+from optexp.kernelkit.elementwise import FEW, add_up, begin, from_last, left, matrix, sharing, wide
+from optexp.kernelkit.kernel import (
     REFUSED,
     Case,
     Kernel,
@@ -29,7 +30,6 @@ from optexp.kernel import (
     pays,
     power_of_two,
 )
-from optexp.kernelkit.elementwise import FEW, add_up, begin, from_last, left, matrix, sharing, wide
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.rows import Launch, in_rows
 from optexp.kernelkit.tuning import bucket, fastest

@@ -25,7 +25,11 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from optexp.kernel import (
+from optexp.kernelkit import extension, hopper
+from optexp.kernelkit.elementwise import FEW as FEW_SUMMED
+from optexp.kernelkit.elementwise import begin, from_last, share, summed, tile
+from optexp.kernelkit.gemm import TILINGS, Tiling, in_rows, in_shape, multiply, place, product, takes
+from optexp.kernelkit.kernel import (
     REFUSED,
     Case,
     Fill,
@@ -41,10 +45,6 @@ from optexp.kernel import (
     pays,
     power_of_two,
 )
-from optexp.kernelkit import extension, hopper
-from optexp.kernelkit.elementwise import FEW as FEW_SUMMED
-from optexp.kernelkit.elementwise import begin, from_last, share, summed, tile
-from optexp.kernelkit.gemm import TILINGS, Tiling, in_rows, in_shape, multiply, place, product, takes
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.layernorm import (

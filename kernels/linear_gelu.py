@@ -12,7 +12,10 @@ import triton.language as tl
 from torch import Tensor, nn
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from optexp.kernel import (
+from optexp.kernelkit import extension, hopper
+from optexp.kernelkit.elementwise import over_columns
+from optexp.kernelkit.gemm import Tiling, in_rows, in_shape, library_ways, multiply, place, product, takes, tilings
+from optexp.kernelkit.kernel import (
     REFUSED,
     Case,
     Kernel,
@@ -28,9 +31,6 @@ from optexp.kernel import (
     pays,
     runs_on,
 )
-from optexp.kernelkit import extension, hopper
-from optexp.kernelkit.elementwise import over_columns
-from optexp.kernelkit.gemm import Tiling, in_rows, in_shape, library_ways, multiply, place, product, takes, tilings
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tuning import bucket, fastest
 from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward

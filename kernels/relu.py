@@ -11,7 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from optexp.kernel import (
+from optexp.kernelkit import extension
+from optexp.kernelkit.bitmask import bits_for, given, has_many, load_bits, store_bits, unpacked, worth_bits
+from optexp.kernelkit.elementwise import begin, from_last, load, over_vector, store, wide
+from optexp.kernelkit.kernel import (
     Case,
     Kernel,
     ceil_div,
@@ -24,9 +27,6 @@ from optexp.kernel import (
     operation,
     pays,
 )
-from optexp.kernelkit import extension
-from optexp.kernelkit.bitmask import bits_for, given, has_many, load_bits, store_bits, unpacked, worth_bits
-from optexp.kernelkit.elementwise import begin, from_last, load, over_vector, store, wide
 from optexp.kernelkit.launching import launch
 
 

@@ -16,9 +16,19 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from optexp.kernel import REFUSED, Case, Kernel, ceil_div, check_row, check_tensors, is_small_with_row, operation, pays
 from optexp.kernelkit.bitmask import given, has_many, load_tile_of_bits, rows_of_bits, store_tile_of_bits, worth_bits
 from optexp.kernelkit.elementwise import begin, from_last, over_columns, over_tiles, place, share, tile, wide
+from optexp.kernelkit.kernel import (
+    REFUSED,
+    Case,
+    Kernel,
+    ceil_div,
+    check_row,
+    check_tensors,
+    is_small_with_row,
+    operation,
+    pays,
+)
 from optexp.kernelkit.launching import launch
 from optexp.kernels.relu_bias_scale import derived_backward, fake_of_kept, fake_with_bits, relu_bias_scale, x_of
 

@@ -13,7 +13,18 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from optexp.kernel import (
+from optexp.kernelkit import extension
+from optexp.kernelkit.bitmask import (
+    given,
+    has_many,
+    load_tile_of_bits,
+    rows_of_bits,
+    store_tile_of_bits,
+    unpacked,
+    worth_bits,
+)
+from optexp.kernelkit.elementwise import begin, from_last, matrix, over_columns, over_tiles, place, share, tile, wide
+from optexp.kernelkit.kernel import (
     REFUSED,
     Case,
     Kernel,
@@ -26,17 +37,6 @@ from optexp.kernel import (
     operation,
     pays,
 )
-from optexp.kernelkit import extension
-from optexp.kernelkit.bitmask import (
-    given,
-    has_many,
-    load_tile_of_bits,
-    rows_of_bits,
-    store_tile_of_bits,
-    unpacked,
-    worth_bits,
-)
-from optexp.kernelkit.elementwise import begin, from_last, matrix, over_columns, over_tiles, place, share, tile, wide
 from optexp.kernelkit.launching import launch
 
 

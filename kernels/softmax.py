@@ -14,8 +14,18 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from optexp.kernel import REFUSED, SUPPORTED, Case, Kernel, check_tensors, is_small, operation, pays, power_of_two
 from optexp.kernelkit.elementwise import FEW, begin, exp, from_last, left, matrix, wide
+from optexp.kernelkit.kernel import (
+    REFUSED,
+    SUPPORTED,
+    Case,
+    Kernel,
+    check_tensors,
+    is_small,
+    operation,
+    pays,
+    power_of_two,
+)
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.rows import LONGEST, Launch, in_rows
 from optexp.kernelkit.tuning import bucket, fastest

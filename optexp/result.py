@@ -4,63 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
 
-from optexp.equivalence.findings import Verification
-from optexp.measurement.record import Measurement, Watch, watch
-from optexp.profiling.record import ProfileRecord
+from optexp.records.measurement import Measurement, Watch, watch
+from optexp.records.profile import ProfileRecord
+from optexp.records.verdict import Verdict as Verdict
+from optexp.records.verdict import worst_status as worst_status
+from optexp.records.verification import Verification
 from optexp.support.draws import Draws
 
 SCHEMA = 2  # of records: those of schema 1 are read, too
-
-
-class Verdict(StrEnum):
-    """First that applies; `exit_status` is what a shell sees."""
-
-    ERROR = "ERROR"
-    UNSUPPORTED = "UNSUPPORTED"
-    NOT_ENGAGED = "NOT_ENGAGED"
-    NOT_EQUIVALENT = "NOT_EQUIVALENT"
-    UNVERIFIED = "UNVERIFIED"
-    INVALID = "INVALID"
-    FASTER = "FASTER"
-    SLOWER = "SLOWER"
-    SAME = "SAME"
-    INCONCLUSIVE = "INCONCLUSIVE"
-    PROFILED = "PROFILED"  # mode=profile: there is nothing to compare
-    VERIFIED = "VERIFIED"  # verify=only: nothing was timed
-
-    @property
-    def exit_status(self) -> int:
-        return _EXIT_STATUS.get(self, 0)
-
-    @property
-    def measured(self) -> bool:
-        """Whether a speedup may be shown with it."""
-        return self in (Verdict.FASTER, Verdict.SLOWER, Verdict.SAME, Verdict.INCONCLUSIVE)
-
-
-_EXIT_STATUS = {
-    Verdict.ERROR: 1,
-    Verdict.NOT_EQUIVALENT: 3,
-    Verdict.UNVERIFIED: 3,
-    Verdict.INVALID: 3,
-    Verdict.UNSUPPORTED: 4,
-    Verdict.NOT_ENGAGED: 4,
-}
-
-
-def worst_status(verdicts: Iterable[Verdict]) -> int:
-    """The exit status of a sweep: the worst job's, where a job that could not apply here fails nothing."""
-    statuses = {0 if verdict is Verdict.UNSUPPORTED else verdict.exit_status for verdict in verdicts}
-    return next((status for status in (1, 3, 5, 4) if status in statuses), 0)
 
 
 @dataclass

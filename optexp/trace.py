@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from optexp.profiling.record import TopEntry
+from optexp.records.profile import TopEntry
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, grouped
 from optexp.transforms.torchscript import CALLS_TO_SETTLE, Scripted, fused_groups
 
 if TYPE_CHECKING:
-    from optexp.kernel import Kernel
+    from optexp.kernelkit.kernel import Kernel
     from optexp.trace import Trace
 
 CAPTURING = ("reduce-overhead", "max-autotune")  # both replay what they compile as CUDA Graphs
@@ -234,7 +234,7 @@ def kernels_missing(backend: str, device: torch.device) -> str | None:
         from optexp.kernelkit import extension
 
         return extension.why_not(device)
-    from optexp.kernel import runs_on
+    from optexp.kernelkit.kernel import runs_on
 
     if runs_on(device):
         return None
@@ -246,7 +246,7 @@ def kernels_missing(backend: str, device: torch.device) -> str | None:
 
 def chosen(backend: str) -> list[Kernel]:
     """The kernels of a backend; `function` is the one to put in."""
-    from optexp.kernel import kernels
+    from optexp.kernelkit.kernel import kernels
 
     every = kernels().values()
     return [replace(k, function=k.cuda) for k in every if k.cuda] if backend == "cuda" else list(every)
@@ -258,7 +258,7 @@ def put_in(backend: str, captured: bool) -> tuple[dict[str, Any], Notes]:
 
     captured:  for a program that a CUDA Graph records
     """
-    from optexp.kernel import for_graphs, symbols
+    from optexp.kernelkit.kernel import for_graphs, symbols
     from optexp.transforms import rewriting
 
     rewriter = rewriting.Rewriter([for_graphs(kernel) if captured else kernel for kernel in chosen(backend)])

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from optexp.errors import ConfigError
 from optexp.program import Alias, Program, placed, preserved, to_device
+from optexp.python_state.slots import tensors_in
 from optexp.schema import suggest
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
 from optexp.user_code.adapters import Function, Maker, maker
@@ -21,7 +22,6 @@ from optexp.user_code.aliasing import holdings, listed, partners
 from optexp.user_code.listing import spelled_model
 from optexp.user_code.lookup import find, spelled
 from optexp.user_code.objects import with_objects, written
-from optexp.user_code.slots import tensors_in
 
 if TYPE_CHECKING:
     from optexp.trace import Trace

@@ -6,7 +6,7 @@ import cloudpickle
 
 from optexp.comparison.suggestions import built, goes_with
 from optexp.profiling.diagnosis import narrowed
-from optexp.profiling.record import Bottleneck
+from optexp.records.profile import Bottleneck
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion
 from optexp.strategies.pinned_memory import PinnedMemory

@@ -14,10 +14,10 @@ from omegaconf import OmegaConf
 from optexp.commands import audit
 from optexp.commands.audit import problems
 from optexp.comparison.adjudicate import Facts, log_ratios
-from optexp.equivalence.findings import Finding, GateResult, Recheck, Verification
 from optexp.measurement import samples_file, statistics
-from optexp.measurement.record import Control, Measurement, Severity, Watch
 from optexp.measurement.samples import SAME
+from optexp.records.measurement import Control, Measurement, Severity, Watch
+from optexp.records.verification import Finding, GateResult, Recheck, Verification
 from optexp.reporting.wording import headline
 from optexp.result import ByItself, Engagement, Result, Speedup, Verdict, digest
 from tests.measurement.samples import constant, made

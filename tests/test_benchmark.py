@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from optexp.commands import kernel_benchmark
 from optexp.commands.kernel_benchmark import MARKS, Row
-from optexp.kernel import Case, is_small, kernels
+from optexp.kernelkit.kernel import Case, is_small, kernels
 from optexp.kernelkit.recording import rehearsals
 from optexp.measurement.clock import Timing
-from optexp.profiling.record import Calibration
+from optexp.records.profile import Calibration
 
 
 @pytest.fixture
@@ -179,7 +179,9 @@ def test_backward_is_both_passes_less_a_forward_pass(monkeypatch: pytest.MonkeyP
 
 
 def test_what_a_graph_records_is_ours_before_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optexp.kernel.current_stream", lambda device: 0)  # without a GPU there is none to ask
+    monkeypatch.setattr(
+        "optexp.kernelkit.kernel.current_stream", lambda device: 0
+    )  # without a GPU there is none to ask
     with FakeTensorMode():
         x = torch.empty(1024, device="cuda")
     small: list[bool] = []

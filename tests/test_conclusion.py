@@ -20,14 +20,14 @@ from optexp.comparison.measure import Timed
 from optexp.comparison.runner import settle
 from optexp.comparison.session import Session
 from optexp.config import Experiment
-from optexp.equivalence.findings import Verification
 from optexp.measurement.gpu import Reading
 from optexp.measurement.load import Load
-from optexp.measurement.record import About, Cache, Cost, Measurement, ProcessRatio, Ratio, Severity, Watch
 from optexp.measurement.samples import COLD, Pair, Sample
 from optexp.measurement.settings import Protocol
 from optexp.measurement.watchdogs import slow_start
-from optexp.profiling.record import ArmProfile, TopEntry
+from optexp.records.measurement import About, Cache, Cost, Measurement, ProcessRatio, Ratio, Severity, Watch
+from optexp.records.profile import ArmProfile, TopEntry
+from optexp.records.verification import Verification
 from optexp.reporting import report, summary
 from optexp.reporting.terminal import Progress
 from optexp.result import ArmSummary, Placement, Result, Speedup, Verdict, against_itself, finite

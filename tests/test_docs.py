@@ -19,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from optexp.commands import kernel_benchmark
 from optexp.config import overrides, search_path
-from optexp.kernel import kernels
+from optexp.kernelkit.kernel import kernels
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"

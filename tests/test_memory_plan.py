@@ -2,7 +2,7 @@
 
 import pytest
 
-from optexp.workers.memory_plan import LEAST, PLANS, Sizes, choose, thriftier
+from optexp.support.memory_plan import LEAST, PLANS, Sizes, choose, thriftier
 
 GIB = 2**30
 CARD = 79 * GIB

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from optexp.comparison.compare import next_step
-from optexp.profiling.record import Bottleneck
+from optexp.records.profile import Bottleneck
 
 BEFORE = [Bottleneck("products", 0.8, "products take 80 %", ("strategy=amp", "strategy=fusion"))]
 AFTER = [Bottleneck("passes", 0.6, "passes take 60 %", ("strategy=inplace",))]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from optexp.equivalence.findings import Verification
+from optexp.records.verification import Verification
 from optexp.result import Engagement, Result, Verdict
 from tests.benchmarks import pairs
 

@@ -9,7 +9,7 @@ from optexp.comparison import compare, runner
 from optexp.comparison.session import Session
 from optexp.errors import Failure
 from optexp.result import Result, Verdict
-from optexp.workers.memory_plan import LEAST, PLANS
+from optexp.support.memory_plan import LEAST, PLANS
 
 
 def run(tmp_path: Path, *overrides: str) -> Result:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from optexp.equivalence.gates import TOLERANCES
 from optexp.equivalence.input_families import FAMILIES
 from optexp.equivalence.mutants import MUTANTS
 from optexp.reporting.wording import GATES
+from optexp.support.tolerances import TOLERANCES
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "verification.md").read_text()

@@ -30,12 +30,12 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from optexp.kernel import Case, Kernel, ceil_div, kernels
 from optexp.kernelkit import assembly, extension
+from optexp.kernelkit.kernel import Case, Kernel, ceil_div, kernels
 from optexp.kernelkit.recording import recorded, rehearsal
 from optexp.measurement import clock
 from optexp.profiling.calibration import calibrate
-from optexp.profiling.record import Calibration
+from optexp.records.profile import Calibration
 
 Call = Callable[[], Any]
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import log
 
-from optexp.equivalence.findings import Verification
 from optexp.errors import FORGED, UNTIMED
 from optexp.measurement import statistics
-from optexp.measurement.record import Measurement
+from optexp.records.measurement import Measurement
+from optexp.records.verification import Verification
 from optexp.result import Engagement, Problem, Result, Verdict, against_itself
 
 ENDINGS = {  # by the class of the exception that ended a comparison; any other is an ERROR

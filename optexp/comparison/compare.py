@@ -16,7 +16,7 @@ from optexp.comparison.session import Session
 from optexp.errors import Failure
 from optexp.profiling.diagnosis import suggestion
 from optexp.profiling.explanation import explain
-from optexp.profiling.record import Bottleneck
+from optexp.records.profile import Bottleneck
 from optexp.reporting.wording import agreeing
 from optexp.result import Verdict, against_itself
 from optexp.strategy import compose

@@ -11,10 +11,10 @@ from optexp.comparison.adjudicate import Facts
 from optexp.comparison.measure import Timed
 from optexp.comparison.session import Session
 from optexp.measurement import statistics
-from optexp.measurement.record import Cache, Cost, Measurement, ProcessRatio, Ratio, Severity, Watch
 from optexp.measurement.samples import COLD, MAIN, Sample
 from optexp.measurement.settings import Protocol
 from optexp.measurement.watchdogs import FOREIGN, WATCHDOGS
+from optexp.records.measurement import Cache, Cost, Measurement, ProcessRatio, Ratio, Severity, Watch
 from optexp.result import ArmSummary, Result, Speedup
 from optexp.support.units import percent, ratio
 

@@ -10,12 +10,12 @@ from optexp.comparison.adjudicate import Examined
 from optexp.comparison.referee import Referee
 from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import advise
-from optexp.equivalence.findings import Verification
 from optexp.equivalence.perturbation import told
 from optexp.measurement.neighbours import neighbours
 from optexp.profiling.breakdown import Breakdown, breakdown
 from optexp.profiling.piled import piled_up
-from optexp.profiling.record import ArmProfile, Bottleneck, Calibration
+from optexp.records.profile import ArmProfile, Bottleneck, Calibration
+from optexp.records.verification import Verification
 from optexp.result import ArmSummary, Engagement
 from optexp.strategy import Strategy
 from optexp.trace import Trace

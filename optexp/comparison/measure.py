@@ -22,10 +22,10 @@ from optexp.errors import Distrusted
 from optexp.measurement import controls, placement, samples_file, statistics
 from optexp.measurement.floor import floor_s
 from optexp.measurement.neighbours import looking_out, neighbours
-from optexp.measurement.record import Control
 from optexp.measurement.samples import COLD, CONTROL_EVERY, RETRIED, UNBOUND, Sample
 from optexp.measurement.settings import Protocol
 from optexp.measurement.watchdogs import impossible
+from optexp.records.measurement import Control
 from optexp.result import ArmSummary, Result
 from optexp.support.units import duration, ratio
 from optexp.workers.arm import Arm

@@ -12,15 +12,15 @@ from typing import TypeVar
 from optexp.comparison.measure import SIZES
 from optexp.comparison.session import Session
 from optexp.equivalence.effects import title
-from optexp.equivalence.findings import GateResult, Recheck, Verification
-from optexp.equivalence.gates import TOLERANCES
 from optexp.equivalence.input_families import FORWARD_ONLY
 from optexp.equivalence.missed import End
 from optexp.equivalence.process_state import MODES, undeclared
 from optexp.errors import Distrusted, Failure, Unsupported
 from optexp.measurement.samples import Sample
+from optexp.records.verification import GateResult, Recheck, Verification
 from optexp.strategy import Strategy, contract
 from optexp.support.stopwatch import Stopwatch
+from optexp.support.tolerances import TOLERANCES
 from optexp.support.units import duration
 from optexp.trace import Trace
 from optexp.verification import first_step

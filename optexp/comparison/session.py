@@ -19,25 +19,25 @@ from typing import Generic, TypeVar
 import torch
 
 from optexp.comparison.edits import Files
+from optexp.comparison.forecast import Steps, announcement, total_s
 from optexp.config import Experiment, search_path
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference
 from optexp.measurement import placement
 from optexp.measurement.environment import describe as describe_environment
-from optexp.measurement.forecast import Steps, announcement, total_s
 from optexp.measurement.gpu import UNREAD, Gpu
 from optexp.measurement.settings import Protocol
-from optexp.profiling.record import Calibration
+from optexp.records.profile import Calibration
 from optexp.reporting.terminal import Progress
 from optexp.result import SCHEMA, Placement, Result, Verdict
 from optexp.schema import build
 from optexp.strategy import REASSOCIATES, Composed, Contract, Strategy, environment
 from optexp.support.draws import Draws
+from optexp.support.memory_plan import PLANS, thriftier
 from optexp.support.stopwatch import Stopwatch
 from optexp.support.tf32 import allow_tf32, tf32_allowed
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client, InProcess, Pending
 from optexp.workers.launching import launcher
-from optexp.workers.memory_plan import PLANS, thriftier
 from optexp.workers.messages import Facts, SetUp
 from optexp.workers.peer import Peer
 from optexp.workers.process import Launcher

@@ -13,7 +13,7 @@ from optexp.config import search_path
 from optexp.errors import Unsupported
 from optexp.profiling.breakdown import Breakdown
 from optexp.profiling.diagnosis import diagnose, narrowed, parse
-from optexp.profiling.record import Bottleneck, Calibration
+from optexp.records.profile import Bottleneck, Calibration
 from optexp.schema import build, plain
 from optexp.strategy import Strategy, compose
 from optexp.trace import Trace

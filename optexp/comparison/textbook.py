@@ -9,8 +9,8 @@ from optexp.comparison.adjudicate import Facts
 from optexp.comparison.session import Session
 from optexp.measurement import placement, samples_file
 from optexp.measurement.clock import Timing
-from optexp.measurement.record import Measurement, Textbook
 from optexp.measurement.samples import MAIN, SAME, TEXTBOOK, Pair, Sample
+from optexp.records.measurement import Measurement, Textbook
 from optexp.support.units import ratio
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client

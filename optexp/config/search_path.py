@@ -74,7 +74,7 @@ class SearchPath(SearchPathPlugin):
 def register() -> None:
     """Tell Hydra about the search path. The working folder's modules may be named by a `_target_`."""
     if SearchPath not in Plugins.instance().discover(SearchPathPlugin):
-        from optexp.sweeps.sweeper import PLUGIN, Steps  # which rewrites what people type, and so needs this module
+        from optexp.config.sweeper import PLUGIN, Steps  # which rewrites what people type, and so needs this module
 
         Plugins.instance().register(Studies)
         Plugins.instance().register(SearchPath)

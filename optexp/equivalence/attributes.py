@@ -11,10 +11,10 @@ from itertools import zip_longest
 
 from torch import Tensor
 
-from optexp.equivalence.findings import Finding, broken
 from optexp.equivalence.observation import Observation, unpacked
-from optexp.user_code import likeness, modelstate
-from optexp.user_code.modelstate import Change
+from optexp.python_state import likeness, model_state
+from optexp.python_state.model_state import Change
+from optexp.records.verification import Finding, broken
 
 NAMED = "attribute "  # before the name of what is no tensor
 LEFT = "the step leaves it; the baseline changes it in Python, which no captured graph repeats"
@@ -76,4 +76,4 @@ class Attributes:
 
 def changes(observation: Mapping[str, Tensor]) -> dict[str, Change]:
     """By name, what the step changed."""
-    return {name: modelstate.unpacked(packed) for name, packed in unpacked("moves", observation).items()}
+    return {name: model_state.unpacked(packed) for name, packed in unpacked("moves", observation).items()}

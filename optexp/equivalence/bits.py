@@ -15,11 +15,11 @@ from math import inf
 import torch
 
 from optexp.equivalence.checksums import compact
-from optexp.equivalence.findings import Finding
 from optexp.equivalence.gates import identical
 from optexp.equivalence.observation import observe, tensors
 from optexp.equivalence.quantities import source
 from optexp.program import Batch, Program, Snapshot
+from optexp.records.verification import Finding
 
 REPEATS = 3  # how often the baseline must give the same bits again
 SURE = 128  # the same before a candidate is said to give others: of runs that differ once in 50 this misses 8 %

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
-from optexp.equivalence.findings import Finding, broken
 from optexp.equivalence.gates import alike, finite, identical, structure
 from optexp.equivalence.observation import Observation, unpacked
 from optexp.errors import NoReference
+from optexp.records.verification import Finding, broken
 
 Alike = Callable[[str, bytes, bytes], bool]
 

@@ -24,9 +24,9 @@ from optexp.equivalence.perturbation import turn_parameters, vary
 from optexp.equivalence.trajectory import Rates
 from optexp.errors import NoReference
 from optexp.program import Batch, Packed, Program, gradients, keeping, map_batch, tensors_of
+from optexp.support.memory_plan import give_back
 from optexp.support.sparse import is_sparse, parts
 from optexp.support.stopwatch import Stopwatch
-from optexp.workers.memory_plan import give_back
 from optexp.workload import Workload
 
 WIDEST = {"float64", "complex128"}

@@ -14,8 +14,11 @@ from math import frexp, inf, isfinite, sqrt
 import torch
 from torch import Tensor
 
-from optexp.equivalence.findings import Element, Finding
+from optexp.records.verification import Element, Finding
 from optexp.support import sparse
+from optexp.support.tolerances import SMALL as SMALL
+from optexp.support.tolerances import TOLERANCES as TOLERANCES
+from optexp.support.tolerances import Tolerance as Tolerance
 
 CHUNK = 2**24  # elements: enough to keep a GPU busy
 CACHED = 2**18  # on a CPU: larger intermediates leave its caches, and are new pages every time (3.5 times slower)
@@ -23,38 +26,10 @@ FETCHED = 2**15  # on a GPU: fewer are looked at on the CPU, where an operation 
 BLOCK = 4096  # elements that G3 looks at together
 BLOCK_FACTOR = 4.0  # its m
 SPREAD = (-18.0, 2.0, 80)  # powers of ten from … to, and how many parts
-SMALL = 16  # elements; fewer say too little about an error's size, and one run may be right by luck
 FILL = 2.0**10  # numbers that fill masks are larger; probabilities and normalized values are not
 FILL_OCTAVES, FILL_GAP = 3, 6  # they lie this close together (two may be added), and this far above all else
 
 
-@dataclass(frozen=True)
-class Tolerance:
-    """Limits of one dtype: G1 is RMS(c−g) ≤ m·E + κ·u·s, G2 is max |c−g|/(|g|+s) ≤ m∞·E∞ + κ∞·u.
-
-    unit:      u, the largest relative error of one rounding
-    warn:      m above which the verdict says "weaker"
-    fail:      m
-    floor:     κ
-    peak_fail: m∞
-    peak_floor: κ∞
-    """
-
-    unit: float
-    warn: float
-    fail: float
-    floor: float
-    peak_fail: float
-    peak_floor: float
-
-
-TOLERANCES = {
-    "float64": Tolerance(2**-53, 2, 4, 4, 4, 16),
-    "float32": Tolerance(2**-24, 2, 4, 4, 4, 16),
-    "tf32": Tolerance(2**-11, 1.5, 3, 0.1, 3, 0.25),
-    "float16": Tolerance(2**-11, 1.5, 3, 0.1, 3, 0.25),
-    "bfloat16": Tolerance(2**-8, 1.5, 3, 0.1, 3, 0.25),
-}
 GRADIENT_FACTOR = 2.0  # m = m∞ of gradients, whose yardstick already holds noisy runs
 PRECISION_CAP = 32.0  # RMS(c−g) ≤ 32·u·s on forward outputs, whatever plain autocast does
 

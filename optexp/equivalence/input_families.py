@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from optexp.equivalence.findings import NORMAL as NORMAL
 from optexp.program import Batch, map_batch, tensors_of
+from optexp.records.verification import NORMAL as NORMAL
 from optexp.support import sparse
 
 NONCONTIGUOUS = "noncontiguous"  # the same values, laid out with gaps; made in the arms, since a parcel has no gaps

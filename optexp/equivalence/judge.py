@@ -21,14 +21,10 @@ from optexp.equivalence import mutants, reassociation
 from optexp.equivalence.attributes import Attributes
 from optexp.equivalence.effects import conduct, optional, title
 from optexp.equivalence.far_off import far_off
-from optexp.equivalence.findings import Distribution, Element, Finding, broken
 from optexp.equivalence.fp64_reference import Golden, before
 from optexp.equivalence.gates import (
     PRECISION_CAP,
-    SMALL,
-    TOLERANCES,
     Limits,
-    Tolerance,
     Yardstick,
     alike,
     errors,
@@ -53,9 +49,11 @@ from optexp.equivalence.sight import unseen
 from optexp.equivalence.trajectory import RATES
 from optexp.errors import NoReference
 from optexp.program import Batch, clear_gradients, tensors_of
+from optexp.records.verification import Distribution, Element, Finding, broken
 from optexp.strategy import Contract
+from optexp.support.memory_plan import PLANS, Sizes, capacity, choose, give_back
 from optexp.support.sparse import nbytes
-from optexp.workers.memory_plan import PLANS, Sizes, capacity, choose, give_back
+from optexp.support.tolerances import SMALL, TOLERANCES, Tolerance
 from optexp.workload import Workload
 
 SUBJECTS = 4  # tensors of a kind that mutants are made of, the largest ones

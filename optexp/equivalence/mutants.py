@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from optexp.equivalence.gates import SMALL, TOLERANCES, Tolerance, Yardstick
+from optexp.equivalence.gates import Yardstick
+from optexp.support.tolerances import SMALL, TOLERANCES, Tolerance
 
 FIRST = 2**24  # elements: of larger tensors, mutants are made of so many
 LARGE = 8.0  # times the yardstick: a mutant that is this far off must not pass
@@ -133,7 +134,7 @@ class Tried:
 
     caught:  a gate failed, or its structure differs;  gate: the one nearest to its limit
     off:     RMS change, over s; None where s is 0
-    visible: see `optexp.equivalence.findings.Finding`
+    visible: see `optexp.records.verification.Finding`
     """
 
     tensor: str

@@ -13,9 +13,10 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from optexp.equivalence.findings import Finding
-from optexp.equivalence.gates import SMALL, chunks
+from optexp.equivalence.gates import chunks
 from optexp.equivalence.quantities import Quantity
+from optexp.records.verification import Finding
+from optexp.support.tolerances import SMALL
 
 MEASURED = ("G1", "G2", "G3", "CAP")  # gates of which an error is known
 SURELY = 64.0  # u·s: what no other result comes as near as

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
-from optexp.equivalence.gates import TOLERANCES, name_of
+from optexp.equivalence.gates import name_of
 from optexp.support.sparse import is_sparse, parts
+from optexp.support.tolerances import TOLERANCES
 
 RUNS = 6
 

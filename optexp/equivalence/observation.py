@@ -16,9 +16,9 @@ from optexp.equivalence.poison import hold, poison, scribble
 from optexp.equivalence.process_state import unlike
 from optexp.equivalence.reassociation import Reassociated
 from optexp.program import Batch, Outputs, Packed, Program, Snapshot, gradients, tensors_of
+from optexp.python_state.records import Table
 from optexp.support import sparse
 from optexp.support.reading import read, read_all
-from optexp.user_code.records import Table
 
 Observation = dict[str, Tensor]
 

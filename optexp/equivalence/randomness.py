@@ -19,9 +19,9 @@ from scipy.special import stdtr
 from torch import Tensor
 
 from optexp.equivalence import gradient_check
-from optexp.equivalence.findings import Finding, Randomness
 from optexp.equivalence.gates import error, identical, rms, structure
 from optexp.program import Batch, Program, Snapshot, gradients
+from optexp.records.verification import Finding, Randomness
 from optexp.support.reading import read
 
 SEEDS = 64

@@ -7,7 +7,7 @@ further from float64 than its rounding can bring it has another program for a re
 
 from __future__ import annotations
 
-from optexp.equivalence.gates import TOLERANCES
+from optexp.support.tolerances import TOLERANCES
 
 SEEN = 0.02  # of a tensor's size: the largest limit under which it counts as seen
 SEEN_UNITS = 32.0  # the same in u, where precision is low

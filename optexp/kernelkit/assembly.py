@@ -13,8 +13,8 @@ from typing import Any
 
 from triton import knobs
 
-from optexp.kernel import compiled_functions
 from optexp.kernelkit import extension
+from optexp.kernelkit.kernel import compiled_functions
 
 INTERESTING = re.compile(r"\b(LDG|STG|LDGSTS|UTMALDG|UTMASTG|HGMMA|HMMA|LDL|STL|MUFU)\b(?:\.E)?(?:\.(\d+)\b)?")
 

@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from optexp.kernel import ceil_div, needs_gradient
 from optexp.kernelkit.elementwise import tile
+from optexp.kernelkit.kernel import ceil_div, needs_gradient
 
 BITS_FROM = 2**20  # elements: to pack and to unpack bits of fewer takes longer than to read them as they are
 

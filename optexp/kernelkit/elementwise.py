@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from optexp.kernel import ceil_div, laid_out_like, multiprocessors, power_of_two
+from optexp.kernelkit.kernel import ceil_div, laid_out_like, multiprocessors, power_of_two
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tuning import bucket, fastest
 

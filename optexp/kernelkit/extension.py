@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optexp.kernel import runs_on
+from optexp.kernelkit.kernel import runs_on
 from optexp.kernelkit.launching import launching
 
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # what `with_type` in vector.cuh understands

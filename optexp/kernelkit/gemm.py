@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from optexp.kernel import ceil_div, contiguous, multiprocessors, operation
+from optexp.kernelkit.kernel import ceil_div, contiguous, multiprocessors, operation
 from optexp.kernelkit.launching import INTERPRETED, launch
 from optexp.kernelkit.tuning import bucket, fastest
 

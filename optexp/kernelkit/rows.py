@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from optexp.kernel import ceil_div, multiprocessors, power_of_two
+from optexp.kernelkit.kernel import ceil_div, multiprocessors, power_of_two
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tuning import bucket, fastest
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 import triton
 
-from optexp.kernel import ceil_div
+from optexp.kernelkit.kernel import ceil_div
 from optexp.kernelkit.recording import recorded
 from optexp.measurement import clock
 from optexp.support.cache import kept

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from optexp.workers.descent import descendants
+from optexp.support.descent import descendants
 
 now = perf_counter
 # The function below torch.cuda.synchronize, which looks it up when it is called. A build without CUDA has none.

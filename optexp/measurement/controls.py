@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from optexp.measurement import statistics
-from optexp.measurement.record import Control
 from optexp.measurement.samples import DELAYED, SAME, Sample
 from optexp.measurement.settings import Protocol
+from optexp.records.measurement import Control
 from optexp.support.cache import kept
 from optexp.support.units import percent
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from optexp.profiling.record import Calibration
+from optexp.records.profile import Calibration
 
 MARGIN = 0.9  # ceilings are measured, and a good day beats them by a little
 PRODUCTS = 3  # of TF32, of what it keeps and leaves of both operands, that are as exact as one of float32

@@ -9,8 +9,8 @@ from math import hypot, pi, sqrt
 from statistics import correlation, fmean, median, stdev
 
 from optexp.measurement.gpu import POWER_CAP, between
-from optexp.measurement.record import About, Severity, Watch
 from optexp.measurement.samples import COLD, MAIN, Sample
+from optexp.records.measurement import About, Severity, Watch
 from optexp.support.units import duration
 
 REMARK, UNDECIDES, REFUSES, MACHINE = Severity.REMARK, Severity.UNDECIDES, Severity.REFUSES, About.MACHINE

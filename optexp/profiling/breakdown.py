@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from optexp.profiling.intervals import Union
-from optexp.profiling.record import Calibration
 from optexp.profiling.roofline import CLASSES, kernel_classes, matrix_flop
+from optexp.records.profile import Calibration
 from optexp.trace import GRAPH_LAUNCH, LAUNCH, Copy, Kernel, Op, Trace
 
 HOST_LATE = ("data_loading", "synchronisation", "allocation", "dispatch")  # gaps in which the GPU waits for the host

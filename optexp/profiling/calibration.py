@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from optexp.measurement import clock
-from optexp.profiling.record import Calibration
+from optexp.records.profile import Calibration
 from optexp.support.cache import kept
 
 _VERSION = 1  # of what is measured and how: an older cache entry is not read

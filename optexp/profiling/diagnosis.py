@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from optexp.profiling.breakdown import OUTSIDE, Breakdown
 from optexp.profiling.explanation import DISTORTED, percent
-from optexp.profiling.record import Bottleneck, Calibration
+from optexp.records.profile import Bottleneck, Calibration
 from optexp.support.units import duration
 from optexp.trace import MATRIX_OPS, Trace
 

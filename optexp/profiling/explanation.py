@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from optexp.profiling.breakdown import SLOWED, Breakdown
-from optexp.profiling.record import TopEntry
+from optexp.records.profile import TopEntry
 from optexp.support.units import duration
 from optexp.trace import MATRIX_OPS, Trace
 

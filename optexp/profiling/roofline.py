@@ -19,7 +19,7 @@ from math import prod
 from torch.utils.flop_counter import conv_flop_count, sdpa_backward_flop_count, sdpa_flop_count
 
 from optexp.measurement.floor import float32_rate
-from optexp.profiling.record import Calibration
+from optexp.records.profile import Calibration
 from optexp.trace import Kernel, Op, Trace
 
 CLASSES = ("memory_bound", "compute_bound", "latency_bound", "unclassified")

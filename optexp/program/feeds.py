@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from optexp.program import Batch, Feed, Source, map_batch
 from optexp.program.offered import Offered, Place, offered
-from optexp.program.random_state import state_of
+from optexp.support.random_state import state_of
 
 SHORT_EPOCH = 100  # batches: a smaller one among more moves a mean by less than a percent
 

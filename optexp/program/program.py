@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from optexp.program.batches import Batch, Outputs, Packed, Remembered, tensors_of
 from optexp.program.feed import Feed
+from optexp.python_state.model_state import ModelState
 from optexp.support import sparse
 from optexp.support.reading import read
-from optexp.user_code.modelstate import ModelState
 
 
 class Memory(Protocol):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from optexp.program.program import Program
+from optexp.python_state.model_state import ModelState
+from optexp.python_state.records import Table
 from optexp.support import sparse
 from optexp.support.reading import read
-from optexp.user_code.modelstate import ModelState
-from optexp.user_code.records import Table
 
 # --- state, gradients, batches ---------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader
 from omegaconf import OmegaConf
 
 from optexp.equivalence.gates import SPREAD
-from optexp.measurement.record import Measurement
+from optexp.records.measurement import Measurement
 from optexp.reporting import summary, timeline
 from optexp.reporting.wording import GATES
 from optexp.result import Result

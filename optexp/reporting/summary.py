@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from optexp.equivalence.findings import Verification
-from optexp.measurement.record import About, Control, Cost, Watch
+from optexp.records.measurement import About, Control, Cost, Watch
+from optexp.records.verification import Verification
 from optexp.reporting.wording import constant_inputs
 from optexp.result import ArmSummary, Result, Verdict
 from optexp.support.units import duration, ratio

@@ -17,7 +17,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from optexp.profiling.record import ArmProfile
+from optexp.records.profile import ArmProfile
 from optexp.reporting import summary
 from optexp.result import Result, Verdict
 from optexp.support.units import at_least, duration, ratio

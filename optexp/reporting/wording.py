@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from optexp.equivalence.findings import Verification
+from optexp.records.verification import Verification
 from optexp.result import Result, Verdict
 from optexp.support.units import at_least, percent, ratio
 

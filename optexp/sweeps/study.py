@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.errors import ConfigError
-from optexp.profiling.record import ArmProfile
+from optexp.records.profile import ArmProfile
 from optexp.reporting import summary
 from optexp.result import ArmSummary, Result, Verdict
 from optexp.schema import choice, plain, suggest, typed

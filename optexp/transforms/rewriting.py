@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from optexp.kernel import Kernel, for_graphs
+from optexp.kernelkit.kernel import Kernel, for_graphs
 
 Terms = tuple[str, tuple[Any, ...]]  # an operation's one name, and its operands in one order
 

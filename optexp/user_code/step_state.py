@@ -23,10 +23,11 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from optexp.program import Packed, Remembered
-from optexp.user_code import likeness, train_step
-from optexp.user_code.likeness import equal
-from optexp.user_code.slots import SIMPLE, Slot, plain, refilled, slots, tensors_in
-from optexp.user_code.variables import places
+from optexp.python_state import likeness
+from optexp.python_state.likeness import equal
+from optexp.python_state.slots import SIMPLE, Slot, plain, refilled, slots, tensors_in
+from optexp.python_state.variables import places
+from optexp.user_code import train_step
 
 
 @dataclass
@@ -105,7 +106,7 @@ class Memory:
         return likeness.apart(self._unpacked(ours), self._unpacked(theirs))
 
     def alike(self, ours: bytes, theirs: bytes, unit: float = 0.0, noise: Sequence[float] | None = None) -> bool:
-        """Whether two arms changed something likewise (see `optexp.user_code.likeness`)."""
+        """Whether two arms changed something likewise (see `optexp.python_state.likeness`)."""
         return likeness.alike(self._unpacked(ours), self._unpacked(theirs), unit, noise)
 
     # --- copies -------------------------------------------------------------------------------------------------

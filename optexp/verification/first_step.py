@@ -7,8 +7,8 @@ is put back before every check; what nobody can put back shows here: in what tha
 from __future__ import annotations
 
 from optexp.equivalence import step_digest
-from optexp.equivalence.findings import Finding
 from optexp.equivalence.missed import End
+from optexp.records.verification import Finding
 from optexp.verification.recheck import Repetitions, findings_of
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import inf, sqrt
 
 from optexp.equivalence.far_off import FarOff
-from optexp.equivalence.findings import Finding, GateResult, Verification
 from optexp.equivalence.input_families import FAMILIES, NONCONTIGUOUS, NORMAL, ONE_BY_ONE
 from optexp.program import unreadable
+from optexp.records.verification import Finding, GateResult, Verification
 from optexp.reporting.wording import unchecked_bits
 from optexp.strategy import BITWISE, Contract
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from optexp.equivalence import step_digest
 from optexp.equivalence.effects import title
-from optexp.equivalence.findings import Finding, Recheck, broken
 from optexp.equivalence.input_families import NORMAL
 from optexp.equivalence.missed import SHARE, End, miss_rate
 from optexp.equivalence.trajectory import TIMED
+from optexp.records.verification import Finding, Recheck, broken
 from optexp.verification.trial import convey, deliver
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from optexp.equivalence.bits import Bits
-from optexp.equivalence.findings import Finding, Verification
 from optexp.equivalence.input_families import NORMAL, ONE_BY_ONE
 from optexp.equivalence.judge import SetInfo
 from optexp.errors import Failure, Unshared
+from optexp.records.verification import Finding, Verification
 from optexp.strategy import Contract
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from optexp.equivalence import randomness, trajectory
 from optexp.equivalence.bits import REPEATS, SURE, promised
-from optexp.equivalence.findings import Finding, GateResult, MutantCount, Trajectory, Verification, broken
 from optexp.equivalence.gradient_check import PROVES
 from optexp.equivalence.input_families import FAMILIES, NORMAL, ONE_BY_ONE
 from optexp.equivalence.quantities import whole
 from optexp.errors import Failure
+from optexp.records.verification import Finding, GateResult, MutantCount, Trajectory, Verification, broken
 from optexp.strategy import BITWISE, Contract
 from optexp.verification.outcome import conclude, failure
 from optexp.verification.trial import Plan, Trial, deliver

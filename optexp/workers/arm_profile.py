@@ -72,7 +72,7 @@ class Profiling(Holder):
 
     def code(self, folder: str, ran: list[tuple[str, int]]) -> None:
         """Write down what the compiler made of our kernels that ran, by name and number of warps, if any did."""
-        if "optexp.kernel" in sys.modules and self.device.type == "cuda":
+        if "optexp.kernelkit.kernel" in sys.modules and self.device.type == "cuda":
             from optexp.kernelkit import assembly
 
             assembly.write(Path(folder), set(ran))

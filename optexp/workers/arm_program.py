@@ -24,12 +24,12 @@ from optexp.export.repro import Script
 from optexp.measurement import clock, placement
 from optexp.program import Batch, Feed, Outputs, Snapshot, gradients, keeping, map_batch, tensors_of
 from optexp.program.offered import Offered, Place
+from optexp.python_state import likeness
+from optexp.python_state.model_state import same
 from optexp.strategy import Composed, Notes, captures, compose
 from optexp.support import sparse
-from optexp.user_code import likeness
+from optexp.support.memory_plan import LEAST, PLANS, Sizes, capacity, choose, give_back
 from optexp.user_code.aliasing import holdings, matched
-from optexp.user_code.modelstate import same
-from optexp.workers.memory_plan import LEAST, PLANS, Sizes, capacity, choose, give_back
 from optexp.workers.messages import Facts, Identity, SetUp
 from optexp.workers.peer import Peer
 from optexp.workers.spec import Spec

@@ -9,7 +9,7 @@ import torch
 
 from optexp.measurement import heap, placement
 from optexp.profiling.calibration import calibrate
-from optexp.profiling.record import Calibration
+from optexp.records.profile import Calibration
 from optexp.workers.transfer import Inbox, Outbox, Parcel, Tensors
 
 

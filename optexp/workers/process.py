@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from optexp.errors import Failure
+from optexp.support.descent import adopt_orphans
 from optexp.workers.client import Worker
-from optexp.workers.descent import adopt_orphans
 from optexp.workers.serving import kill_group, serve
 
 T = TypeVar("T")

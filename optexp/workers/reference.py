@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import cloudpickle
 import torch
 
-from optexp.equivalence.findings import Distribution, Finding
 from optexp.equivalence.judge import Judge, SetInfo
 from optexp.equivalence.mutants import Tried
 from optexp.equivalence.parting import Passed
+from optexp.records.verification import Distribution, Finding
+from optexp.support.memory_plan import give_back
 from optexp.workers.arm_program import facts
-from optexp.workers.memory_plan import give_back
 from optexp.workers.messages import Facts
 from optexp.workers.peer import Peer
 from optexp.workers.spec import Spec

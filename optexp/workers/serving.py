@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from optexp.errors import ConfigError, Unsupported
+from optexp.support.descent import descendants
 from optexp.workers import wire
 from optexp.workers.anomaly import forward_frames, hides_forward
-from optexp.workers.descent import descendants
 
 _PACKAGE = f"{Path(__file__).resolve().parent.parent}{os.sep}"
 _STRATEGIES = f"{Path(__file__).resolve().parent.parent.parent / 'strategies'}{os.sep}"

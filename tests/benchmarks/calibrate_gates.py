@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from optexp.config import search_path
-from optexp.equivalence.findings import Verification
 from optexp.errors import Failure, Unsupported
 from optexp.program import Program
+from optexp.records.verification import Verification
 from optexp.schema import build
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, contract, label
 from optexp.trace import Trace

@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 from time_to_verdict import run
 
-from optexp.equivalence.gates import TOLERANCES, Yardstick, error, histogram, identical, rms, structure
+from optexp.equivalence.gates import Yardstick, error, histogram, identical, rms, structure
 from optexp.equivalence.mutants import Subject, lower_precision, scaled
 from optexp.equivalence.poison import poison
+from optexp.support.tolerances import TOLERANCES
 from optexp.workers.transfer import Inbox, Outbox
 
 # What a user asks for: all of a quick comparison, and the longest verification.

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.equivalence.findings import Verification
 from optexp.equivalence.gates import name_of
 from optexp.errors import Failure, NoReference
 from optexp.program import Batch, Program
+from optexp.records.verification import Verification
 from optexp.schema import choice
 from optexp.strategy import REASSOCIATES, Contract, Counters, Evidence, Notes, Stage, Strategy
 from optexp.trace import Trace

@@ -13,14 +13,15 @@ import torch
 from torch import nn
 
 from optexp.equivalence import input_families, process_state, trajectory
-from optexp.equivalence.findings import MutantCount
-from optexp.equivalence.gates import SPREAD, TOLERANCES
+from optexp.equivalence.gates import SPREAD
 from optexp.equivalence.mutants import MUTANTS
 from optexp.equivalence.poison import scribble
 from optexp.equivalence.trajectory import Rates, strays
 from optexp.errors import NoReference
 from optexp.program import Program
+from optexp.records.verification import MutantCount
 from optexp.strategy import precision
+from optexp.support.tolerances import TOLERANCES
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.softmax import Softmax
 from tests.equivalence.conftest import Net

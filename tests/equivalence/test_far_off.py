@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.far_off import far_off
-from optexp.equivalence.findings import Verification
-from optexp.equivalence.gates import PRECISION_CAP, TOLERANCES, Limits, rms
+from optexp.equivalence.gates import PRECISION_CAP, Limits, rms
 from optexp.equivalence.quantities import Quantity
+from optexp.records.verification import Verification
 from optexp.reporting.wording import FAR_OFF, at_precision
 from optexp.strategy import precision
+from optexp.support.tolerances import TOLERANCES
 from tests.equivalence.conftest import Net
 
 ROW = TOLERANCES["bfloat16"]

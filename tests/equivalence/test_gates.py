@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from optexp.equivalence import gates
-from optexp.equivalence.gates import TOLERANCES, Error, Limits, Yardstick, error, exact, identical, measure, structure
+from optexp.equivalence.gates import Error, Limits, Yardstick, error, exact, identical, measure, structure
+from optexp.support.tolerances import TOLERANCES
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from optexp.equivalence.findings import Finding, Verification
+from optexp.records.verification import Finding, Verification
 from optexp.strategy import REASSOCIATES
 from optexp.verification.outcome import headline
 

@@ -9,9 +9,9 @@ from math import nan
 import pytest
 import torch
 
-from optexp.equivalence.findings import Finding
 from optexp.equivalence.missed import End
 from optexp.equivalence.step_digest import FLOOR, Imprint, astray, imprint
+from optexp.records.verification import Finding
 from optexp.verification.recheck import repeated
 from optexp.workers.arm import Arm
 from optexp.workers.client import InProcess

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from optexp.equivalence import checksums, fp64_reference, gates, mutants
-from optexp.equivalence.findings import Verification
 from optexp.equivalence.input_families import ONE_BY_ONE
 from optexp.program import Batch, Program
+from optexp.records.verification import Verification
 from optexp.schema import choice
 from optexp.strategy import REASSOCIATES, Counters, Evidence, Notes, Stage, Strategy
+from optexp.support.memory_plan import LEAST
 from optexp.trace import Trace
 from optexp.verification.trial import Plan
 from optexp.verification.verify import verify
 from optexp.workers.arm import Arm
 from optexp.workers.client import InProcess
-from optexp.workers.memory_plan import LEAST
 from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
 from optexp.workload import Workload

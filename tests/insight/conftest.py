@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from optexp.profiling.record import Calibration
+from optexp.records.profile import Calibration
 from optexp.trace import STEP, TIMED, Trace
 
 ORIGIN = 4_407_266_484_475.04  # real traces count from a distant past

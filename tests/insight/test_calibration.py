@@ -9,7 +9,7 @@ import torch
 
 from optexp.profiling import calibration
 from optexp.profiling.calibration import cached, calibrate, write
-from optexp.profiling.record import Calibration
+from optexp.records.profile import Calibration
 
 CPU = torch.device("cpu")
 

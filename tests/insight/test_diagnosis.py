@@ -8,7 +8,7 @@ from torch import nn
 
 from optexp.profiling.breakdown import breakdown
 from optexp.profiling.diagnosis import diagnose, narrowed, suggestion
-from optexp.profiling.record import Bottleneck, Calibration
+from optexp.records.profile import Bottleneck, Calibration
 from optexp.trace import Trace
 from tests.insight.recording import undisturbed
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from optexp import kernel
-from optexp.kernel import LEARNING, SMALL
-from optexp.kernelkit import small_calls
+from optexp.kernelkit import kernel, small_calls
+from optexp.kernelkit.kernel import LEARNING, SMALL
 from optexp.kernelkit.recording import rehearsal, rehearsals
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
@@ -33,7 +32,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 
 @pytest.fixture
 def ask(front: ModuleType) -> Callable[..., Any]:
-    """ask(name, *args): what the function in front of `optexp.kernel`'s of this name answers."""
+    """ask(name, *args): what the function in front of `optexp.kernelkit.kernel`'s of this name answers."""
 
     def ask(name: str, *args: Any) -> Any:
         def python(*_: Any) -> str:

@@ -18,8 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from optexp import kernel
-from optexp.kernelkit import assembly, elementwise, gemm, rows
+from optexp.kernelkit import assembly, elementwise, gemm, kernel, rows
 
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64", torch.int32: "i32"}
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")

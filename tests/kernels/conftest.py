@@ -12,8 +12,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from optexp import kernel
-from optexp.kernelkit import tuning
+from optexp.kernelkit import kernel, tuning
 
 
 @pytest.fixture(autouse=True)

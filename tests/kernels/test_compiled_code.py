@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from optexp.kernel import kernels
+from optexp.kernelkit.kernel import kernels
 
 SCRIPT = Path(__file__).with_name("compile_without_a_gpu.py")
 PRODUCTS = {"linear_gelu_forward", "layernorm_linear_forward", "float32_product"}

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import optexp.kernel
-from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms, structure
-from optexp.kernel import DTYPES, SUPPORTED, Case, Kernel, kernels
+import optexp.kernelkit.kernel
+from optexp.equivalence.gates import Limits, Yardstick, error, measure, name_of, rms, structure
+from optexp.kernelkit.kernel import DTYPES, SUPPORTED, Case, Kernel, kernels
+from optexp.support.tolerances import TOLERANCES
 
 KERNELS = list(kernels().values())
 
@@ -325,9 +326,9 @@ def treat_as_small(kernel: Kernel, device: str, monkeypatch: pytest.MonkeyPatch)
     """However large a call is, launches are all that counts. Returns the kernel's module."""
     module = importlib.import_module(kernel.function.__module__)
     if device == "cuda":
-        monkeypatch.setattr(optexp.kernel, "SMALL", 2**62)
+        monkeypatch.setattr(optexp.kernelkit.kernel, "SMALL", 2**62)
     else:
-        for user in (optexp.kernel, module):
+        for user in (optexp.kernelkit.kernel, module):
             monkeypatch.setattr(user, "is_small", _is_number, raising=False)
     return module
 
@@ -388,7 +389,7 @@ def test_the_plain_version_computes_the_same(kernel: Kernel, device: str) -> Non
 
 @every_kernel
 def test_a_profiler_sees_what_a_kernel_was_given(kernel: Kernel, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optexp.kernel.SMALL", 0)
+    monkeypatch.setattr("optexp.kernelkit.kernel.SMALL", 0)
     args = arguments(kernel.cases[0], device)
     y = kernel.function(*args)  # compiles, and chooses
     with torch.profiler.profile(record_shapes=True) as profiler:

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms
+from optexp.equivalence.gates import Limits, Yardstick, error, measure, name_of, rms
 from optexp.kernelkit import extension, hopper
 from optexp.kernels import layernorm_linear, linear_gelu
+from optexp.support.tolerances import TOLERANCES
 from tests.kernels.golden import exact
 
 CUDA = torch.device("cuda", 0)

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from optexp.equivalence.gates import TOLERANCES, Limits, Yardstick, error, measure, name_of, rms
+from optexp.equivalence.gates import Limits, Yardstick, error, measure, name_of, rms
 from optexp.kernelkit.elementwise import FEW
 from optexp.kernelkit.gemm import TILINGS, Tiling, library_ways
 from optexp.kernels import layernorm, layernorm_linear
 from optexp.kernels.layernorm_linear import by_tiles, layernorm_linear_forward
+from optexp.support.tolerances import TOLERANCES
 from tests.kernels.golden import exact
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from optexp.kernel import kernels
+from optexp.kernelkit.kernel import kernels
 from optexp.kernels.add import Add
 from optexp.kernels.bias_gelu import BiasGELU
 from optexp.kernels.gelu import GELU

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from optexp.kernel import kernels
 from optexp.kernelkit import gemm
 from optexp.kernelkit.gemm import FLOAT32_TILINGS, TALL, Tiling, float32_tilings, multiply, multiply_by_tiles
+from optexp.kernelkit.kernel import kernels
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run
 SMALL_WAYS = [SMALL, *(SMALL._replace(resident=0, parts=parts) for parts in (1, 2, 8))]

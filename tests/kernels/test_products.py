@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence.gates import structure
-from optexp.kernel import Kernel
 from optexp.kernelkit.gemm import TILINGS, Tiling
+from optexp.kernelkit.kernel import Kernel
 from optexp.kernels import layernorm_linear, linear_gelu
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter

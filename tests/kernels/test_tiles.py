@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from optexp.kernel import kernels
 from optexp.kernelkit import elementwise
 from optexp.kernelkit.elementwise import ALONE, BROAD, FEW, GROUPINGS, Grouping, sharing
+from optexp.kernelkit.kernel import kernels
 from optexp.kernels import layernorm, layernorm_linear
 from optexp.kernels.add import add
 from optexp.kernels.bias_gelu import _backward as bias_gelu_gradients

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from optexp import api
+from optexp.comparison.forecast import Steps, announcement, process_s, rough, total_s, verification_s
 from optexp.comparison.session import Session
 from optexp.config import resolve
-from optexp.measurement.forecast import Steps, announcement, process_s, rough, total_s, verification_s
 from optexp.measurement.settings import Protocol
 from optexp.reporting.terminal import Progress
 from optexp.support.stopwatch import Stopwatch

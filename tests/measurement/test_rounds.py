@@ -24,10 +24,10 @@ from optexp.config import Experiment, resolve, search_path
 from optexp.errors import Distrusted
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
-from optexp.measurement.record import Measurement
 from optexp.measurement.samples import COLD, MAIN, Pair, Sample
 from optexp.measurement.settings import Protocol
-from optexp.profiling.record import ArmProfile, ProfileRecord
+from optexp.records.measurement import Measurement
+from optexp.records.profile import ArmProfile, ProfileRecord
 from optexp.reporting import summary
 from optexp.reporting.terminal import Progress
 from optexp.result import Result, Verdict

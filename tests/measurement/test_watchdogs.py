@@ -12,7 +12,7 @@ from optexp.measurement.floor import floor_s
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.samples import COLD, Late, Pair, Sample
 from optexp.measurement.watchdogs import WATCHDOGS, split
-from optexp.profiling.record import Calibration
+from optexp.records.profile import Calibration
 from tests.measurement.nvml import Nvml
 from tests.measurement.samples import constant, made, timing
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from optexp.equivalence.findings import Distribution, Element, Finding, GateResult, MutantCount, Trajectory
-from optexp.measurement.record import Measurement, ProcessRatio
+from optexp.records.measurement import Measurement, ProcessRatio
+from optexp.records.verification import Distribution, Element, Finding, GateResult, MutantCount, Trajectory
 from optexp.reporting import report
 from optexp.reporting.wording import GATES
 from optexp.result import Result, Verdict

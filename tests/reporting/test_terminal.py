@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from optexp.measurement.record import About, Cache, Control, Measurement, Severity, Watch
-from optexp.profiling.record import ArmProfile, ProfileRecord
+from optexp.records.measurement import About, Cache, Control, Measurement, Severity, Watch
+from optexp.records.profile import ArmProfile, ProfileRecord
 from optexp.reporting import summary, terminal
 from optexp.result import Problem, Result, Verdict
 

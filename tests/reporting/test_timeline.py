@@ -12,9 +12,9 @@ import pytest
 
 from optexp.comparison.conclusion import series
 from optexp.measurement.gpu import Reading
-from optexp.measurement.record import About, Measurement, ProcessRatio, Severity, Watch
 from optexp.measurement.samples import Sample
-from optexp.profiling.record import ProfileRecord
+from optexp.records.measurement import About, Measurement, ProcessRatio, Severity, Watch
+from optexp.records.profile import ProfileRecord
 from optexp.reporting import report, timeline
 from optexp.result import Result, Speedup, Verdict
 from optexp.sweeps import sweep

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optexp.measurement.record import Measurement, Watch
+from optexp.records.measurement import Measurement, Watch
 from optexp.reporting.wording import headline
 from optexp.result import Result, Speedup, Verdict
 from optexp.support.units import at_least, duration, percent, ratio

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp import kernel
 from optexp.errors import Unsupported
 from optexp.export.repro import Script
-from optexp.kernelkit import toolchain
+from optexp.kernelkit import kernel, toolchain
 from optexp.program import Program
 from optexp.strategies import fusion
 from optexp.strategies.amp import Amp

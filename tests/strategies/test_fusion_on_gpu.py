@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from optexp import kernel
-from optexp.kernelkit import extension
+from optexp.kernelkit import extension, kernel
 from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from optexp.equivalence.findings import Verification
 from optexp.measurement import statistics
-from optexp.measurement.record import Measurement
+from optexp.records.measurement import Measurement
+from optexp.records.verification import Verification
 from optexp.result import ByItself, Problem, Result, Speedup, Verdict
 from optexp.sweeps import selection
 

@@ -18,8 +18,8 @@ from optexp.__main__ import SIGNALS, main
 from optexp.comparison import runner
 from optexp.config import overrides, resolve
 from optexp.errors import ConfigError
-from optexp.profiling.record import ArmProfile, Calibration, ProfileRecord
 from optexp.profiling.roofline import matrix_flop
+from optexp.records.profile import ArmProfile, Calibration, ProfileRecord
 from optexp.reporting import summary, terminal
 from optexp.result import ArmSummary, Result, Speedup, Verdict
 from optexp.sweeps import exit_status, sweep

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-import optexp.kernel
-from optexp.kernel import for_graphs, kernels
+import optexp.kernelkit.kernel
+from optexp.kernelkit.kernel import for_graphs, kernels
 from optexp.kernelkit.recording import rehearsals
 from optexp.transforms.rewriting import Rewriter, backend
 
@@ -179,13 +179,15 @@ def test_refusals_have_reasons(x: Tensor) -> None:
 
 
 def test_what_would_pay_in_a_graph_says_so(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optexp.kernel, "is_small", lambda x, operations=1: not rehearsals)
+    monkeypatch.setattr(optexp.kernelkit.kernel, "is_small", lambda x, operations=1: not rehearsals)
     _, rewriter = rewritten(lambda x: torch.softmax(x, -1), x)
     assert set(rewriter.refused) == {"softmax: its launches would not pay: add cuda_graph"}
 
 
 def test_how_many_there_are_may_depend_on_data(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optexp.kernel, "is_small", lambda x, ops=1: not is_compiling() and bool(x.numel() * ops < 4))
+    monkeypatch.setattr(
+        optexp.kernelkit.kernel, "is_small", lambda x, ops=1: not is_compiling() and bool(x.numel() * ops < 4)
+    )
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         y, rewriter = rewritten(lambda x: torch.softmax(torch.masked_select(x, x > 0), -1), x)
     torch.testing.assert_close(y, torch.softmax(x[x > 0], -1))
@@ -230,7 +232,9 @@ def test_what_a_graph_records_is_called_and_compiled_as_before(x: Tensor) -> Non
 def test_what_is_too_small_for_a_launch_of_ours_stays_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    monkeypatch.setattr("optexp.kernel.current_stream", lambda device: 0)  # without a GPU there is none to ask
+    monkeypatch.setattr(
+        "optexp.kernelkit.kernel.current_stream", lambda device: 0
+    )  # without a GPU there is none to ask
     with FakeTensorMode():
         small, large = (torch.empty(rows, 1024, device="cuda") for rows in (1, 16384))
         leaves = [torch.empty(rows, 1024, device="cuda", requires_grad=True) for rows in (16384, 32768)]

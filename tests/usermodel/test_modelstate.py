@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from optexp.program import Program, ResidentFeed, Snapshot, forward, keeping, preserved
-from optexp.user_code.modelstate import ModelState, unpacked
+from optexp.python_state.model_state import ModelState, unpacked
 
 CPU = torch.device("cpu")
 calls = 0

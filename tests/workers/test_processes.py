@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from optexp.errors import FORGED, Failure, Unsupported
+from optexp.support.descent import descendants
 from optexp.workers.client import InProcess, Worker
-from optexp.workers.descent import descendants
 from optexp.workers.process import Launcher
 
 

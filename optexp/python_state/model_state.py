@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from optexp.user_code import likeness
-from optexp.user_code.described import VOID, Building, Describing, Description
-from optexp.user_code.records import Table, inside, ours, table
-from optexp.user_code.variables import MISSING, Place, fixed, places, users
+from optexp.python_state import likeness
+from optexp.python_state.described import VOID, Building, Describing, Description
+from optexp.python_state.records import Table, inside, ours, table
+from optexp.python_state.variables import MISSING, Place, fixed, places, users
 
 # The process's own generators are put back, and compared by what they do to results.
 RANDOM = {"random": getattr(random, "_inst"), "numpy.random": getattr(numpy.random, "mtrand")._rand}  # noqa: B009

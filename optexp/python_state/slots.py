@@ -21,8 +21,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from optexp.program.random_state import state_of
-from optexp.user_code.variables import MISSING, Place, attributes, fixed, users
+from optexp.python_state.variables import MISSING, Place, attributes, fixed, users
+from optexp.support.random_state import state_of
 
 WITH_STATE = (Optimizer, LRScheduler, torch.amp.GradScaler)
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(MISSING))

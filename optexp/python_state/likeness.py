@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from optexp.equivalence.gates import SMALL, TOLERANCES
-from optexp.user_code.slots import SIMPLE
+from optexp.python_state.slots import SIMPLE
+from optexp.support.tolerances import SMALL, TOLERANCES
 
 # How far real numbers may differ, of what a step changes them by:
 COARSE = 0.1  # two runs of one arm, and single numbers in lower precision, which flips what an accuracy counts

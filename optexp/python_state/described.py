@@ -18,10 +18,10 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from optexp.program.random_state import state_of
-from optexp.user_code.records import FIXED_OF_TORCH, Table, attributes_of, readable, walkable
-from optexp.user_code.slots import SIMPLE
-from optexp.user_code.variables import MISSING
+from optexp.python_state.records import FIXED_OF_TORCH, Table, attributes_of, readable, walkable
+from optexp.python_state.slots import SIMPLE
+from optexp.python_state.variables import MISSING
+from optexp.support.random_state import state_of
 
 Description = Any
 VOID = ("missing",)

@@ -20,9 +20,9 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from optexp.program.random_state import state_of
-from optexp.user_code.slots import DATA, SIMPLE, SPACES, WITH_STATE
-from optexp.user_code.variables import MISSING, Place, users
+from optexp.python_state.slots import DATA, SIMPLE, SPACES, WITH_STATE
+from optexp.python_state.variables import MISSING, Place, users
+from optexp.support.random_state import state_of
 
 INTERNAL = (frozenset(vars(nn.Module())) | {"_compiled_call_impl"}) - {"training"}
 FIXED = (*SIMPLE, Enum, FunctionType, MethodType, BuiltinFunctionType, ModuleType, range, slice, numpy.generic)

@@ -1,0 +1,350 @@
+"""What a kernel file offers: an op, its reference, its cases and the pattern it replaces in a model."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
+from torch.autograd import forward_ad
+from torch.compiler import assume_constant_result, is_compiling
+from torch.cuda import is_current_stream_capturing
+from torch.nn import Parameter
+from triton.runtime import KernelInterface
+
+from optexp.kernelkit.launching import INTERPRETED, current_stream
+from optexp.kernelkit.recording import rehearsal, rehearsals
+from optexp.kernelkit.small_calls import quick
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SUPPORTED = (*DTYPES, torch.float64)  # float64 is there to be exact, not to be fast
+
+Fill = Callable[..., Tensor]  # fill(*shape) -> standard normal tensor of a case's dtype and device
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a kernel: `arguments(fill)` are its positional arguments.
+
+    goal:  how many times the floor forward may take; None: no more than anything else takes
+    """
+
+    name: str
+    arguments: Callable[[Fill], tuple[Any, ...]]
+    goal: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """The contract of `kernels/<name>.py`, whose `KERNEL` this is; tests, benchmark and rewriting follow it.
+
+    function:    what users call; ValueError where it cannot serve the arguments
+    reference:   the same in plain PyTorch, in any dtype and on any device
+    plain:       the kernel as it is first taught, forward only, for studies
+    cuda:        `function` by CUDA C++; what that does not serve, it gives to torch
+    cases:       calls that are worth a test: tails, one row, many
+    large:       a call whose first tensor has more than 2³¹ elements
+    mistakes:    calls that must end in a ValueError
+    benchmarks:  calls that are worth timing
+    sweep:       the arguments of a call whose first tensor has about so many elements, from `fill` and `size`
+    patterns:    how models write it, as functions with the parameters of `function`
+    kept:        bytes that forward must keep for backward; none, or None: its arguments, which there are anyway
+    worthwhile:  whether putting it into a model can pay, from (fake) arguments
+    floor:       what no implementation beats: the bare product; None: a copy of the bytes that must move
+    rival:       the best known library, where that is not what `reference` calls
+    """
+
+    function: Callable[..., Tensor]
+    reference: Callable[..., Tensor]
+    cases: Sequence[Case]
+    large: Case
+    mistakes: Sequence[Case]
+    benchmarks: Sequence[Case]
+    sweep: Callable[..., tuple[Any, ...]]
+    patterns: Sequence[Callable[..., Any]]
+    plain: Callable[..., Tensor] | None = None
+    cuda: Callable[..., Tensor] | None = None
+    kept: Callable[..., int] | None = None
+    worthwhile: Callable[..., bool] = lambda *_: True
+    floor: Callable[..., Tensor] | None = None
+    rival: Callable[..., Tensor] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.function.__module__.rpartition(".")[2]
+
+
+def for_graphs(kernel: Kernel) -> Kernel:
+    """The kernel for what a CUDA Graph records: ours for small calls too, already in the steps before, in which ways
+    are raced."""
+
+    def in_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():  # nothing is small then
+                return function(*args, **kwargs)
+            with rehearsal():
+                return function(*args, **kwargs)
+
+        return call
+
+    return replace(kernel, function=in_graph(kernel.function), worthwhile=in_graph(kernel.worthwhile))
+
+
+@cache
+def kernels() -> dict[str, Kernel]:
+    """Every kernel of the folder, by the name of its file."""
+    folder = importlib.import_module("optexp.kernels").__path__
+    names = sorted(module.name for module in pkgutil.iter_modules(folder))
+    return {name: importlib.import_module(f"optexp.kernels.{name}").KERNEL for name in names}
+
+
+def symbols() -> frozenset[str]:
+    """The names by which a trace shows our Triton kernels on the GPU."""
+    return frozenset(function.__name__ for function in compiled_functions())
+
+
+def compiled_functions() -> Iterator[Any]:
+    """What Triton compiles, of every kernel's own file and of what they share."""
+    kernels()  # which imports all of these
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith(("optexp.kernels.", "optexp.kernelkit.")):
+            for value in vars(module).values():
+                if isinstance(value, KernelInterface) and value.fn.__module__ == name:
+                    yield value
+
+
+# --- ops ---------------------------------------------------------------------------------------------------------
+
+
+def operation(
+    name: str,
+    forward: Callable[..., Any],
+    fake: Callable[..., Any],
+    setup: Callable[..., None] | None = None,
+    backward: Callable[..., Any] | None = None,
+    reference: Callable[..., Any] | None = None,
+    inference: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """Register `forward` as the op `optexp::<name>` and return what calls it.
+
+    forward:          launches kernels on real tensors; its annotations are the op's schema
+    fake:             the same for tensors without data
+    setup, backward:  as `torch.library.register_autograd` takes them; without them the op has no gradient
+    reference:        of an op without: the same in plain PyTorch, for who differentiates it all the same, as the
+                      gradient of a gradient does
+    inference:        `forward` without what only the gradient needs, for eager calls that want none
+
+    torch.compile and make_fx see the op. A plain eager call skips the dispatcher, which would cost more host time than
+    a small kernel takes. Inside torch.func's transforms there are only references (see `runs_on`).
+    """
+    op = torch.library.custom_op(f"optexp::{name}", forward, mutates_args=())
+    op.register_fake(fake)
+    if backward is None or setup is None:
+
+        def call(*args: Any) -> Any:
+            if reference is not None and (needs_gradient(args) or is_legacy_batchedtensor(args[0])):
+                return reference(*args)
+            return op(*args) if is_traced(args) or needs_gradient(args) else forward(*args)
+
+        return call
+
+    op.register_autograd(backward, setup_context=setup)
+
+    def remembered(ctx: Any, *args: Any) -> Any:
+        """At once: of a function that does it apart, torch would match arguments to its signature in every call."""
+        result = forward(*args)
+        setup(ctx, args, result)
+        return result
+
+    methods = {"forward": staticmethod(remembered), "backward": staticmethod(backward)}
+    direct: Any = type(f"optexp_{name}", (torch.autograd.Function,), methods)
+
+    def differentiable(*args: Any) -> Any:
+        if is_traced(args):
+            return op(*args)
+        return direct.apply(*args) if needs_gradient(args) else (inference or forward)(*args)
+
+    return differentiable
+
+
+def is_differentiated(dy: Tensor) -> bool:
+    """Whether a gradient is to come from plain PyTorch: somebody will differentiate it in turn, or `is_grads_batched`
+    asked for several at once, whose tensors have no memory that a kernel could read."""
+    return torch.is_grad_enabled() or is_legacy_batchedtensor(dy)
+
+
+def derived(function: Callable[..., Tensor], inputs: Sequence[Tensor | None], dy: Tensor) -> tuple[Any, ...]:
+    """The gradients that the inputs of a function in plain PyTorch get from `dy`, to be differentiated again."""
+    with torch.enable_grad():
+        leaves = [x if x is None or x.requires_grad else x.detach().requires_grad_() for x in inputs]
+        wanted = [leaf for leaf in leaves if leaf is not None]
+        found = iter(torch.autograd.grad(function(*leaves), wanted, dy, create_graph=True))
+        return tuple(None if leaf is None else next(found) for leaf in leaves)
+
+
+def is_traced(args: Sequence[Any]) -> bool:
+    """Whether anybody but the eager autograd engine wants to see the op."""
+    if (
+        is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return True
+    for arg in args:  # with `any`, a generator would take three times as long
+        kind = type(arg)
+        if kind is not Tensor and kind is not Parameter and isinstance(arg, Tensor):
+            return True
+    return False
+
+
+def needs_gradient(args: Sequence[Any]) -> bool:
+    if torch.is_grad_enabled():
+        for arg in args:
+            if isinstance(arg, Tensor) and arg.requires_grad:
+                return True
+    return False
+
+
+# --- arguments ---------------------------------------------------------------------------------------------------
+
+
+def check_tensors(name: str, *tensors: Tensor | None) -> None:
+    """ValueError unless all tensors are real numbers of a supported dtype, on the first one's device."""
+    device = None
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} takes tensors, and was given {tensor!r}")
+        if tensor.dtype not in SUPPORTED:
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUPPORTED)
+            raise ValueError(f"{name} takes tensors of {names}, and was given {tensor.dtype}: convert it with .to()")
+        if device is None:
+            device = tensor.device
+        elif tensor.device != device:
+            raise ValueError(f"{name} was given tensors on {device} and on {tensor.device}: move them to one device")
+
+
+def check_row(name: str, x: Tensor, what: str, row: Tensor) -> None:
+    """ValueError unless `row` has one element for each column of `x`."""
+    shape = x.shape
+    if not shape or row.shape != (shape[-1],):
+        columns = f"shape [{shape[-1]}]" if shape else "an input with at least one dimension"
+        raise ValueError(
+            f"{name}: the {what} of shape {list(row.shape)} does not fit an input of shape {list(x.shape)}:"
+            f" it needs {columns}"
+        )
+
+
+def lowered(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The operands of a product as autocast has them, where it is on."""
+    device = next(tensor.device.type for tensor in tensors if tensor is not None)
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
+def contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+def laid_out_like(tensor: Tensor, other: Tensor) -> Tensor:
+    """The tensor where its strides are those of `other`, which has the same shape; else a copy with those strides."""
+    if tensor.stride() == other.stride():
+        return tensor
+    return torch.empty_strided(other.shape, other.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+# --- where kernels run -------------------------------------------------------------------------------------------
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether our kernels run there; elsewhere their functions compute the reference, and a model works anywhere.
+
+    So they do inside torch.func's transforms and forward-mode differentiation, which our ops have no formulas for.
+    """
+    return (device.type == "cuda" or (device.type == "cpu" and INTERPRETED)) and not is_transformed()
+
+
+def is_transformed() -> bool:
+    """Whether torch.func.grad, jvp, vmap and the like, or a level of forward-mode differentiation, are active."""
+    return forward_ad._current_level >= 0 or _has_interpreter()
+
+
+@assume_constant_result  # which torch.compile guards; when it traces the question, it takes any answer for a yes
+def _has_interpreter() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+REFUSED = (RuntimeError, TypeError, ValueError, IndexError)  # what torch raises where it cannot serve its arguments
+
+# Elements, times operations. Of fewer, a call costs what its launches cost the host, and torch's are the cheapest.
+# Where somebody learns, Python takes part in backward, too: so it is of so many times as many.
+SMALL = 2**24
+LEARNING = 2
+
+
+def pays(x: Tensor, operations: float = 1) -> bool:
+    """Whether to take our kernel for what torch does in so many: a call of ours takes as long as three of torch's."""
+    return not is_small(x, operations) and runs_on(x.device)
+
+
+@quick
+def is_small(x: Any, operations: float = 1, /) -> bool:
+    """Whether launches are all that counts: then torch's checks, too, come before ours, and what it refuses is checked.
+
+    Each look at a tensor takes Python 50 ns, to ask whether a stream is captured ten times that, and such a call 6 µs
+    in all. In a graph that is captured launches cost the device alone, where one of ours takes no longer than one of
+    torch's.
+    """
+    return (
+        isinstance(x, Tensor)
+        and not is_compiling()
+        and x.dtype in SUPPORTED
+        and (device := x.get_device()) >= 0  # of whatever kind: where ours do not run, torch's op is the reference
+        and ((elements := x.numel() * operations) < SMALL or (elements < LEARNING * SMALL and needs_gradient((x,))))
+        and not rehearsals
+        and not (current_stream(device) and is_current_stream_capturing())  # which the default stream never is
+    )
+
+
+@quick
+def is_small_with_row(x: Any, row: Any, operations: float, /) -> bool:
+    """The same of what takes a row, as large as those of x: it looks for what torch would not refuse."""
+    return is_small(x, operations) and _is_of(row, x.dtype, x.shape[-1:])
+
+
+@quick
+def are_small_alike(a: Any, b: Any, operations: float, /) -> bool:
+    """The same of what takes two of one shape and dtype; not of single numbers, which may lie on two devices."""
+    return is_small(a, operations) and _is_of(b, a.dtype, a.shape)
+
+
+def _is_of(tensor: Any, dtype: torch.dtype, shape: Sequence[int]) -> bool:
+    """Whether it is a tensor of these, which have a dimension at least."""
+    return isinstance(tensor, Tensor) and tensor.dtype is dtype and len(shape) > 0 and tensor.shape == shape
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Of the GPU; 1 under the interpreter, so that what loops there loops here."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def ceil_div(count: int, size: int) -> int:
+    """As `triton.cdiv`, which takes 1.5 µs."""
+    return -(-count // size)
+
+
+def power_of_two(count: int) -> int:
+    """The lowest that is not lower, as `triton.next_power_of_2`, which takes 1.5 µs."""
+    return 1 << (count - 1).bit_length() if count > 1 else 1

@@ -1,0 +1,36 @@
+"""Limits of the gates by dtype (see docs/verification.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SMALL = 16  # elements; fewer say too little about an error's size, and one run may be right by luck
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Limits of one dtype: G1 is RMS(c−g) ≤ m·E + κ·u·s, G2 is max |c−g|/(|g|+s) ≤ m∞·E∞ + κ∞·u.
+
+    unit:      u, the largest relative error of one rounding
+    warn:      m above which the verdict says "weaker"
+    fail:      m
+    floor:     κ
+    peak_fail: m∞
+    peak_floor: κ∞
+    """
+
+    unit: float
+    warn: float
+    fail: float
+    floor: float
+    peak_fail: float
+    peak_floor: float
+
+
+TOLERANCES = {
+    "float64": Tolerance(2**-53, 2, 4, 4, 4, 16),
+    "float32": Tolerance(2**-24, 2, 4, 4, 4, 16),
+    "tf32": Tolerance(2**-11, 1.5, 3, 0.1, 3, 0.25),
+    "float16": Tolerance(2**-11, 1.5, 3, 0.1, 3, 0.25),
+    "bfloat16": Tolerance(2**-8, 1.5, 3, 0.1, 3, 0.25),
+}
