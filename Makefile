@@ -25,6 +25,7 @@ demo: env  ## run the main job on this machine and say where to look
 test: env  ## lint, types, and all quick tests that need no GPU
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+	$(VENV)/bin/lint-imports --no-cache
 	CUDA_VISIBLE_DEVICES= $(PY) -m pytest -m 'not gpu and not slow' -n 2 --dist worksteal  # kernels: interpreted
 
 test-gpu: env  ## the tests that need a GPU

@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.config import overrides, search_path
-from optexp.sweeps import exit_status, sweep
+from optexp.sweeps import exit_status, sweep, sweeper
 from optexp.workers import launching
 
 INTERRUPTED = 130
@@ -40,6 +40,7 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here instead of being printed as tracebacks
     sys.argv[1:] = overrides.rewrite(sys.argv[1:])
     search_path.register()
+    sweeper.register()
     OmegaConf.register_new_resolver("optexp.options", lambda group: ", ".join(search_path.options(group)), replace=True)
     try:
         hydra.main(version_base="1.3", config_path=str(search_path.CONF), config_name="config")(job)()

@@ -74,11 +74,8 @@ class SearchPath(SearchPathPlugin):
 def register() -> None:
     """Tell Hydra about the search path. The working folder's modules may be named by a `_target_`."""
     if SearchPath not in Plugins.instance().discover(SearchPathPlugin):
-        from optexp.config.sweeper import PLUGIN, Steps  # which rewrites what people type, and so needs this module
-
         Plugins.instance().register(Studies)
         Plugins.instance().register(SearchPath)
-        Plugins.instance().class_name_to_class[PLUGIN] = Steps
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # as with `python -m`
 

@@ -9,7 +9,7 @@ from statistics import fmean, median, stdev
 
 from scipy.special import bdtr, stdtr, stdtrit  # scipy.stats has the same under better names, and takes 2 s to import
 
-from optexp.result import Verdict
+from optexp.records.verdict import Verdict
 
 FARTHEST = 700.0  # of a log-ratio: a float holds no larger ratio
 

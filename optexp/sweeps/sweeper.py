@@ -8,6 +8,7 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 
 from optexp.config import overrides
 from optexp.errors import ConfigError
@@ -15,6 +16,11 @@ from optexp.schema import suggest
 from optexp.sweeps.study import STEP, Study
 
 PLUGIN = "hydra_plugins.optexp.Steps"  # Hydra knows it by this name, because it takes sweepers from no other package
+
+
+def register() -> None:
+    """Let Hydra find `Steps`, by which the configuration sweeps."""
+    Plugins.instance().class_name_to_class[PLUGIN] = Steps
 
 
 class Steps(BasicSweeper):
