@@ -98,7 +98,7 @@ def parametrized(program: Program) -> Program:
 
 
 def adapted(program: Program) -> Program:
-    layers = [Adapted(layer) if isinstance(layer, nn.Linear) else layer for layer in program.model]
+    layers = [Adapted(layer) if isinstance(layer, nn.Linear) else layer for layer in program.model]  # type: ignore[attr-defined]
     return replace(program, model=nn.Sequential(*layers))
 
 

@@ -76,7 +76,7 @@ def test_fresh_inputs_have_the_values_of_the_examples() -> None:
     assert fresh["flag"] is True
     assert fresh["x"].shape == (3, 4)
     assert not torch.equal(fresh["x"], example["x"])
-    assert torch.equal(fresh["x"].flatten().sort().values, example["x"].flatten())
+    assert torch.equal(fresh["x"].flatten().sort().values, example["x"].flatten())  # type: ignore[attr-defined]
 
 
 def test_what_means_its_order_keeps_it() -> None:

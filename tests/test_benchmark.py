@@ -31,7 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     }
     monkeypatch.setattr(kernel_benchmark, "kernels", lambda: some)
-    monkeypatch.setattr(kernel_benchmark.torch._dynamo, "reset", lambda: None)
+    monkeypatch.setattr(kernel_benchmark.torch._dynamo, "reset", lambda: None)  # type: ignore[attr-defined]
 
 
 def run(tmp_path: Path, *arguments: str) -> list[Row]:
@@ -89,7 +89,7 @@ def test_a_picture_over_size(tmp_path: Path) -> None:
         rows = [Row(name, str(size), "bfloat16", "forward", "cold", 1, {"ours": 2.0, "eager": None}) for size in sizes]
         drawn = []
         for path in (tmp_path / f"{name}.svg", tmp_path / "again.svg"):
-            kernel_benchmark.draw(kernel_benchmark.kernels()[name], rows, ceilings, path)
+            kernel_benchmark.draw(kernel_benchmark.kernels()[name], rows, ceilings, path)  # type: ignore[attr-defined]
             drawn.append(path.read_text())
         assert f"{name} on card" in drawn[0]
         assert ("TFLOP/s" in drawn[0]) == (name == "linear_gelu")
@@ -235,7 +235,7 @@ def test_a_call_that_was_held_up_at_first_is_timed_in_whole_blocks_nevertheless(
         blocks.append(steps)
         return Timing(steps, 1e-2 if len(blocks) == 1 else 1e-5 + 1e-5 / steps, None)
 
-    monkeypatch.setattr(kernel_benchmark.clock, "time_block", time_block)
+    monkeypatch.setattr(kernel_benchmark.clock, "time_block", time_block)  # type: ignore[attr-defined]
     add = kernels()["add"]
     found = kernel_benchmark.overhead(add, Case("4", lambda fill: (fill(4), fill(4))), torch.device("cpu"))
     assert found["eager"] == pytest.approx(10.1)

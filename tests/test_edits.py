@@ -35,7 +35,7 @@ def test_a_look_takes_little() -> None:
 
 @pytest.mark.parametrize("how", ["written", "removed", "added"])
 def test_whatever_happens_to_a_file_is_told(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edits.site, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setattr(edits.site, "getsitepackages", lambda: [str(tmp_path)])  # type: ignore[attr-defined]
     file = tmp_path / "sitecustomize.py"
     if how != "added":
         file.write_text("import os\n")

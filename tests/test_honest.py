@@ -171,7 +171,7 @@ def test_a_worker_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> Non
     silent = SimpleNamespace(send=lambda _: None, poll=lambda _: False)
     desk.process = SimpleNamespace(pid=1, is_alive=lambda: True, join=lambda: None)  # type: ignore[assignment]
     desk.connection = silent  # type: ignore[assignment]
-    monkeypatch.setattr(honest.os, "killpg", lambda pid, _: killed.append(pid))
+    monkeypatch.setattr(honest.os, "killpg", lambda pid, _: killed.append(pid))  # type: ignore[attr-defined]
     assert desk.ask(replaced(Path("x.py"), "Model"), (), 1.0)["verdict"] == "CUT"
     assert killed == [1]
     assert desk.process is None

@@ -19,7 +19,7 @@ def test_state_that_is_made_early_begins_as_torch_makes_it(name: str) -> None:
     batch = workload.batch(torch.Generator().manual_seed(1))
     assert fresh.optimizer is not None
     groups = fresh.optimizer.param_groups
-    fresh = replace(fresh, optimizer=type(fresh.optimizer)(fresh.model.parameters(), lr=groups[0]["lr"]))
+    fresh = replace(fresh, optimizer=type(fresh.optimizer)(fresh.model.parameters(), lr=groups[0]["lr"]))  # type: ignore[call-arg]
     for _ in range(3):
         ours.step(ours, batch)
         fresh.step(fresh, batch)

@@ -279,7 +279,7 @@ def same_calls(work: Callable[[], object], calls: int, device: torch.device) -> 
 
     The card's clocks move from one block to the next. Tracing puts 6 to 9 µs between two kernels.
     """
-    from torch.autograd import DeviceType
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from time_to_verdict import run
+from time_to_verdict import run  # type: ignore[import-not-found]
 
 from optexp.equivalence.gates import Yardstick, error, histogram, identical, rms, structure
 from optexp.equivalence.mutants import Subject, lower_precision, scaled

@@ -1259,7 +1259,7 @@ class TellsLess(Cheat):
             mine = sys._getframe(1).f_locals["self"].program.step is changed.step
             return replace(timing, **changes, **({"wall_s": timing.wall_s / 3} if mine else {}))
 
-        optexp.workers.arm_timing.replace = told  # type: ignore[assignment]
+        optexp.workers.arm_timing.replace = told  # type: ignore[attr-defined]
         return changed
 
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:

@@ -20,7 +20,7 @@ def get_inputs() -> list[Tensor]:
 def get_optimizer(params: list[nn.Parameter]) -> torch.optim.Optimizer:
     global schedule
     optimizer = torch.optim.SGD(params, lr=0.1)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)  # type: ignore[name-defined]
     return optimizer
 
 
@@ -28,5 +28,5 @@ def train_step(model: Any, batch: Any, optimizer: Any) -> Tensor:
     loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
     loss.backward()
     optimizer.step()
-    schedule.step()
+    schedule.step()  # type: ignore[name-defined]
     return loss

@@ -100,7 +100,7 @@ def verified(make: Callable[[], nn.Module], plan: int) -> Verification:
     stacks = ((), (), (Becomes(make),))
     for arm, stack in zip(arms, stacks, strict=True):
         arm.target.hold(Spec(Large(), stack, "cpu", "float32", 0, contract=REASSOCIATES, plan=plan))
-    return verify(*arms, Plan(range(2), in_turns=plan > 0), REASSOCIATES)
+    return verify(*arms, Plan(range(2), in_turns=plan > 0), REASSOCIATES)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("plan", [0, pytest.param(1, marks=pytest.mark.slow), LEAST])

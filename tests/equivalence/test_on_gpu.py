@@ -124,7 +124,7 @@ def test_fp64_that_does_not_fit_moves_to_the_cpu(net):
 
     judge.fp64.step = once
     judge.draw(0, 1)
-    assert judge.info()["reference"] == "fp64 on cpu"
+    assert judge.info().reference == "fp64 on cpu"
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 5, 8])

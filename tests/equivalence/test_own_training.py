@@ -106,7 +106,7 @@ def averaging(decay: float):
     """The step with the average as one call for all parameters."""
 
     def change(program: Program) -> Program:
-        inner, ema = program.step, program.step.function.__globals__["ema"]
+        inner, ema = program.step, program.step.function.__globals__["ema"]  # type: ignore[attr-defined]
 
         def step(program, batch):
             kept = [average.clone() for average in ema]

@@ -51,8 +51,8 @@ class Card:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Card:
     card = Card()
-    monkeypatch.setattr(tuning.clock, "time_block", card.time_block)
-    monkeypatch.setattr(tuning.clock, "device_step_s", card.device_step_s)
+    monkeypatch.setattr(tuning.clock, "time_block", card.time_block)  # type: ignore[attr-defined]
+    monkeypatch.setattr(tuning.clock, "device_step_s", card.device_step_s)  # type: ignore[attr-defined]
     monkeypatch.setattr(tuning, "recorded", card.recorded)
     monkeypatch.setattr(tuning, "_chosen", {})
     monkeypatch.setattr(tuning, "_file", lambda device: tmp_path / "cache" / "tuning.json")
@@ -62,7 +62,7 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Card:
 
 def run(way: str) -> None:
     if way == "broken":
-        error = tuning.triton.runtime.errors.OutOfResources(1, 2, "shared memory")
+        error = tuning.triton.runtime.errors.OutOfResources(1, 2, "shared memory")  # type: ignore[attr-defined]
         raise error  # which has a name here, as where Triton raises it: the frame and its error hold each other
 
 

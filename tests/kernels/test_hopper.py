@@ -125,7 +125,7 @@ def test_infinite_weights_of_few_rows(m: int, n: int, k: int, dtype: torch.dtype
 
     def check(*args: Tensor | None) -> Tensor:
         y = layernorm_linear.by_few(*args, 1e-5)
-        golden = exact(*(None if arg is None else arg.double() for arg in args), 1e-5)
+        golden = exact(*(None if arg is None else arg.double() for arg in args), 1e-5)  # type: ignore[call-arg]
         finite = golden.isfinite()
         torch.testing.assert_close(y[~finite].double(), golden[~finite], equal_nan=True)
         assert y[finite].isfinite().all()

@@ -138,4 +138,4 @@ def _traced(call: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, int]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         result = call()
         torch.cuda.synchronize()
-    return result, sum(event.device_type is torch.autograd.DeviceType.CUDA for event in profile.events())
+    return result, sum(event.device_type is torch.autograd.DeviceType.CUDA for event in profile.events())  # type: ignore[attr-defined]

@@ -243,7 +243,7 @@ def test_progress_in_a_pipe_is_one_plain_line_a_phase() -> None:
 
 def test_progress_in_a_pipe_is_not_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     console, time = on(is_terminal=False), iter([1000.0, 1059.0, 1062.0, 1062.0])
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(time))
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(time))  # type: ignore[attr-defined]
     with terminal.Progress(console=console) as progress:
         progress.phase("measurement", "pairs")  # said at 1000 s
         for done in (1, 2):

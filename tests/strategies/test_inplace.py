@@ -107,7 +107,7 @@ def test_values_that_are_read_again_or_do_not_fit_stay(model: nn.Module, expecte
     assert notes["rewritten"] == expected
     for name, value in rewritten.run().items():
         assert torch.equal(value, forward(program, (x,))[name])
-    assert torch.equal(program.feed.batches[0][0], x)
+    assert torch.equal(program.feed.batches[0][0], x)  # type: ignore[attr-defined]
 
 
 def test_training_keeps_results_that_backward_reads():

@@ -75,11 +75,11 @@ def test_an_arm_starts_with_the_variables_of_its_own_stack(
     with Progress() as progress:
         comparison = Session(described, "cpu", tmp_path, Stopwatch(0.0), progress)
         candidate = comparison.launcher(comparison.stack)
-        assert candidate.variables == {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        assert candidate.variables == {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # type: ignore[attr-defined]
         assert comparison.launcher(comparison.stack) is candidate
         assert comparison.launcher(comparison.baseline) is comparison.launcher(()) is shared
         comparison.close()
-    assert (candidate.closed, shared.closed) == (True, False)
+    assert (candidate.closed, shared.closed) == (True, False)  # type: ignore[attr-defined]
 
 
 # --- what does not go together
@@ -226,10 +226,10 @@ if kind != "plain":
     assert evidence.engaged, evidence.text
     print(evidence.text)
 print(memory)
-assert (memory == {{}}) == (kind == "none")
-assert all(value >= 0 for value in memory.values())
+assert (memory.peak_mib is None) == (kind == "none")
+assert all(value >= 0 for value in vars(memory).values() if value is not None)
 if kind == "private":
-    assert memory["pools_mib"] == 0, "what a pool keeps between steps is not counted twice"
+    assert memory.pools_mib == 0, "what a pool keeps between steps is not counted twice"
 """
 
 

@@ -297,7 +297,7 @@ def test_chunks_wait_for_each_other_where_they_must(lanes: int, streams, build, 
     def logging(what: str, plain):
         return lambda *args, **kwargs: (logged[what].append(streams.work(what)), plain(*args, **kwargs))[1]
 
-    monkeypatch.setattr(chunked, "map_batch", logging("in", chunked.map_batch))
+    monkeypatch.setattr(chunked, "map_batch", logging("in", chunked.map_batch))  # type: ignore[attr-defined]
     monkeypatch.setattr(chunked, "send_home", logging("out", chunked.send_home))
     monkeypatch.setattr(chunked, "split", lambda batch, sizes: ((part,) for part in batch[0].split(sizes)))
     monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, empty=torch.empty, **k: empty(*a, **k))
@@ -542,7 +542,7 @@ def test_memory_that_crosses_streams_is_not_given_away_too_early(graph: bool, tr
     program = Program(model=model, step=step, feed=feed)
     for strategy in (Streams(), *([CudaGraph()] if graph else [])):
         program, _ = strategy.apply(program)
-    for batch in feed.batches * 5:
+    for batch in feed.batches * 5:  # type: ignore[attr-defined]
         ours, theirs = program.step(program, batch)["output"], step(expected, batch)["output"]
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
         if trains:

@@ -25,7 +25,7 @@ def test_the_sum_is_that_of_the_towers_outputs():
 def test_every_tower_gets_a_gradient(combine: str):
     program = build(Branches(mode="forward_backward", towers=2, dim=4, layers=1, batch_size=3, combine=combine))
     loss = program.run()["loss"].item()
-    x, target = program.feed.batches[0]
+    x, target = program.feed.batches[0]  # type: ignore[attr-defined]
     outputs = [tower(x) for tower in program.model.towers]
     errors = [sum(outputs) - target] if combine == "sum" else [output - target for output in outputs]
     assert loss == pytest.approx(sum(error.square().mean().item() for error in errors))

@@ -47,11 +47,11 @@ def fcn_resnet50(*, weights: None = None, num_classes: int = 21, weights_backbon
 @pytest.fixture
 def torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     models = ModuleType("torchvision.models")
-    models.segmentation = ModuleType("torchvision.models.segmentation")
-    models.list_models = {models: ["resnet50"], models.segmentation: ["fcn_resnet50"]}.__getitem__
-    models.get_model_builder = {"resnet50": resnet50, "fcn_resnet50": fcn_resnet50}.__getitem__
+    models.segmentation = ModuleType("torchvision.models.segmentation")  # type: ignore[attr-defined]
+    models.list_models = {models: ["resnet50"], models.segmentation: ["fcn_resnet50"]}.__getitem__  # type: ignore[attr-defined]
+    models.get_model_builder = {"resnet50": resnet50, "fcn_resnet50": fcn_resnet50}.__getitem__  # type: ignore[attr-defined]
     package = ModuleType("torchvision")
-    package.models, package.__path__, package.__spec__ = models, [], ModuleSpec("torchvision", None)
+    package.models, package.__path__, package.__spec__ = models, [], ModuleSpec("torchvision", None)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torchvision", package)
     monkeypatch.setitem(sys.modules, "torchvision.models", models)
 
