@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import IntEnum
 from functools import total_ordering
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from optexp.program import Program
+    from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
 Notes = dict[str, Any]  # picklable facts that `apply` found out: patterns replaced, modules compiled, ...
@@ -82,6 +83,20 @@ class Evidence:
     text: str
 
 
+@dataclass(frozen=True)
+class Remedy:
+    """A strategy's answer to a bottleneck.
+
+    against: name of the bottleneck's cause (`optexp.profiling.diagnosis`)
+    rank:    of all answers to one cause, the lowest is tried first
+    options: fields of the strategy that differ from their defaults in this answer
+    """
+
+    against: str
+    rank: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass
 class Strategy(ABC):
     """One optimization. The dataclass's fields are the keys of its YAML, checked for name and type."""
@@ -120,6 +135,18 @@ class Strategy(ABC):
     def changes(self) -> frozenset[str]:
         """Global settings that stay changed (see `optexp.equivalence.process_state`); others are reported."""
         return frozenset()
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        """The bottlenecks that this strategy answers; reports propose it against them."""
+        return ()
+
+    def helps(self, trace: Trace, calibration: Calibration | None) -> bool:
+        """Whether the profiled program leaves this strategy anything to gain; it does not where it has it already.
+
+        calibration: measured ceilings of the device; None if unknown
+        """
+        return True
 
     def environment(self) -> Mapping[str, str]:
         """Variables that an arm with this strategy starts with (torch reads some when it loads)."""

@@ -15,15 +15,15 @@ from torch.utils._pytree import tree_leaves
 from optexp.errors import refusing
 from optexp.program import Program, preserved, to_device
 from optexp.schema import choice
-from optexp.strategy import Contract, Counters, Evidence, Notes, Stage, Strategy, precision
+from optexp.strategy import Contract, Counters, Evidence, Notes, Remedy, Stage, Strategy, precision
+from optexp.trace import MATRIX_OPS, Trace
 
 if TYPE_CHECKING:
-    from optexp.trace import Trace
+    from optexp.records.profile import Calibration
 
 FAILED, ADVICE = "model and loss do not run under autocast", "cast what fails to float32 there, or leave amp out"
 STEP_FAILED = "train_step does not run where only the model's own call is under autocast"
 STEP_ADVICE = "call parts of the model inside its forward, or cast in train_step what they are given"
-MATRIX_OPS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution")
 
 
 @dataclass
@@ -37,6 +37,22 @@ class Amp(Strategy):
     @property
     def contract(self) -> Contract:
         return precision(self.dtype)
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        return (Remedy("compute_bound"), Remedy("memory_bound", rank=2))
+
+    def helps(self, trace: Trace, calibration: Calibration | None) -> bool:
+        """Where a GEMM still computes in higher precision, and the device computes faster in this one.
+
+        Inside a graph no operator is visible. Processors without units for bfloat16 emulate it.
+        """
+        dtypes = trace.op_dtypes(MATRIX_OPS)
+        if {"bfloat16", "float16"} & dtypes.keys() or not (dtypes or any(kernel.in_graph for kernel in trace.kernels)):
+            return False
+        if trace.kernels or calibration is None:
+            return True
+        return calibration.matrix.get(self.dtype, 0.0) > calibration.matrix.get("float32", 0.0)
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         types = {p.dtype for p in program.model.parameters() if p.is_floating_point()}

@@ -13,11 +13,12 @@ from optexp.errors import Uncapturable, Unsupported
 from optexp.program import Batch, Outputs, Program, tensors_of
 from optexp.program.feeds import settings
 from optexp.schema import choice
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
+from optexp.strategy import Counters, Evidence, Notes, Remedy, Stage, Strategy
+from optexp.trace import GRAPH_LAUNCH, Trace
 from optexp.transforms.capture import CapturedStep, capture, graph_model
 
 if TYPE_CHECKING:
-    from optexp.trace import Trace
+    from optexp.records.profile import Calibration
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # in a kernel that can be captured
 
@@ -55,6 +56,14 @@ class CudaGraph(Strategy):
     @property
     def overwrites(self) -> bool:
         return True
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        return (Remedy("many_small_kernels"), Remedy("dispatch", rank=2), Remedy("gpu_idle", rank=2))
+
+    def helps(self, trace: Trace, calibration: Calibration | None) -> bool:
+        """Where no graph is launched yet."""
+        return not any(GRAPH_LAUNCH.match(call.name) for call in trace.api)
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if device.type != "cuda":

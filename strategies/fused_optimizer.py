@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from optexp.errors import refusing
 from optexp.program import Program, clear_gradients, preserved
 from optexp.schema import choice
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
+from optexp.strategy import Counters, Evidence, Notes, Remedy, Stage, Strategy
 
 if TYPE_CHECKING:
     from optexp.trace import Trace
@@ -37,6 +37,10 @@ class FusedOptimizer(Strategy):
     @property
     def excludes(self) -> frozenset[str]:
         return frozenset({"optimizer"})  # another one that changes how it steps
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        return (Remedy("many_small_kernels", rank=3),)
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if program.optimizer is None:

@@ -15,7 +15,7 @@ from optexp.export.vendoring import carried
 from optexp.kernelkit import toolchain
 from optexp.program import Batch, Outputs, Program, Step, preserved, tensors_of, to_device
 from optexp.schema import choice
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, grouped
+from optexp.strategy import Counters, Evidence, Notes, Remedy, Stage, Strategy, grouped
 from optexp.transforms.torchscript import CALLS_TO_SETTLE, Scripted, fused_groups
 
 if TYPE_CHECKING:
@@ -59,6 +59,17 @@ class Fusion(Strategy):
     def ours(self) -> bool:
         """Whether our kernels are put in."""
         return self.backend in ("kernels", "cuda")
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        return (
+            Remedy("dispatch"),
+            Remedy("many_small_kernels", rank=2),
+            Remedy("many_small_ops"),
+            Remedy("memory_bound"),
+            Remedy("memory_passes"),
+            Remedy("compute_bound", rank=2, options={"mode": "max-autotune"}),
+        )
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if self.backend != "inductor" and self.mode != "default":

@@ -17,7 +17,7 @@ from torch.fx.passes.shape_prop import ShapeProp
 from optexp.errors import Unsupported, refusing
 from optexp.export.inlining import code_of
 from optexp.program import Program, to_device
-from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
+from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Remedy, Stage, Strategy
 from optexp.transforms.tracing import Tracer
 
 if TYPE_CHECKING:
@@ -65,6 +65,10 @@ class Inplace(Strategy):
     @property
     def contract(self) -> Contract:
         return BITWISE
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        return (Remedy("memory_bound", rank=3), Remedy("memory_passes", rank=2))
 
     def apply(self, program: Program) -> tuple[Program, Notes]:
         model = trace(program.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,12 @@ from torch.utils.data import IterableDataset
 
 from optexp.program import Program
 from optexp.program.feeds import nothing_copied, settings
-from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
+from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Remedy, Stage, Strategy
 
 if TYPE_CHECKING:
     from optexp.trace import Trace
+
+WORKERS = 4  # proposed for a loader that has none, at most
 
 
 @dataclass
@@ -36,6 +39,13 @@ class PinnedMemory(Strategy):
     @property
     def contract(self) -> Contract:
         return BITWISE
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        return (
+            Remedy("pageable_copy"),
+            Remedy("data_loading", options={"workers": max(1, min(WORKERS, len(os.sched_getaffinity(0)) - 1))}),
+        )
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if self.workers is None and (reason := nothing_copied(device)):

@@ -13,7 +13,7 @@ from torch import Tensor
 from optexp.profiling.intervals import Union
 from optexp.program import Batch, Feed, Program, Source
 from optexp.program.feeds import nothing_copied, settings
-from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
+from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Remedy, Stage, Strategy
 
 if TYPE_CHECKING:
     from optexp.trace import Trace
@@ -28,6 +28,10 @@ class Prefetch(Strategy):
     @property
     def contract(self) -> Contract:
         return BITWISE
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        return (Remedy("memory_copy"),)
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if reason := nothing_copied(device):

@@ -13,7 +13,7 @@ from optexp.profiling.intervals import Union
 from optexp.program import Batch, Program, flatten, forward, map_batch, preserved, tensors_of, to_device
 from optexp.program.feeds import settings
 from optexp.schema import choice
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
+from optexp.strategy import Counters, Evidence, Notes, Remedy, Stage, Strategy
 from optexp.transforms.chunked import Chunked, Overlapped, Split, rows
 from optexp.transforms.stream_parallel import Lanes, NoBranches, side_by_side
 
@@ -50,6 +50,10 @@ class Streams(Strategy):
     @property
     def excludes(self) -> frozenset[str]:
         return frozenset({"graph_trees"})
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        return (Remedy("gpu_idle"), Remedy("memory_copy", rank=2, options={"mode": "chunks"}))
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if device.type != "cuda":

@@ -13,8 +13,8 @@ from optexp.comparison.conclusion import conclude
 from optexp.comparison.evaluation import examine, members, show_where_time_goes
 from optexp.comparison.measure import explain_the_host, judge_controls, refuse_company, rounds, say_how_to_lock, timing
 from optexp.comparison.session import Session
+from optexp.comparison.suggestions import suggestion
 from optexp.errors import Failure
-from optexp.profiling.diagnosis import suggestion
 from optexp.profiling.explanation import explain
 from optexp.records.profile import Bottleneck
 from optexp.reporting.wording import agreeing

@@ -8,8 +8,8 @@ from statistics import median
 from optexp.comparison.evaluation import advised, members, profile, show_where_time_goes
 from optexp.comparison.measure import say_how_to_lock
 from optexp.comparison.session import Session, alongside
+from optexp.comparison.suggestions import suggestion
 from optexp.errors import ConfigError
-from optexp.profiling.diagnosis import suggestion
 from optexp.result import ArmSummary
 from optexp.workers.arm import Arm
 

@@ -1,24 +1,24 @@
-"""What to try next: of all that goes against a bottleneck, what this very program takes."""
+"""Remedies against the bottlenecks of a profile: of all strategies that declare one, those that this program takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import cloudpickle
-import yaml
 
 from optexp.config import search_path
 from optexp.errors import Unsupported
 from optexp.profiling.breakdown import Breakdown
-from optexp.profiling.diagnosis import diagnose, narrowed, parse
+from optexp.profiling.diagnosis import diagnose
 from optexp.records.profile import Bottleneck, Calibration
 from optexp.schema import build, plain
-from optexp.strategy import Strategy, compose
+from optexp.strategy import Remedy, Strategy, compose
 from optexp.trace import Trace
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
+
+_STRATEGY = "strategy="
 
 
 def advise(
@@ -28,38 +28,93 @@ def advise(
     stack: Sequence[Strategy],
     calibration: Calibration | None = None,
 ) -> list[Bottleneck]:
-    """What holds the profiled arm back, largest share first, and against it only what its stack and its program take.
+    """The profiled arm's bottlenecks, largest share first, with remedies that its stack and its program take.
 
-    The arm asks strategies that it does not run, which may import what they need: nothing is timed in it afterwards.
+    The arm asks strategies that it does not run, which may import modules: nothing is timed in it afterwards.
     """
-    bottlenecks = diagnose(trace, breakdown, calibration)
-    named = built(text for bottleneck in bottlenecks for text in bottleneck.try_)
-    fitting = {text: strategy for text, strategy in named.items() if goes_with(strategy, stack)}
+    bottlenecks = diagnose(trace, breakdown)
+    if not bottlenecks:
+        return []
+    bottlenecks, proposed = answered(bottlenecks, installed(), trace, calibration)
+    fitting = {text: strategy for text, strategy in proposed.items() if goes_with(strategy, stack)}
     taken = arm.call(Arm.takes, packed=cloudpickle.dumps([*fitting.values()])) if fitting else []
     return narrowed(bottlenecks, {text for text, takes in zip(fitting, taken, strict=True) if takes})
 
 
-def built(texts: Iterable[str]) -> Mapping[str, Strategy]:
-    """The strategies that pieces of advice name, where they are installed, with the options that are typed there."""
-    known = search_path.options("strategy")
-    named = {text: (name, options) for text in texts for name, options in [parse(text)] if name in known}
-    if not named:
-        return {}
-    names = dict.fromkeys(name for name, _ in named.values())
+def installed() -> list[Strategy]:
+    """Every strategy on the search path, with the options of its YAML."""
+    names = search_path.options("strategy")
     nodes = plain(search_path.compose([f"strategy=[{','.join(names)}]"]).strategy)
-    plainly = {name: build(nodes[name], f"strategy.{name}") for name in names}
-    return {text: replace(plainly[name], **dict(map(setting, options))) for text, (name, options) in named.items()}
+    return [build(node, f"strategy.{name}") for name, node in nodes.items() if "_target_" in node]
 
 
-def setting(option: str) -> tuple[str, Any]:
-    """`strategy.streams.mode=chunks` → mode, chunks; values are YAML, as on the command line."""
-    key, _, value = option.partition("=")
-    return key.rpartition(".")[2], yaml.safe_load(value)
+def answered(
+    bottlenecks: Iterable[Bottleneck],
+    strategies: Collection[Strategy],
+    trace: Trace,
+    calibration: Calibration | None = None,
+) -> tuple[list[Bottleneck], Mapping[str, Strategy]]:
+    """The bottlenecks with every strategy that answers one of their causes; and these strategies by their text."""
+    helping = [strategy for strategy in strategies if strategy.helps(trace, calibration)]
+    remedies = [(remedy, strategy) for strategy in helping for remedy in strategy.remedies]
+    remedies.sort(key=lambda pair: (pair[0].rank, pair[1].name))
+    proposed: dict[str, Strategy] = {}
+    found = []
+    for bottleneck in bottlenecks:
+        texts: dict[str, None] = {}
+        for cause in bottleneck.causes:
+            for remedy, strategy in remedies:
+                if remedy.against == cause:
+                    text = typed(strategy, remedy)
+                    texts[text] = None
+                    proposed[text] = replace(strategy, **remedy.options)
+        found.append(replace(bottleneck, try_=(*texts, *bottleneck.try_)))
+    return found, proposed
+
+
+def typed(strategy: Strategy, remedy: Remedy) -> str:
+    """The remedy as on the command line: `strategy=streams strategy.streams.mode=chunks`."""
+    name = strategy.name
+    options = (f"{_STRATEGY[:-1]}.{name}.{key}={value}" for key, value in remedy.options.items())
+    return " ".join([f"{_STRATEGY}{name}", *options])
 
 
 def goes_with(strategy: Strategy, stack: Sequence[Strategy]) -> bool:
+    """Whether the stack can hold this strategy too."""
     try:
         compose([*stack, strategy])
     except Unsupported:
         return False
     return True
+
+
+def narrowed(bottlenecks: Iterable[Bottleneck], possible: Container[str]) -> list[Bottleneck]:
+    """The same bottlenecks, with plain words and those strategies that are possible."""
+    return [replace(b, try_=tuple(t for t in b.try_ if parse(t)[0] is None or t in possible)) for b in bottlenecks]
+
+
+def suggestion(bottlenecks: Iterable[Bottleneck], stack: Sequence[str], without: Container[str] = ()) -> str | None:
+    """The best remedy of the largest bottleneck that has one, in one sentence; None when nothing follows.
+
+    A strategy that is not in the stack yet comes before plain words.
+
+    without: strategies that made things worse
+    """
+    for bottleneck in bottlenecks:
+        named = [(text, *parse(text)) for text in bottleneck.try_]
+        for _, name, options in named:
+            if name is not None and name not in stack and name not in without:
+                choice = f"[{','.join((*stack, name))}]" if stack else name
+                return " ".join([f"{_STRATEGY}{choice}", *options]) + f": {bottleneck.why}"
+        for text, name, _ in named:
+            if name is None:
+                return f"{text}: {bottleneck.why}"
+    return None
+
+
+def parse(text: str) -> tuple[str | None, list[str]]:
+    """The strategy that a piece of advice names (None for plain words), and its options as they are typed."""
+    if not text.startswith(_STRATEGY):
+        return None, []
+    name, *options = text.removeprefix(_STRATEGY).split()
+    return name, options

@@ -46,12 +46,18 @@ class TopEntry:
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """One cause: the share of the step that it stands for, the reason, and remedies (strategies, or plain words)."""
+    """One bottleneck.
+
+    share:  of the step, that it stands for
+    try_:   remedies: strategies as they are typed (`strategy=fusion`), or plain words
+    causes: names that strategies declare remedies against, the first answered first
+    """
 
     label: str
     share: float
     why: str
     try_: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

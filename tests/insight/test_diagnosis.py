@@ -6,11 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.profiling.breakdown import breakdown
-from optexp.profiling.diagnosis import diagnose, narrowed, suggestion
+from optexp.comparison.suggestions import answered, installed, narrowed, suggestion
+from optexp.profiling.breakdown import Breakdown, breakdown
+from optexp.profiling.diagnosis import diagnose as bottlenecks_of
 from optexp.records.profile import Bottleneck, Calibration
 from optexp.trace import Trace
 from tests.insight.recording import undisturbed
+
+STRATEGIES = installed()
+
+
+def diagnose(trace: Trace, breakdown: Breakdown, calibration: Calibration | None = None) -> list[Bottleneck]:
+    return answered(bottlenecks_of(trace, breakdown), STRATEGIES, trace, calibration)[0]
 
 
 def found(trace: Trace, calibration=None) -> dict[str, Bottleneck]:
