@@ -20,7 +20,7 @@ from optexp.trace import Trace
 from optexp.workers.arm import Arm
 from optexp.workers.spec import Spec
 from optexp.workloads.mlp import Mlp
-from tests.insight.conftest import ChromeTrace
+from tests.profiling.conftest import ChromeTrace
 
 ADVICE = [
     "strategy=cuda_graph",

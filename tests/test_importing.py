@@ -19,7 +19,7 @@ from optexp.user_code import importing
 from optexp.user_code.importing import import_file, place_of
 from optexp.user_code.lookup import find
 from optexp.workloads.module import Module
-from tests.takehome.test_repro import assert_same, executed, written
+from tests.export.test_repro import assert_same, executed, written
 
 CPU = torch.device("cpu")
 LAYERS = """

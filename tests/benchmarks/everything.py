@@ -47,7 +47,11 @@ def gpu_tests(name: str, limit_s: float, arguments: str, processes: int = 6, slo
 
 BENCHMARKS = "tests/benchmarks"
 GAINS = "tests/strategies/test_gains_on_gpu.py"
-MEASURE = ("tests/measurement", "tests/test_end_to_end_on_gpu.py", "tests/insight")  # nothing else may run beside these
+MEASURE = (
+    "tests/measurement",
+    "tests/test_end_to_end_on_gpu.py",
+    "tests/profiling",
+)  # nothing may run beside
 APART = ("tests/kernels", "tests/cheats", "tests/strategies", *MEASURE)
 ADAMW = "amp,fusion,cuda_graph,fused_optimizer,compiled_optimizer"
 LENET = "workload=lenet5 workload.mode=train"

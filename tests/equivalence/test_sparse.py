@@ -19,7 +19,7 @@ from optexp.workers.messages import Look
 from optexp.workers.spec import Spec
 from optexp.workers.transfer import Inbox, Outbox
 from optexp.workloads.module import Module
-from tests.usermodel.test_own_model import run
+from tests.user_code.test_own_model import run
 
 LAYOUTS = {
     "coo": "to_sparse()",

@@ -28,7 +28,7 @@ from optexp.workloads.gelu import Gelu
 from optexp.workloads.layernorm_linear import LayerNormLinear
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.softmax import Softmax
-from tests.takehome.test_repro import executed
+from tests.export.test_repro import executed
 
 CPU = torch.device("cpu")
 SKIPS = "inductor/cudagraph_skips"

@@ -23,7 +23,7 @@ from optexp.workloads.lenet5 import LeNet5
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.pipeline import Pipeline
 from optexp.workloads.training import Training
-from tests.takehome.test_repro import executed, written
+from tests.export.test_repro import executed, written
 
 pytestmark = pytest.mark.gpu
 

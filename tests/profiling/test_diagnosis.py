@@ -11,7 +11,7 @@ from optexp.profiling.breakdown import Breakdown, breakdown
 from optexp.profiling.diagnosis import diagnose as bottlenecks_of
 from optexp.records.profile import Bottleneck, Calibration
 from optexp.trace import Trace
-from tests.insight.recording import undisturbed
+from tests.profiling.recording import undisturbed
 
 STRATEGIES = installed()
 

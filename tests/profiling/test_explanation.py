@@ -8,7 +8,7 @@ from torch import nn
 from optexp.profiling.breakdown import breakdown
 from optexp.profiling.explanation import explain
 from optexp.trace import Trace
-from tests.insight.recording import undisturbed
+from tests.profiling.recording import undisturbed
 
 
 def explained(before: Trace, after: Trace) -> list[str]:

@@ -15,9 +15,9 @@ from optexp.program import Program
 from optexp.strategies.replace import Replace
 from optexp.user_code.objects import Described, made, with_objects
 from optexp.workloads.module import Module
-from tests.takehome.test_repro import assert_same, executed, written
+from tests.export.test_repro import assert_same, executed, written
 
-HERE = "tests.usermodel.test_objects"
+HERE = "tests.user_code.test_objects"
 CPU = torch.device("cpu")
 INPUTS = [{"shape": [8, 4]}]
 

@@ -11,7 +11,7 @@ from optexp.kernelkit.gemm import FLOAT32_TILINGS, product
 from optexp.profiling.breakdown import breakdown
 from optexp.profiling.roofline import CLASSES, work_of
 from optexp.trace import Op
-from tests.insight.recording import undisturbed
+from tests.profiling.recording import undisturbed
 
 
 @pytest.mark.parametrize("name", ["eager", "captured", "products", "passes", "feeding"])

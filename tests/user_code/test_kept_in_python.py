@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from optexp.result import Verdict
-from tests.usermodel.test_own_model import run, written
+from tests.user_code.test_own_model import run, written
 
 TEXT = """
 class Model(nn.Module):
