@@ -43,7 +43,19 @@ THINNED = {
     "test_honest_candidates_pass_on_every_seed": 3,
     "test_honest_training_passes_on_every_seed": 3,
     "test_cheats_are_caught": 2,
-    "test_honest_controls_pass": 12,
+    "test_honest_controls_pass": 16,
+    "test_cheats_beyond_their_process_are_caught": 2,
+    "test_honest_training_stays_within_its_envelope": 4,
+    "test_an_unguarded_script_and_classes_that_no_file_holds": 2,
+    "test_interrupting_ends_everything_and_marks_the_run_killed": 2,
+    "test_a_study_leaves_its_answer": 2,
+    "test_objects_given_from_python_lie_beside_it": 3,
+    "test_dropout_is_verified_at_0_and_at_its_rate": 2,
+    "test_every_mode_of_the_mlp_against_itself": 3,
+    "test_mutants_of_training_are_caught": 3,
+    "test_mutants_of_gradients_are_caught": 3,
+    "test_weights_that_steps_change_are_no_cheats": 2,
+    "test_mutants_are_caught_at_full_precision": 2,
 }
 
 

@@ -46,7 +46,7 @@ TINY = {
     "vision": ["workload.architecture=resnet18", "workload.image=32", "workload.classes=10"],
 }
 COMPILED = {"elementwise", "gelu", "mlp", "softmax"}  # the others' compilation takes too long for every day
-FEW = {"mlp", "training"}  # every day with all strategies; the others with none, and with one that takes turns
+FEW = {"mlp"}  # every day with all strategies; the others with none, and with one that takes turns
 OUTSIDE = Path(__file__).parent / "outside"
 SHARED = Path("/dev/shm")
 WRONG = {Verdict.ERROR, Verdict.NOT_EQUIVALENT, Verdict.UNVERIFIED, Verdict.INVALID}

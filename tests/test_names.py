@@ -80,5 +80,5 @@ def test_the_same_name_twice_is_refused() -> None:
 
 
 def test_a_class_that_is_no_strategy(experiment: Make) -> None:
-    with pytest.raises(ConfigError, match=r"strategy.wrong: optexp.config.Tracking is no strategy: derive it from"):
+    with pytest.raises(ConfigError, match=r"strategy.wrong: optexp.config.*Tracking is no strategy: derive it from"):
         experiment("workload=gelu", "+strategy.wrong._target_=optexp.config.Tracking")

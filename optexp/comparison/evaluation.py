@@ -84,6 +84,7 @@ def examine(
         # What fails in the plain program too is no strategy's fault: that arm says it first. The stack's own is next:
         # what cannot run under autocast fails in the yardstick too, and a strategy says it better.
         arms, judge, setups, facts = session.set_up(specs, referee.reference_spec(), [bare, name])
+    session.prove({built: arms[built] for built in (bare, name)})
     session.learn(setups[bare], setups.values(), facts)
     if name == "candidate":
         files = arms[bare].call(Arm.repro, packed=specs[name].pack(), notes=setups[name].notes)

