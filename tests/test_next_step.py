@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from optexp.comparison.compare import next_step
+from optexp.comparison.modes.compare import next_step
 from optexp.records.profile import Bottleneck
 
 BEFORE = [Bottleneck("products", 0.8, "products take 80 %", ("strategy=amp", "strategy=fusion"))]

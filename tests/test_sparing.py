@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from optexp import api
-from optexp.comparison import compare, runner
+from optexp.comparison import runner
+from optexp.comparison.modes import compare
 from optexp.comparison.session import Session
 from optexp.errors import Failure
 from optexp.result import Result, Verdict

@@ -146,7 +146,7 @@ def test_whoever_is_judged_by_a_precision_promises_it():
 
 def test_nothing_starts_for_a_stack_that_cannot_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from optexp.comparison.adjudicate import Facts
-    from optexp.comparison.compare import compare
+    from optexp.comparison.modes import compare
 
     started: list[object] = []
     monkeypatch.setattr(Session, "start", lambda self, specs: started.append(specs))
@@ -162,7 +162,7 @@ def test_nothing_starts_for_a_stack_that_cannot_work(tmp_path: Path, monkeypatch
         session = Session(experiment, "cpu", tmp_path, Stopwatch(), progress)
         try:
             with pytest.raises(Unsupported, match="leave one out"):
-                compare(session, Facts(), lambda: None)
+                compare.run(session, Facts(), lambda: None)
         finally:
             session.close()
     assert started == []

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import traceback
+from importlib import import_module
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from optexp.comparison.adjudicate import Decision, Facts, adjudicate
-from optexp.comparison.compare import compare
-from optexp.comparison.profile import profile_only
 from optexp.comparison.recorder import Recorder, not_built
 from optexp.comparison.session import Session, choose_device
 from optexp.config import resolve
@@ -49,11 +48,9 @@ def run(
         with Recorder(session, show) as recorder:
             facts = Facts()
             try:
-                if experiment.mode == "profile":
-                    settle(session, Decision(Verdict.PROFILED, profile_only(session, recorder.start)))
-                else:
-                    compare(session, facts, recorder.start)
-                    settle(session, adjudicate(facts) or Decision(Verdict.ERROR, "the comparison ended undecided"))
+                mode = import_module(f"optexp.comparison.modes.{experiment.mode}")
+                decision = mode.run(session, facts, recorder.start) or adjudicate(facts)
+                settle(session, decision or Decision(Verdict.ERROR, "the comparison ended undecided"))
             except Exception as error:
                 facts.problem = problem(error)
                 settle(session, adjudicate(facts) or Decision(Verdict.ERROR, facts.problem.message))

@@ -89,7 +89,7 @@ class Session:
             verdict=Verdict.ERROR,
             headline="",
             workload=e.workload.name,
-            strategy=list((self.baseline if e.mode == "profile" else self.stack).labels),
+            strategy=list((self.stack if e.mode == "compare" else self.baseline).labels),
             device=self.device,
             seed=e.seed,
             environment=describe_environment(torch.device(self.device)),

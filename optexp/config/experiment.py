@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optexp.errors import ConfigError
@@ -26,6 +27,10 @@ class Tracking:
     experiment: str = "optexp"
 
 
+FOLDER = Path(__file__).parents[1] / "comparison" / "modes"  # a mode is a file there
+MODES = sorted((file.stem for file in FOLDER.glob("[!_]*.py")), key=lambda name: (name != "compare", name))
+
+
 @dataclass
 class Environment:
     """What is accepted of the machine.
@@ -40,7 +45,7 @@ class Environment:
 class Settings:
     """The top-level keys that are neither a workload, a stack nor a measurement."""
 
-    mode: str = choice("compare", "profile")
+    mode: str = choice(*MODES)
     device: str = choice("auto", "cuda", "cpu")
     dtype: str = choice("float32", "float64", "bfloat16", "float16")
     seed: int = 0

@@ -24,7 +24,7 @@ from optexp.strategy import compose
 ADVICE = "so it did with {tried}: use smaller inputs, or a device with more memory"
 
 
-def compare(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> None:
+def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> None:
     """Fill in the facts and the session's result; where memory runs out, once more with less of it.
 
     Raises:

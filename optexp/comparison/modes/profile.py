@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
+from optexp.comparison.adjudicate import Decision, Facts
 from optexp.comparison.evaluation import advised, members, profile, show_where_time_goes
 from optexp.comparison.measure import say_how_to_lock
 from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import suggestion
 from optexp.errors import ConfigError
-from optexp.result import ArmSummary
+from optexp.result import ArmSummary, Verdict
 from optexp.workers.arm import Arm
 
 
-def profile_only(session: Session, meanwhile: Callable[[], None]) -> str:
-    """Fill in the profile; returns the largest bottleneck in words."""
+def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decision:
+    """Fill in the profile; the verdict's reason is the largest bottleneck in words."""
     if session.stack:
         names = ",".join(strategy.name for strategy in session.stack)
         raise ConfigError(
@@ -37,4 +38,5 @@ def profile_only(session: Session, meanwhile: Callable[[], None]) -> str:
         show_where_time_goes(session, {"baseline": found}, causes)
         result.profile.suggestion = suggestion(causes, members(session.baseline))
     arm.close()
-    return f"{causes[0].label} ({causes[0].why})" if causes else "no single bottleneck"
+    reason = f"{causes[0].label} ({causes[0].why})" if causes else "no single bottleneck"
+    return Decision(Verdict.PROFILED, reason)
