@@ -12,7 +12,7 @@ import pytest
 
 from optexp.records.measurement import Measurement, ProcessRatio
 from optexp.records.verification import Distribution, Element, Finding, GateResult, MutantCount, Trajectory
-from optexp.reporting import report
+from optexp.reporting import plots, report, sections
 from optexp.reporting.wording import GATES
 from optexp.result import Result, Verdict
 
@@ -88,7 +88,7 @@ def test_what_users_wrote_is_escaped() -> None:
 
 def test_the_strip_places_means_and_interval_on_one_scale() -> None:
     result = RESULTS[Verdict.FASTER]
-    strip = report.strip(result)
+    strip = plots.strip(result)
     assert strip is not None
     assert result.speedup is not None
     means = [row["mean"] for row in strip["rows"]]
@@ -107,7 +107,7 @@ def test_identical_ratios_still_have_a_scale() -> None:
     assert result.speedup is not None
     same = replace(result.speedup, estimate=2.0, low=2.0, high=2.0)
     measurement = Measurement(processes=[ProcessRatio(math.log(2), 1)], pairs=[[(2.0, 1.0)]])
-    strip = report.strip(replace(result, speedup=same, measurement=measurement))
+    strip = plots.strip(replace(result, speedup=same, measurement=measurement))
     assert strip is not None
     assert len(strip["ticks"]) >= 2
 
@@ -144,8 +144,15 @@ def test_what_verification_found_is_shown_by_tensor() -> None:
     ):  # fmt: skip
         assert part in text, part
     assert page.count("<polyline") == 2
-    errors = report.errors(replace(result, equivalence=equivalence))
+    errors = plots.errors(replace(result, equivalence=equivalence))
     assert errors is not None
     xs = [float(point.split(",")[0]) for point in errors["lines"]["baseline"].split()]
     assert xs == sorted(xs)
-    assert report.errors(result) is None
+    assert plots.errors(result) is None
+
+
+def test_a_section_is_a_function_and_the_template_of_its_name() -> None:
+    folder = Path(sections.__file__).parent / "templates" / "sections"
+    assert {file.name.removesuffix(".html.j2") for file in folder.iterdir()} == {*sections.SECTIONS}
+    shown = [name for name, section in sections.SECTIONS.items() if section(sections.Page(RESULTS["FASTER"], "x"))]
+    assert {"figures", "certainty", "equivalence", "same_again"} <= {*shown}

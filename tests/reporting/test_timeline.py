@@ -15,7 +15,7 @@ from optexp.measurement.gpu import Reading
 from optexp.measurement.samples import Sample
 from optexp.records.measurement import About, Measurement, ProcessRatio, Severity, Watch
 from optexp.records.profile import ProfileRecord
-from optexp.reporting import report, timeline
+from optexp.reporting import plots, report, timeline
 from optexp.result import Result, Speedup, Verdict
 from optexp.sweeps import sweep
 from tests.measurement.samples import constant, made
@@ -80,7 +80,7 @@ def test_pairs_that_do_not_count_are_marked_and_what_the_card_said_of_them_is_dr
     speedup = Speedup(2.0, 1.99, 2.01, 0.99, 2)
     samples = throttled()
     result = replace(FASTER, speedup=speedup, measurement=measurement(samples), series=series(samples))
-    strip = report.strip(result)
+    strip = plots.strip(result)
     assert strip is not None
     assert [(len(row["dots"]), len(row["dropped"])) for row in strip["rows"]] == [(9, 3), (9, 3)]
     assert strip["rows"][0]["dropped"][0] < strip["rows"][0]["dots"][0]
