@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
@@ -127,10 +127,12 @@ def table(names: Iterable[str], cells: Mapping[tuple[str, str], tuple[str, str]]
     return "\n".join([*lines, "", *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1))]).rstrip()
 
 
-def declared() -> str:
-    refused = {pair: ("×", reason) for pair, reason in refusals().items()}
-    pairs = {pair: refused.get(pair, ("·", "")) for pair in combinations(strategies(), 2)}
-    return table(strategies(), pairs)
+def declared(names: Collection[str] | None = None) -> str:
+    """The table of refusals among these strategies; None for all."""
+    shown = [name for name in strategies() if names is None or name in names]
+    refused = {pair: ("×", reason) for pair, reason in refusals().items() if {*pair} <= {*shown}}
+    pairs = {pair: refused.get(pair, ("·", "")) for pair in combinations(shown, 2)}
+    return table(shown, pairs)
 
 
 def ran(folder: Path) -> str:
