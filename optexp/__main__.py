@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.config import overrides, search_path
-from optexp.sweeps import exit_status, sweep, sweeper
+from optexp.sweeps import exit_status, sweep
 from optexp.workers import launching
 
 INTERRUPTED = 130
@@ -39,7 +39,9 @@ def main() -> None:
     wants_traceback = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here instead of being printed as tracebacks
     sys.argv[1:] = overrides.rewrite(sys.argv[1:])
-    search_path.register()
+    search_path.register()  # Hydra imports its plugins now, anew if they were imported: ours must derive from these
+    from optexp.sweeps import sweeper
+
     sweeper.register()
     OmegaConf.register_new_resolver("optexp.options", lambda group: ", ".join(search_path.options(group)), replace=True)
     try:

@@ -149,7 +149,7 @@ class Fusion(Strategy):
 
         cuda = self.backend == "cuda"
         beside = dict.fromkeys(file for name in names for file in sources(name)) if cuda else ()
-        choice = "importlib.import_module('carried.kernel').for_graphs({})" if captured else "{}"
+        choice = "importlib.import_module('carried.kernelkit.kernel').for_graphs({})" if captured else "{}"
         return carried([*(f"kernels.{name}" for name in names), "transforms.rewriting"], beside) + TAKEN.format(
             names=names,
             choice=choice.format("replace(kernel, function=kernel.cuda)" if cuda else "kernel"),
