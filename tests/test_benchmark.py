@@ -40,6 +40,7 @@ def run(tmp_path: Path, *arguments: str) -> list[Row]:
     return [Row(**values) for values in json.loads((tmp_path / "kernels.json").read_text())]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small", "interpreted")
 def test_rows_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = run(tmp_path, "--dtype", "float32")

@@ -90,6 +90,7 @@ def test_whatever_a_job_does_the_next_one_runs(tmp_path: Path) -> None:
     assert_nested(tmp_path, children=5)
 
 
+@pytest.mark.slow
 def test_a_workload_from_outside_the_repository(tmp_path: Path) -> None:
     place = f"hydra.searchpath=[file://{OUTSIDE / 'conf'}]"
     done = optexp(tmp_path, "workload=doubling", "workload.size=500", "strategy=fusion", place, *TINY[3:])

@@ -46,7 +46,7 @@ TINY = {
     "vision": ["workload.architecture=resnet18", "workload.image=32", "workload.classes=10"],
 }
 COMPILED = {"elementwise", "gelu", "mlp", "softmax"}  # the others' compilation takes too long for every day
-FEW = {"mlp"}  # every day with all strategies; the others with none, and with one that takes turns
+FEW = {"mlp"}  # every day with all strategies; the others with one that takes turns
 OUTSIDE = Path(__file__).parent / "outside"
 SHARED = Path("/dev/shm")
 WRONG = {Verdict.ERROR, Verdict.NOT_EQUIVALENT, Verdict.UNVERIFIED, Verdict.INVALID}
@@ -74,7 +74,7 @@ def run(folder: Path, *overrides: str) -> Result:
 def combination(workload: str, strategy: str) -> Any:
     slow = strategy in ("fusion", "compiled_optimizer") and workload not in COMPILED
     turn = STRATEGIES[WORKLOADS.index(workload) % len(STRATEGIES)]
-    slow |= workload not in FEW and strategy not in ("baseline", turn)
+    slow |= workload not in FEW and strategy != turn
     return pytest.param(workload, strategy, marks=pytest.mark.slow if slow else ())
 
 

@@ -43,6 +43,7 @@ def test_names_and_groups_are_chosen_in_order():
         list(chosen(["matmul"]))
 
 
+@pytest.mark.slow
 def test_a_job_ends_at_its_limit_and_what_is_done_is_not_done_again(tmp_path):
     quick, stuck = Job("quick", 20, "-c 'print(1)'"), Job("stuck", 1, "-c 'while True: pass'")
     assert left(quick, tmp_path)

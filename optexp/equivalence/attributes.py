@@ -30,10 +30,6 @@ class Attributes:
         self.met: dict[tuple[int, str], tuple[Change, bool]] = {}  # of a first run of each step; with noise?
         self.blurred: dict[str, list[float]] = {}
 
-    def forget(self) -> None:
-        self.met.clear()
-        self.blurred.clear()
-
     def meet(self, step: int, seen: Observation) -> None:
         """One more run of the baseline."""
         noisy = bool(seen["flag/noisy"])

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence import mutants, reassociation
-from optexp.equivalence.attributes import Attributes
 from optexp.equivalence.effects import conduct, optional, title
 from optexp.equivalence.far_off import far_off
 from optexp.equivalence.fp64_reference import Golden, before
@@ -40,6 +39,7 @@ from optexp.equivalence.gates import (
 )
 from optexp.equivalence.hyperparameters import bias_correction_error, in_float32
 from optexp.equivalence.input_families import FAMILIES, NORMAL, integers, nonfinite
+from optexp.equivalence.known import Known
 from optexp.equivalence.nature import explained
 from optexp.equivalence.noise import RUNS, alone, amplitude
 from optexp.equivalence.observation import Observation, unpacked
@@ -117,28 +117,13 @@ class Judge:
         self.arithmetic = contract.dtype or name_of(dtype)
         self.row = TOLERANCES[self.arithmetic]
         self.rough = dtype is torch.float64  # the reference is no more exact than the arms
-        self.step = -1  # the one whose yardstick is known
-        self.skipped: set[int] = set()
-        self.rounded: set[int] = set()  # steps of which it is known what rounded hyperparameters move
+        self.known = Known()
         self.unsteady: set[str] = set()
         self.restless: set[str] = set()
-        self.remembered: dict[tuple[int, str], tuple[bytes, bool]] = {}  # of a first run of each step; with noise?
-        self.blurred: dict[str, list[float]] = {}  # how far its runs are apart in what it remembers
-        self.attributes = Attributes()
-        self.integers: dict[tuple[int, str], Tensor] = {}  # of the baseline's first run of each step
-        self.swayed: dict[tuple[int, str], list[Tensor]] = {}  # the same of noisy runs
-        self.noisy_runs = 0
         self.eps, self.finer = torch.finfo(dtype).eps, False  # modules that compute in more than the arms' dtype
         self.writes = False  # the baseline, to its own inputs
         self.infinite: set[str] = set()  # results that the baseline gives no finite numbers for on normal inputs
-        self.baseline: Observation = {}
-        self.candidate: Observation = {}
         self.earlier: Observation = {}  # outputs and gradients of the baseline's step before
-        self.measured: dict[tuple[int | None, str], Yardstick] = {}  # plain runs, by step and quantity
-        self.noise: dict[tuple[int | None, str], Yardstick] = {}
-        self.allowed: dict[tuple[int | None, str], tuple[Yardstick, float]] = {}  # what rounded hyperparameters move
-        self.reassociated: dict[tuple[int | None, str], Yardstick] = {}  # the baseline in other orders
-        self.spread: dict[str, float] = {}  # RMS of what orders and noise move the baseline by, by quantity
         self.coarsest = 0.0  # the largest eps of an arithmetic that the baseline uses
 
     # --- what the arm answers -----------------------------------------------------------------------------------
@@ -232,7 +217,7 @@ class Judge:
 
     def distribution(self, tensor: str) -> Distribution:
         """Errors of one output of the step judged last."""
-        arms = self.baseline, self.candidate
+        arms = self.known.baseline, self.known.candidate
         baseline, candidate = (self._guarded(self._histogram, seen, f"out/{tensor}") for seen in arms)
         return Distribution(baseline, candidate, tensor)
 
@@ -246,7 +231,7 @@ class Judge:
                 " switch that off for the comparison"
             )
         self.fp64.memory, self.fp64.kept = unpacked("memory", seen), unpacked("keeps", seen)
-        self.attributes.meet(step, seen)
+        self.known.attributes.meet(step, seen)
         self.fp64.follow(name for name in seen if name.startswith("param/"))
         self.writes |= not seen["flag/inputs_intact"]
         noisy, reordered = bool(seen["flag/noisy"]), int(seen["flag/reassociated"])
@@ -258,27 +243,29 @@ class Judge:
         self._find_restless(step, seen)
         self.coarsest = max(self.coarsest, float(seen["flag/coarsest"]))
         if not moved:
-            if step != self.step:  # cloned, so that they do not keep all that arrived with them
-                mutated = ((n, t) for n, t in self.baseline.items() if n.startswith(("out/", "grad/")))
+            if step != self.known.step:  # cloned, so that they do not keep all that arrived with them
+                mutated = ((n, t) for n, t in self.known.baseline.items() if n.startswith(("out/", "grad/")))
                 returned = {name: mutants.leading(tensor).clone() for name, tensor in mutated}
                 self.earlier = returned or self.earlier
             self._find_unsteady(step, seen)
-            self.step, self.baseline = step, seen
-        elif step == self.step:
+            self.known.step, self.known.baseline = step, seen
+        elif step == self.known.step:
             self._find_spread(seen)
         for name in (name for name in seen if moved and name.startswith("out/") and is_exact(seen[name])):
-            self.swayed.setdefault((step, name), []).append(seen[name].clone())
-        self.noisy_runs += noisy
+            self.known.swayed.setdefault((step, name), []).append(seen[name].clone())
+        self.known.noisy_runs += noisy
         self.finer |= noisy and float(seen["flag/finest"]) < self.eps
-        if noisy and self.noisy_runs > RUNS:
+        if noisy and self.known.noisy_runs > RUNS:
             return  # more of them are for integers, and would make the yardsticks of others larger
         unjudged = {
             name for name in seen if name.startswith(("out/", "input/", "grad/", "buffer/", "param/", "after/"))
         }
         unjudged = {name for name in unjudged if not name.startswith("after/scaler/") and not optional(name)}
-        kept, at = (self.noise, None) if noisy else (self.measured, step)  # noisy runs of all steps count for each
-        kept, at = (self.reassociated, None) if reassociated else (kept, at)
-        first = step not in self.rounded and any(name.startswith("after/") for name in seen)
+        kept, at = (
+            (self.known.noise, None) if noisy else (self.known.measured, step)
+        )  # noisy runs of all steps count for each
+        kept, at = (self.known.reassociated, None) if reassociated else (kept, at)
+        first = step not in self.known.rounded and any(name.startswith("after/") for name in seen)
         updates = dict[str, Quantity]()
         for quantity in self._quantities(step, seen):
             found, key = quantity.found, (at, quantity.name)
@@ -290,23 +277,23 @@ class Judge:
                 self._require_numbers(quantity)
         if first:
             self._rounded_hyperparameters(step, seen, updates)
-            self.rounded.add(step)  # what its other runs would add is nothing but their scatter
+            self.known.rounded.add(step)  # what its other runs would add is nothing but their scatter
         if unjudged and not _skipped(seen):
             raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")
 
     def _find_spread(self, seen: Observation) -> None:
         """How far another order and rounding, or noise, take the baseline from what it gave for the same step."""
-        names = [n for n in seen if n in self.baseline and n.startswith(("out/", "grad/", "buffer/", "param/"))]
-        names = [n for n in names if seen[n].is_floating_point() and seen[n].shape == self.baseline[n].shape]
-        found = errors([(seen[n].to(torch.float64), self.baseline[n].to(torch.float64), 0.0) for n in names])
+        names = [n for n in seen if n in self.known.baseline and n.startswith(("out/", "grad/", "buffer/", "param/"))]
+        names = [n for n in names if seen[n].is_floating_point() and seen[n].shape == self.known.baseline[n].shape]
+        found = errors([(seen[n].to(torch.float64), self.known.baseline[n].to(torch.float64), 0.0) for n in names])
         for name, error in zip(names, found, strict=True):
-            self.spread[name] = max(self.spread.get(name, 0.0), error.rms)
+            self.known.spread[name] = max(self.known.spread.get(name, 0.0), error.rms)
 
     def _find_unsteady(self, step: int, seen: Observation) -> None:
         """Integers that the baseline does not repeat, as a count of all calls so far, have no value to be equal to."""
         for name, tensor in seen.items():
             if name.startswith("out/") and is_exact(tensor):
-                first = self.integers.setdefault((step, name), tensor.clone())
+                first = self.known.integers.setdefault((step, name), tensor.clone())
                 if not identical(first.to(tensor.device), tensor):
                     self.unsteady.add(name)
 
@@ -316,13 +303,15 @@ class Judge:
             return
         noisy = bool(seen["flag/noisy"]) or int(seen["flag/reassociated"]) > 0
         for name, packed in unpacked("remembers", seen).items():
-            first, disturbed = self.remembered.setdefault((step, name), (packed, noisy))
+            first, disturbed = self.known.remembered.setdefault((step, name), (packed, noisy))
             apart = memory.apart(packed, first)
             if inf in apart or not (noisy or disturbed or memory.alike(packed, first, self.row.unit)):
                 self.restless.add(f"remembers/{name}")
-            self.blurred[name] = list(map(max, zip_longest(apart, self.blurred.get(name, ()), fillvalue=0.0)))
+            self.known.blurred[name] = list(
+                map(max, zip_longest(apart, self.known.blurred.get(name, ()), fillvalue=0.0))
+            )
             if disturbed and not noisy:
-                self.remembered[step, name] = packed, noisy
+                self.known.remembered[step, name] = packed, noisy
 
     def _require_finite(self, seen: Observation) -> None:
         """Where only a family of inputs makes the baseline overflow, how it does so is no implementation's duty."""
@@ -368,14 +357,14 @@ class Judge:
             return False
         every = measured(Quantity(name, moved[name], exact[name], Limits(self.row)) for name in names)
         usual = amplitude(self.arithmetic)
-        limits = [(q, max(self.noise.get((None, q.name), Yardstick()).rms, usual * q.scale)) for q in every]
+        limits = [(q, max(self.known.noise.get((None, q.name), Yardstick()).rms, usual * q.scale)) for q in every]
         return bool(limits) and all(q.found.rms <= limit and not q.found.lost for q, limit in limits)
 
     def _allow(self, step: int, moved: Quantity) -> None:
         """As far from fp64 as this is any candidate may be, in each block too."""
         key = (step, moved.name)
-        known, _ = self.allowed.get(key, (Yardstick(), 0.0))
-        self.allowed[key] = known | Yardstick.of(moved.found), moved.scale
+        known, _ = self.known.allowed.get(key, (Yardstick(), 0.0))
+        self.known.allowed[key] = known | Yardstick.of(moved.found), moved.scale
 
     def _require_numbers(self, quantity: Quantity) -> None:
         """NaN looks like any other NaN, and so does what overflows."""
@@ -394,27 +383,28 @@ class Judge:
         plain = self._plain(quantity)
         few = quantity.reference.numel() < SMALL or self.rough
         plain |= self._allowed(quantity)
-        plain |= self.reassociated.get((None, quantity.name), plain)
-        return plain | self.noise.get((None, quantity.name), plain) if few or quantity.limits.gradient else plain
+        plain |= self.known.reassociated.get((None, quantity.name), plain)
+        return plain | self.known.noise.get((None, quantity.name), plain) if few or quantity.limits.gradient else plain
 
     def _allowed(self, quantity: Quantity) -> Yardstick:
         """What rounded hyperparameters move: a share of the tensor, which is the candidate's own where a gradient is
         nothing but rounding."""
-        found, scale = self.allowed.get((self.step, quantity.name), (Yardstick(), 0.0))
+        found, scale = self.known.allowed.get((self.known.step, quantity.name), (Yardstick(), 0.0))
         larger = quantity.scale / scale if scale and quantity.scale > scale else 1.0
         blocks = None if found.blocks is None else larger * found.blocks
         return Yardstick(larger * found.rms, larger * found.peak, blocks)
 
     def _plain(self, quantity: Quantity) -> Yardstick:
-        return self.measured.get((self.step, quantity.name), Yardstick())
+        return self.known.measured.get((self.known.step, quantity.name), Yardstick())
 
     # --- the gates ----------------------------------------------------------------------------------------------
 
     def _judge(self, step: int, observation: Mapping[str, Tensor]) -> list[Finding]:
-        assert step == self.step, "the yardstick of this step comes first"
-        seen = self.candidate = self._here(observation)
-        self.fp64.memory, self.fp64.kept = unpacked("memory", self.baseline), unpacked("keeps", self.baseline)
-        skips, expected = _skipped(seen), _skipped(self.baseline)
+        assert step == self.known.step, "the yardstick of this step comes first"
+        seen = self.known.candidate = self._here(observation)
+        yard = self.known.baseline
+        self.fp64.memory, self.fp64.kept = unpacked("memory", yard), unpacked("keeps", yard)
+        skips, expected = _skipped(seen), _skipped(yard)
         if skips != expected:
             if expected and self.fp64.family in FAMILIES:
                 raise NoReference(
@@ -423,14 +413,14 @@ class Judge:
             who, other = ("candidate", "plain autocast") if skips else ("plain autocast", "candidate")
             return [broken("scaler", f"{who} skips this step because its gradients overflow, {other} does not")]
         initial = self.fp64.initial if step == 0 else None
-        ours, theirs = ({n: t for n, t in arm.items() if n not in self.restless} for arm in (seen, self.baseline))
+        ours, theirs = ({n: t for n, t in arm.items() if n not in self.restless} for arm in (seen, yard))
         theirs["flag/inputs_intact"] = torch.tensor(not self.writes)  # repeated on a batch, it may find it written
         if failures := list(conduct(ours, theirs, initial, not self.precise, skips, self._same)):
             return failures
-        findings = list(self.attributes.compare(seen, self.baseline, self.row.unit))
+        findings = list(self.known.attributes.compare(seen, yard, self.row.unit))
         if skips:
-            self.skipped.add(step)
-            if len(self.skipped) == len(self.fp64.batches):
+            self.known.skipped.add(step)
+            if len(self.known.skipped) == len(self.fp64.batches):
                 raise NoReference("gradients overflow in every step, so that no update can be compared: use bfloat16")
             findings.append(Finding("scaler", "SKIPPED", message="a step was skipped in both: its gradients overflow"))
         if seen["flag/random"]:  # the baseline's step draws none (see `_yardstick`)
@@ -448,14 +438,14 @@ class Judge:
         for name in seen:
             if name.startswith("after/scaler/"):
                 findings.append(
-                    exact(name.removeprefix("after/"), _grown(seen, name), _grown(self.baseline, name), None)
+                    exact(name.removeprefix("after/"), _grown(seen, name), _grown(self.known.baseline, name), None)
                 )
         return findings
 
     def _findings(self, step: int, seen: Observation) -> list[Finding]:
         """Of everything that fp64 has an opinion on."""
         findings, beside = list[Finding](), list[tuple[Element, Tensor]]()
-        equal = alike(seen, self.baseline)
+        equal = alike(seen, self.known.baseline)
         for quantity in self._quantities(step, seen):
             if is_noise(quantity, self._plain(quantity).rms):
                 continue
@@ -481,7 +471,7 @@ class Judge:
         if not finding.ok or finding.bitwise or "G1" not in finding.allowed or is_part(quantity):
             return "", False
         limit = finding.allowed["G1"][1] - quantity.resolution[0]
-        spread = self.spread.get(quantity.name) if self.precise else None
+        spread = self.known.spread.get(quantity.name) if self.precise else None
         kind, _, name = quantity.name.partition("/")
         if kind in ("change", "optimizer") and f"grad/{name.rpartition('/')[0] or name}" in self.fp64.zeros():
             return "", False  # of a gradient that is nothing but rounding
@@ -498,7 +488,7 @@ class Judge:
         """Whether both arms remember alike."""
         memory = self.fp64.program.memory
         return ours == theirs or (
-            memory is not None and memory.alike(ours, theirs, self.row.unit, self.blurred.get(name, ()))
+            memory is not None and memory.alike(ours, theirs, self.row.unit, self.known.blurred.get(name, ()))
         )
 
     def _compare(self, quantity: Quantity) -> Finding:
@@ -508,11 +498,12 @@ class Judge:
         if quantity.name in self.unsteady:
             return Finding(name, "EXACT", message=f"{name} is another one in every run of the baseline: not compared")
         if is_exact(quantity.value):
-            runs, shape = self.swayed.get((self.step, quantity.name), []), quantity.value.shape
+            runs, shape = self.known.swayed.get((self.known.step, quantity.name), []), quantity.value.shape
             swayed = [run for run in runs if run.shape == shape]  # how many integers there are may hang on rounding
-            if alone(self.fp64.program.model) and self._many(quantity.value, self.baseline[source(quantity.name)]):
+            theirs = self.known.baseline[source(quantity.name)]
+            if alone(self.fp64.program.model) and self._many(quantity.value, theirs):
                 swayed = []  # its parameters were moved, and with them what lies on a grid
-            return exact(name, quantity.value, self.baseline[source(quantity.name)], quantity.reference, swayed)
+            return exact(name, quantity.value, theirs, quantity.reference, swayed)
         found = quantity.found
         if found.lost and not self.precise and (count := self._overflows(quantity)):
             everything = f"{count} of {quantity.value.numel()} elements"
@@ -530,7 +521,7 @@ class Judge:
         if exactly and not plain.peak and found.peak:
             text = f"sums of small integers are exact in the baseline, and off by up to {found.peak:.3g} here"
             finding = replace(finding, gate="EXACT", ok=False, failed=("EXACT",), used=inf, message=text)
-        kept = self.baseline.get(source(quantity.name))
+        kept = self.known.baseline.get(source(quantity.name))
         as_returned = quantity.name.startswith(("out/", "grad/"))
         if kept is not None and as_returned and not self.precise and kept.dtype != quantity.value.dtype:
             note = f"dtype {name_of(quantity.value.dtype)} where plain autocast has {name_of(kept.dtype)}"
@@ -538,7 +529,7 @@ class Judge:
         return finding
 
     def _far_off(self, quantity: Quantity) -> tuple[int, int, int] | None:
-        found = None if self.precise else far_off(quantity, self.baseline.get(quantity.name))
+        found = None if self.precise else far_off(quantity, self.known.baseline.get(quantity.name))
         return None if found is None else found.to_tuple()
 
     def _many(self, ours: Tensor, theirs: Tensor) -> bool:
@@ -558,12 +549,12 @@ class Judge:
         return int((held & ~quantity.value.isfinite()).sum())
 
     def _histogram(self, seen: Observation, name: str) -> list[float]:
-        quantity = next(q for q in self._quantities(self.step, self._here(seen)) if q.name == name)
+        quantity = next(q for q in self._quantities(self.known.step, self._here(seen)) if q.name == name)
         return histogram(quantity.value, quantity.reference, quantity.scale)
 
     def _baseline_at(self, quantity: str, index: tuple[int, ...]) -> Tensor | None:
         """What the baseline has where a candidate errs most; still where fp64 runs."""
-        after, start = self.baseline.get(source(quantity)), self.baseline.get(source(quantity, "before"))
+        after, start = self.known.baseline.get(source(quantity)), self.known.baseline.get(source(quantity, "before"))
         if after is None or after.is_complex():
             return None
         value = after[index].to(torch.float64)
@@ -586,7 +577,7 @@ class Judge:
                     if reference.is_floating_point():
                         there = f"{title(name)} has the shape {list(reference.shape)} in float64"
                         raise NoReference(f"{there}: return one whose shape does not depend on rounding")
-                    known = self.baseline.get(name, seen[name])  # how long a text is may depend on rounding,
+                    known = self.known.baseline.get(name, seen[name])  # how long a text is may depend on rounding,
                     reference = known if known.shape == seen[name].shape else seen[name]  # or on noise
                 limits = Limits(self._row(seen[name]), gradient, small, cap=cap)
                 spread = golden.get(name.replace("running_mean", "running_var")) if "running_mean" in name else None
@@ -615,7 +606,7 @@ class Judge:
                     sparse, wide = fp64.sparse[step].get(f"grad/{name}"), gradient.to(parameter)
                     parameter.grad = wide if sparse is None else wide.sparse_mask(sparse)
             if not program.own_step:
-                fp64.rates.set(RATES[self.step % len(RATES)])
+                fp64.rates.set(RATES[self.known.step % len(RATES)])
             else:  # a user's step may change them
                 for group, called in zip(optimizer.param_groups, fp64.called[step], strict=True):
                     group.update(called)
@@ -625,7 +616,7 @@ class Judge:
             if (after := seen.get(f"after/{name}")) is None or name.startswith("buffer/"):
                 continue
             # In fp64 by value: a capturable `step` may be float32 where the baseline's is an integer.
-            kept = self.baseline.get(f"after/{name}", after)  # whoever stores less finely is not judged by that
+            kept = self.known.baseline.get(f"after/{name}", after)  # whoever stores less finely is not judged by that
             real = kept.is_floating_point() and after.is_floating_point()
             finer = real and torch.finfo(kept.dtype).eps < torch.finfo(after.dtype).eps
             stored = after.to(kept.dtype) if finer else after
@@ -655,7 +646,7 @@ class Judge:
 
     def _power(self) -> list[mutants.Tried]:
         trials = list[mutants.Tried]()
-        moved = self.fp64.without_eps(self.step, self.fp64.start_of(self.step, self.baseline))
+        moved = self.fp64.without_eps(self.known.step, self.fp64.start_of(self.known.step, self.known.baseline))
         for quantity in self._subjects():
             earlier, by_eps = self.earlier.get(quantity.name), moved.get(quantity.name)
             same = earlier is not None and earlier.shape == quantity.value.shape
@@ -701,7 +692,7 @@ class Judge:
 
     def _subjects(self) -> Iterator[Quantity]:
         """Of every kind of real tensor the largest ones."""
-        every = self._quantities(self.step, self.baseline)
+        every = self._quantities(self.known.step, self.known.baseline)
         every = (quantity for quantity in every if quantity.value.numel())
         real = [q for q in every if q.value.is_floating_point() and not is_noise(q, self._plain(q).rms)]
         for kind in mutants.MUTANTS:
@@ -720,7 +711,7 @@ class Judge:
             if self.fp64.device.type == "cpu":
                 raise NoReference(f"fp64 does not fit: use a smaller batch or model ({problem})") from problem
         self.fp64.settle(torch.device("cpu"))  # after the handler, whose traceback keeps tensors alive
-        self.baseline, self.earlier = self._here(self.baseline), self._here(self.earlier)
+        self.known.baseline, self.earlier = self._here(self.known.baseline), self._here(self.earlier)
         answer = work(*args)
         self._give_back()
         return answer
@@ -742,15 +733,7 @@ class Judge:
         return {name: tensor.detach().to(self.fp64.device) for name, tensor in observation.items()}
 
     def _forget(self) -> None:
-        self.step, self.noisy_runs = -1, 0
-        arms = self.baseline, self.candidate
-        known = self.measured, self.noise, self.allowed, self.reassociated, self.integers, self.swayed
-        for memory in (*arms, self.skipped, self.rounded, *known):
-            memory.clear()
-        self.remembered.clear()
-        self.attributes.forget()
-        self.blurred.clear()
-        self.spread.clear()
+        self.known = Known()
 
 
 def _leading(quantity: Quantity) -> Quantity:

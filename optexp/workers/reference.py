@@ -76,7 +76,7 @@ class Reference(Peer):
 
     def batch(self, index: int) -> Parcel:
         """One of those drawn, for another step than the one that was judged."""
-        self.judgement.candidate = {}
+        self.judgement.known.candidate = {}
         self.inbox.clear()
         return self.send(self.judgement.batches[index])
 

@@ -138,6 +138,7 @@ def test_weights_that_steps_change_are_no_cheats(
     assert measured(result), result.headline
 
 
+@pytest.mark.slow
 def test_a_native_clock_that_was_replaced_makes_nothing_faster(tmp_path: Path) -> None:
     """Beyond the threat model: the clock's object is the same. The caller's own clock tells, on a machine so quiet that
     it can; on a busy one nothing is decided."""

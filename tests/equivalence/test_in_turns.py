@@ -131,6 +131,7 @@ def test_exchanged_inputs_come_at_the_same_address_again(plan: int) -> None:
     assert len(places) == 1
 
 
+@pytest.mark.slow
 def test_a_verification_holds_few_batches_at_a_time(tmp_path: Path) -> None:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         assert verified(Scaled, LEAST).ok

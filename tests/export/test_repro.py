@@ -144,6 +144,7 @@ def test_other_precisions_and_batches_that_travel(source: str, tmp_path: Path, m
     torch.testing.assert_close(names["step"](batch), program.step(program, batch)["loss"])
 
 
+@pytest.mark.slow
 def test_every_workloads_file_runs_in_a_process_without_optexp(experiment: Any, tmp_path: Path) -> None:
     files = []
     for name in WORKLOADS:

@@ -49,6 +49,7 @@ def fake(*shape: int, **how: Any) -> torch.Tensor:
     return torch.zeros(1, **how).expand(shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", kernel.SUPPORTED)
 def test_a_small_tensor_is_small(dtype: torch.dtype, ask: Callable[..., Any]) -> None:
     x = torch.zeros(3, 5, dtype=dtype)

@@ -75,6 +75,7 @@ def test_fewer_pairs_where_processes_differ_more_than_blocks(luck: float, noise:
     assert next_pairs([hot, *others], Protocol()) == Protocol().pairs
 
 
+@pytest.mark.slow
 def test_controls_run_in_the_same_rounds_and_are_recorded(tmp_path: Path) -> None:
     few = ["measurement.processes_min=2", "measurement.processes_max=2", "measurement.pairs=10"]
     result = job(tmp_path, "workload=sleep", "workload.ms=0.4", "strategy=baseline", *few)
@@ -166,6 +167,7 @@ def test_compile_caches_begin_empty_where_asked(tmp_path: Path) -> None:
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_arms_made_anew_in_one_process_are_one_process(tmp_path: Path) -> None:
     """Each had the luck of the only process there was, and said "15 processes"."""
     sizes = ["workload.dim=16", "workload.layers=2", "workload.batch_size=8"]

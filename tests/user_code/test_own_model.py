@@ -127,6 +127,7 @@ def test_what_cannot_be_compared_says_why(text: str, verdict: Verdict, words: st
     assert result.speedup is None
 
 
+@pytest.mark.slow
 def test_nested_outputs_keyword_arguments_and_no_parameters(tmp_path: Path) -> None:
     text = (
         "from dataclasses import dataclass\n"
@@ -173,6 +174,7 @@ def test_a_loader_that_is_too_slow_is_found(tmp_path: Path) -> None:
 DIGITS = OUTSIDE / "digits"
 
 
+@pytest.mark.slow
 def test_a_training_script_is_ported_in_twenty_lines(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     port = DIGITS / "port.py"
@@ -193,6 +195,7 @@ def test_the_script_that_was_ported_trains() -> None:
     assert losses[1] < losses[0] < 2.5
 
 
+@pytest.mark.slow
 def test_dropout_while_training_is_compared_twice(tmp_path: Path) -> None:
     init = "self.linear, self.rate = nn.Linear(4, 4), 0.5"
     text = model("return nn.functional.dropout(self.linear(x), self.rate, self.training)", init)
@@ -245,6 +248,7 @@ def train_step(model, batch, optimizer):
 """
 
 
+@pytest.mark.slow
 def test_a_data_set_that_draws_in_workers_gives_the_same_batches_again(tmp_path: Path) -> None:
     result = run(tmp_path, written(tmp_path, NET + AUGMENTED), "workload.mode=train")
     assert measured(result), result.headline
@@ -311,6 +315,7 @@ def test_random_numbers_of_numpy_and_python_are_put_back(tmp_path: Path) -> None
     assert result.verdict is Verdict.VERIFIED, result.headline
 
 
+@pytest.mark.slow
 def test_what_a_training_step_remembers_is_no_difference(tmp_path: Path) -> None:
     """A schedule, a loss scale, a counter and times, as scripts keep them: in globals. Times are never the same."""
     text = """

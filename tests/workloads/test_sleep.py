@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from statistics import median
 
+import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from pyarrow import parquet
@@ -25,6 +26,7 @@ def test_a_step_waits_and_returns_its_batch():
     assert torch.equal(output, batch[0])
 
 
+@pytest.mark.slow
 def test_fifty_milliseconds_are_measured_as_fifty(tmp_path: Path):
     """The quicker blocks within 1 %, and what this machine's own timer is late by: a busy machine slows others."""
     search_path.register()

@@ -96,6 +96,7 @@ def test_training_takes_torchvisions_resnet(torchvision):
     assert run(workload)["loss"].isfinite()
 
 
+@pytest.mark.slow
 def test_a_network_with_batch_norm_has_a_reference_and_equals_itself(torchvision, tmp_path: Path):
     settings = ["isolation=none", "device=cpu", "measurement=quick", "tracking.enabled=false"]
     quicker = ["measurement.warmup_s=0.3", "measurement.block_ms=10", "measurement.pairs=10"]
