@@ -29,7 +29,7 @@ from optexp.reporting import terminal
 from optexp.result import Result
 from optexp.user_code.adapters import Copies, kind, maker, travelling
 from optexp.user_code.listing import Spelled
-from optexp.user_code.workload import Own, Parts
+from optexp.user_code.workload import Parts, UserWorkload
 from optexp.workers import launching
 
 Stack = str | Mapping[str, Mapping[str, Any]] | Sequence[str | Mapping[str, Mapping[str, Any]]]
@@ -109,7 +109,7 @@ def compare(
 
 
 @dataclass
-class Given(Own):
+class Given(UserWorkload):
     """Objects of another process; `packed` holds them, the fields say what they are."""
 
     model_name: str = ""

@@ -53,7 +53,7 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Examination:
+class Evaluation:
     """A stack beside the bare program."""
 
     verification: Verification
@@ -73,7 +73,7 @@ class Examination:
 
 def examine(
     session: Session, stack: Sequence[Strategy], name: str, meanwhile: Callable[[], None] = lambda: None
-) -> Examination:
+) -> Evaluation:
     """Verify, profile and question a stack, in arms of its own. While they set up, `meanwhile` is done here."""
     referee, bare = Referee(session, stack, name), "bare" if session.baseline else "baseline"
     specs = {bare: session.spec((), generic=True), **referee.specs()}
@@ -118,7 +118,7 @@ def examine(
     proofs = [(s.name, s.evidence(*traces, notes.get(s.name, {}), counters)) for s in stack]
     evidence = [Engagement(strategy, proof.engaged, proof.text) for strategy, proof in proofs]
     seconds = {"bare": setups[bare].setup_s, "stacked": setups[name].setup_s}
-    return Examination(
+    return Evaluation(
         verification,
         evidence,
         profiles[bare],

@@ -14,7 +14,7 @@ from optexp.records.verification import Finding, broken
 Alike = Callable[[str, bytes, bytes], bool]
 
 
-def conduct(
+def broken_effects(
     seen: Observation,
     baseline: Observation,
     initial: Mapping[str, Tensor] | None,

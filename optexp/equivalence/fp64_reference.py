@@ -36,7 +36,7 @@ SUSPECT = 1e-9  # of the largest gradient: one that may be
 ROUNDED = 1e-4  # how far rates may be apart that only differ in how they were rounded
 
 
-class Golden:
+class Fp64Reference:
     """Where the arms' dropout drops nothing, it drops nothing here (`silence`).
 
     drawn_on: the arms' device;  device: where fp64 runs: there too, or on the CPU where it does not fit

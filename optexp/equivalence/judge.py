@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence import mutants, reassociation
-from optexp.equivalence.effects import conduct, optional, title
+from optexp.equivalence.effects import broken_effects, optional, title
 from optexp.equivalence.far_off import far_off
-from optexp.equivalence.fp64_reference import Golden, before
+from optexp.equivalence.fp64_reference import Fp64Reference, before
 from optexp.equivalence.gates import (
     PRECISION_CAP,
     Limits,
@@ -111,7 +111,7 @@ class Judge:
         generic: bool = False,
         plan: int = 0,
     ) -> None:
-        self.fp64 = Golden(workload, device, dtype, seed, generic, PLANS[plan].on_host)
+        self.fp64 = Fp64Reference(workload, device, dtype, seed, generic, PLANS[plan].on_host)
         self.plan, self.in_turns = plan, PLANS[plan].in_turns
         self.precise = contract.name != "PRECISION"
         self.arithmetic = contract.dtype or name_of(dtype)
@@ -415,7 +415,7 @@ class Judge:
         initial = self.fp64.initial if step == 0 else None
         ours, theirs = ({n: t for n, t in arm.items() if n not in self.restless} for arm in (seen, yard))
         theirs["flag/inputs_intact"] = torch.tensor(not self.writes)  # repeated on a batch, it may find it written
-        if failures := list(conduct(ours, theirs, initial, not self.precise, skips, self._same)):
+        if failures := list(broken_effects(ours, theirs, initial, not self.precise, skips, self._same)):
             return failures
         findings = list(self.known.attributes.compare(seen, yard, self.row.unit))
         if skips:

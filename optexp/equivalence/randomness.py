@@ -186,8 +186,8 @@ def _may_be_zero(found: Mapping[str, Tensor], told: Mapping[str, Sequence[float]
 
 def _signed(values: Tensor) -> Tensor:
     """Sums under fixed signs, of the size of one element."""
-    dice = torch.Generator(values.device).manual_seed(0)
-    signs = torch.randint(2, (SIGNED, values.numel()), generator=dice, device=values.device) * 2.0 - 1.0
+    generator = torch.Generator(values.device).manual_seed(0)
+    signs = torch.randint(2, (SIGNED, values.numel()), generator=generator, device=values.device) * 2.0 - 1.0
     return signs.to(values) @ values / sqrt(values.numel())
 
 

@@ -124,8 +124,8 @@ class Reassociated(TorchDispatchMode):
             return
         generator = self._generator(tensor.device)
         for part in _pieces(tensor):
-            dice = torch.empty(part.shape, dtype=torch.uint8, device=part.device).random_(generator=generator)
-            step = (dice < ROUNDED).to(kind).sub_((dice >= 256 - ROUNDED).to(kind))
+            drawn = torch.empty(part.shape, dtype=torch.uint8, device=part.device).random_(generator=generator)
+            step = (drawn < ROUNDED).to(kind).sub_((drawn >= 256 - ROUNDED).to(kind))
             bits = part.view(kind)
             bits.add_(step.mul_((bits & exact) != 0))
 

@@ -24,10 +24,10 @@ DISTURBED = 4  # runs of the baseline from parameters with a little noise, where
 STRAY = 3.0  # how much farther from a repetition than those
 PARTS = ("out/", "grad/", "buffer/", "param/", "after/")  # of an observation
 
-Imprint = dict[str, tuple[float, float]]  # mean and RMS of each tensor, by name
+Digest = dict[str, tuple[float, float]]  # mean and RMS of each tensor, by name
 
 
-def left_behind(program: Program, outputs: Outputs, initial: Mapping[str, Tensor]) -> Imprint:
+def left_behind(program: Program, outputs: Outputs, initial: Mapping[str, Tensor]) -> Digest:
     """After a step, by the names that an observation of it has (see `optexp.equivalence.observation`).
 
     initial: state that the first step began with
@@ -40,14 +40,14 @@ def left_behind(program: Program, outputs: Outputs, initial: Mapping[str, Tensor
     else:
         held = {name: tensor for name, tensor in program.state().items() if name.startswith("param/")}
         tensors |= carried(held, initial)
-    return imprint(tensors)
+    return digest(tensors)
 
 
-def imprint(tensors: Mapping[str, Tensor]) -> Imprint:
+def digest(tensors: Mapping[str, Tensor]) -> Digest:
     return {name: _numbers(read(tensor)) for name, tensor in tensors.items() if name.startswith(PARTS)}
 
 
-def astray(timed: Imprint, again: Sequence[Imprint], moved: Sequence[Imprint] = ()) -> dict[str, str]:
+def astray(timed: Digest, again: Sequence[Digest], moved: Sequence[Digest] = ()) -> dict[str, str]:
     """By name, what is farther from the first repetition than the others explain, in words.
 
     moved: what the baseline leaves after the same steps, and after them from parameters with a little noise (what a
@@ -70,7 +70,7 @@ def astray(timed: Imprint, again: Sequence[Imprint], moved: Sequence[Imprint] = 
     return found
 
 
-def _spread(runs: Sequence[Imprint], name: str, at: int) -> float:
+def _spread(runs: Sequence[Digest], name: str, at: int) -> float:
     """How far runs are from the first of them."""
     numbers = [run[name][at] for run in runs if name in run]
     return max((abs(number - numbers[0]) for number in numbers), default=0.0)

@@ -240,14 +240,14 @@ class _Endless(Sampler[Any]):
 
     def __init__(self, epoch: Iterable[Any]) -> None:
         self.epoch, self.stopped = epoch, False
-        self.dice = torch.get_rng_state()
+        self.random_state = torch.get_rng_state()
 
     def begin(self) -> None:
         """Once more. What a loader draws for its own use depends on its workers; samplers start from before that."""
-        self.stopped, self.dice = False, torch.get_rng_state()
+        self.stopped, self.random_state = False, torch.get_rng_state()
 
     def __iter__(self) -> Iterator[Any]:
-        torch.set_rng_state(self.dice)
+        torch.set_rng_state(self.random_state)
         while True:
             empty = True
             for indices in self.epoch:

@@ -67,14 +67,14 @@ def capture(program: Program, warmup: int, rates: Sequence[Tensor] = ()) -> Capt
     """
     batch = map_batch(torch.clone, program.feed.next())
     program.feed.pause()  # a loader's thread that pins memory would disturb the capture
-    dice = Dice(program)
+    numbers = RandomNumbers(program)
     # On a side stream, so that nothing made lazily here belongs to the default one, which cannot be captured.
     current, side = torch.cuda.current_stream(program.device), torch.cuda.Stream(program.device)
     side.wait_stream(current)
     with torch.cuda.stream(side), preserved(program), rehearsal():
         for _ in range(warmup):
             program.step(program, batch)
-        thrown = dice.thrown()  # before they are put back with all else
+        thrown = numbers.thrown()  # before they are put back with all else
     current.wait_stream(side)
     clear_gradients(program.model)  # so that backward makes new ones, inside the graph's memory
     graph = torch.cuda.CUDAGraph()
@@ -86,7 +86,7 @@ def capture(program: Program, warmup: int, rates: Sequence[Tensor] = ()) -> Capt
     return CapturedStep(graph, list(tensors_of(batch).values()), outputs, gradients, rates)
 
 
-class Dice:
+class RandomNumbers:
     """Generators on the GPU that modules keep as attributes: a graph must know them, else its masks never change."""
 
     def __init__(self, program: Program) -> None:
@@ -175,11 +175,11 @@ def call_of(program: Program, thrown: list[torch.Generator] | None = None) -> tu
         calls.append((args, kwargs))
         return program.call(*args, **kwargs)
 
-    dice = Dice(program)
+    numbers = RandomNumbers(program)
     with preserved(program):
         replace(program, forward=recorded).run()
         if thrown is not None:
-            thrown += dice.thrown()
+            thrown += numbers.thrown()
     if len(calls) != 1:
         raise Unsupported(
             f"the step calls the model {len(calls)} times, and a graph holds the values of one call:"
@@ -229,7 +229,7 @@ def abandon(pool: Any, program: Program) -> None:
     with suppress(RuntimeError):  # it did not get that far, or further
         backend._cuda_endAllocateToPool(index, pool)
         backend._cuda_releasePool(index, pool)
-    for generator in (torch.cuda.default_generators[index], *Dice(program).states):
+    for generator in (torch.cuda.default_generators[index], *RandomNumbers(program).states):
         generator.graphsafe_set_state(generator.clone_state())
 
 

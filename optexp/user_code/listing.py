@@ -12,7 +12,7 @@ from optexp.user_code.objects import written
 
 if TYPE_CHECKING:
     from optexp.program import Program
-    from optexp.user_code.workload import Own
+    from optexp.user_code.workload import UserWorkload
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Spelled:
     files: dict[str, bytes] = field(default_factory=dict)
 
 
-def listing(own: Own, program: Program, spelled: Spelled) -> Source:
+def listing(own: UserWorkload, program: Program, spelled: Spelled) -> Source:
     """The program of a user's own code."""
     model = spelled_model(own.parts.model, spelled.model, spelled.made)
     tensors = ", ".join(f"torch.as_tensor({_entry(own, name, 'made')})" for name in own.layout.names)
@@ -99,14 +99,14 @@ def spelled_model(maker: Maker, given: str, made: str | None = None) -> str:
     return f"partial({given}, {made})" if made else given
 
 
-def _entry(own: Own, name: str, made: str) -> str:
+def _entry(own: UserWorkload, name: str, made: str) -> str:
     """One entry of a batch in the user's form."""
     if own.layout.single:
         return made
     return f"{made}[{name}]" if own.layout.numbered else f"{made}[{name!r}]"
 
 
-def _unpacked(own: Own) -> str:
+def _unpacked(own: UserWorkload) -> str:
     """The user's form of `batch`."""
     layout = own.layout
     if layout.plain:
@@ -118,8 +118,8 @@ def _unpacked(own: Own) -> str:
     return f"{{{', '.join(f'{name!r}: {value}' for name, value in given.items())}}}"
 
 
-def _loss(own: Own, spelled: Spelled) -> str:
-    """loss_fn(output, batch), with the choices of `Own.criterion`."""
+def _loss(own: UserWorkload, spelled: Spelled) -> str:
+    """loss_fn(output, batch), with the choices of `UserWorkload.criterion`."""
     count = own.targets
     if own.loss is not None:
         options = literal(own.loss_args, "workload.loss_args") if own.loss_args else ""
@@ -138,7 +138,7 @@ def _loss(own: Own, spelled: Spelled) -> str:
     return "own_loss"
 
 
-def _optimizer(own: Own, spelled: Spelled) -> str:
+def _optimizer(own: UserWorkload, spelled: Spelled) -> str:
     if own.optimizer is None and own.parts.optimizer is not None:
         return f"{spelled.optimizer}(list(model.parameters()))"
     options = {"lr": own.lr, **own.optimizer_args}

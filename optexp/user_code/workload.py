@@ -120,7 +120,7 @@ class Layout:
 
 
 @dataclass
-class Own(Workload):
+class UserWorkload(Workload):
     """loss, optimizer:  names in torch.nn.functional or torch.nn, and in torch.optim; before what the code itself gives
     labels:            how many entries at a batch's end only the loss sees; None finds out
     shapes:            values of named sizes, which take turns

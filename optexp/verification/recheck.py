@@ -95,10 +95,10 @@ class Repetitions:
 
     yardstick: Client[Arm]
     candidate: Client[Arm]
-    made: dict[End, list[step_digest.Imprint]] = field(default_factory=dict)
-    moved: dict[End, list[step_digest.Imprint]] = field(default_factory=dict)
+    made: dict[End, list[step_digest.Digest]] = field(default_factory=dict)
+    moved: dict[End, list[step_digest.Digest]] = field(default_factory=dict)
 
-    def astray(self, left: step_digest.Imprint, end: End) -> dict[str, str]:
+    def astray(self, left: step_digest.Digest, end: End) -> dict[str, str]:
         """What so many steps of the candidate left and their repetitions do not, by name, in words."""
         again = self.made.setdefault(end, [])
         astray = step_digest.astray(left, again) if again else dict.fromkeys(left, "")
@@ -109,7 +109,7 @@ class Repetitions:
             astray = step_digest.astray(left, again, self.by_noise(end))
         return astray
 
-    def by_noise(self, end: End) -> list[step_digest.Imprint]:
+    def by_noise(self, end: End) -> list[step_digest.Digest]:
         if end not in self.moved:
             noise = range(step_digest.DISTURBED + 1)  # the first without any
             self.moved[end] = [self.yardstick.call(Arm.repeated, end=end, noise=seed or None) for seed in noise]

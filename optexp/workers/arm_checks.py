@@ -13,7 +13,7 @@ from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, observed, overwritten, repeats
 from optexp.equivalence.parting import Passed, watched
 from optexp.equivalence.poison import stain
-from optexp.equivalence.step_digest import Imprint, imprint
+from optexp.equivalence.step_digest import Digest, digest
 from optexp.equivalence.trajectory import RATES
 from optexp.measurement import clock
 from optexp.program import Batch, map_batch, tensors_of
@@ -94,7 +94,7 @@ class Checks(Timing):
             self.program.step(self.program, self.bring(0))
         return passed
 
-    def first_step(self) -> Imprint:
+    def first_step(self) -> Digest:
         """What the first step left that this process ran."""
         return self.firstly
 
@@ -102,18 +102,18 @@ class Checks(Timing):
         """Of each block that was kept."""
         return [kept.end for _, kept in sorted(self.kept.items())]
 
-    def timed(self, index: int) -> Imprint:
+    def timed(self, index: int) -> Digest:
         """What one of those blocks left behind."""
         return self.kept[index].left
 
-    def repeated(self, end: End, noise: int | None = None) -> Imprint:
+    def repeated(self, end: End, noise: int | None = None) -> Digest:
         """The same of the same steps from the restored state, the last of them observed as `replay` does.
 
         noise: seed of a little of it in the parameters that the first step finds
         """
         self.restore(end.first)
         with disturbed(self.program.model, noise):
-            return imprint(self._replayed(end.steps)[1])
+            return digest(self._replayed(end.steps)[1])
 
     def replay(self, end: End, timed: bool) -> Parcel:
         """The last step before that end, from the restored state on, observed as `observe` does.

@@ -17,7 +17,7 @@ from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.gates import finite
 from optexp.equivalence.observation import carried
 from optexp.equivalence.perturbation import turn_parameters, vary
-from optexp.equivalence.step_digest import Imprint, left_behind
+from optexp.equivalence.step_digest import Digest, left_behind
 from optexp.equivalence.trajectory import Rates
 from optexp.errors import ConfigError, NoReference, Unsupported
 from optexp.export.repro import Script
@@ -49,7 +49,7 @@ class Holder(Peer):
         self.plan, self.family, self.largest_result = 0, input_families.NORMAL, 0
         self.brought: Batch | None = None
         self.unlike: set[str] = set()  # results that may be computed when they are read
-        self.firstly: Imprint = {}
+        self.firstly: Digest = {}
         self.offered: Offered | None = None
         self.laid_out: list[Batch] = []  # the batches that are offered
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from optexp.equivalence import process_state
 from optexp.equivalence.missed import LOOKS, End
-from optexp.equivalence.step_digest import Imprint, left_behind
+from optexp.equivalence.step_digest import Digest, left_behind
 from optexp.measurement import clock, openmp, persisting
 from optexp.program import Batch, Outputs, Program, tensors_of
 from optexp.program.offered import Offered
@@ -37,7 +37,7 @@ class Kept:
     """The end of one timed block, and a digest of every tensor after its last step."""
 
     end: End
-    left: Imprint
+    left: Digest
 
 
 class Timing(Holder):
@@ -45,7 +45,7 @@ class Timing(Holder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks, self.dice = 0, Random()  # not seeded, so that the kept blocks cannot be predicted
+        self.blocks, self.random = 0, Random()  # not seeded, so that the kept blocks cannot be predicted
         self.kept: dict[int, Kept] = {}
         self.outputs: Outputs = {}  # of the last step of the first kept block
         self.given: Batch = ()  # to the last step of a block
@@ -130,7 +130,7 @@ class Timing(Holder):
         place = 0
         if anywhere:
             self.blocks += 1
-            place = self.blocks - 1 if self.blocks <= LOOKS else self.dice.randrange(self.blocks)
+            place = self.blocks - 1 if self.blocks <= LOOKS else self.random.randrange(self.blocks)
             self.misgiven += not self._given_as_offered(self.given)
         elif self.kept:
             return
@@ -195,9 +195,9 @@ class Timing(Holder):
             drawn = draw(self.workload, self.device, getattr(torch, self.dtype), seed + turn, count)
             self.drawn[turn] = [_digest(batch).hex() for batch in drawn] if turn < 2 else []
             fresh, own = Offered(drawn, self.offered.place), True
-            self.restore(self.dice.randrange(count))
+            self.restore(self.random.randrange(count))
             run = self.runner()
-            for _ in range(count + self.dice.randrange(3 * count)):
+            for _ in range(count + self.random.randrange(3 * count)):
                 run()
             for kind in _order(turn):
                 if own is not (kind == OWN):

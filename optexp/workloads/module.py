@@ -21,7 +21,7 @@ from optexp.user_code.importing import import_file
 from optexp.user_code.listing import Spelled
 from optexp.user_code.lookup import find, models_in, source, spelled
 from optexp.user_code.objects import with_objects
-from optexp.user_code.workload import Own, Parts
+from optexp.user_code.workload import Parts, UserWorkload
 
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
@@ -89,7 +89,7 @@ class Names:
 
 
 @dataclass
-class Module(Own):
+class Module(UserWorkload):
     """`target` names a model in an importable module (package.module:Name), `path` a file that may hold all of `Names`.
 
     args, kwargs:  of the class or the factory; of a function, what is not an input. {_target_: package.module.Name,

@@ -10,7 +10,7 @@ from torch import nn
 
 from optexp.equivalence import gates
 from optexp.equivalence.autocast import autocast
-from optexp.equivalence.fp64_reference import Golden
+from optexp.equivalence.fp64_reference import Fp64Reference
 from optexp.equivalence.input_families import NORMAL
 from optexp.equivalence.judge import Judge
 from optexp.errors import NoReference
@@ -130,15 +130,15 @@ def test_fp64_that_does_not_fit_moves_to_the_cpu(net):
 @pytest.mark.parametrize("call", [1, 2, 3, 5, 8])
 def test_fp64_may_move_to_the_cpu_in_the_middle(check, monkeypatch, call):
     """What is known of earlier runs is held against what is found there."""
-    step, calls = Golden.step, []
+    step, calls = Fp64Reference.step, []
 
-    def once(self: Golden, index: int, state: object) -> object:
+    def once(self: Fp64Reference, index: int, state: object) -> object:
         calls.append(index)
         if len(calls) == call:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return step(self, index, state)
 
-    monkeypatch.setattr(Golden, "step", once)
+    monkeypatch.setattr(Fp64Reference, "step", once)
     verification = check(Mlp(mode="train", dim=256, batch_size=512), split_k, seeds=3, device=CUDA)
     assert len(calls) > call
     assert verification.ok, verification.headline
@@ -175,7 +175,7 @@ def test_inputs_that_a_kernel_would_assert_on_are_tried_on_the_host(net) -> None
         def batch(self, generator: torch.Generator):
             return tuple(t.sigmoid() if t.is_floating_point() else t for t in super().batch(generator))
 
-    golden = Golden(Images(mode="forward", make=Probability), CUDA, torch.float32, 7)
+    golden = Fp64Reference(Images(mode="forward", make=Probability), CUDA, torch.float32, 7)
     with pytest.raises(NoReference, match="does not take such values"):
         golden.draw(0, 1, "large")
     golden.draw(0, 1, NORMAL)

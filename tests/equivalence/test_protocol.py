@@ -14,7 +14,7 @@ from torch import nn
 
 import optexp.equivalence.judge
 from optexp.equivalence.autocast import autocast
-from optexp.equivalence.fp64_reference import Golden
+from optexp.equivalence.fp64_reference import Fp64Reference
 from optexp.equivalence.judge import RESEEDED, TIED, Judge
 from optexp.equivalence.noise import RUNS
 from optexp.errors import NoReference
@@ -815,7 +815,7 @@ def test_an_output_that_fp64_lacks_is_not_passed_over(check, net):
 
 
 def test_fp64_moves_to_the_cpu_where_it_does_not_fit(check, monkeypatch):
-    golden, failed = Golden.step, []
+    golden, failed = Fp64Reference.step, []
 
     def once(self, index, state):
         if not failed:
@@ -824,7 +824,7 @@ def test_fp64_moves_to_the_cpu_where_it_does_not_fit(check, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return golden(self, index, state)
 
-    monkeypatch.setattr(Golden, "step", once)
+    monkeypatch.setattr(Fp64Reference, "step", once)
     verification = check(mlp("forward"))
     assert verification.ok
     assert verification.reference == "fp64 on cpu"

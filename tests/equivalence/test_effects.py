@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from optexp.equivalence.effects import conduct
+from optexp.equivalence.effects import broken_effects
 from optexp.equivalence.judge import Judge
 from optexp.equivalence.observation import observe
 from optexp.errors import NoReference
@@ -34,7 +34,7 @@ THEIRS = {"batch/0": torch.ones(2), "batch/1": torch.zeros(2)}
     ],
 )
 def test_a_step_that_was_given_another_batch_is_broken(given: dict[str, Tensor], broken: bool) -> None:
-    found = list(conduct({**FLAGS, **given}, {**FLAGS, **THEIRS}, None, False, False))
+    found = list(broken_effects({**FLAGS, **given}, {**FLAGS, **THEIRS}, None, False, False))
     assert [finding.message for finding in found] == [
         "the timed step was not given the batch that the baseline's was"
     ] * broken
@@ -42,14 +42,18 @@ def test_a_step_that_was_given_another_batch_is_broken(given: dict[str, Tensor],
 
 def test_a_buffer_may_be_as_it_was_at_first_in_one_arm_alone() -> None:
     moved = {"before/buffer/count": torch.ones(1)}
-    assert not list(conduct({**FLAGS, **moved}, FLAGS, None, False, False))
-    assert not list(conduct(FLAGS, {**FLAGS, **moved}, None, False, False))
+    assert not list(broken_effects({**FLAGS, **moved}, FLAGS, None, False, False))
+    assert not list(broken_effects(FLAGS, {**FLAGS, **moved}, None, False, False))
 
 
 def test_a_baseline_that_writes_to_its_batch_is_told_so() -> None:
     writes = FLAGS | {"flag/inputs_intact": torch.tensor(0)}
     with pytest.raises(NoReference, match="writes to its own input"):
-        list(conduct({**writes, "batch/0": torch.ones(2)}, {**writes, "batch/0": torch.zeros(2)}, None, False, False))
+        list(
+            broken_effects(
+                {**writes, "batch/0": torch.ones(2)}, {**writes, "batch/0": torch.zeros(2)}, None, False, False
+            )
+        )
 
 
 def test_a_batch_that_holds_what_the_model_wrote_is_told_so_though_it_writes_the_same_again(net: type) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from optexp.equivalence.missed import End
-from optexp.equivalence.step_digest import FLOOR, Imprint, astray, imprint
+from optexp.equivalence.step_digest import FLOOR, Digest, astray, digest
 from optexp.records.verification import Finding
 from optexp.verification.recheck import repeated
 from optexp.workers.arm import Arm
@@ -125,10 +125,10 @@ class Flips(Arm):
         self.told, self.wild = timed, wild
         self.last_bits = cycle([0.0, FLOOR] if rounds else [0.0])
 
-    def timed(self, index: int) -> Imprint:
+    def timed(self, index: int) -> Digest:
         return {"grad/a": (self.told, 1.0)}
 
-    def repeated(self, end: End, noise: int | None = None) -> Imprint:
+    def repeated(self, end: End, noise: int | None = None) -> Digest:
         return {"grad/a": (0.5 + next(self.last_bits) + (self.wild if noise else 0.0), 1.0)}
 
 
@@ -162,4 +162,4 @@ def test_noise_leaves_the_parameters_as_they_were() -> None:
     ],
 )
 def test_two_numbers_of_any_tensor(tensor: torch.Tensor, numbers: tuple[float, float]) -> None:
-    assert imprint({"out/a": tensor, "flag/b": tensor})["out/a"] == pytest.approx(numbers)
+    assert digest({"out/a": tensor, "flag/b": tensor})["out/a"] == pytest.approx(numbers)
