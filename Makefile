@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.optexp-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-gpu doctor benchmark benchmark-kernels docs clean
+.PHONY: help env demo test test-all test-gpu doctor benchmark benchmark-kernels docs clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -27,6 +27,9 @@ test: env  ## lint, types, and all quick tests that need no GPU
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-cache
 	CUDA_VISIBLE_DEVICES= $(PY) -m pytest -m 'not gpu and not slow' -n 2 --dist worksteal  # kernels: interpreted
+
+test-all: env  ## all tests, the slow ones too (an hour)
+	$(PY) -m pytest -n 2 --dist worksteal
 
 test-gpu: env  ## the tests that need a GPU
 	$(PY) -m pytest -m gpu
