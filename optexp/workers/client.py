@@ -126,8 +126,8 @@ class Worker(Client[A_co]):
     def close(self) -> None:
         if self.alive:
             self.alive = False
+            kill_group(self.pid)  # before it could end by itself, and leave processes behind that nobody would find
             self.connection.close()
-            kill_group(self.pid)
 
     def _log_tail(self, lines: int = 40) -> str:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
