@@ -138,7 +138,7 @@ class Strategy(ABC):
 
     @property
     def remedies(self) -> tuple[Remedy, ...]:
-        """The bottlenecks that this strategy answers; reports propose it against them."""
+        """Causes of bottlenecks that this strategy answers; reports propose it against them."""
         return ()
 
     def helps(self, trace: Trace, calibration: Calibration | None) -> bool:

@@ -169,7 +169,7 @@ class Verification:
     unkept:       what the model keeps in Python and no arm can put back, where that may be why
     parts_in:     where the baseline and fp64 part, if rounding does not explain it
     unread:       results, or parts of one, that hold nothing that can be compared
-    varied:       which parameters had other values than they begin with (see `equivalence.generic`)
+    varied:       which parameters had other values than they begin with (see `equivalence.perturbation`)
     distribution: errors of the worst output, in both arms
     trajectory:   of the loss over many training steps; None where none were followed
     randomness:   None where steps draw no random numbers

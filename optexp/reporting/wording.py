@@ -20,6 +20,7 @@ GATES = {
     "DICE": "random numbers: the same seed repeats them, others differ, and their distribution is the baseline's",
     "TRAJECTORY": "the losses of a short training stay as near as small disturbances of the baseline leave them",
     "REPEATED": "what was computed while the clock ran is right, too",
+    "FIRST": "the first step after building leaves what its repetitions leave",
 }
 NAMED = 5  # tensors in a headline, at most
 FAR_OFF = 32  # units of rounding, beyond which a row was moved by more than lower precision

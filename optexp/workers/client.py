@@ -1,7 +1,7 @@
 """The parent's side of a worker: typed calls of the methods of an object that lives in another process.
 
-arm.call(Arm.observe, step=3, restore=True)   # checked and typed by the signature of Arm.observe
-pending = arm.start(Arm.block, steps=20)      # several arms work at once
+arm.call(Arm.observe, Look(3))             # checked and typed by the signature of Arm.observe
+pending = arm.start(Arm.block, steps=20)   # several arms work at once
 timing = pending.wait()
 """
 

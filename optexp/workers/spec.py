@@ -23,7 +23,7 @@ class Spec:
     folders:   where its shared memory may lie, the preferred one first
     autocast:  plain autocast to this dtype: the yardstick of a PRECISION contract
     dropout:   False: every dropout has rate 0, so that what it does can be compared with fp64
-    generic:   parameters that were filled with one value have others (see `equivalence.generic`)
+    generic:   parameters that were filled with one value have others (see `equivalence.perturbation`)
     plan:      index in `memory_plan.PLANS` of the first that has not been tried
     """
 
