@@ -201,3 +201,9 @@ def test_the_machine_of_a_winner_is_told_where_it_was_measured_again(tmp_path: P
 @pytest.mark.parametrize("path", sorted(OLD.glob("*.json")), ids=lambda path: path.stem)
 def test_records_of_schema_1_are_read(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert audit.main([str(path)]) == 0, capsys.readouterr().out
+
+
+def test_a_folder_stands_for_its_record(tmp_path: Path, record: Record, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(record))
+    assert audit.main([str(tmp_path)]) == audit.main([str(tmp_path / "result.json")]) == 0
+    assert audit.main([str(tmp_path / "none")]) == 1

@@ -163,12 +163,16 @@ def _yaml(path: Path) -> Any:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0: every record follows from itself; 3: one does not; 1: one cannot be read."""
+    """0: every record follows from itself; 3: one does not; 1: one cannot be read.
+
+    arguments: records, or folders that hold one
+    """
     if not arguments or "--help" in arguments:
         print("optexp.audit: name a record, as in python -m optexp.audit outputs/2026-11-21/13-59-15/result.json")
         return 1
     worst = 0
     for path in map(Path, arguments):
+        path = path / "result.json" if path.is_dir() else path
         try:
             record = json.loads(path.read_text())
             result = Result.of(record)
