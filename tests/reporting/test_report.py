@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -156,3 +158,28 @@ def test_a_section_is_a_function_and_the_template_of_its_name() -> None:
     assert {file.name.removesuffix(".html.j2") for file in folder.iterdir()} == {*sections.SECTIONS}
     shown = [name for name, section in sections.SECTIONS.items() if section(sections.Page(RESULTS["FASTER"], "x"))]
     assert {"figures", "certainty", "equivalence", "same_again"} <= {*shown}
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no browser")
+def test_a_page_fits_a_phone(tmp_path: Path) -> None:
+    """No word of a table is broken into letters, and nothing lies beyond the edge."""
+    report.write(RESULTS["FASTER"], tmp_path / "page.html")
+    script = """<script>onload = () => {
+      const page = document.querySelector("iframe").contentDocument;
+      const cells = [...page.querySelectorAll("td:first-child")];
+      const narrow = cells.filter(cell => cell.innerText.length > 8 && cell.clientWidth < 60).length;
+      document.title = narrow + " narrow, " + Math.max(0, page.documentElement.scrollWidth - 390) + " beyond";
+      document.body.append(document.title);
+    }</script>"""
+    frame = '<iframe src="page.html" style="width:390px;height:4000px;border:0"></iframe>'
+    (tmp_path / "frame.html").write_text(frame + script)
+    command = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--allow-file-access-from-files",
+        "--dump-dom",
+    ]
+    done = subprocess.run([*command, str(tmp_path / "frame.html")], capture_output=True, text=True, timeout=60)
+    assert "<title>0 narrow, 0 beyond</title>" in done.stdout, done.stdout[-300:]
