@@ -11,7 +11,10 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-SECTIONS = {"Kernels": "docs/kernels/*.md", "Results": "experiments/results/*.md"}  # of the navigation, by pattern
+SECTIONS = {
+    "Kernels": "docs/kernels/*.md",
+    "Results": "experiments/results/*.md",
+}  # files of each section of the navigation
 PAGES = ("README.md", "docs/**/*.md", "experiments/results/**/*.md")
 PICTURES = ("docs/**/*.svg", "docs/**/*.png", "experiments/results/**/*.svg", "experiments/results/**/*.png")
 

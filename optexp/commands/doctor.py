@@ -40,7 +40,7 @@ from optexp.support.stopwatch import Stopwatch
 from optexp.support.units import percent
 from optexp.workers import launching
 
-TESTED = ("2.11", "2.13")  # of torch
+TESTED = ("2.11", "2.13")  # torch versions
 # Work of about 0.1 ms that the device alone decides on; where there is no GPU, of as long on a core or two.
 PROBES = {"cuda": ["workload=gelu", "workload.size=4096"], "cpu": ["workload=gelu", "workload.size=256"]}
 ITSELF = "against itself"
@@ -77,7 +77,7 @@ def installation() -> Iterator[Finding]:
 
 
 def wanted() -> list[str]:
-    """Of an installed package, else of the checkout that this is."""
+    """Requirements of the installed package; without one, of this checkout."""
     try:
         return requires("optexp") or []
     except PackageNotFoundError:
@@ -95,7 +95,7 @@ def _package(requirement: Requirement) -> Finding:
 
 
 def tools(device: torch.device) -> Iterator[Finding]:
-    """What compiles CUDA C++, and what profiles it beyond torch."""
+    """The CUDA C++ compiler, and the profilers beside torch's."""
     if device.type == "cuda":
         missing = extension.why_not(device)
         yield Finding("CUDA C++", not missing, missing or "can be compiled", "without it cuda kernels are UNSUPPORTED")
@@ -148,7 +148,7 @@ def machine(device: torch.device, gpu: Gpu | None) -> Iterator[Finding]:
 
 
 def card(gpu: Gpu) -> Iterator[Finding]:
-    """What the card says of itself, and who else is on it."""
+    """The GPU's own readings, and other processes on it."""
     name, driver = gpu.ask("nvmlDeviceGetName"), gpu.nvml.nvmlSystemGetDriverVersion()
     yield Finding("GPU", True, f"{name}, driver {driver}, CUDA {torch.version.cuda} in torch")
     major, minor = gpu.ask("nvmlDeviceGetCudaComputeCapability") or (0, 0)
