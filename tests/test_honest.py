@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from optexp.workloads.mlp import Mlp
 from tests.benchmarks import honest, honest_seeds
 from tests.benchmarks.honest import Found, Store, ended_in, rates, tables
 from tests.benchmarks.honest_pairs import ZOO, Pair, entries, halved, imported, pairs, scaled, snake
@@ -163,6 +164,14 @@ def test_seeds_add_up_over_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (found.seeds, found.alarms, found.used) == (30, 2, 1.2)
     assert found.headline == "2 of 30 seeds refused; refused at 1; refused at 21"
     assert "| mlp × fusion | cpu | 2 of 30 seeds refused | 120% (G1 loss) |" in list(tables([found]))
+
+
+def test_a_pair_is_verified_on_each_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Mlp(batch_size=8, dim=16, layers=1)
+    monkeypatch.setitem(honest_seeds.PAIRS, "small", (lambda: small, "inplace"))
+    counted = honest_seeds.count("small", "cpu", first=1, seeds=2, seconds=60)
+    assert (counted.seeds, counted.alarms, counted.headlines) == (2, 0, [])
+    assert counted.used < 1
 
 
 def test_a_worker_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

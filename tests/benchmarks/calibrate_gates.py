@@ -112,17 +112,17 @@ def verifications(
     """One for each seed from `first` on, on the same arms; seed 1 with mutants."""
     promise = contract(stack)
     spec = Spec(workload, stack, device, dtype, seed=0, contract=promise)
-    arms = [
-        InProcess(role(), name) for role, name in ((Reference, "reference"), (Arm, "yardstick"), (Arm, "candidate"))
-    ]
     bare = replace(spec, strategies=())
-    for arm, own in zip(arms, (bare, replace(bare, autocast=promise.dtype), spec), strict=True):
-        arm.call(Arm.setup, packed=own.pack())
+    reference, yardstick = InProcess(Reference(), "reference"), InProcess(Arm(), "yardstick")
+    candidate = InProcess(Arm(), "candidate")
+    reference.call(Reference.setup, packed=bare.pack())
+    yardstick.call(Arm.setup, packed=replace(bare, autocast=promise.dtype).pack())
+    candidate.call(Arm.setup, packed=spec.pack())
     steps = 3 if workload.mode == "train" else 1
     overwrites = any(member.overwrites for member in stack)
     for seed in range(first, first + seeds):
         plan = Plan([1000, 1] if seed == 1 else [seed], steps, overwrites=overwrites, power=seed == 1)
-        yield verify(arms[0], arms[1], arms[2], plan, promise)
+        yield verify(reference, yardstick, candidate, plan, promise)
 
 
 @dataclass
@@ -190,6 +190,7 @@ def main() -> None:
         except TimeoutError:
             print(f"out of time after {sum(f.done() for f in futures)} of {len(jobs)} combinations", file=sys.stderr)
             for process in pool._processes.values():
+                assert process.pid is not None
                 os.killpg(process.pid, signal.SIGKILL)
     report(results)
 

@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -269,7 +269,7 @@ def bench(work: Callable[[], object]) -> float:
     return float(do_bench(work, return_mode="median")) / 1e3
 
 
-def in_us(rounds: list[tuple[float, ...]]) -> list[float]:
+def in_us(rounds: Sequence[tuple[float, ...]]) -> list[float]:
     """The median of each of several figures that took turns, for the card's clocks move."""
     return [1e6 * median(figures) for figures in zip(*rounds, strict=True)]
 

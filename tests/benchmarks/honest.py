@@ -305,12 +305,12 @@ def seeds(asked: argparse.Namespace, store: Store) -> None:
         new = count(name, asked.device, first, asked.seeds - before.seeds, asked.seconds)
         total, alarms = before.seeds + new.seeds, before.alarms + new.alarms
         told = [f"{alarms} of {total} seeds refused", *before.headline.split("; ")[1:], *new.headlines]
-        facts = {"torch": torch, "commit": commit, "seconds": before.seconds + round(time.monotonic() - begin, 1)}
+        seconds = before.seconds + round(time.monotonic() - begin, 1)
         used, worst = max((before.used or 0.0, before.worst), (new.used, new.worst))
         verdict = "NOT_EQUIVALENT" if alarms else "VERIFIED"
-        counted = replace(before, verdict=verdict, headline="; ".join(told[:6]), ok=not alarms, **facts)
-        store.add(replace(counted, used=used, worst=worst, seeds=total, alarms=alarms))
-        print(f"{name}: {told[0]} ({facts['seconds']:.0f} s)", file=sys.stderr, flush=True)
+        counted = replace(before, verdict=verdict, headline="; ".join(told[:6]), ok=not alarms, seconds=seconds)
+        store.add(replace(counted, used=used, worst=worst, seeds=total, alarms=alarms, torch=torch, commit=commit))
+        print(f"{name}: {told[0]} ({seconds:.0f} s)", file=sys.stderr, flush=True)
 
 
 # --- telling ---------------------------------------------------------------------------------------------------

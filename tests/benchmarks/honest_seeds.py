@@ -39,9 +39,8 @@ def count(name: str, device: str, first: int, seeds: int, seconds: float) -> Cou
     for seen in verifications(make().resolve(device), [strategy(member)], device, "float32", seeds, first):
         found.seeds += 1
         found.alarms += not seen.ok
-        used = float(seen.worst.get("used", 0.0))
-        if used > found.used:
-            found.used, found.worst = used, f"{seen.worst.get('gate', '')} {seen.worst.get('tensor', '')}".strip()
+        if seen.worst and seen.worst.used > found.used:
+            found.used, found.worst = seen.worst.used, f"{seen.worst.gate} {seen.worst.tensor}"
         if not seen.ok:
             found.headlines.append(seen.headline)
         if time.monotonic() > end:
