@@ -13,7 +13,7 @@ from optexp.comparison.suggestions import advise
 from optexp.equivalence.perturbation import told
 from optexp.measurement.neighbours import neighbours
 from optexp.profiling.breakdown import Breakdown, breakdown
-from optexp.profiling.piled import piled_up
+from optexp.profiling.piled import piled_up, tells, work
 from optexp.records.profile import ArmProfile, Bottleneck, Calibration
 from optexp.records.verification import Verification
 from optexp.result import ArmSummary, Engagement
@@ -25,6 +25,7 @@ from optexp.workers.messages import PeakMemory
 from optexp.workers.peer import Peer
 
 WARP = 32  # threads
+TURNS = 5  # of batches, to tell the time of each step in a turn
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def examine(
     distrust = referee.distrust(arms[name])
     traces = profiles[bare].trace, profiles[name].trace
     distrust = distrust or referee.uncopied(*traces, setups[bare].batch_bytes)
-    if distrust is None and (piled := piled_up(*traces)):
+    if distrust is None and (piled := piled_up(*shares(arms[bare], arms[name], *traces, setups[bare].turn))):
         distrust = f"the {name} computes ahead: {piled}"
     referee.stay(arms, bare)
     notes = setups[name].notes
@@ -129,6 +130,16 @@ def examine(
         bottlenecks,
         bare_bottlenecks,
     )
+
+
+def shares(
+    bare: Client[Arm], arm: Client[Arm], before: Trace, after: Trace, turn: int
+) -> tuple[list[float], list[float]]:
+    """Of each step of both, the work that its trace shows; else its time, as where all of it is numpy's."""
+    found = work(before), work(after)
+    if all(tells(steps, turn) for steps in found):
+        return found
+    return bare.call(Arm.turn_s, rounds=TURNS), arm.call(Arm.turn_s, rounds=TURNS)
 
 
 def advised(arm: Client[Arm], found: Profile, stack: Sequence[Strategy]) -> list[Bottleneck]:

@@ -62,8 +62,9 @@ class Profiling(Holder):
         )
 
     def profile(self, path: str, steps: int) -> dict[str, float]:
-        """Write a Chrome trace of steady steps; returns the counters at the end."""
+        """Write a Chrome trace of steady steps, at least one for each batch; returns the counters at the end."""
         self.restore()
+        steps = max(steps, len(self.batches))
         run = self.runner()
         for _ in range(max(3, self.program.feed.queue)):
             run()

@@ -135,6 +135,7 @@ class Holder(Peer):
             random=random,
             batch_bytes=sum(sizes) / len(sizes),
             queue=self.program.feed.queue,
+            turn=self.distinct,
             varied=varied,
             carries=carries,
             keeps=self._moving(),

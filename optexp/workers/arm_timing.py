@@ -64,6 +64,15 @@ class Timing(Holder):
         self.program.feed.pause()
         return end - began, end - given
 
+    def turn_s(self, rounds: int) -> list[float]:
+        """Seconds of each step of one turn of the batches, each waited for; the shortest of `rounds` turns after one
+        that is not timed."""
+        self.restore()
+        run, count = self.runner(), len(self.batches)
+        turns = [[clock.time_block(run, 1, self.device).wall_s for _ in range(count)] for _ in range(1 + rounds)]
+        self.program.feed.pause()
+        return [min(seconds) for seconds in zip(*turns[1:], strict=True)]
+
     def warm_up(self, limit_s: float) -> WarmUp:
         """Run until steady, for at most `limit_s` seconds."""
         self.restore()

@@ -58,6 +58,7 @@ class SetUp:
     random:      a step draws random numbers
     batch_bytes: mean size of a batch
     queue:       batches that the feed takes ahead
+    turn:        distinct batches that take turns
     varied:      parameters that have other values than they begin with
     carries:     steps change buffers, which the next one may begin with
     keeps:       names of Python state of the model that every step changes
@@ -70,6 +71,7 @@ class SetUp:
     random: bool
     batch_bytes: float
     queue: int
+    turn: int
     varied: list[str]
     carries: bool
     keeps: list[str]

@@ -31,7 +31,7 @@ class Peer(ABC):
         self.device = device
         self.outbox = self.outbox or Outbox(folders, on_device=device.type == "cuda")
         if device.type == "cuda":
-            torch.cuda.set_device(device)
+            torch.cuda.set_device(device.index if device.index is not None else torch.cuda.current_device())
         else:
             placement.spare_threads()
             heap.keep()

@@ -1142,6 +1142,20 @@ class TheBlockOnceItIsKnown(Cheat):
         return self.results[place]
 
 
+class TwoOfTheBlockTogether(TheBlockOnceItIsKnown):
+    """Computes the last two of four batches in one call, and the others one by one: most steps look honest."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        place = next((index for index, other in enumerate(self.known) if other is batch), None)
+        if place is None:
+            self.known, self.results = [*self.known[-3:], batch], []
+        if place is None or place < 2 or len(self.known) < 4:
+            return honest(program, batch)
+        if place == 2 or not self.results:
+            self.results = together(honest, program, self.known[2:])
+        return self.results[place - 2]
+
+
 class TheFirstBatchForEver(Cheat):
     """Its feed brings one batch, and that one again and again."""
 

@@ -44,7 +44,7 @@ CHEATS: dict[str, tuple[str, list[str], Verdict, str]] = {
     "SwitchesTf32On": (ON_GPU, ["workload=mlp", "workload.mode=forward"], WRONG, "output"),
     "ReplacesTheSynchronization": (ON_GPU, GELU, UNTRUSTED, "_cuda_synchronize"),
     "StaleGraphInput": (ON_GPU, INFER, WRONG, "output"),
-    "LabelsAreForgotten": (ON_GPU, MLP, WRONG, "loss"),
+    "LabelsAreForgotten": (ON_GPU, MLP, WRONG, "G1"),
     "FrozenRateInAGraph": (ON_GPU, SGD, WRONG, "change"),
     "FrozenMaskInAGraph": (ON_GPU, DROP, WRONG, "frozen"),
     "HalfOfTheGraph": (ON_GPU, SGD, WRONG, ""),

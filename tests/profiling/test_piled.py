@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from optexp.profiling.piled import piled_up, typical, work
+from optexp.profiling.piled import lightest, piled_up, tells, work
 from optexp.trace import Kernel, Op, Span, Trace
 
 
@@ -27,23 +28,32 @@ def test_work_belongs_to_the_step_that_asked_for_it(on_gpu: bool) -> None:
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-@pytest.mark.parametrize("counts", [[40, 0, 0, 0, 40], [0, 0, 40, 0, 0], [40, 0], [0, 40], [41, 1, 1, 1, 41]])
+@pytest.mark.parametrize(
+    "counts", [[40, 0, 0, 0, 40], [0, 0, 40, 0, 0], [40, 0], [0, 40], [41, 1, 1, 1, 41], [10, 10, 20, 0, 10], [9, 9, 9, 1]]
+)
 def test_a_block_that_one_step_computes(counts: Sequence[int], on_gpu: bool) -> None:
-    found = piled_up(traced([10] * 5, on_gpu), traced(counts, on_gpu))
+    found = piled_up(work(traced([10] * 5, on_gpu)), work(traced(counts, on_gpu)))
     assert found is not None
     assert "computes the results of several" in found
 
 
 @pytest.mark.parametrize("counts", [[10] * 5, [10], [3, 3], [10, 12, 9, 10, 14], [30, 10, 10, 10, 10]])
 def test_steps_that_are_alike(counts: Sequence[int]) -> None:
-    assert piled_up(traced([10] * 5), traced(counts)) is None
+    assert piled_up([10] * 5, counts) is None
+
+
+def test_a_kernel_that_waited_on_a_shared_card_counts_as_the_others_of_its_name() -> None:
+    trace = traced([2] * 5, on_gpu=True)
+    one, *others = trace.kernels
+    assert work(replace(trace, kernels=(replace(one, duration=5e3), *others))) == work(trace)
 
 
 def test_steps_that_differ_in_the_baseline_too() -> None:
     """As an optimizer that steps every fourth time."""
-    assert typical(traced([100, 2, 2, 2, 2])) < 0.1
-    assert piled_up(traced([100, 2, 2, 2, 2]), traced([50, 1, 1, 1, 1])) is None
+    assert lightest([100, 2, 2, 2, 2]) < 0.1
+    assert piled_up([100, 2, 2, 2, 2], [50, 1, 1, 1, 1]) is None
 
 
-def test_a_trace_without_work_tells_nothing() -> None:
-    assert piled_up(traced([10] * 5), traced([0] * 5)) is None
+@pytest.mark.parametrize(("counts", "turn"), [([0] * 5, 4), ([10] * 3, 4), ([], 1)])
+def test_a_trace_without_work_or_of_a_part_of_a_turn_tells_nothing(counts: Sequence[int], turn: int) -> None:
+    assert not tells(work(traced(counts)), turn)

@@ -542,7 +542,7 @@ def test_memory_that_crosses_streams_is_not_given_away_too_early(graph: bool, tr
     program = Program(model=model, step=step, feed=feed)
     for strategy in (Streams(), *([CudaGraph()] if graph else [])):
         program, _ = strategy.apply(program)
-    for batch in feed.batches * 5:  # type: ignore[attr-defined]
+    for batch in list(feed.batches) * 5:
         ours, theirs = program.step(program, batch)["output"], step(expected, batch)["output"]
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
         if trains:

@@ -239,7 +239,7 @@ ELSEWHERE = """
 import pickle
 import sys
 import torch
-from optexp.workers.parcel import Outbox
+from optexp.workers.transfer import Outbox
 outbox = Outbox(on_device=True)
 sent = [torch.arange(2**24, device="cuda") * 3, torch.ones(5, device="cuda", dtype=torch.bfloat16)]
 print(pickle.dumps(outbox.send(sent)).hex(), flush=True)
