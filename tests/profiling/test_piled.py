@@ -29,7 +29,8 @@ def test_work_belongs_to_the_step_that_asked_for_it(on_gpu: bool) -> None:
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize(
-    "counts", [[40, 0, 0, 0, 40], [0, 0, 40, 0, 0], [40, 0], [0, 40], [41, 1, 1, 1, 41], [10, 10, 20, 0, 10], [9, 9, 9, 1]]
+    "counts",
+    [[40, 0, 0, 0, 40], [0, 0, 40, 0, 0], [40, 0], [0, 40], [41, 1, 1, 1, 41], [10, 10, 20, 0, 10], [9, 9, 9, 1]],
 )
 def test_a_block_that_one_step_computes(counts: Sequence[int], on_gpu: bool) -> None:
     found = piled_up(work(traced([10] * 5, on_gpu)), work(traced(counts, on_gpu)))
