@@ -112,7 +112,7 @@ def examine(
     traces = profiles[bare].trace, profiles[name].trace
     distrust = distrust or referee.uncopied(*traces, setups[bare].batch_bytes)
     if distrust is None and (piled := piled_up(*shares(arms[bare], arms[name], *traces, setups[bare].turn))):
-        distrust = f"the {name} computes ahead: {piled}"
+        distrust = f"the {name} does not compute each step: {piled}"
     referee.stay(arms, bare)
     notes = setups[name].notes
     traces, counters = (profiles[bare].trace, profiles[name].trace), profiles[name].counters

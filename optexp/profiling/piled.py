@@ -1,4 +1,4 @@
-"""Whether the work of several steps is done in one of them: a program that computes a whole block of batches at once.
+"""Whether each step does its own work: a program may compute a whole block of batches at once, or keep results.
 
 A trace tells the work of each step without noise: kernels by the step that launched them, or on a CPU operators. Where
 it tells nothing, or was cut short, the time of each step does.
@@ -60,6 +60,6 @@ def piled_up(baseline: Sequence[float], candidate: Sequence[float]) -> str | Non
     if ours >= LIGHT * theirs:
         return None
     return (
-        f"its lightest step does {ours:.0%} of the work of the mean one, the baseline's {theirs:.0%}: one step computes"
-        " the results of several"
+        f"its lightest step does {ours:.0%} of the work of the mean one, the baseline's {theirs:.0%}: its results were"
+        " kept, or one step computes those of several"
     )

@@ -67,7 +67,7 @@ CHEATS: dict[str, tuple[str, list[str], Verdict, str]] = {
     "LearnsNothingWhenTimed": (CATALOGUE, LEARN, WRONG, "timed block"),
     "DropsOnlyWhenWatched": (CATALOGUE, DROP, WRONG, "timed block"),
     "RandomForAWhile": (CATALOGUE, DROP, WRONG, "after timing"),
-    "KeepsItsFirstResults": (CATALOGUE, ["workload=matmul", "workload.size=4096"], UNTRUSTED, "has not seen"),
+    "KeepsItsFirstResults": (CATALOGUE, ["workload=matmul", "workload.size=4096"], UNTRUSTED, "its results were kept"),
     "LeavesWorkBehind": (ON_GPU, GELU, UNTRUSTED, "keeps its caller waiting"),
     "WorksInReset": (CATALOGUE, LARGE, UNTRUSTED, "before a step asks"),
     "RestsInTheMiddle": (CATALOGUE, WIDE, WRONG, "timed block"),

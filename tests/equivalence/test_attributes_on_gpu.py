@@ -21,6 +21,12 @@ STEPS = 6
 MODES = ["forward", "forward_backward", "train"]
 
 
+class RowsOnDevice(Rows):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank = torch.zeros(16, 10, device=CUDA)
+
+
 def graphed(program: Program) -> Program:
     batch = (torch.randn(8, 3, 8, 8, device=CUDA), torch.randint(10, (8,), device=CUDA))
     program.feed.reset([batch[: 1 + program.targets]])
@@ -35,7 +41,7 @@ def test_honest_graphs_pass(check, net, model, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("model", "name"), [(Annealed, "calls"), (Rows, "at"), (Statistics, "seen")])
+@pytest.mark.parametrize(("model", "name"), [(Annealed, "calls"), (RowsOnDevice, "at"), (Statistics, "seen")])
 def test_what_stands_still_is_named(check, net, model, name, mode):
     found = check(net(mode=mode, make=model), graphed, device=CUDA, steps=STEPS, overwrites=True)
     assert not found.ok

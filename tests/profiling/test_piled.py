@@ -35,7 +35,7 @@ def test_work_belongs_to_the_step_that_asked_for_it(on_gpu: bool) -> None:
 def test_a_block_that_one_step_computes(counts: Sequence[int], on_gpu: bool) -> None:
     found = piled_up(work(traced([10] * 5, on_gpu)), work(traced(counts, on_gpu)))
     assert found is not None
-    assert "computes the results of several" in found
+    assert "one step computes those of several" in found
 
 
 @pytest.mark.parametrize("counts", [[10] * 5, [10], [3, 3], [10, 12, 9, 10, 14], [30, 10, 10, 10, 10]])
