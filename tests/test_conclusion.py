@@ -23,7 +23,7 @@ from optexp.config import Experiment
 from optexp.measurement.gpu import Reading
 from optexp.measurement.load import Load
 from optexp.measurement.samples import COLD, Pair, Sample
-from optexp.measurement.settings import Protocol
+from optexp.measurement.settings import MeasurementSettings
 from optexp.measurement.watchdogs import slow_start
 from optexp.records.measurement import About, Cache, Cost, Measurement, ProcessRatio, Ratio, Severity, Watch
 from optexp.records.profile import ArmProfile, TopEntry
@@ -134,7 +134,7 @@ def test_cold_pairs_of_a_slowed_card_do_not_count() -> None:
     for sample in samples:
         sample.pairs += [replace(pair, kind=COLD, baseline=timing(2e-3)) for pair in sample.pairs]
         sample.pairs += [replace(pair, kind=COLD, candidate=timing(9e-3), readings=hot) for pair in sample.pairs]
-    cold = l2(samples, Protocol(l2="both")).cold
+    cold = l2(samples, MeasurementSettings(l2="both")).cold
     assert cold is not None
     assert cold.estimate == pytest.approx(2)
     for sample in samples:

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from optexp.commands import doctor
 from optexp.measurement.gpu import Gpu
-from optexp.measurement.settings import Protocol
+from optexp.measurement.settings import MeasurementSettings
 from tests.measurement.conftest import gpu, nvml  # noqa: F401
 from tests.measurement.nvml import Nvml
 from tests.measurement.samples import constant, made
@@ -70,7 +70,7 @@ def test_a_card_is_described_with_its_compiler_flag(gpu: Gpu, nvml: Nvml, monkey
 )
 def test_the_verdict_on_equal_arms(slower: float, noise: float, processes: int, ok: bool | None) -> None:
     samples = made(constant(1e-3), constant(1e-3 * slower), noise=noise, processes=processes)
-    finding = doctor.equal(samples, SimpleNamespace(protocol=Protocol()))  # type: ignore[arg-type]
+    finding = doctor.equal(samples, SimpleNamespace(settings=MeasurementSettings()))  # type: ignore[arg-type]
     assert finding.ok is ok
     assert f"{processes} processes" in finding.text
 

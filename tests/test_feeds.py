@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Tens
 
 from optexp.comparison import sampling
 from optexp.measurement.clock import Timing
-from optexp.measurement.settings import Protocol
+from optexp.measurement.settings import MeasurementSettings
 from optexp.program.feeds import HostFeed, LoaderFeed
 from optexp.workers.messages import WarmUp
 from tests.measurement.test_sampling import Scripted
@@ -249,7 +249,9 @@ def test_blocks_outlast_the_queue():
             randint=lambda low, high: high,
             sample=lambda names, count: names,
         )
-        sampling.sample({"baseline": Queueing(step_s), "candidate": Queueing(step_s)}, Protocol(), order, pairs=2)
+        sampling.sample(
+            {"baseline": Queueing(step_s), "candidate": Queueing(step_s)}, MeasurementSettings(), order, pairs=2
+        )
     assert min(block["steps"] for block in blocks) >= 80
     assert min(block["lead_in"] for block in blocks) >= 8
 

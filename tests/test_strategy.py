@@ -11,7 +11,7 @@ from optexp.comparison.referee import Referee
 from optexp.comparison.session import Session
 from optexp.config import Experiment
 from optexp.errors import Unsupported
-from optexp.measurement.settings import Protocol
+from optexp.measurement.settings import MeasurementSettings
 from optexp.program import Program
 from optexp.reporting.terminal import Progress
 from optexp.strategies.amp import Amp
@@ -154,7 +154,7 @@ def test_nothing_starts_for_a_stack_that_cannot_work(tmp_path: Path, monkeypatch
         workload=Gelu(size=4),
         strategies=[Allocates(value="b"), OTHER],
         baseline=[],
-        measurement=Protocol(),
+        measurement=MeasurementSettings(),
         notes=[],
         resolved={},
     )

@@ -74,10 +74,10 @@ def test_a_feed_does_not_compute_before_the_clock_starts(ours: float, quickest: 
     ("mode", "carries", "steps"), [("forward", False, 1), ("forward", True, 3), ("train", False, 3)]
 )
 def test_steps_that_change_what_the_next_one_starts_from_are_followed(mode: str, carries: bool, steps: int) -> None:
-    protocol = SimpleNamespace(verification_seeds=2, thorough=False)
+    settings = SimpleNamespace(verification_seeds=2, thorough=False)
     experiment = SimpleNamespace(seed=0)
     session: Any = SimpleNamespace(
-        workload=Mlp(mode), protocol=protocol, experiment=experiment, in_turns=False, draws=Draws("key")
+        workload=Mlp(mode), settings=settings, experiment=experiment, in_turns=False, draws=Draws("key")
     )
     assert Referee(session, (), "candidate", carries=carries).plan().steps == steps
 

@@ -210,11 +210,11 @@ def held(low: float, high: float) -> str:
 
 def equal(samples: Sequence[Sample], session: Session) -> Finding:
     """The verdict on two arms that are the same."""
-    protocol = session.protocol
+    settings = session.settings
     ratios = [[p.log_ratio for p in s.kept] for s in samples]
-    verdict, interval = statistics.verdict(ratios, protocol.confidence, protocol.min_effect)
+    verdict, interval = statistics.verdict(ratios, settings.confidence, settings.min_effect)
     estimate, low, high = interval.ratios()
-    basis = f"{percent(protocol.confidence)} interval {low:.4f} to {high:.4f}"
+    basis = f"{percent(settings.confidence)} interval {low:.4f} to {high:.4f}"
     count = "one process" if len(samples) == 1 else f"{len(samples)} processes"
     text = f"{verdict}: {estimate:.4f}× ({basis}, {count})"
     ok = {Verdict.SAME: True, Verdict.INCONCLUSIVE: None}.get(verdict, False)

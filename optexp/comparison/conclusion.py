@@ -12,7 +12,7 @@ from optexp.comparison.measure import Timed
 from optexp.comparison.session import Session
 from optexp.measurement import statistics
 from optexp.measurement.samples import COLD, MAIN, Sample
-from optexp.measurement.settings import Protocol
+from optexp.measurement.settings import MeasurementSettings
 from optexp.measurement.watchdogs import FOREIGN, WATCHDOGS
 from optexp.records.measurement import Cache, Cost, Measurement, ProcessRatio, Ratio, Severity, Watch
 from optexp.result import ArmSummary, Result, Speedup
@@ -21,21 +21,21 @@ from optexp.support.units import percent, ratio
 
 def conclude(session: Session, facts: Facts, timed: Timed) -> None:
     """Compute everything that follows from timed blocks: the measurement, both arms' figures, and the speedup."""
-    result, protocol, samples = session.result, session.protocol, timed.samples
+    result, settings, samples = session.result, session.settings, timed.samples
     setup_s = {name: median(seconds) for name, seconds in timed.setups_s.items()}
     first = {"baseline": result.baseline.setup_s, "candidate": result.candidate.setup_s}
     for name in first:
         summary: ArmSummary = getattr(result, name)
         summarize(summary, name, samples, session.samples)
         summary.setup_s = setup_s[name]
-    facts.confidence = protocol.confidence
+    facts.confidence = settings.confidence
     facts.measurement = Measurement(
-        preset=protocol.preset,
-        min_effect=protocol.min_effect,
+        preset=settings.preset,
+        min_effect=settings.min_effect,
         watchdogs=[accepted(session, watchdog(samples)) for watchdog in WATCHDOGS],
         controls=dict(timed.controls),
-        p_value=statistics.p_value([[p.log_ratio for p in s.kept] for s in samples], protocol.min_effect),
-        l2=l2(samples, protocol),
+        p_value=statistics.p_value([[p.log_ratio for p in s.kept] for s in samples], settings.min_effect),
+        l2=l2(samples, settings),
         processes=[ProcessRatio(s.log_ratio, len(s.kept)) for s in samples],
         pairs=[[(p.baseline.step_s * 1e6, p.candidate.step_s * 1e6) for p in s.kept] for s in samples],
         dropped=[[(p.baseline.step_s * 1e6, p.candidate.step_s * 1e6) for p in s.dropped] for s in samples],
@@ -46,7 +46,7 @@ def conclude(session: Session, facts: Facts, timed: Timed) -> None:
     interval = facts.interval
     assert interval is not None
     result.series, result.measurement = series(samples), facts.measurement
-    result.speedup = Speedup(*interval.ratios(), confidence=protocol.confidence, processes=len(samples))
+    result.speedup = Speedup(*interval.ratios(), confidence=settings.confidence, processes=len(samples))
     facts.measurement.cost = cost(session, result, first)
 
 
@@ -71,12 +71,12 @@ def series(samples: Sequence[Sample]) -> list[dict[str, list[float | None]]]:
     return found
 
 
-def l2(samples: Sequence[Sample], protocol: Protocol) -> Cache:
+def l2(samples: Sequence[Sample], settings: MeasurementSettings) -> Cache:
     """State of the GPU's cache in steps of the headline, and the ratio with emptied caches if measured."""
-    headline, found = "cold" if protocol.l2 == COLD else "warm", None
+    headline, found = "cold" if settings.l2 == COLD else "warm", None
     if cold := [ratios for s in samples if (ratios := [p.log_ratio for p in s.of(COLD) if p.counts])]:
-        estimate, low, high = statistics.interval(cold, protocol.confidence).ratios()
-        text = f"device time {ratio(estimate)}, {percent(protocol.confidence)} interval {low:.3g} to {high:.3g}"
+        estimate, low, high = statistics.interval(cold, settings.confidence).ratios()
+        text = f"device time {ratio(estimate)}, {percent(settings.confidence)} interval {low:.3g} to {high:.3g}"
         found = Ratio(estimate, low, high if isfinite(high) else None, text)
     return Cache(headline, found)
 

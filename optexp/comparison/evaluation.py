@@ -160,13 +160,13 @@ def profile(
     folder = session.output / "traces"
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json.gz"
-    memory = arm.call(Arm.peak_memory, steps=session.protocol.profile_steps)
+    memory = arm.call(Arm.peak_memory, steps=session.settings.profile_steps)
     used = session.gpu.processes().get(arm.pid) if session.gpu else None
     if used is not None:  # the driver's own figure, context included; unknown where it counts processes otherwise
         memory = replace(memory, process_mib=used / 2**20)
     calibration = calibration or ceilings(session, arm)
     session.calibrated(calibration)
-    counters = arm.call(Arm.profile, path=str(path), steps=session.protocol.profile_steps)
+    counters = arm.call(Arm.profile, path=str(path), steps=session.settings.profile_steps)
     trace = Trace.read(path)
     ran = {(kernel.name, prod(kernel.block) // WARP) for kernel in trace.kernels if kernel.block}
     arm.call(Arm.code, folder=str(session.output / "code" / name), ran=sorted(ran))

@@ -10,7 +10,7 @@ from optexp.equivalence.noise import RUNS
 from optexp.equivalence.trajectory import PERTURBED
 from optexp.equivalence.trajectory import STEPS as FOLLOWED
 from optexp.measurement.samples import CONTROL_EVERY, LOOK_EVERY
-from optexp.measurement.settings import FEWEST, Protocol
+from optexp.measurement.settings import FEWEST, MeasurementSettings
 from optexp.support.units import duration
 
 TOLD_S = 120.0  # less is no news
@@ -43,48 +43,50 @@ class Steps:
     families: int = 0
 
 
-def verification_s(steps: Steps, protocol: Protocol) -> float:
+def verification_s(steps: Steps, settings: MeasurementSettings) -> float:
     """Both arms and fp64 on every set of inputs, and what precedes and follows."""
-    sets = protocol.verification_seeds + (steps.families if protocol.thorough else 0)
+    sets = settings.verification_seeds + (steps.families if settings.thorough else 0)
     each = steps.verified * (2 + FP64 + (RUNS if steps.noisy else 0))
-    many = FOLLOWED * (PERTURBED + 2) if protocol.thorough and steps.followed else 0
+    many = FOLLOWED * (PERTURBED + 2) if settings.thorough and steps.followed else 0
     return steps.compute_s * (sets * each + many)
 
 
-def process_s(steps: Steps, protocol: Protocol) -> float:
+def process_s(steps: Steps, settings: MeasurementSettings) -> float:
     """One process of each arm."""
     if steps.wall_s < LONG_STEP_S:
-        return steps.setup_s + protocol.warmup_s + protocol.process_s
-    pairs = max(min(protocol.pairs, FEWEST), min(protocol.pairs, int(protocol.process_s / (2 * steps.wall_s))))
-    beside = 2 * pairs / LOOK_EVERY + (3 * pairs / CONTROL_EVERY if protocol.controls else 0)
-    warm = 2 * max(WARM * steps.wall_s, min(protocol.warmup_s, 20 * steps.wall_s))
+        return steps.setup_s + settings.warmup_s + settings.process_s
+    pairs = max(min(settings.pairs, FEWEST), min(settings.pairs, int(settings.process_s / (2 * steps.wall_s))))
+    beside = 2 * pairs / LOOK_EVERY + (3 * pairs / CONTROL_EVERY if settings.controls else 0)
+    warm = 2 * max(WARM * steps.wall_s, min(settings.warmup_s, 20 * steps.wall_s))
     return steps.setup_s + warm + steps.wall_s * (2 * pairs + beside)
 
 
-def total_s(steps: Steps, protocol: Protocol, measured: bool = True) -> float:
+def total_s(steps: Steps, settings: MeasurementSettings, measured: bool = True) -> float:
     """From the set-up to the verdict. measured: the arms are timed, too."""
-    seconds = verification_s(steps, protocol) + 2 * PROFILED * steps.wall_s
+    seconds = verification_s(steps, settings) + 2 * PROFILED * steps.wall_s
     if not measured:
         return seconds
-    each = process_s(steps, protocol)
-    in_budget = ceil(protocol.budget_s / each)
-    processes = min(max(protocol.processes_min, in_budget), protocol.processes_max)
+    each = process_s(steps, settings)
+    in_budget = ceil(settings.budget_s / each)
+    processes = min(max(settings.processes_min, in_budget), settings.processes_max)
     return seconds + processes * each + 2 * REPEATED * steps.wall_s
 
 
-def announcement(steps: Steps, protocol: Protocol, measured: bool, others: Mapping[str, Protocol]) -> str:
+def announcement(
+    steps: Steps, settings: MeasurementSettings, measured: bool, others: Mapping[str, MeasurementSettings]
+) -> str:
     """One sentence for people; empty where there is nothing to wait for.
 
     others: quicker presets, by name
     """
-    seconds = total_s(steps, protocol, measured)
+    seconds = total_s(steps, settings, measured)
     if seconds < TOLD_S:
         return ""
-    quicker = {name: total_s(steps, other, measured) for name, other in others.items() if name != protocol.preset}
+    quicker = {name: total_s(steps, other, measured) for name, other in others.items() if name != settings.preset}
     ways = [f"measurement={name} takes about {rough(s)}" for name, s in quicker.items() if s < 0.7 * seconds]
     if measured:
-        ways.append(f"verify=only about {rough(total_s(steps, protocol, measured=False))}")
-    why = f"measurement={protocol.preset} measures that long"
+        ways.append(f"verify=only about {rough(total_s(steps, settings, measured=False))}")
+    why = f"measurement={settings.preset} measures that long"
     if max(steps.wall_s, steps.compute_s) >= LONG_STEP_S:
         why = f"a step of the baseline takes {duration(steps.wall_s)}"
         ways.append("a smaller workload takes less")

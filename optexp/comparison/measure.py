@@ -23,7 +23,7 @@ from optexp.measurement import controls, placement, samples_file, statistics
 from optexp.measurement.floor import floor_s
 from optexp.measurement.neighbours import looking_out, neighbours
 from optexp.measurement.samples import COLD, CONTROL_EVERY, RETRIED, UNBOUND, Sample
-from optexp.measurement.settings import Protocol
+from optexp.measurement.settings import MeasurementSettings
 from optexp.measurement.watchdogs import impossible
 from optexp.records.measurement import Control
 from optexp.result import ArmSummary, Result
@@ -98,7 +98,7 @@ def timing(session: Session, fresh: bool = False) -> Iterator[Timed]:
     known = controls.cache_file(fingerprint(session)) if session.gpu and not fresh else None
     timed = Timed(Random(session.draws.seed("order")), known=known)
     timed.controls = controls.remembered(known) if known else {}
-    timed.due = bool(session.protocol.controls and not timed.controls and room_for_a_third(session))
+    timed.due = bool(session.settings.controls and not timed.controls and room_for_a_third(session))
     try:
         with placement.keep_off(session.cores if session.isolated else []):
             yield timed
@@ -108,21 +108,21 @@ def timing(session: Session, fresh: bool = False) -> Iterator[Timed]:
 
 def rounds(session: Session, timed: Timed) -> None:
     """Processes of each arm, until their interval is narrow enough or the budget is spent."""
-    protocol, phases = session.protocol, session.watch.seconds
+    settings, phases = session.settings, session.watch.seconds
     already = sum(phases.values())
     while True:
         index, samples = len(timed.samples), timed.samples
-        control = timed.due and index < protocol.processes_min
-        found, ready = one_round(session, timed, index, next_pairs(samples, protocol), samples, control)
+        control = timed.due and index < settings.processes_min
+        found, ready = one_round(session, timed, index, next_pairs(samples, settings), samples, control)
         timed.arms = {name: each.arm for name, each in ready.items()}
         spent = sum(phases.values()) - already
-        interval = statistics.over_processes([s.log_ratio for s in samples], protocol.confidence)
-        precise = statistics.precise_enough(interval, protocol.half_width)
-        remaining = to_go_s(len(samples), spent, precise, protocol)
+        interval = statistics.over_processes([s.log_ratio for s in samples], settings.confidence)
+        precise = statistics.precise_enough(interval, settings.half_width)
+        remaining = to_go_s(len(samples), spent, precise, settings)
         count = f"{len(samples)} process{'es' if len(samples) > 1 else ''}"
         session.progress.update(f"{count} measured", remaining_s=remaining)
-        enough = precise or spent > protocol.budget_s
-        if len(samples) == protocol.processes_max or (len(samples) >= protocol.processes_min and enough):
+        enough = precise or spent > settings.budget_s
+        if len(samples) == settings.processes_max or (len(samples) >= settings.processes_min and enough):
             break
         timed.close_arms()
     look_at_load(session, timed.arms, found)
@@ -132,7 +132,7 @@ def rounds(session: Session, timed: Timed) -> None:
         session.calibrated(baseline.call(Arm.calibrate, anew=True, keep=not found.foreign))
         found.floor_s = floor(session, baseline)
     timed.differences = differences(timed.arms, session.result)
-    look_enough(ready["candidate"], timed.order, protocol.l2 == COLD)
+    look_enough(ready["candidate"], timed.order, settings.l2 == COLD)
     session.prove(timed.arms)
 
 
@@ -140,10 +140,10 @@ def judge_controls(session: Session, timed: Timed) -> None:
     """Controls that failed are run again in new processes."""
     if not timed.due:
         return
-    timed.controls = controls.judge(timed.samples, session.protocol)
+    timed.controls = controls.judge(timed.samples, session.settings)
     if controls.failed(timed.controls):
         measure_controls_again(session, timed)
-        timed.controls = controls.judge(timed.beside, session.protocol)
+        timed.controls = controls.judge(timed.beside, session.settings)
     if timed.known:
         controls.remember(timed.known, timed.controls)
 
@@ -155,18 +155,18 @@ def explain_the_host(session: Session, timed: Timed) -> None:
     how_busy(result, samples)
     if waiting := host_bound(result):
         result.notes.append(waiting)
-        if session.protocol.processes_max > 1 and session.isolated and set(session.cores) < session.own_cores:
+        if session.settings.processes_max > 1 and session.isolated and set(session.cores) < session.own_cores:
             measure_unbound(session, timed)
             timed.unbound = how_unbound(session, timed.beside[-1])
     say_how_to_lock(session, samples)
 
 
-def to_go_s(done: int, spent_s: float, precise: bool, protocol: Protocol) -> float:
+def to_go_s(done: int, spent_s: float, precise: bool, settings: MeasurementSettings) -> float:
     """Seconds of measuring that are left: to the fewest processes and, while they do not agree, to the budget's end."""
     each = max(spent_s / done, 1e-3)
-    least = max(protocol.processes_min - done, 0)
-    budget = 0 if precise else max(0, ceil((protocol.budget_s - spent_s) / each))
-    return max(least, min(protocol.processes_max - done, budget)) * each
+    least = max(settings.processes_min - done, 0)
+    budget = 0 if precise else max(0, ceil((settings.budget_s - spent_s) / each))
+    return max(least, min(settings.processes_max - done, budget)) * each
 
 
 def refuse_work_aside(result: Result, samples: Sequence[Sample]) -> None:
@@ -215,7 +215,7 @@ def how_unbound(session: Session, found: Sample) -> str:
 
 def say_how_to_lock(session: Session, samples: Sequence[Sample] = ()) -> None:
     """To an administrator, where that is asked for: clocks are read here, and never touched."""
-    if not session.protocol.lock_clocks:
+    if not session.settings.lock_clocks:
         return
     readings = [reading for sample in samples for pair in sample.kept for reading in pair.readings]
     readings += [session.gpu.read()] if session.gpu and not readings else []
@@ -228,7 +228,7 @@ def say_how_to_lock(session: Session, samples: Sequence[Sample] = ()) -> None:
 
 def measure_controls_again(session: Session, timed: Timed) -> None:
     """New processes for controls that failed: once in a hundred times chance is enough."""
-    for index in range(session.protocol.processes_min):
+    for index in range(session.settings.processes_min):
         pairs = FEWEST_PAIRS * CONTROL_EVERY
         _, ready = one_round(session, timed, index, pairs, timed.beside, control=True, aim=RETRIED)
         for each in ready.values():
@@ -291,7 +291,7 @@ def one_round(
         read = looking_out(gpu, session.processes(), since_s, met) if gpu else lambda: None
         tell = partial(session.progress.update, doing, total=pairs)
         into.append(found := Sample(aim=aim))
-        ready = sample(arms, session.protocol, timed.order, pairs, read, session.workload.variety, tell, found)
+        ready = sample(arms, session.settings, timed.order, pairs, read, session.workload.variety, tell, found)
         if gpu:
             foreign, hidden = neighbours(gpu, session.processes(), since_s)
             found.foreign = tuple((met | {text.partition(",")[0]: text for text in foreign}).values())
@@ -325,24 +325,24 @@ def differences(arms: Mapping[str, Client[Arm]], result: Result) -> dict[str, st
 
 def look_at_load(session: Session, arms: Mapping[str, Client[Arm]], found: Sample) -> None:
     """Energy and utilisation of each arm, where there is a card that tells."""
-    if session.gpu is None or not session.protocol.load_s or session.protocol.l2 == COLD:
+    if session.gpu is None or not session.settings.load_s or session.settings.l2 == COLD:
         return
     for name in ("baseline", "candidate"):
         with session.working("measurement", f"energy of the {name}"):
             step_s = median(getattr(pair, name).wall_s for pair in found.kept)
-            found.load[name] = under_load(arms[name], session.gpu, step_s, session.protocol.load_s)
+            found.load[name] = under_load(arms[name], session.gpu, step_s, session.settings.load_s)
 
 
-def next_pairs(samples: Sequence[Sample], protocol: Protocol) -> int:
+def next_pairs(samples: Sequence[Sample], settings: MeasurementSettings) -> int:
     """How many pairs the next process measures: where processes differ more than blocks, few pairs and many processes.
 
     The split that gives the narrowest interval for the time spent: √(cost of a restart in pairs · variance of a pair /
     variance of a process), where a median of n pairs has π/2 the variance of their mean.
     """
     if len(samples) < 3 or any(len(sample.kept) < 2 for sample in samples):
-        return protocol.pairs
+        return settings.pairs
     blocks = fmean(pi / 2 * variance([p.log_ratio for p in s.kept]) for s in samples)
     processes = variance([s.log_ratio for s in samples]) - blocks / fmean(len(s.kept) for s in samples)
     if processes <= 0:
-        return protocol.pairs
-    return min(protocol.pairs, max(FEWEST_PAIRS, round(sqrt(RESTART_PAIRS * blocks / processes))))
+        return settings.pairs
+    return min(settings.pairs, max(FEWEST_PAIRS, round(sqrt(RESTART_PAIRS * blocks / processes))))

@@ -128,7 +128,7 @@ class Referee:
                 verify_randomness(found, reference, yardstick, candidate, self.plan().seeds[0], self.unit)
         for arm in checked.values() if self.random else ():
             arm.close()
-        if found.ok and session.protocol.thorough:
+        if found.ok and session.settings.thorough:
             for workload in session.workload.tails():
                 self.beyond(workload, found)
         declared = frozenset().union(*(strategy.changes for strategy in self.stack))
@@ -218,15 +218,15 @@ class Referee:
 
     def plan(self) -> Plan:
         """What is checked at the workload's own sizes; families of inputs only where no smaller ones are sure."""
-        workload, protocol = self.session.workload, self.session.protocol
+        workload, settings = self.session.workload, self.session.settings
         here = workload.tails_may_be_refused or not workload.tails()
         return Plan(
-            seeds=[self.session.draws.seed("verification", index) for index in range(protocol.verification_seeds)],
+            seeds=[self.session.draws.seed("verification", index) for index in range(settings.verification_seeds)],
             # A frozen step count shows from the second on, and so does a buffer that nobody reads.
             steps=max(workload.variety, COUNTED if self.keeps else 3 if self.moves else 1),
-            families=self.families() if protocol.thorough and here else (),
+            families=self.families() if settings.thorough and here else (),
             overwrites=self.overwrites,
-            follow=protocol.thorough and workload.mode == "train",
+            follow=settings.thorough and workload.mode == "train",
             in_turns=self.session.in_turns,
         )
 

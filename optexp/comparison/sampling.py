@@ -15,7 +15,7 @@ from optexp.errors import UNTIMED, Failure
 from optexp.measurement.clock import Timing, account, helped_s, now, share_taken, until_at_rest, worked_s
 from optexp.measurement.gpu import Read, Reading
 from optexp.measurement.samples import COLD, CONTROL_EVERY, DELAYED, LOOK_EVERY, MAIN, SAME, Late, Pair, Sample
-from optexp.measurement.settings import FEWEST, Protocol
+from optexp.measurement.settings import FEWEST, MeasurementSettings
 from optexp.measurement.watchdogs import ahead_of_steps
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
@@ -86,7 +86,7 @@ class Ready:
 
 def sample(
     arms: Mapping[str, Client[Arm]],
-    protocol: Protocol,
+    settings: MeasurementSettings,
     order: Random,
     pairs: int,
     read: Read = lambda: None,
@@ -105,28 +105,28 @@ def sample(
     """
     result, ready = Sample() if into is None else into, dict[str, Ready]()
     for name, arm in arms.items():
-        ready[name] = _warmed(name, arm, protocol, order, cycle, result)
+        ready[name] = _warmed(name, arm, settings, order, cycle, result)
     ready, result.uneven = _on_the_same_batches(
-        ready, cycle, arms["baseline"].call(Arm.period, limit_s=protocol.warmup_s), result.planned_s
+        ready, cycle, arms["baseline"].call(Arm.period, limit_s=settings.warmup_s), result.planned_s
     )
     compiled = {name: _compilations(arm) for name, arm in arms.items()}
-    long = max(result.planned_s[name] for name in ("baseline", "candidate")) >= protocol.block_ms / 1e3
+    long = max(result.planned_s[name] for name in ("baseline", "candidate")) >= settings.block_ms / 1e3
     at_least, begin, before = min(pairs, FEWEST if long else 10), now(), read()
     for index in range(pairs):
-        if index >= at_least and now() - begin > protocol.process_s:
+        if index >= at_least and now() - begin > settings.process_s:
             break
-        timings, baseline_first = _in_turn(ready, order, protocol.l2 == COLD, result)
+        timings, baseline_first = _in_turn(ready, order, settings.l2 == COLD, result)
         if index % LOOK_EVERY == 0:
-            _look(ready, order, protocol.l2 == COLD)
+            _look(ready, order, settings.l2 == COLD)
         after = read()  # last: a card rests meanwhile, so that every pair finds it rested
         result.pairs.append(Pair(*timings, baseline_first, MAIN, _known(before, after)))
         before = after
         tell(index + 1)
         if "again" in ready and index % CONTROL_EVERY == 0:
             _rest(arms["candidate"])
-            result.pairs += _controls(ready["baseline"], ready["again"], order, read, cycle, protocol.l2 == COLD)
+            result.pairs += _controls(ready["baseline"], ready["again"], order, read, cycle, settings.l2 == COLD)
             before = read()
-    if protocol.l2 == "both":
+    if settings.l2 == "both":
         for index in range(at_least):
             before = read()
             timings, baseline_first = _in_turn(ready, order, True, result)
@@ -261,14 +261,16 @@ def _controls(baseline: Ready, again: Ready, order: Random, read: Read, cycle: i
     return [Pair(timings[MAIN], timings[kind], at[MAIN] < at[kind], kind, readings) for kind in kinds if kind != MAIN]
 
 
-def _warmed(name: str, arm: Client[Arm], protocol: Protocol, order: Random, cycle: int, result: Sample) -> Ready:
+def _warmed(
+    name: str, arm: Client[Arm], settings: MeasurementSettings, order: Random, cycle: int, result: Sample
+) -> Ready:
     """How long this arm's blocks are, once it is steady; what warming up tells goes into `result`.
 
     A step that is waited for may take several times as long as one of many: trial blocks tell how many fill one.
     Batches that were made in the background while nothing was timed are used up first, and those that a block leaves
     behind must not matter: a queue that refilled unseen makes a loop look far too fast.
     """
-    steady = arm.call(Arm.warm_up, limit_s=protocol.warmup_s)
+    steady = arm.call(Arm.warm_up, limit_s=settings.warmup_s)
     result.timer_s[name] = steady.timer_s
     result.alone[name], result.constant = steady.alone_s, tuple(steady.constant)
     queue, step_s = steady.queue, median(steady.alone_s)
@@ -276,7 +278,7 @@ def _warmed(name: str, arm: Client[Arm], protocol: Protocol, order: Random, cycl
     at_least = QUEUES * queue
     ready = Ready(arm, max(1, at_least), max(1, queue), cycle)
     if step_s < 0.1:
-        duration = max(protocol.block_ms / 1e3, 200 * steady.timer_s)
+        duration = max(settings.block_ms / 1e3, 200 * steady.timer_s)
         ready = replace(ready, lead_in=max(2, queue))
         for _ in range(TRIALS):
             ready = replace(ready, steps=max(ceil(duration / step_s), at_least))

@@ -25,7 +25,7 @@ from optexp.errors import ConfigError, Distrusted, Failure, NoReference
 from optexp.measurement import placement
 from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.gpu import UNREAD, Gpu
-from optexp.measurement.settings import Protocol
+from optexp.measurement.settings import MeasurementSettings
 from optexp.records.profile import Calibration
 from optexp.reporting.terminal import Progress
 from optexp.result import SCHEMA, Placement, Result, Verdict
@@ -80,7 +80,7 @@ class Session:
         e = self.experiment
         e.workload = e.workload.resolve(torch.device(self.device).type)
         self.workload = e.workload
-        self.protocol = e.measurement
+        self.settings = e.measurement
         self.draws = Draws.of(e.replay)
         self.files = Files.now()
         self.stack, self.baseline = Composed(e.strategies), Composed(e.baseline)
@@ -98,16 +98,16 @@ class Session:
         self.gpu = Gpu.open(torch.device(self.device))
         if self.gpu is None and self.device.startswith("cuda"):
             e.notes.append(UNREAD)
-        if self.protocol.l2 != "warm" and not (self.device.startswith("cuda") and self.workload.operation):
-            e.notes.append(f"measurement.l2={self.protocol.l2}: only a single operation on a GPU is measured that way")
-            self.protocol = replace(self.protocol, l2="warm")
-        timed = e.verify != "only" and e.mode == "compare" and not self.protocol.trials
+        if self.settings.l2 != "warm" and not (self.device.startswith("cuda") and self.workload.operation):
+            e.notes.append(f"measurement.l2={self.settings.l2}: only a single operation on a GPU is measured that way")
+            self.settings = replace(self.settings, l2="warm")
+        timed = e.verify != "only" and e.mode == "compare" and not self.settings.trials
         if timed and not self.isolated:  # arms made anew have this process's luck in common
             try:
-                self.protocol = replace(self.protocol, processes_min=1, processes_max=1)
+                self.settings = replace(self.settings, processes_min=1, processes_max=1)
             except ValueError as reason:
                 raise ConfigError(f"isolation=none measures one process: {reason}") from None
-        self.cores = placement.choose(self.protocol.cpus, torch.device(self.device).type)
+        self.cores = placement.choose(self.settings.cpus, torch.device(self.device).type)
         self.own_cores, self.own_threads = os.sched_getaffinity(0), torch.get_num_threads()
         self.own_tf32 = tf32_allowed()
         # Shared memory, and an ordinary folder for what does not fit into it; both go with the session.
@@ -209,15 +209,15 @@ class Session:
         workload, trains = self.workload, self.workload.mode != "forward"
         families = len(workload.families) - 1
         steps = Steps(told.step_s, told.compute_s, setup_s, verified, trains, workload.mode == "train", families)
-        measured = self.experiment.verify != "only" and not self.protocol.trials
-        quick: Protocol = build(search_path.compose(["measurement=quick"]).measurement, "measurement")
-        if not announcement(steps, self.protocol, measured, {"quick": quick}):
+        measured = self.experiment.verify != "only" and not self.settings.trials
+        quick: MeasurementSettings = build(search_path.compose(["measurement=quick"]).measurement, "measurement")
+        if not announcement(steps, self.settings, measured, {"quick": quick}):
             return
         wall_s, compute_s = arm.call(Arm.one_step)
         steps = replace(steps, wall_s=wall_s, compute_s=compute_s)
-        if text := announcement(steps, self.protocol, measured, {"quick": quick}):
+        if text := announcement(steps, self.settings, measured, {"quick": quick}):
             self.result.notes.append(text)
-            self.progress.update(text, remaining_s=total_s(steps, self.protocol, measured))
+            self.progress.update(text, remaining_s=total_s(steps, self.settings, measured))
 
     def spare(self, failure: Failure) -> bool:
         """After memory ran out: begin anew with less of it, where there is a way."""
@@ -329,7 +329,7 @@ class Session:
     @property
     def caches(self) -> dict[str, str]:
         """Variables that make compilers begin with nothing, where that is asked for; empty where it is not."""
-        if not (self.protocol.cold_caches and self.isolated):
+        if not (self.settings.cold_caches and self.isolated):
             return {}
         names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
         return {name: str(Path(self.folders[-1]) / name.lower()) for name in names}
@@ -388,7 +388,7 @@ def choose_device(setting: str) -> str:
 
 
 def fingerprint(result: Result, cores: int) -> str:
-    """Equal fingerprints may be compared: same schema, work, stack, protocol, device and versions."""
+    """Equal fingerprints may be compared: same schema, work, stack, measurement settings, device and versions."""
     facts = [
         SCHEMA,
         {key: value for key, value in result.config.items() if key not in NOT_COMPARED},

@@ -20,11 +20,11 @@ REPEATS = 4  # in each process
 
 def measure(session: Session, facts: Facts) -> None:
     """The usual way's ratios here, and how often it sees a difference where there is none."""
-    protocol, result = session.protocol, session.result
+    settings, result = session.settings, session.result
     equal, compared, samples = list[float](), list[tuple[float, float]](), list[Sample]()
     stacks = {"baseline": session.baseline, "candidate": session.stack, "again": session.baseline}
     with placement.keep_off(session.cores if session.isolated else []):
-        for index in range(protocol.processes_min):
+        for index in range(settings.processes_min):
             with session.working("arms", f"process {index + 1}: starting the arms"):
                 specs = {name: session.spec(stack, seed_offset=index) for name, stack in stacks.items()}
                 starting = session.start(specs)
@@ -34,7 +34,7 @@ def measure(session: Session, facts: Facts) -> None:
             with session.working("measurement", f"process {index + 1}: measuring"):
                 samples.append(Sample(aim=TEXTBOOK))
                 for _ in range(REPEATS):
-                    trials = {name: _trials(arms, name, protocol.trials) for name in ("baseline", "candidate", "again")}
+                    trials = {name: _trials(arms, name, settings.trials) for name in ("baseline", "candidate", "again")}
                     means = {name: fmean(trial.wall_s for trial in found) for name, found in trials.items()}
                     compared.append((means["baseline"], means["candidate"]))
                     equal.append(means["baseline"] / means["again"])
@@ -47,15 +47,15 @@ def measure(session: Session, facts: Facts) -> None:
     for place, name in enumerate(("baseline", "candidate")):
         summary, step_s = getattr(result, name), median(pair[place] for pair in compared)
         summary.step_us, summary.throughput = step_s * 1e6, session.samples / step_s
-    effect = 1 + protocol.min_effect
+    effect = 1 + settings.min_effect
     wrong = sum(not 1 / effect <= found <= effect for found in equal)
     ratios = [before / after for before, after in compared]
     text = (
-        f"1 warm-up and the mean of {protocol.trials} trials give {ratio(min(ratios))} to"
+        f"1 warm-up and the mean of {settings.trials} trials give {ratio(min(ratios))} to"
         f" {ratio(max(ratios))} in {len(ratios)} repetitions, and call the baseline different from itself in {wrong} of"
         f" {len(equal)}: measurement=default gives a verdict"
     )
-    found = Measurement(preset=protocol.preset, textbook=Textbook(ratios, equal, wrong, text))
+    found = Measurement(preset=settings.preset, textbook=Textbook(ratios, equal, wrong, text))
     facts.measurement = result.measurement = found
 
 

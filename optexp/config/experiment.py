@@ -14,7 +14,7 @@ from optexp.strategy import Composed, Strategy, label, named
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from optexp.measurement.settings import Protocol
+    from optexp.measurement.settings import MeasurementSettings
     from optexp.workload import Workload
 
 
@@ -69,7 +69,7 @@ class Experiment(Settings):
     workload: Workload
     strategies: list[Strategy]
     baseline: list[Strategy]
-    measurement: Protocol
+    measurement: MeasurementSettings
     notes: list[str]
     resolved: dict[str, Any]
 

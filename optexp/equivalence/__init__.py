@@ -1,1 +1,1 @@
-"""Does the candidate still compute the same thing? Gates, their yardsticks, and the protocol that applies them."""
+"""Does the candidate still compute the same thing? Gates, their yardsticks, and mutants that prove their power."""

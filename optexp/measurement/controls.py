@@ -13,7 +13,7 @@ from typing import Any
 
 from optexp.measurement import statistics
 from optexp.measurement.samples import DELAYED, SAME, Sample
-from optexp.measurement.settings import Protocol
+from optexp.measurement.settings import MeasurementSettings
 from optexp.records.measurement import Control
 from optexp.support.cache import kept
 from optexp.support.units import percent
@@ -22,25 +22,25 @@ DELAY = 1.05
 NAMES = {SAME: "A/A", DELAYED: "known delay"}
 
 
-def judge(samples: Sequence[Sample], protocol: Protocol) -> dict[str, Control]:
+def judge(samples: Sequence[Sample], settings: MeasurementSettings) -> dict[str, Control]:
     """By name. A control whose interval is too wide to find the delay has not failed: the verdict will be as unsure."""
-    return {name: _judge(kind, samples, protocol) for kind, name in NAMES.items()}
+    return {name: _judge(kind, samples, settings) for kind, name in NAMES.items()}
 
 
-def _judge(kind: str, samples: Sequence[Sample], protocol: Protocol) -> Control:
+def _judge(kind: str, samples: Sequence[Sample], settings: MeasurementSettings) -> Control:
     if not any(s.of(kind) for s in samples):
         return Control(kind, True, True, "skipped: an exact delay needs blocks of 20 steps, and warm caches")
     processes = [ratios for s in samples if (ratios := [-pair.log_ratio for pair in s.of(kind) if pair.counts])]
     if not processes:
         return Control(kind, True, False, "the GPU was slowed in every pair: nothing to tell from")
-    interval = statistics.interval(processes, protocol.confidence)
+    interval = statistics.interval(processes, settings.confidence)
     if isinf(interval.half_width):
         return Control(kind, True, False, "too few pairs to tell")
-    truth, tolerance = (log(DELAY) if kind == DELAYED else 0.0), log(1 + protocol.min_effect)
+    truth, tolerance = (log(DELAY) if kind == DELAYED else 0.0), log(1 + settings.min_effect)
     ok = interval.low <= truth + tolerance and interval.high >= truth - tolerance
     found = interval.half_width <= log(DELAY) if kind == SAME else interval.low > 0 or interval.high < 0
     estimate, low, high = (exp(end) - 1 for end in (interval.estimate, interval.low, interval.high))
-    basis = f"{estimate:+.1%}, {percent(protocol.confidence)} interval {low:+.1%} to {high:+.1%}"
+    basis = f"{estimate:+.1%}, {percent(settings.confidence)} interval {low:+.1%} to {high:+.1%}"
     if kind == SAME:
         text = f"a second process of the baseline takes {basis}"
         text += "" if found else f": too noisy to tell, a difference of {DELAY - 1:.0%} would not be seen here"

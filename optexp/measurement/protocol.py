@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
-from optexp.measurement.settings import Protocol as Protocol
+from optexp.measurement.settings import MeasurementSettings
+
+Protocol = MeasurementSettings

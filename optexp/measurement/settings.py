@@ -8,7 +8,7 @@ FEWEST = 8  # pairs of a process whose steps are longer than a block
 
 
 @dataclass
-class Protocol:
+class MeasurementSettings:
     """How much evidence a verdict rests on.
 
     preset:               name shown in the report

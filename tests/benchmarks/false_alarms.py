@@ -31,7 +31,7 @@ from optexp.comparison.session import Session, choose_device
 from optexp.config import resolve
 from optexp.measurement import clock, placement, statistics
 from optexp.measurement.samples import Sample
-from optexp.measurement.settings import Protocol
+from optexp.measurement.settings import MeasurementSettings
 from optexp.reporting.terminal import Progress
 from optexp.support.stopwatch import Stopwatch
 from optexp.workers.arm import Arm
@@ -99,13 +99,13 @@ def comparisons(
     """So many comparisons of the baseline with itself, and with a delayed self, until each is precise enough: arms of
     all of them are started together, and measured one after the other. After `end` all have their fewest processes.
     """
-    protocol, order = session.protocol, Random(seed)
+    settings, order = session.settings, Random(seed)
     found: dict[tuple[int, float], list[Sample]] = {(i, 0.0): [] for i in range(equal)}
     found |= {(i, delay): [] for i, delay in enumerate(delays)}
     read = session.gpu.read if session.gpu else lambda: None
-    for process in range(min(limit, protocol.processes_max)):
-        open_ = [key for key, samples in found.items() if undecided(samples, protocol)]
-        if not open_ or (process >= protocol.processes_min and time.monotonic() > end):
+    for process in range(min(limit, settings.processes_max)):
+        open_ = [key for key, samples in found.items() if undecided(samples, settings)]
+        if not open_ or (process >= settings.processes_min and time.monotonic() > end):
             break
         names = [f"{i} {arm}" for i in sorted({i for i, _ in open_}) for arm in ("baseline", "candidate")]
         starting = session.start({name: session.spec(session.baseline, seed_offset=seed + process) for name in names})
@@ -119,24 +119,24 @@ def comparisons(
                 for arm, slower in (("baseline", 0.0), ("candidate", delay))
             }
             found[i, delay].append(measured := Sample())
-            sample(both, protocol, order, pairs, read, into=measured)
+            sample(both, settings, order, pairs, read, into=measured)
         for arm in arms.values():
             arm.close()
     for (_, delay), samples in found.items():
-        yield {"delay": delay, **conclusion(samples, protocol)}
+        yield {"delay": delay, **conclusion(samples, settings)}
 
 
-def undecided(samples: list[Sample], protocol: Protocol) -> bool:
+def undecided(samples: list[Sample], settings: MeasurementSettings) -> bool:
     """The protocol's rule of when to stop, but for its budget."""
-    if len(samples) < protocol.processes_min:
+    if len(samples) < settings.processes_min:
         return True
-    interval = statistics.over_processes([s.log_ratio for s in samples], protocol.confidence)
-    return protocol.processes_max > 1 and not statistics.precise_enough(interval, protocol.half_width)
+    interval = statistics.over_processes([s.log_ratio for s in samples], settings.confidence)
+    return settings.processes_max > 1 and not statistics.precise_enough(interval, settings.half_width)
 
 
-def conclusion(samples: list[Sample], protocol: Protocol) -> dict[str, Any]:
+def conclusion(samples: list[Sample], settings: MeasurementSettings) -> dict[str, Any]:
     ratios = [[p.log_ratio for p in s.kept] for s in samples]
-    verdict, interval = statistics.verdict(ratios, protocol.confidence, protocol.min_effect)
+    verdict, interval = statistics.verdict(ratios, settings.confidence, settings.min_effect)
     estimate, low, high = interval.ratios()
     pairs = [pair for s in samples for pair in s.kept]
     first, second = ([p.log_ratio for p in pairs if p.baseline_first is order] for order in (True, False))

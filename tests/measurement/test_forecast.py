@@ -9,12 +9,12 @@ from optexp import api
 from optexp.comparison.forecast import Steps, announcement, process_s, rough, total_s, verification_s
 from optexp.comparison.session import Session
 from optexp.config import resolve
-from optexp.measurement.settings import Protocol
+from optexp.measurement.settings import MeasurementSettings
 from optexp.reporting.terminal import Progress
 from optexp.support.stopwatch import Stopwatch
 
-DEFAULT = Protocol()
-QUICK = Protocol(
+DEFAULT = MeasurementSettings()
+QUICK = MeasurementSettings(
     preset="quick", processes_min=1, processes_max=1, pairs=30, budget_s=10.0, controls=False, verification_seeds=2,
     thorough=False,
 )  # fmt: skip
@@ -69,7 +69,7 @@ def test_a_comparison_says_so_when_its_arms_are_set_up(ms: float, announced: boo
     experiment = resolve(api.compose(["workload=sleep", f"workload.ms={ms}", "isolation=none", "device=cpu"], {}, {}))
     with Progress() as progress:
         session = Session(experiment, "cpu", tmp_path, Stopwatch(), progress)
-        session.protocol = experiment.measurement  # as with isolation=process
+        session.settings = experiment.measurement  # as with isolation=process
         starting = session.start({"baseline": session.spec(())})["baseline"]
         told = starting.setup.wait()
         session.forecast(starting.arm, told, told.setup_s, 1)

@@ -25,7 +25,7 @@ from optexp.errors import Distrusted
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.samples import COLD, MAIN, Pair, Sample
-from optexp.measurement.settings import Protocol
+from optexp.measurement.settings import MeasurementSettings
 from optexp.records.measurement import Measurement
 from optexp.records.profile import ArmProfile, ProfileRecord
 from optexp.reporting import summary
@@ -68,11 +68,13 @@ def processes(luck: float, noise: float, count: int = 4) -> list[Sample]:
 
 @pytest.mark.parametrize(("luck", "noise", "pairs"), [(0.02, 0.005, 10), (0.0005, 0.02, 50)])
 def test_fewer_pairs_where_processes_differ_more_than_blocks(luck: float, noise: float, pairs: int) -> None:
-    assert next_pairs(processes(luck, noise), Protocol()) == pairs
-    assert next_pairs(processes(luck, noise)[:2], Protocol()) == Protocol().pairs  # too early to tell
+    assert next_pairs(processes(luck, noise), MeasurementSettings()) == pairs
+    assert (
+        next_pairs(processes(luck, noise)[:2], MeasurementSettings()) == MeasurementSettings().pairs
+    )  # too early to tell
     hot, *others = processes(luck, noise)
     hot.pairs = hot.pairs[:1]  # all others were slowed: no scatter to tell anything by
-    assert next_pairs([hot, *others], Protocol()) == Protocol().pairs
+    assert next_pairs([hot, *others], MeasurementSettings()) == MeasurementSettings().pairs
 
 
 @pytest.mark.slow
@@ -114,13 +116,13 @@ def test_a_shared_card_is_refused_before_anything_starts(tmp_path: Path, monkeyp
 def test_presets_are_what_they_are_called(preset: str) -> None:
     search_path.register()
     with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
-        protocol = resolve(compose("config", overrides=[f"measurement={preset}"])).measurement
-    assert protocol.preset == preset
-    assert (protocol.trials == 3) == (preset == "textbook")
+        settings = resolve(compose("config", overrides=[f"measurement={preset}"])).measurement
+    assert settings.preset == preset
+    assert (settings.trials == 3) == (preset == "textbook")
     if preset == "rigorous":
-        assert (protocol.processes_min, protocol.processes_max, protocol.half_width) == (10, 30, 0.0025)
-        assert protocol.cold_caches
-        assert protocol.l2 == "both"
+        assert (settings.processes_min, settings.processes_max, settings.half_width) == (10, 30, 0.0025)
+        assert settings.cold_caches
+        assert settings.l2 == "both"
 
 
 def test_how_to_hold_the_clocks_is_said_and_not_done(gpu: Gpu) -> None:
@@ -128,7 +130,9 @@ def test_how_to_hold_the_clocks_is_said_and_not_done(gpu: Gpu) -> None:
 
     def said(card: Gpu | None, *given: Any, asked: bool = True) -> str:
         result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
-        say_how_to_lock(SimpleNamespace(gpu=card, protocol=Protocol(lock_clocks=asked), result=result), *given)  # type: ignore[arg-type]
+        say_how_to_lock(
+            SimpleNamespace(gpu=card, settings=MeasurementSettings(lock_clocks=asked), result=result), *given
+        )  # type: ignore[arg-type]
         return "".join(result.notes)
 
     assert "1755 to 1980 MHz" in said(gpu, samples)
@@ -217,7 +221,7 @@ def test_controls_that_found_the_delay_are_remembered_and_say_from_when(
         monkeypatch.setattr(measure, name, lambda *_: 0.0)
     result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
     session = SimpleNamespace(
-        protocol=Protocol(), result=result, experiment=SimpleNamespace(seed=0), draws=Draws("key"),
+        settings=MeasurementSettings(), result=result, experiment=SimpleNamespace(seed=0), draws=Draws("key"),
         prove=lambda arms: None, watch=Stopwatch(),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None), isolated=False, cores=[1],
         gpu=SimpleNamespace(free_mib=lambda: None), output=tmp_path,
@@ -251,7 +255,7 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
     result.baseline.busy_us, result.candidate.busy_us = 420.0, 950.0
     result.baseline.gpu_busy, result.candidate.gpu_busy = 0.15, 0.7  # of steps that tracing made longer
     session = SimpleNamespace(
-        protocol=Protocol(controls=False),
+        settings=MeasurementSettings(controls=False),
         result=result,
         experiment=SimpleNamespace(seed=0),
         draws=Draws("key"),
@@ -271,7 +275,7 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
     rows = parquet.read_table(tmp_path / "samples.parquet").to_pylist()
     assert sum(row["kind"] == "unbound main" for row in rows) == 2 * measure.FEWEST_PAIRS
     assert "free on all 2 cores it is 2.00× (2 ms and 1 ms, one process)" in timed.unbound
-    session.protocol = Protocol(controls=False, processes_min=1, processes_max=1)
+    session.settings = MeasurementSettings(controls=False, processes_min=1, processes_max=1)
     measured(session)
     assert asked[6:] == [True]  # a look does not look there too
 
@@ -284,7 +288,7 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
 def test_the_time_to_go_is_that_of_the_budget_until_it_is_precise(
     done: int, spent_s: float, precise: bool, left_s: float
 ) -> None:
-    assert measure.to_go_s(done, spent_s, precise, Protocol(budget_s=25.0)) == pytest.approx(left_s)
+    assert measure.to_go_s(done, spent_s, precise, MeasurementSettings(budget_s=25.0)) == pytest.approx(left_s)
 
 
 @pytest.mark.parametrize(("others", "noted"), [(0, False), (2, True)])
@@ -300,7 +304,7 @@ def test_processes_of_another_container_that_come_later_are_noted(
     monkeypatch.setattr(measure, "neighbours", lambda *_: ([], others + 2 * outside))
     monkeypatch.setattr(measure, "sample", lambda *_: {})
     result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
-    session: Any = Mock(gpu=gpu, result=result, protocol=Protocol(), working=lambda *_: nullcontext())
+    session: Any = Mock(gpu=gpu, result=result, settings=MeasurementSettings(), working=lambda *_: nullcontext())
     starting = {name: Mock(arm=arm, setup=Mock(wait=lambda: setup)) for name, arm in arms.items()}
     session.start.return_value, session.workload.variety = starting, 1
     for _ in range(2):
@@ -326,7 +330,7 @@ def test_what_was_measured_is_written_down_however_it_ends(
     for name in ("differences", "floor", "look_at_load", "look_enough"):
         monkeypatch.setattr(measure, name, lambda *_: 0.0)
     session = SimpleNamespace(
-        protocol=Protocol(controls=False, processes_min=2), draws=Draws("key"), prove=lambda arms: None,
+        settings=MeasurementSettings(controls=False, processes_min=2), draws=Draws("key"), prove=lambda arms: None,
         watch=Stopwatch(), gpu=None, isolated=False, cores=[1], output=tmp_path,
         result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
@@ -352,7 +356,8 @@ def test_controls_that_were_run_again_are_written_down(tmp_path: Path, monkeypat
     for name in ("differences", "floor", "look_at_load", "look_enough"):
         monkeypatch.setattr(measure, name, lambda *_: 0.0)
     session = SimpleNamespace(
-        protocol=Protocol(), draws=Draws("key"), prove=lambda arms: None, watch=Stopwatch(), gpu=None, isolated=False,
+        settings=MeasurementSettings(), draws=Draws("key"), prove=lambda arms: None, watch=Stopwatch(), gpu=None,
+        isolated=False,
         result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0), cores=[1], output=tmp_path,
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
     )  # fmt: skip

@@ -22,7 +22,7 @@ from optexp.measurement import clock
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.samples import COLD, DELAYED, MAIN, SAME, Sample
-from optexp.measurement.settings import Protocol
+from optexp.measurement.settings import MeasurementSettings
 from optexp.measurement.watchdogs import ahead_of_steps, same_batches
 from optexp.workers.arm import Arm
 from optexp.workers.arm_timing import constant as constant_inputs
@@ -66,8 +66,8 @@ class Scripted(Client[Arm]):
         return timing
 
 
-def measured(protocol: Protocol | None = None, pairs: int = 30, **arms: Scripted) -> Sample:
-    return taken(arms, protocol or Protocol(), Random(0), pairs)
+def measured(settings: MeasurementSettings | None = None, pairs: int = 30, **arms: Scripted) -> Sample:
+    return taken(arms, settings or MeasurementSettings(), Random(0), pairs)
 
 
 def taken(*arguments: Any, into: Sample | None = None, **options: Any) -> Sample:
@@ -155,7 +155,7 @@ class Shapes(Scripted):
 def test_every_shape_is_timed_equally_often(unit: float) -> None:
     """A block that ends anywhere called an arm 1.3 times as fast as another of 1.03 times its speed."""
     arms = {"baseline": Shapes(1.03 * unit), "candidate": Shapes(unit), "again": Shapes(1.03 * unit)}
-    found = taken(arms, Protocol(), Random(0), 12, cycle=3)
+    found = taken(arms, MeasurementSettings(), Random(0), 12, cycle=3)
     assert {round(pair.log_ratio, 9) for pair in found.of(MAIN)} == {round(log(1.03), 9)}
     assert found.pairs[0].candidate.wall_s == pytest.approx(unit * sum(Shapes.COSTS) / 3)
     assert {round(pair.log_ratio, 9) for pair in found.of(SAME)} == {0.0}
@@ -230,7 +230,13 @@ def test_an_interrupt_leaves_what_was_measured() -> None:
 
     found = Sample()
     with pytest.raises(KeyboardInterrupt):
-        taken({"baseline": Scripted(1e-3), "candidate": Interrupted(1e-3)}, Protocol(), Random(0), 50, into=found)
+        taken(
+            {"baseline": Scripted(1e-3), "candidate": Interrupted(1e-3)},
+            MeasurementSettings(),
+            Random(0),
+            50,
+            into=found,
+        )
     assert len(found.pairs) > 8
 
 
@@ -263,13 +269,13 @@ class Shared:
 def test_looking_at_the_candidate_makes_it_no_faster() -> None:
     shared, dice = Shared(), Random(3)
     arms = {"baseline": shared.arm(dice), "candidate": shared.arm(dice)}
-    ratios = [taken(arms, Protocol(), Random(seed), 50).log_ratio for seed in range(60)]
+    ratios = [taken(arms, MeasurementSettings(), Random(seed), 50).log_ratio for seed in range(60)]
     assert abs(fmean(ratios)) < 0.004  # it was 0.012
 
 
 def test_controls_of_cold_steps_are_cold_and_without_a_delay() -> None:
     arms = {name: Scripted(1e-3) for name in ("baseline", "candidate", "again")}
-    found = taken(arms, Protocol(l2="cold"), Random(0), 10)
+    found = taken(arms, MeasurementSettings(l2="cold"), Random(0), 10)
     assert all(pair.candidate.cold for pair in found.of(SAME))
     assert found.of(SAME)
     assert not found.of(DELAYED)
@@ -288,14 +294,14 @@ def test_the_card_is_read_around_every_pair_and_never_in_a_block() -> None:
         assert not any(arm.busy for arm in arms.values())
         return Reading(float(next(reads)))
 
-    found = taken(arms, Protocol(), Random(0), 12, read)
+    found = taken(arms, MeasurementSettings(), Random(0), 12, read)
     assert [[r.at_s for r in pair.readings] for pair in found.pairs] == [[i, i + 1] for i in range(12)]
 
 
 def test_the_card_is_read_around_controls_and_cold_pairs_too() -> None:
     arms = {name: Scripted(1e-3) for name in ("baseline", "candidate", "again")}
     reads = iter(range(1000))
-    found = taken(arms, Protocol(l2="both"), Random(0), 10, lambda: Reading(float(next(reads))))
+    found = taken(arms, MeasurementSettings(l2="both"), Random(0), 10, lambda: Reading(float(next(reads))))
     for kind in (MAIN, SAME, DELAYED, COLD):
         spans = [[reading.at_s for reading in pair.readings] for pair in found.of(kind)]
         assert spans
@@ -312,7 +318,9 @@ def test_a_card_that_heats_up_loses_the_pairs_from_then_on(nvml: Nvml, gpu: Gpu)
                 nvml.reasons = 0x20
             return super().answer(method, **arguments)
 
-    found = taken({"baseline": Scripted(1e-3), "candidate": Heating(1e-3)}, Protocol(), Random(0), 12, gpu.read)
+    found = taken(
+        {"baseline": Scripted(1e-3), "candidate": Heating(1e-3)}, MeasurementSettings(), Random(0), 12, gpu.read
+    )
     assert [bool(pair.slowed) for pair in found.pairs] == [False] * 9 + [True] * 3
     assert len(found.kept) == 9
 
@@ -334,7 +342,7 @@ def test_steps_too_long_for_an_exact_delay_have_none() -> None:
 
 @pytest.mark.parametrize(("l2", "main_is_cold", "cold"), [("warm", False, 0), ("cold", True, 0), ("both", False, 10)])
 def test_cold_caches_are_compared_by_the_device_alone(l2: str, main_is_cold: bool, cold: int) -> None:
-    found = measured(Protocol(l2=l2), baseline=Scripted(1e-3), candidate=Scripted(1e-3))
+    found = measured(MeasurementSettings(l2=l2), baseline=Scripted(1e-3), candidate=Scripted(1e-3))
     assert {pair.baseline.cold for pair in found.of(MAIN)} == {main_is_cold}
     assert len(found.of(COLD)) == cold
     assert found.pairs[0].baseline.step_s == (5e-4 if main_is_cold else 1e-3)
@@ -481,7 +489,7 @@ def test_a_block_begins_when_other_arms_are_at_rest(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(sampling, "REST_S", 20.0)
         other.pid = brief.pid  # type: ignore[attr-defined]
         brief.stdout.readline()
-        taken({"baseline": other, "candidate": arm}, Protocol(), Random(0), 1)
+        taken({"baseline": other, "candidate": arm}, MeasurementSettings(), Random(0), 1)
         assert arm.calls
         assert not clock._runs(brief.pid)
         brief.kill()

@@ -73,7 +73,7 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
         facts.untimed = True
         result.profile.suggestion = next_step(session, causes, candidate.bottlenecks, helps=True)
         say_how_to_lock(session)
-    elif session.protocol.trials:
+    elif session.settings.trials:
         textbook.measure(session, facts)
         result.explanation = []
         say_how_to_lock(session)

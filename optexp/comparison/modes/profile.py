@@ -28,7 +28,7 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
         arm, setup = starting.arm, starting.setup.wait()
     session.learn(setup, [setup])
     with session.working("measurement", "timing it as it is"):
-        step_s = median(arm.call(Arm.warm_up, limit_s=session.protocol.warmup_s).alone_s)
+        step_s = median(arm.call(Arm.warm_up, limit_s=session.settings.warmup_s).alone_s)
     result.baseline = ArmSummary(step_us=step_s * 1e6, throughput=session.samples / step_s, setup_s=setup.setup_s)
     result.notes.append("time/step is of single steps, each waited for: one of many takes less")
     say_how_to_lock(session)
