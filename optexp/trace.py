@@ -185,7 +185,7 @@ class Copy(Span):
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class AllocatorEvent:
     """The CPU allocator after one allocation (positive) or release (negative), in bytes."""
 
     start: float
@@ -203,7 +203,7 @@ class Trace:
     api: tuple[Call, ...] = ()
     ops: tuple[Op, ...] = ()
     annotations: tuple[Span, ...] = ()  # ranges marked by code: DataLoader, optimizers, compiled graphs
-    memory: tuple[Memory, ...] = ()
+    memory: tuple[AllocatorEvent, ...] = ()
     multiprocessors: int | None = None
     timed_us: float | None = None
 
@@ -244,7 +244,7 @@ class Trace:
             ops=tuple(ops),
             annotations=tuple(Span(*_span(e, origin)) for e in steady("user_annotation") if e["name"] != STEP),
             memory=tuple(
-                Memory(float(e["ts"]) - origin, int(e["args"]["Bytes"]), int(e["args"]["Total Allocated"]))
+                AllocatorEvent(float(e["ts"]) - origin, int(e["args"]["Bytes"]), int(e["args"]["Total Allocated"]))
                 for e in steady("cpu_instant_event")
                 if e["args"].get("Device Type") == 0
             ),

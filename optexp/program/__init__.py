@@ -17,9 +17,9 @@ from optexp.program.outputs import flatten as flatten
 from optexp.program.outputs import others as others
 from optexp.program.outputs import unreadable as unreadable
 from optexp.program.program import Alias as Alias
-from optexp.program.program import Memory as Memory
 from optexp.program.program import Program as Program
 from optexp.program.program import Step as Step
+from optexp.program.program import StepState as StepState
 from optexp.program.state import BEGIN_AS_ONE as BEGIN_AS_ONE
 from optexp.program.state import BEGIN_AS_RATE as BEGIN_AS_RATE
 from optexp.program.state import TAKE_SPARSE as TAKE_SPARSE

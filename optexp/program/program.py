@@ -16,7 +16,7 @@ from optexp.support import sparse
 from optexp.support.reading import read
 
 
-class Memory(Protocol):
+class StepState(Protocol):
     """What a step keeps beside the tensors of model and optimizer, by name."""
 
     @property
@@ -100,7 +100,7 @@ class Program:
     pool: Any = field(default=None, compare=False)
     aliases: Mapping[str, Alias] | None = None
     made_with: tuple[Sequence[Any], Mapping[str, Any]] = ((), {})
-    memory: Memory | None = None
+    memory: StepState | None = None
     keeps: ModelState | None = field(default=None, compare=False)
 
     @property

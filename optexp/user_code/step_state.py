@@ -31,7 +31,7 @@ from optexp.user_code import train_step
 
 
 @dataclass
-class Memory:
+class TrackedStepState:
     """By name, what `step` remembers; `lost` says what cannot be put back.
 
     optimizer: its hyperparameters, which schedules change, count too
@@ -183,7 +183,7 @@ def _put_hyperparameter(group: dict[str, Any], key: str, value: Any) -> None:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Model and optimizer stay what they are there; equal tensors are equal bytes."""
 
-    def __init__(self, file: io.BytesIO, memory: Memory) -> None:
+    def __init__(self, file: io.BytesIO, memory: TrackedStepState) -> None:
         super().__init__(file)
         self.memory = memory
 
@@ -201,7 +201,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, memory: Memory) -> None:
+    def __init__(self, file: io.BytesIO, memory: TrackedStepState) -> None:
         super().__init__(file)
         self.memory = memory
 

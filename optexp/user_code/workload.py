@@ -67,7 +67,7 @@ from optexp.user_code.adapters import (
     shapes,
 )
 from optexp.user_code.drawing import Inputs, drawing
-from optexp.user_code.step_state import Memory, move
+from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import TrainStep
 from optexp.workload import Workload
 
@@ -229,7 +229,7 @@ class UserWorkload(Workload):
         for code in (own_step, parts.loss if trains else None):
             if code is not None:
                 move(code, model, device, dtype)
-        memory = Memory(own_step, model, optimizer) if own_step and optimizer else None
+        memory = TrackedStepState(own_step, model, optimizer) if own_step and optimizer else None
         if memory is not None and memory.lost:
             self.remarks.append(f"train_step keeps what cannot be put back from step to step: {', '.join(memory.lost)}")
         program = Program(

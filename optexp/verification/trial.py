@@ -16,7 +16,7 @@ from optexp.workers.client import Client
 from optexp.workers.messages import Look
 from optexp.workers.peer import Peer
 from optexp.workers.reference import Reference
-from optexp.workers.transfer import Parcel
+from optexp.workers.transfer import Transfer
 
 
 @dataclass(frozen=True)
@@ -134,19 +134,19 @@ def deliver(reference: Client[Reference], arms: Sequence[Client[Arm]], indices: 
             arm.call(Arm.load, index=place, family=family)
 
 
-def convey(parcel: Parcel, sender: Client[Peer], *receivers: Client[Peer]) -> None:
-    """Every piece of a parcel: the next one is filled while one is taken."""
+def convey(transfer: Transfer, sender: Client[Peer], *receivers: Client[Peer]) -> None:
+    """Every piece of a transfer: the next one is filled while one is taken."""
     try:
-        expect(parcel, *receivers)
+        expect(transfer, *receivers)
     except Failure as reason:
         if reason.type != Unshared.__name__:
             raise
-        parcel = sender.call(Peer.by_host)
-        expect(parcel, *receivers)
+        transfer = sender.call(Peer.by_host)
+        expect(transfer, *receivers)
     sender.call(Peer.fill, piece=0)
-    for piece in range(parcel.pieces):
+    for piece in range(transfer.pieces):
         following = piece + 1
-        filling = sender.start(Peer.fill, piece=following) if following < parcel.pieces else None
+        filling = sender.start(Peer.fill, piece=following) if following < transfer.pieces else None
         try:
             for receiver in receivers:
                 receiver.call(Peer.take, piece=piece)
@@ -155,6 +155,6 @@ def convey(parcel: Parcel, sender: Client[Peer], *receivers: Client[Peer]) -> No
                 filling.wait()
 
 
-def expect(parcel: Parcel, *receivers: Client[Peer]) -> None:
+def expect(transfer: Transfer, *receivers: Client[Peer]) -> None:
     for receiver in receivers:
-        receiver.call(Peer.expect, parcel=parcel)
+        receiver.call(Peer.expect, transfer=transfer)

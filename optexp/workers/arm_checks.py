@@ -19,7 +19,7 @@ from optexp.measurement import clock
 from optexp.program import Batch, map_batch, tensors_of
 from optexp.workers.arm_timing import Timing, _same
 from optexp.workers.messages import Look
-from optexp.workers.transfer import Parcel
+from optexp.workers.transfer import Transfer
 
 STAINED = 2  # blocks of a result's size: an intermediate may take the first
 FEW_REPEATS, REPEATS_S = 32, 20.0
@@ -60,7 +60,7 @@ class Checks(Timing):
             return self.brought
         return given
 
-    def observe(self, look: Look) -> Parcel:
+    def observe(self, look: Look) -> Transfer:
         """One step on a fresh batch, and everything of it that can be compared.
 
         A reassociated run of code that looks at its dispatch modes fails; it then runs in its own order.
@@ -115,7 +115,7 @@ class Checks(Timing):
         with disturbed(self.program.model, noise):
             return digest(self._replayed(end.steps)[1])
 
-    def replay(self, end: End, timed: bool) -> Parcel:
+    def replay(self, end: End, timed: bool) -> Transfer:
         """The last step before that end, from the restored state on, observed as `observe` does.
 
         Beside it batch/<name>: what it was given, flag/drawn: 1 where that is one of the core's own batches, and where

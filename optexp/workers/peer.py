@@ -1,4 +1,4 @@
-"""An object in a worker that exchanges tensors with objects in other workers; the parent passes parcels on."""
+"""An object in a worker that exchanges tensors with objects in other workers; the parent passes transfers on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from optexp.measurement import heap, placement
 from optexp.profiling.calibration import calibrate
 from optexp.records.profile import Calibration
-from optexp.workers.transfer import Inbox, Outbox, Parcel, Tensors
+from optexp.workers.transfer import Inbox, Outbox, Tensors, Transfer
 
 
 class Peer(ABC):
@@ -36,7 +36,7 @@ class Peer(ABC):
             placement.spare_threads()
             heap.keep()
 
-    def send(self, tensors: Tensors) -> Parcel:
+    def send(self, tensors: Tensors) -> Transfer:
         """Announce tensors to another process; they must not change until they are copied."""
         assert self.outbox is not None, "setup comes first"
         return self.outbox.send(tensors)
@@ -46,14 +46,14 @@ class Peer(ABC):
         assert self.outbox is not None, "setup comes first"
         self.outbox.fill(piece)
 
-    def by_host(self) -> Parcel:
+    def by_host(self) -> Transfer:
         """Announce the same again, by a way that every process can see."""
         assert self.outbox is not None, "setup comes first"
         return self.outbox.by_host()
 
-    def expect(self, parcel: Parcel) -> None:
+    def expect(self, transfer: Transfer) -> None:
         """Make room for tensors that another process has announced."""
-        self.inbox.expect(parcel, self.device)
+        self.inbox.expect(transfer, self.device)
 
     def take(self, piece: int) -> None:
         """Copy a piece of them."""

@@ -16,7 +16,7 @@ from optexp.workers.arm_program import facts
 from optexp.workers.messages import Facts
 from optexp.workers.peer import Peer
 from optexp.workers.spec import Spec
-from optexp.workers.transfer import Parcel
+from optexp.workers.transfer import Transfer
 
 
 class Reference(Peer):
@@ -37,12 +37,12 @@ class Reference(Peer):
         give_back(self.device)
         return facts(spec.workload, self.judgement.fp64.initial)
 
-    def expect(self, parcel: Parcel) -> None:
+    def expect(self, transfer: Transfer) -> None:
         """Where fp64 runs or, where that is full, on the CPU: judging then moves there too."""
         try:
-            self.inbox.expect(parcel, self.judgement.fp64.device)
+            self.inbox.expect(transfer, self.judgement.fp64.device)
         except torch.OutOfMemoryError:
-            self.inbox.expect(parcel, torch.device("cpu"))
+            self.inbox.expect(transfer, torch.device("cpu"))
 
     def take(self, piece: int) -> None:
         """What the baseline's results passed through is empty by the time the candidate's step runs."""
@@ -74,7 +74,7 @@ class Reference(Peer):
         self.inbox.clear()
         self.judgement.draw(seed, count, family)
 
-    def batch(self, index: int) -> Parcel:
+    def batch(self, index: int) -> Transfer:
         """One of those drawn, for another step than the one that was judged."""
         self.judgement.known.candidate = {}
         self.inbox.clear()

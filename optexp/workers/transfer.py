@@ -14,6 +14,7 @@ import mmap
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -35,7 +36,7 @@ _ALIGNMENT = 64
 
 
 class Entry(Struct, frozen=True, tag=True):
-    """Where one dense tensor lies among a parcel's bytes.
+    """Where one dense tensor lies among a transfer's bytes.
 
     offset: in bytes;  dtype: without "torch."
     """
@@ -58,7 +59,7 @@ Tensors = Mapping[str, Tensor] | Sequence[Tensor]
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Transfer:
     """Tensors that are on their way, in a sequence or by name.
 
     file:    of shared memory on the host that the pieces pass through, or
@@ -83,7 +84,7 @@ class Parcel:
         return max(1, -(-self.size // PIECE))
 
 
-class Memory:
+class SharedMemory:
     """Shared memory, as one process sees it: one half is filled while the other is read."""
 
     size = 2 * PIECE
@@ -92,7 +93,7 @@ class Memory:
         self._bytes = content
 
     @classmethod
-    def at(cls, place: str | bytes) -> Memory:
+    def at(cls, place: str | bytes) -> SharedMemory:
         """What another process has made; `Unshared` where this one cannot see it."""
         if isinstance(place, bytes):
             return cls(cuda_ipc.attach(place, cls.size))
@@ -105,7 +106,7 @@ class Memory:
 
 
 class Outbox:
-    """What one process sends: a parcel at a time, piece by piece as it is asked for."""
+    """What one process sends: one transfer at a time, piece by piece as it is asked for."""
 
     def __init__(self, folders: Sequence[str] = (), on_device: bool = False) -> None:
         """folders: where memory of the host may lie, the preferred one first; its owner removes them.
@@ -114,11 +115,12 @@ class Outbox:
         """
         self._folders, self._on_device = folders or (tempfile.gettempdir(),), on_device
         self._place: str | bytes = ""
-        self._memory: Memory | None = None
+        self._memory: SharedMemory | None = None
+        self._remove: weakref.finalize[[bool], Outbox] | None = None  # the file that another process may have open
         self._contents: list[tuple[int, Tensor]] = []  # bytes of every tensor, and where they begin
-        self._parcel: Parcel | None = None
+        self._transfer: Transfer | None = None
 
-    def send(self, tensors: Tensors) -> Parcel:
+    def send(self, tensors: Tensors) -> Transfer:
         """Hold tensors, of any device, until they are copied: they must not change before that."""
         self._contents, size = [], 0
 
@@ -140,20 +142,20 @@ class Outbox:
         entries = tuple(map(place, tensors.values() if isinstance(tensors, Mapping) else tensors))
         if self._memory is None:
             self._allocate()
-        self._parcel = Parcel(*self._where, size, entries, tuple(map(str, tensors)) if named else None)
-        return self._parcel
+        self._transfer = Transfer(*self._where, size, entries, tuple(map(str, tensors)) if named else None)
+        return self._transfer
 
-    def by_host(self) -> Parcel:
-        """The same parcel, by a way that every process can see; before it is filled."""
-        assert self._parcel is not None, "send comes first"
+    def by_host(self) -> Transfer:
+        """The same transfer, by a way that every process can see; before it is filled."""
+        assert self._transfer is not None, "send comes first"
         self._close()
         self._on_device = False
         self._allocate()
         file, handle = self._where
-        return replace(self._parcel, file=file, handle=handle)
+        return replace(self._transfer, file=file, handle=handle)
 
     def fill(self, piece: int) -> None:
-        """Copy a piece of the parcel into shared memory, and let go of the tensors that end in it."""
+        """Copy a piece of the transfer into shared memory, and let go of the tensors that end in it."""
         assert self._memory is not None, "send comes first"
         start, stop, memory = piece * PIECE, (piece + 1) * PIECE, self._memory.piece(piece)
         for offset, content in self._contents:
@@ -171,7 +173,7 @@ class Outbox:
 
     def empty(self) -> None:
         """Let go of what has not been copied."""
-        self._contents, self._parcel = [], None
+        self._contents, self._transfer = [], None
 
     def close(self) -> None:
         self._close()
@@ -180,50 +182,51 @@ class Outbox:
     def _allocate(self) -> None:
         if self._on_device:
             try:
-                content, self._place = cuda_ipc.allocate(Memory.size)
-                self._memory = Memory(content)
+                content, self._place = cuda_ipc.allocate(SharedMemory.size)
+                self._memory = SharedMemory(content)
                 return
             except Unshared:
                 self._on_device = False
-        self._place = _new_file(self._folders, Memory.size)
-        self._memory = Memory.at(self._place)
+        self._place = _new_file(self._folders, SharedMemory.size)
+        self._remove = weakref.finalize(self, Path(self._place).unlink, missing_ok=True)
+        self._memory = SharedMemory.at(self._place)
 
     def _close(self) -> None:
-        if self._place and isinstance(self._place, str):
-            Path(self._place).unlink(missing_ok=True)
+        if self._remove is not None:
+            self._remove()
         self._place, self._memory = "", None
 
 
 class Inbox:
     """What one process receives from others.
 
-    contents: of the parcel whose last piece was taken: a copy, in memory of its own
+    contents: of the transfer whose last piece was taken: a copy, in memory of its own
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str | bytes, Memory] = {}
-        self._parcel = Parcel("", b"", 0, ())
+        self._seen: dict[str | bytes, SharedMemory] = {}
+        self._transfer = Transfer("", b"", 0, ())
         self._arriving = torch.empty(0, dtype=torch.uint8)
         self.contents: Any = None
 
-    def expect(self, parcel: Parcel, device: torch.device) -> None:
+    def expect(self, transfer: Transfer, device: torch.device) -> None:
         """Make room for it on the device. `Unshared` where it must come by the host."""
         self.clear()
-        memory = self._seen.pop(parcel.place, None) or Memory.at(parcel.place)
-        self._seen[parcel.place] = memory  # the last one used is the last one to go
+        memory = self._seen.pop(transfer.place, None) or SharedMemory.at(transfer.place)
+        self._seen[transfer.place] = memory  # the last one used is the last one to go
         for forgotten in list(self._seen)[:-SENDERS]:
             del self._seen[forgotten]
-        self._parcel, self._arriving = parcel, torch.empty(parcel.size, dtype=torch.uint8, device=device)
+        self._transfer, self._arriving = transfer, torch.empty(transfer.size, dtype=torch.uint8, device=device)
 
     def take(self, piece: int) -> None:
-        """Copy a piece that its sender has filled to where all of the parcel goes."""
+        """Copy a piece that its sender has filled to where all of the transfer goes."""
         room = self._arriving[piece * PIECE : (piece + 1) * PIECE]
-        room.copy_(self._seen[self._parcel.place].piece(piece)[: len(room)])
+        room.copy_(self._seen[self._transfer.place].piece(piece)[: len(room)])
         if room.is_cuda:
             torch.cuda.synchronize(room.device)
-        if piece + 1 == self._parcel.pieces:
-            tensors = tuple(_tensor_in(self._arriving, entry) for entry in self._parcel.entries)
-            names = self._parcel.names
+        if piece + 1 == self._transfer.pieces:
+            tensors = tuple(_tensor_in(self._arriving, entry) for entry in self._transfer.entries)
+            names = self._transfer.names
             self.contents = tensors if names is None else dict(zip(names, tensors, strict=True))
 
     @property
@@ -232,10 +235,10 @@ class Inbox:
         return self.contents is not None
 
     def wipe(self) -> None:
-        """Zeros in the shared memory that the parcel passed through: nobody else finds there what it was."""
-        memory = self._seen[self._parcel.place]
-        for half in range(min(2, self._parcel.pieces)):
-            memory.piece(half)[: self._parcel.size].zero_()
+        """Zeros in the shared memory that the transfer passed through: nobody else finds there what it was."""
+        memory = self._seen[self._transfer.place]
+        for half in range(min(2, self._transfer.pieces)):
+            memory.piece(half)[: self._transfer.size].zero_()
 
     def clear(self) -> None:
         """Keep nothing."""
@@ -265,7 +268,7 @@ def _word(value: torch.dtype | torch.layout) -> str:
 def _new_file(folders: Sequence[str], size: int) -> str:
     """In the first folder with room to spare, else the last."""
     folder = next((folder for folder in folders if shutil.disk_usage(folder).free > 2 * size), folders[-1])
-    descriptor, path = tempfile.mkstemp(prefix="optexp-", suffix=".parcel", dir=folder)
+    descriptor, path = tempfile.mkstemp(prefix="optexp-", suffix=".transfer", dir=folder)
     os.ftruncate(descriptor, size)
     os.close(descriptor)
     return path

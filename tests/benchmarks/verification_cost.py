@@ -39,9 +39,9 @@ def parts(side: int) -> None:
             outbox.fill(piece)
 
     def take() -> None:
-        parcel = outbox.send([x])
-        inbox.expect(parcel, x.device)
-        for piece in range(parcel.pieces):
+        transfer = outbox.send([x])
+        inbox.expect(transfer, x.device)
+        for piece in range(transfer.pieces):
             inbox.take(piece)
 
     work: dict[str, Callable[[], object]] = {

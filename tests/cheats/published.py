@@ -40,7 +40,7 @@ class ScansSharedMemory(Cheat):
 
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
         (x,) = inputs(batch)
-        for path in glob("/dev/shm/optexp-*/*.parcel"):
+        for path in glob("/dev/shm/optexp-*/*.transfer"):
             with open(path, "rb") as file:
                 content = bytearray(file.read(x.nbytes))
             if len(content) == x.nbytes and any(content) and content[:64] != bytes(x.numpy().tobytes()[:64]):

@@ -127,9 +127,9 @@ def test_a_sparse_tensor_in_dense_parts(layout: str) -> None:
 def test_it_travels(layout: str, tmp_path: Path) -> None:
     tensor = made(layout)
     outbox, inbox = Outbox([str(tmp_path)]), Inbox()
-    parcel = outbox.send((tensor, torch.ones(3)))
-    inbox.expect(parcel, torch.device("cpu"))
-    for piece in range(parcel.pieces):
+    transfer = outbox.send((tensor, torch.ones(3)))
+    inbox.expect(transfer, torch.device("cpu"))
+    for piece in range(transfer.pieces):
         outbox.fill(piece)
         inbox.take(piece)
     outbox.close()

@@ -1,5 +1,6 @@
 """Tensors arrive as they were sent, by name or in a row, through memory that is used again."""
 
+import gc
 import pickle
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from optexp.verification.trial import convey
 from optexp.workers import cuda_ipc, transfer
 from optexp.workers.client import InProcess, Pending
 from optexp.workers.peer import Peer
-from optexp.workers.transfer import Inbox, Memory, Outbox
+from optexp.workers.transfer import Inbox, Outbox, SharedMemory
 
 CPU = torch.device("cpu")
 
@@ -44,7 +45,7 @@ def outbox(tmp_path):
 @pytest.fixture
 def small_pieces(monkeypatch):
     monkeypatch.setattr(transfer, "PIECE", 256)
-    monkeypatch.setattr(Memory, "size", 512)
+    monkeypatch.setattr(SharedMemory, "size", 512)
 
 
 def many():
@@ -77,7 +78,7 @@ def test_tensors_may_end_with_a_piece_or_beside_its_end(outbox, small_pieces, co
     same(carried(outbox, Inbox(), sent), sent)
 
 
-def test_all_parcels_pass_through_the_same_memory(outbox, small_pieces, tmp_path):
+def test_all_transfers_pass_through_the_same_memory(outbox, small_pieces, tmp_path):
     inbox = Inbox()
     for size in (4, 100_000, 10):
         sent = torch.randn(size)
@@ -164,7 +165,7 @@ class Party(Peer):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_parcels_are_conveyed_to_all_who_receive_them(tmp_path, small_pieces, count):
+def test_transfers_are_conveyed_to_all_who_receive_them(tmp_path, small_pieces, count):
     sender, *receivers = (InProcess(Party(tmp_path), name) for name in ("one", "two", "three"))
     sent = [torch.arange(count * 32)]  # 256 bytes each
     convey(sender.call(Peer.send, sent), sender, *receivers)
@@ -219,7 +220,7 @@ def test_a_devices_memory_goes_with_the_arm_that_held_it(a_device, small_pieces)
 
 @pytest.mark.parametrize("refused", ["allocate", "attach"])
 @pytest.mark.parametrize("count", [1, 2, 8])
-def test_where_a_device_is_not_shared_parcels_pass_through_the_host(
+def test_where_a_device_is_not_shared_transfers_pass_through_the_host(
     a_device, small_pieces, tmp_path, monkeypatch, refused, count
 ):
     def refuse(*arguments):
@@ -282,7 +283,7 @@ def test_memory_that_nobody_shows_is_the_drivers_again():
     for _ in range(4):
         inbox = Inbox()
         torch.testing.assert_close(carried(Outbox(on_device=True), inbox, sent, torch.device("cuda")), sent)
-    assert before - free() < Memory.size
+    assert before - free() < SharedMemory.size
 
 
 @pytest.mark.gpu
@@ -292,5 +293,14 @@ def test_shared_memory_begins_with_nothing_in_it():
         secret = torch.full((2**28,), 7, dtype=torch.uint8, device="cuda")
         del secret
         torch.cuda.empty_cache()
-        memory, _ = cuda_ipc.allocate(Memory.size)
+        memory, _ = cuda_ipc.allocate(SharedMemory.size)
         assert not memory.any()
+
+
+def test_an_outbox_that_nobody_holds_leaves_no_file(tmp_path):
+    outbox = Outbox([str(tmp_path)])
+    outbox.send([torch.ones(3)])
+    assert len(list(tmp_path.iterdir())) == 1
+    del outbox
+    gc.collect()
+    assert not list(tmp_path.iterdir())

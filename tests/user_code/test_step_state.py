@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from optexp.program import Program, ResidentFeed, Snapshot, prime
 from optexp.user_code.importing import import_file
-from optexp.user_code.step_state import Memory, move
+from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import TrainStep
 
 HEAD = """
@@ -253,7 +253,7 @@ def program(step: Callable[..., Any], model: nn.Module, optimizer: torch.optim.O
     feed = ResidentFeed(torch.device("cpu"))
     feed.reset([tuple(inputs)])
     made = Program(model, TrainStep(step, lambda batch: batch), feed, optimizer=optimizer, targets=1)
-    made = replace(made, memory=Memory(step, model, optimizer))
+    made = replace(made, memory=TrackedStepState(step, model, optimizer))
     prime(made)
     return made
 
@@ -311,7 +311,7 @@ def test_what_never_changes_is_kept_once() -> None:
         return teacher(table[:8])
 
     model = nn.Linear(4, 2)
-    memory = Memory(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    memory = TrackedStepState(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
     step(model, None, None)
     now = memory.read()
     assert all(now[name] is memory.first[name] for name in ("teacher", "table"))
@@ -355,7 +355,7 @@ def test_what_goes_to_another_process_arrives(tmp_path: Path) -> None:
 
 def test_counts_are_alike_when_equal_and_numbers_nearly() -> None:
     model = nn.Linear(4, 2)
-    memory = Memory(lambda: None, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    memory = TrackedStepState(lambda: None, model, torch.optim.SGD(model.parameters(), lr=0.1))
     pairs = [
         ({"n": 2}, {"n": 3}, {"n": 3}, True), ({"n": 2}, {"n": 3}, {"n": 4}, False), ({1}, {1, 2}, {1, 3}, False),
         (0.0, 1.0, 1.001, True), (0.0, 1.0, 1.5, False), (9.0, 10.0, 10.01, True), (9.0, 10.0, 9.001, False),
@@ -377,7 +377,7 @@ def test_a_captured_graph_finds_tensors_where_they_were() -> None:
         total = total + bank(batch[0]).sum()
 
     model = nn.Linear(4, 2)
-    memory = Memory(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    memory = TrackedStepState(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
     first, places = total, [tensor.data_ptr() for tensor in bank.state_dict().values()]
     step(None, [torch.randn(4, 3)], None)
     assert total is not first
@@ -394,7 +394,7 @@ def test_a_step_that_lies_in_another_file(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(tmp_path))
     model = nn.Linear(4, 2)
     step = import_file(path, "workload.path").train_step
-    memory = Memory(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    memory = TrackedStepState(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
     step(model, None, None)
     assert memory.news(memory.read()).keys() == {"count"}
 
@@ -414,7 +414,7 @@ def test_what_is_no_users_is_left_alone() -> None:
     def step(*_: Any) -> Any:
         return mock, odd, wrapper, data, torch, nn
 
-    memory = Memory(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    memory = TrackedStepState(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert all(name.startswith("optimizer/") or name.endswith("random") for name in memory.slots)
     assert memory.lost == []
 
@@ -427,7 +427,7 @@ def test_what_cannot_be_copied_is_named() -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = Locked(optimizer, 0.5)
-    memory = Memory(lambda *_: schedule.step(), model, optimizer)
+    memory = TrackedStepState(lambda *_: schedule.step(), model, optimizer)
     assert memory.lost == ["schedule (TypeError)"]
 
 
@@ -448,7 +448,7 @@ def test_modules_and_numbers_go_where_the_model_is() -> None:
 def test_a_rate_on_the_device_stays_there() -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    memory = Memory(lambda: None, model, optimizer)
+    memory = TrackedStepState(lambda: None, model, optimizer)
     saved = memory.first
     rate = torch.tensor(0.2)
     optimizer.param_groups[0].update(lr=rate, betas=(0.5, 0.5))
