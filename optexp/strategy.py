@@ -102,7 +102,7 @@ class Strategy(ABC):
     """One optimization. The dataclass's fields are the keys of its YAML, checked for name and type."""
 
     stage: ClassVar[Stage]
-    preload: ClassVar[tuple[str, ...]] = ()  # slow imports of `session.SHARED`, made once before arms are forked
+    preload: ClassVar[tuple[str, ...]] = ()  # slow imports of `workers.pool.SHARED`, made once before arms are forked
 
     @property
     def name(self) -> str:

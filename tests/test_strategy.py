@@ -32,6 +32,7 @@ from optexp.strategy import (
     precision,
 )
 from optexp.support.stopwatch import Stopwatch
+from optexp.workers.pool import ArmPool
 from optexp.workloads.gelu import Gelu
 
 
@@ -149,7 +150,7 @@ def test_nothing_starts_for_a_stack_that_cannot_work(tmp_path: Path, monkeypatch
     from optexp.comparison.modes import compare
 
     started: list[object] = []
-    monkeypatch.setattr(Session, "start", lambda self, specs: started.append(specs))
+    monkeypatch.setattr(ArmPool, "start", lambda self, specs: started.append(specs))
     experiment = Experiment(
         workload=Gelu(size=4),
         strategies=[Allocates(value="b"), OTHER],
@@ -190,11 +191,11 @@ def test_what_only_a_strategy_imports_is_not_imported_where_the_baseline_is_fork
         def end_workers(self) -> None:
             pass
 
-    monkeypatch.setattr("optexp.comparison.session.launcher", Fake)
+    monkeypatch.setattr("optexp.workers.pool.launcher", Fake)
     monkeypatch.setattr("optexp.strategies.inplace.Inplace", Preloads)
     asked = experiment("workload=gelu", "strategy=inplace", "device=cpu")
     with Progress() as progress:
         session = Session(asked, "cpu", tmp_path, Stopwatch(), progress)
-        session.launcher(())
+        session.pool.launcher(())
         session.close()
     assert Fake.imported == ["torch._dynamo"]

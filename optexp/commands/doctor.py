@@ -24,8 +24,9 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from optexp.api import compose
+from optexp.comparison.machine import choose_device
 from optexp.comparison.measure import judge_controls, rounds, timing
-from optexp.comparison.session import Session, choose_device
+from optexp.comparison.session import Session
 from optexp.config import resolve
 from optexp.errors import ConfigError
 from optexp.kernelkit import extension
@@ -191,13 +192,13 @@ def trial(device: str, quick: bool) -> Iterator[Finding]:
     for watch in (watchdog(samples) for watchdog in WATCHDOGS):
         yield Finding(watch.name, watch.ok or (False if watch.refuses else None), watch.text)
     clocks = {r.sm_mhz for s in samples for pair in s.pairs for r in pair.readings if r.sm_mhz}
-    if session.gpu and clocks:
+    if session.machine.gpu and clocks:
         steady = max(clocks) <= STEADY * min(clocks)
         yield Finding(
             "clocks",
             steady or None,
             f"SM at {min(clocks):.0f} to {max(clocks):.0f} MHz while measuring: {held(min(clocks), max(clocks))}",
-            f"an administrator holds them: {session.gpu.lock_command(min(clocks))}",
+            f"an administrator holds them: {session.machine.gpu.lock_command(min(clocks))}",
         )
 
 

@@ -111,7 +111,7 @@ def cost(session: Session, result: Result, first: Mapping[str, float | None]) ->
     """
     assert result.speedup is not None
     assert result.baseline.step_us is not None
-    cold = bool(session.caches)
+    cold = session.cold_caches
     warm = {"baseline": result.baseline.setup_s, "candidate": result.candidate.setup_s}
     paid = first if cold else warm
     extra, step_s = (paid["candidate"] or 0.0) - (paid["baseline"] or 0.0), result.baseline.step_us / 1e6

@@ -161,7 +161,7 @@ def profile(
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json.gz"
     memory = arm.call(Arm.peak_memory, steps=session.settings.profile_steps)
-    used = session.gpu.processes().get(arm.pid) if session.gpu else None
+    used = session.machine.gpu.processes().get(arm.pid) if session.machine.gpu else None
     if used is not None:  # the driver's own figure, context included; unknown where it counts processes otherwise
         memory = replace(memory, process_mib=used / 2**20)
     calibration = calibration or ceilings(session, arm)
@@ -175,7 +175,7 @@ def profile(
 
 def ceilings(session: Session, arm: Client[Peer]) -> Calibration:
     """What the device can do; measured beside somebody else's work it serves for this comparison alone."""
-    alone = session.gpu is None or not neighbours(session.gpu, session.processes())[0]
+    alone = session.machine.gpu is None or not neighbours(session.machine.gpu, session.pool.processes())[0]
     return arm.call(Peer.calibrate, keep=alone)
 
 

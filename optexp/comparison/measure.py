@@ -42,9 +42,9 @@ CONTEXT_MIB = 1024  # that a process takes of the card for itself, at least
 def refuse_company(session: Session) -> None:
     """Somebody else's work on the card would be in every figure: better to say so before an hour is spent. What is
     only verified has no figures to spoil."""
-    if session.gpu is None or session.experiment.verify == "only":
+    if session.machine.gpu is None or session.experiment.verify == "only":
         return
-    found, hidden = neighbours(session.gpu)
+    found, hidden = neighbours(session.machine.gpu)
     note_hidden(session.result, hidden)
     if found and not session.experiment.environment.allow_foreign:
         raise Distrusted(
@@ -95,12 +95,12 @@ def timing(session: Session, fresh: bool = False) -> Iterator[Timed]:
         fresh: Controls are run although they are known.
     """
     # A CPU's load is never the same again: there the controls are run every time.
-    known = controls.cache_file(fingerprint(session)) if session.gpu and not fresh else None
+    known = controls.cache_file(fingerprint(session)) if session.machine.gpu and not fresh else None
     timed = Timed(Random(session.draws.seed("order")), known=known)
     timed.controls = controls.remembered(known) if known else {}
     timed.due = bool(session.settings.controls and not timed.controls and room_for_a_third(session))
     try:
-        with placement.keep_off(session.cores if session.isolated else []):
+        with placement.keep_off(session.machine.cores if session.isolated else []):
             yield timed
     finally:
         samples_file.write([*timed.samples, *timed.beside], session.output / samples_file.FILE)
@@ -155,7 +155,8 @@ def explain_the_host(session: Session, timed: Timed) -> None:
     how_busy(result, samples)
     if waiting := host_bound(result):
         result.notes.append(waiting)
-        if session.settings.processes_max > 1 and session.isolated and set(session.cores) < session.own_cores:
+        machine, several = session.machine, session.settings.processes_max > 1
+        if several and session.isolated and set(machine.cores) < machine.own_cores:
             measure_unbound(session, timed)
             timed.unbound = how_unbound(session, timed.beside[-1])
     say_how_to_lock(session, samples)
@@ -210,7 +211,8 @@ def how_unbound(session: Session, found: Sample) -> str:
     """What that gives, in words."""
     times = [median(getattr(pair, name).wall_s for pair in found.kept) for name in ("baseline", "candidate")]
     took = f"{duration(times[0])} and {duration(times[1])}"
-    return f"free on all {len(session.own_cores)} cores it is {ratio(exp(found.log_ratio))} ({took}, one process)"
+    cores = len(session.machine.own_cores)
+    return f"free on all {cores} cores it is {ratio(exp(found.log_ratio))} ({took}, one process)"
 
 
 def say_how_to_lock(session: Session, samples: Sequence[Sample] = ()) -> None:
@@ -218,11 +220,11 @@ def say_how_to_lock(session: Session, samples: Sequence[Sample] = ()) -> None:
     if not session.settings.lock_clocks:
         return
     readings = [reading for sample in samples for pair in sample.kept for reading in pair.readings]
-    readings += [session.gpu.read()] if session.gpu and not readings else []
+    readings += [session.machine.gpu.read()] if session.machine.gpu and not readings else []
     clocks, text = [r.sm_mhz for r in readings if r.sm_mhz], "there are no GPU clocks to hold here"
-    if session.gpu and clocks:
+    if session.machine.gpu and clocks:
         seen = f"they were {min(clocks):.0f} to {max(clocks):.0f} MHz"
-        text = f"{seen}; an administrator holds them with {session.gpu.lock_command(min(clocks))}"
+        text = f"{seen}; an administrator holds them with {session.machine.gpu.lock_command(min(clocks))}"
     session.result.notes.append(f"lock_clocks: {text}")
 
 
@@ -241,7 +243,7 @@ def fingerprint(session: Session) -> str:
     facts = [
         {k: v for k, v in config.items() if k.startswith(("workload", "baseline", "dtype", "measurement"))},
         [environment.get(key) for key in ("gpu_uuid", "driver", "cpu", "torch", "triton")],
-        session.cores,
+        session.machine.cores,
         [hashlib.sha256(code).hexdigest() for code in session.workload.code()],
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -249,7 +251,7 @@ def fingerprint(session: Session) -> str:
 
 def room_for_a_third(session: Session) -> bool:
     """Whether one more process of the baseline fits on the card; its memory is known from its profile."""
-    free = session.gpu.free_mib() if session.gpu else None
+    free = session.machine.gpu.free_mib() if session.machine.gpu else None
     arms = session.result.profile.arms()
     profiles = [arms[arm].metrics if arm in arms else {} for arm in ("baseline", "baseline", "candidate")]
     needed = [found.get("memory_reserved_mib", 0.0) + CONTEXT_MIB for found in profiles]
@@ -270,13 +272,14 @@ def one_round(
     bound: bool = True,
 ) -> tuple[Sample, Mapping[str, Ready]]:
     """One process of each arm, started side by side and measured in turn; a sample more in `into`, from its begin."""
-    gpu, since_s = session.gpu, time.time()
+    gpu, since_s = session.machine.gpu, time.time()
     stacks = {"baseline": session.baseline, "candidate": session.stack}
     if control:
         stacks["again"] = session.baseline
     with session.working("arms", f"process {index + 1}: starting both arms"):
         specs = {name: session.spec(stack, seed_offset=index) for name, stack in stacks.items()}
-        starting = session.start({name: spec if bound else replace(spec, cores=()) for name, spec in specs.items()})
+        specs = specs if bound else {name: replace(spec, cores=()) for name, spec in specs.items()}
+        starting = session.pool.start(specs)
         # Of processes started with warm caches and two at a time; the very first is in `cost`.
         told = {name: each.setup.wait() for name, each in starting.items()}
         arms = {name: each.arm for name, each in starting.items()}
@@ -288,12 +291,12 @@ def one_round(
     doing = f"process {index + 1}: measuring pairs{ahead}"
     with session.working("measurement", doing):
         met = dict[str, str]()
-        read = looking_out(gpu, session.processes(), since_s, met) if gpu else lambda: None
+        read = looking_out(gpu, session.pool.processes(), since_s, met) if gpu else lambda: None
         tell = partial(session.progress.update, doing, total=pairs)
         into.append(found := Sample(aim=aim))
         ready = sample(arms, session.settings, timed.order, pairs, read, session.workload.variety, tell, found)
         if gpu:
-            foreign, hidden = neighbours(gpu, session.processes(), since_s)
+            foreign, hidden = neighbours(gpu, session.pool.processes(), since_s)
             found.foreign = tuple((met | {text.partition(",")[0]: text for text in foreign}).values())
             # Arms that are not among those on the card are there under ids of another container, too.
             unseen = {arm.pid or os.getpid() for arm in arms.values()} - gpu.processes().keys()
@@ -304,7 +307,7 @@ def one_round(
 def floor(session: Session, baseline: Client[Arm]) -> float:
     """Of a single operation on a GPU: a larger program may leave some of its inputs and parameters alone."""
     calibration = session.calibration
-    if session.gpu is None or not session.workload.operation or calibration is None:
+    if session.machine.gpu is None or not session.workload.operation or calibration is None:
         return 0.0
     given, computed = session.experiment.dtype, session.contract.dtype or session.experiment.dtype
     narrower = SIZES.get(computed, 4) / SIZES[given]
@@ -325,12 +328,12 @@ def differences(arms: Mapping[str, Client[Arm]], result: Result) -> dict[str, st
 
 def look_at_load(session: Session, arms: Mapping[str, Client[Arm]], found: Sample) -> None:
     """Energy and utilisation of each arm, where there is a card that tells."""
-    if session.gpu is None or not session.settings.load_s or session.settings.l2 == COLD:
+    if session.machine.gpu is None or not session.settings.load_s or session.settings.l2 == COLD:
         return
     for name in ("baseline", "candidate"):
         with session.working("measurement", f"energy of the {name}"):
             step_s = median(getattr(pair, name).wall_s for pair in found.kept)
-            found.load[name] = under_load(arms[name], session.gpu, step_s, session.settings.load_s)
+            found.load[name] = under_load(arms[name], session.machine.gpu, step_s, session.settings.load_s)
 
 
 def next_pairs(samples: Sequence[Sample], settings: MeasurementSettings) -> int:

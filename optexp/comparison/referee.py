@@ -249,7 +249,7 @@ class Referee:
         """Fresh arms in which every dropout has rate 0: what is compiled or captured keeps the rate that it met."""
         with self.session.working("arms", "starting arms without dropout"):
             specs = {name: replace(spec, dropout=False) for name, spec in self.specs().items()}
-            starting = self.session.start({f"{name} without dropout": spec for name, spec in specs.items()})
+            starting = self.session.pool.start({f"{name} without dropout": spec for name, spec in specs.items()})
             for each in starting.values():
                 each.setup.wait()
         return {name: each.arm for name, each in zip(specs, starting.values(), strict=True)}
@@ -260,8 +260,8 @@ class Referee:
         session, own = self.session, asdict(self.session.workload)
         sizes = ", ".join(f"{key}={value}" for key, value in asdict(workload).items() if value != own[key])
         with session.working("verification", f"at {sizes}"):
-            starting = session.start({f"{name} at odd sizes": spec for name, spec in self.specs(workload).items()})
-            judge_starting = session.start_reference(self.reference_spec(workload), "reference at odd sizes")
+            starting = session.pool.start({f"{name} at odd sizes": spec for name, spec in self.specs(workload).items()})
+            judge_starting = session.pool.start_reference(self.reference_spec(workload), "reference at odd sizes")
             yardstick, candidate = (each.arm for each in starting.values())
             reference = judge_starting.arm
             arms: tuple[Client[Peer], ...] = (yardstick, candidate, reference)

@@ -9,8 +9,9 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from optexp.comparison.adjudicate import Decision, Facts, adjudicate
+from optexp.comparison.machine import choose_device
 from optexp.comparison.recorder import Recorder, not_built
-from optexp.comparison.session import Session, choose_device
+from optexp.comparison.session import Session
 from optexp.config import resolve
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference, Unsupported
 from optexp.reporting import terminal

@@ -4,73 +4,51 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-from typing import Generic, TypeVar
 
 import torch
 
 from optexp.comparison.edits import Files
 from optexp.comparison.forecast import Steps, announcement, total_s
+from optexp.comparison.machine import Machine
 from optexp.config import Experiment, search_path
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference
-from optexp.measurement import placement
 from optexp.measurement.environment import describe as describe_environment
-from optexp.measurement.gpu import UNREAD, Gpu
+from optexp.measurement.gpu import UNREAD
 from optexp.measurement.settings import MeasurementSettings
 from optexp.records.profile import Calibration
 from optexp.reporting.terminal import Progress
 from optexp.result import SCHEMA, Placement, Result, Verdict
 from optexp.schema import build
-from optexp.strategy import REASSOCIATES, Composed, Contract, Strategy, environment
+from optexp.strategy import REASSOCIATES, Composed, Contract, Strategy
 from optexp.support.draws import Draws
 from optexp.support.memory_plan import PLANS, thriftier
 from optexp.support.stopwatch import Stopwatch
-from optexp.support.tf32 import allow_tf32, tf32_allowed
 from optexp.workers.arm import Arm
-from optexp.workers.client import Client, InProcess, Pending
-from optexp.workers.launching import launcher
+from optexp.workers.client import Client
 from optexp.workers.messages import Facts, SetUp
-from optexp.workers.peer import Peer
-from optexp.workers.process import Launcher
+from optexp.workers.pool import ArmPool
 from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
 
-# Packages that all arms may find imported: importing any other may change more than how long that takes.
-SHARED = {"torch", "triton", "torchvision", "transformers", "sklearn"}
 # They change what is run with, not what is run.
 NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "timeout_s"}
-
-A = TypeVar("A", bound=Peer)
-S = TypeVar("S")
-
-
-@dataclass(frozen=True)
-class Starting(Generic[A, S]):
-    """A process whose set-up is under way."""
-
-    arm: Client[A]
-    setup: Pending[S]
 
 
 @dataclass
 class Session:
-    """Starts arms for one comparison and holds what they said."""
+    """One comparison: its experiment, machine, workers and inputs, and the result that grows."""
 
     experiment: Experiment
     device: str
     output: Path
     watch: Stopwatch
     progress: Progress
-    launchers: dict[frozenset[tuple[str, str]], Launcher] = field(default_factory=dict)  # by environment variables
     tried: list[str] = field(default_factory=list)  # plans with which memory ran out
     samples: int = 0  # that one step processes, as soon as an arm has built the workload
     plan: int = 0  # index in `memory_plan.PLANS`: what fits, as far as is known
@@ -95,10 +73,10 @@ class Session:
             environment=describe_environment(torch.device(self.device)),
             config=e.resolved | sizes | {"device": self.device},
         )
-        self.gpu = Gpu.open(torch.device(self.device))
-        if self.gpu is None and self.device.startswith("cuda"):
+        self.machine = Machine.claim(self.device, self.settings.cpus)
+        if self.machine.gpu is None and self.machine.on_gpu:
             e.notes.append(UNREAD)
-        if self.settings.l2 != "warm" and not (self.device.startswith("cuda") and self.workload.operation):
+        if self.settings.l2 != "warm" and not (self.machine.on_gpu and self.workload.operation):
             e.notes.append(f"measurement.l2={self.settings.l2}: only a single operation on a GPU is measured that way")
             self.settings = replace(self.settings, l2="warm")
         timed = e.verify != "only" and e.mode == "compare" and not self.settings.trials
@@ -107,16 +85,14 @@ class Session:
                 self.settings = replace(self.settings, processes_min=1, processes_max=1)
             except ValueError as reason:
                 raise ConfigError(f"isolation=none measures one process: {reason}") from None
-        self.cores = placement.choose(self.settings.cpus, torch.device(self.device).type)
-        self.own_cores, self.own_threads = os.sched_getaffinity(0), torch.get_num_threads()
-        self.own_tf32 = tf32_allowed()
-        # Shared memory, and an ordinary folder for what does not fit into it; both go with the session.
-        places = [place for place in ("/dev/shm", tempfile.gettempdir()) if os.path.isdir(place)]
-        self.folders = tuple(tempfile.mkdtemp(prefix="optexp-", dir=place) for place in places)
-        self.result.fingerprint = fingerprint(self.result, len(self.cores))
+        cores = self.machine.cores
+        preload = {module for part in (*self.stack, *self.baseline, self.workload) for module in part.preload}
+        logs = self.output / "arms"
+        self.pool = ArmPool(self.device, self.isolated, logs, e.timeout_s, preload, self._empty_caches())
+        self.result.fingerprint = fingerprint(self.result, len(cores))
         self.result.notes, self.result.draws = list(e.notes), self.draws
-        count = f"{len(self.cores)} core{'s' if len(self.cores) > 1 else ''}"
-        self.result.placement = Placement(self.cores, f"both arms bound to the same {count}")
+        count = f"{len(cores)} core{'s' if len(cores) > 1 else ''}"
+        self.result.placement = Placement(cores, f"both arms bound to the same {count}")
 
     @property
     def contract(self) -> Contract:
@@ -151,14 +127,14 @@ class Session:
         return Spec(
             workload=e.workload,
             strategies=list(strategies),
-            device=self.arm_device,
+            device=self.pool.arm_device,
             dtype=e.dtype,
             seed=e.seed + seed_offset,
             # What arms met that were verified is nothing that others are timed on.
             draws=self.draws.seed("examined" if generic else "batches", seed_offset),
             contract=judges,
-            cores=tuple(self.cores),
-            folders=self.folders,
+            cores=tuple(self.machine.cores),
+            folders=self.machine.folders,
             autocast=autocast,
             generic=generic,
             plan=self.plan,
@@ -227,71 +203,14 @@ class Session:
         tried, self.plan = PLANS[self.plan], following
         self.tried = [*self.tried, tried.describe()]
         self.result.notes.append(f"memory: {failure.worker or 'an arm'} ran out with {tried.describe()}")
-        for own in self.launchers.values():
-            own.end_workers()
-        if self.isolated:
-            launcher().end_workers()
+        self.pool.end_workers()
         return True
 
     def set_up(
         self, specs: Mapping[str, Spec], judge: Spec, first: Sequence[str] = ()
     ) -> tuple[dict[str, Client[Arm]], Client[Reference], dict[str, SetUp], Facts]:
-        """Arms and the reference, with what their set-up returned: side by side or, where memory is known to be short,
-        one after the other.
-
-        Args:
-            first: Whose failures are reported before others'.
-        """
-        order = list(dict.fromkeys([*first, *specs]))
-        starting, done = dict[str, Starting[Arm, SetUp]](), dict[str, SetUp]()
-        if not self.in_turns:
-            starting = self.start(specs)
-            reference = self.start_reference(judge)
-        for name in order:
-            if self.in_turns:
-                starting |= self.start({name: specs[name]})
-            done[name] = starting[name].setup.wait()
-        if self.in_turns:
-            reference = self.start_reference(judge)
-        facts = reference.setup.wait()
-        return {name: starting[name].arm for name in order}, reference.arm, done, facts
-
-    def start(self, specs: Mapping[str, Spec]) -> dict[str, Starting[Arm, SetUp]]:
-        """Begin to set up several arms side by side."""
-        if self.isolated:
-            for spec in specs.values():
-                self.launcher(spec.strategies)  # those that are not there yet begin to start, side by side
-        starting = {}
-        for name, spec in specs.items():
-            arm = self.arm(Arm, name, spec.strategies)
-            starting[name] = Starting(arm, arm.start(Arm.setup, packed=replace(spec, name=name).pack()))
-        return starting
-
-    def start_reference(self, spec: Spec, name: str = "reference") -> Starting[Reference, Facts]:
-        """Begin to set up the process that judges."""
-        reference = self.arm(Reference, name, ())
-        return Starting(reference, reference.start(Reference.setup, packed=replace(spec, name=name).pack()))
-
-    def arm(self, role: type[A], name: str, stack: Sequence[Strategy]) -> Client[A]:
-        """One worker process, or its object in this one."""
-        if not self.isolated:
-            if variables := environment(stack):
-                raise ConfigError(f"isolation=none cannot set {', '.join(variables)}: use isolation=process")
-            return InProcess(role(), name)
-        logs = self.output / "arms"
-        logs.mkdir(exist_ok=True)
-        log = (logs / f"{name}.log").resolve()
-        return self.launcher(stack).fork(role, name, log, self.experiment.timeout_s, self.visible)
-
-    @property
-    def arm_device(self) -> str:
-        """What an arm calls the device: of the cards it sees one."""
-        return "cuda:0" if self.isolated and self.device.startswith("cuda") else self.device
-
-    @property
-    def visible(self) -> dict[str, str]:
-        """Variables by which an arm sees one card: work that it leaves to another is not possible."""
-        return {"CUDA_VISIBLE_DEVICES": one_card(self.device)} if self.device.startswith("cuda") else {}
+        """Arms and the reference, as memory allows; see `ArmPool.set_up`."""
+        return self.pool.set_up(specs, judge, first, self.in_turns)
 
     def prove(self, arms: Mapping[str, Client[Arm]]) -> None:
         """Each arm says which it is, and what it was built of; `Distrusted` where one stands in another's place."""
@@ -312,59 +231,22 @@ class Session:
         if edits := self.files.edits():
             raise Distrusted(edits)
 
-    def launcher(self, stack: Sequence[Strategy]) -> Launcher:
-        """The shared one, or one of this comparison's own where a stack needs environment variables.
-
-        An arm has the variables of its own stack and no other: those are what is compared.
-        """
-        variables = {**self.caches, **environment(stack)}
-        key = frozenset(variables.items())
-        if variables and key not in self.launchers:
-            self.launchers[key] = Launcher(variables)
-        chosen = self.launchers[key] if variables else launcher()
-        slow = {module for part in (*self.stack, *self.baseline, self.workload) for module in part.preload}
-        chosen.preload(sorted(module for module in slow if _shared(module.partition(".")[0])))
-        return chosen
-
     @property
-    def caches(self) -> dict[str, str]:
-        """Variables that make compilers begin with nothing, where that is asked for; empty where it is not."""
-        if not (self.settings.cold_caches and self.isolated):
-            return {}
-        names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
-        return {name: str(Path(self.folders[-1]) / name.lower()) for name in names}
+    def cold_caches(self) -> bool:
+        """Whether compilers begin with empty caches."""
+        return self.settings.cold_caches and self.isolated
 
-    def processes(self) -> list[int]:
-        """Those that arms descend from."""
-        if not self.isolated:
-            return [os.getpid()]
-        return [launcher().process.pid, *(own.process.pid for own in self.launchers.values())]
+    def _empty_caches(self) -> dict[str, str]:
+        """Environment variables of compile caches in this comparison's own folder."""
+        names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR") if self.cold_caches else ()
+        return {name: str(Path(self.machine.folders[-1]) / name.lower()) for name in names}
 
     def close(self) -> None:
         """End every process of this comparison, and leave nothing behind."""
-        for own in self.launchers.values():
-            own.close()
-        if self.isolated:
-            launcher().end_workers()
-        else:
-            placement.bind_process(sorted(self.own_cores))
-            torch.set_num_threads(self.own_threads)
-            if self.own_tf32 != tf32_allowed():
-                allow_tf32(**self.own_tf32)
-            torch._dynamo.reset()
-            torch._dynamo.utils.counters.clear()
-        for folder in self.folders:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def one_card(device: str) -> str:
-    """What CUDA_VISIBLE_DEVICES says of a device, "cuda:1" being the second of those that this process sees."""
-    index, seen = int(device.partition(":")[2] or 0), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return seen[index].strip() if seen != [""] else str(index)
-
-
-def _shared(package: str) -> bool:
-    return package in SHARED and find_spec(package) is not None
+        self.pool.close()
+        if not self.isolated:
+            self.machine.restore_process()
+        self.machine.release()
 
 
 @contextmanager
@@ -376,15 +258,6 @@ def alongside(work: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         thread.join()
-
-
-def choose_device(setting: str) -> str:
-    """auto is the first CUDA device, else the CPU."""
-    if setting == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    if setting.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device={setting}: torch sees no CUDA device here; use device=cpu or device=auto")
-    return "cuda:0" if setting == "cuda" else setting
 
 
 def fingerprint(result: Result, cores: int) -> str:

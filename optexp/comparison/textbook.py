@@ -23,11 +23,11 @@ def measure(session: Session, facts: Facts) -> None:
     settings, result = session.settings, session.result
     equal, compared, samples = list[float](), list[tuple[float, float]](), list[Sample]()
     stacks = {"baseline": session.baseline, "candidate": session.stack, "again": session.baseline}
-    with placement.keep_off(session.cores if session.isolated else []):
+    with placement.keep_off(session.machine.cores if session.isolated else []):
         for index in range(settings.processes_min):
             with session.working("arms", f"process {index + 1}: starting the arms"):
                 specs = {name: session.spec(stack, seed_offset=index) for name, stack in stacks.items()}
-                starting = session.start(specs)
+                starting = session.pool.start(specs)
                 for each in starting.values():
                     each.setup.wait()
                 arms = {name: each.arm for name, each in starting.items()}

@@ -26,8 +26,9 @@ from typing import Any
 import torch
 
 from optexp.api import compose
+from optexp.comparison.machine import choose_device
 from optexp.comparison.sampling import sample
-from optexp.comparison.session import Session, choose_device
+from optexp.comparison.session import Session
 from optexp.config import resolve
 from optexp.measurement import clock, placement, statistics
 from optexp.measurement.samples import Sample
@@ -102,13 +103,14 @@ def comparisons(
     settings, order = session.settings, Random(seed)
     found: dict[tuple[int, float], list[Sample]] = {(i, 0.0): [] for i in range(equal)}
     found |= {(i, delay): [] for i, delay in enumerate(delays)}
-    read = session.gpu.read if session.gpu else lambda: None
+    read = session.machine.gpu.read if session.machine.gpu else lambda: None
     for process in range(min(limit, settings.processes_max)):
         open_ = [key for key, samples in found.items() if undecided(samples, settings)]
         if not open_ or (process >= settings.processes_min and time.monotonic() > end):
             break
         names = [f"{i} {arm}" for i in sorted({i for i, _ in open_}) for arm in ("baseline", "candidate")]
-        starting = session.start({name: session.spec(session.baseline, seed_offset=seed + process) for name in names})
+        spec = session.spec(session.baseline, seed_offset=seed + process)
+        starting = session.pool.start(dict.fromkeys(names, spec))
         for each in starting.values():
             each.setup.wait()
         arms = {name: each.arm for name, each in starting.items()}
@@ -163,7 +165,7 @@ def measure(asked: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder, Progress() as progress:
             config = compose([s for s in settings if s not in names], {}, stack)
             session = Session(resolve(config), device, Path(folder), Stopwatch(), progress)
-            with closing(session), placement.keep_off(session.cores):
+            with closing(session), placement.keep_off(session.machine.cores):
                 seed = 10**6 * asked.seed + 1000 * len(kept)
                 delays = (asked.delay * asked.delays)[: asked.delays]
                 asking = asked.pairs, asked.processes, asked.equal, delays, end

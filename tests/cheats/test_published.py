@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-import optexp.comparison.session
 from optexp.comparison import edits
 from optexp.comparison.sampling import Ready
-from optexp.comparison.session import Session
 from optexp.errors import Failure
 from optexp.measurement.clock import Timing
 from optexp.result import Result, Verdict
+from optexp.workers.pool import ArmPool, one_card
 from tests.cheats import published
 from tests.cheats.test_cheats import (
     FAMILIES,
@@ -210,15 +209,15 @@ def test_a_file_that_decides_the_verdict_changes_while_it_runs(
 
 
 def test_arms_that_were_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Session.start
+    real = ArmPool.start
 
-    def swapped(self: Session, specs: Any) -> Any:
+    def swapped(self: ArmPool, specs: Any) -> Any:
         arms = real(self, specs)
         if arms.keys() == {"baseline", "candidate"}:
             return {"baseline": arms["candidate"], "candidate": arms["baseline"]}
         return arms
 
-    monkeypatch.setattr(Session, "start", swapped)
+    monkeypatch.setattr(ArmPool, "start", swapped)
     result = compare(tmp_path, [*IN_ONE_PROCESS, *GELU], stack="inference_mode")
     assert result.verdict is UNTRUSTED
     assert "arms were swapped: the baseline says that it is the candidate (inference_mode)" in result.headline
@@ -238,9 +237,9 @@ def test_a_block_that_takes_no_time_enters_no_mean(seconds: float) -> None:
 
 def test_which_card_an_arm_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [optexp.comparison.session.one_card(device) for device in ("cuda:0", "cuda:1", "cuda")] == ["0", "1", "0"]
+    assert [one_card(device) for device in ("cuda:0", "cuda:1", "cuda")] == ["0", "1", "0"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5e1f")
-    assert [optexp.comparison.session.one_card(device) for device in ("cuda:0", "cuda:1")] == ["3", "GPU-5e1f"]
+    assert [one_card(device) for device in ("cuda:0", "cuda:1")] == ["3", "GPU-5e1f"]
 
 
 def test_the_miss_rate_of_ends_that_are_looked_at() -> None:

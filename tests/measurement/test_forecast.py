@@ -70,7 +70,7 @@ def test_a_comparison_says_so_when_its_arms_are_set_up(ms: float, announced: boo
     with Progress() as progress:
         session = Session(experiment, "cpu", tmp_path, Stopwatch(), progress)
         session.settings = experiment.measurement  # as with isolation=process
-        starting = session.start({"baseline": session.spec(())})["baseline"]
+        starting = session.pool.start({"baseline": session.spec(())})["baseline"]
         told = starting.setup.wait()
         session.forecast(starting.arm, told, told.setup_s, 1)
         session.close()

@@ -78,7 +78,7 @@ def test_a_slice_of_a_card_is_not_read_and_the_record_says_so(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         session = Session(experiment("workload=mlp"), "cuda:0", tmp_path, Stopwatch(), Progress())
         session.close()
-        assert (session.gpu is None) is unread
+        assert (session.machine.gpu is None) is unread
         assert any("nobody looked at clocks" in note for note in session.result.notes) is unread
 
 

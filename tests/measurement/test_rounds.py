@@ -102,7 +102,7 @@ def test_zeros_as_inputs_are_named_in_words(tmp_path: Path) -> None:
 
 
 def test_a_shared_card_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optexp.comparison.session.Gpu.open", lambda device: object())
+    monkeypatch.setattr("optexp.comparison.machine.Gpu.open", lambda device: object())
     monkeypatch.setattr(measure, "neighbours", lambda gpu: (["process 4711 (python, 2048 MiB)"], 1))
     result = job(tmp_path, "workload=mlp", "strategy=baseline", "measurement=quick")
     assert result.verdict is Verdict.INVALID
@@ -131,7 +131,10 @@ def test_how_to_hold_the_clocks_is_said_and_not_done(gpu: Gpu) -> None:
     def said(card: Gpu | None, *given: Any, asked: bool = True) -> str:
         result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
         say_how_to_lock(
-            SimpleNamespace(gpu=card, settings=MeasurementSettings(lock_clocks=asked), result=result), *given
+            SimpleNamespace(
+                machine=SimpleNamespace(gpu=card), settings=MeasurementSettings(lock_clocks=asked), result=result
+            ),
+            *given,
         )  # type: ignore[arg-type]
         return "".join(result.notes)
 
@@ -147,7 +150,7 @@ def test_no_third_arm_where_it_does_not_fit(gpu: Gpu, nvml: Nvml, free_mib: int,
     nvml.free = free_mib * 2**20
     each = ArmProfile({"memory_reserved_mib": 5000.0})
     result = SimpleNamespace(profile=ProfileRecord(each, each), notes=[])
-    assert room_for_a_third(SimpleNamespace(gpu=gpu, result=result)) is fits  # type: ignore[arg-type]
+    assert room_for_a_third(SimpleNamespace(machine=SimpleNamespace(gpu=gpu), result=result)) is fits  # type: ignore[arg-type]
     assert bool(result.notes) is not fits
 
 
@@ -159,14 +162,14 @@ def test_compile_caches_begin_empty_where_asked(tmp_path: Path) -> None:
         with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
             experiment = resolve(compose("config", overrides=list(overrides)))
         made = Session(experiment, "cpu", tmp_path, Stopwatch(), Progress())
-        folders.extend(made.folders)
+        folders.extend(made.machine.folders)
         return made
 
-    assert session().caches == {}
+    assert session().pool.caches == {}
     asked = session("measurement.cold_caches=true")
-    assert set(asked.caches) == {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR"}
-    assert all(folder.startswith(asked.folders[-1]) for folder in asked.caches.values())
-    assert session("measurement.cold_caches=true", "isolation=none").caches == {}
+    assert set(asked.pool.caches) == {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR"}
+    assert all(folder.startswith(asked.machine.folders[-1]) for folder in asked.pool.caches.values())
+    assert session("measurement.cold_caches=true", "isolation=none").pool.caches == {}
     for folder in folders:
         shutil.rmtree(folder)
 
@@ -223,8 +226,8 @@ def test_controls_that_found_the_delay_are_remembered_and_say_from_when(
     session = SimpleNamespace(
         settings=MeasurementSettings(), result=result, experiment=SimpleNamespace(seed=0), draws=Draws("key"),
         prove=lambda arms: None, watch=Stopwatch(),
-        progress=SimpleNamespace(update=lambda *args, **kwargs: None), isolated=False, cores=[1],
-        gpu=SimpleNamespace(free_mib=lambda: None), output=tmp_path,
+        progress=SimpleNamespace(update=lambda *args, **kwargs: None), isolated=False,
+        machine=SimpleNamespace(cores=[1], gpu=SimpleNamespace(free_mib=lambda: None)), output=tmp_path,
     )  # fmt: skip
     for again in (False, True):
         rounds_run.clear()
@@ -262,11 +265,9 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
         prove=lambda arms: None,
         watch=Stopwatch(),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
-        gpu=None,
         output=tmp_path,
         isolated=True,
-        cores=[1],
-        own_cores={0, 1},
+        machine=SimpleNamespace(gpu=None, cores=[1], own_cores={0, 1}),
     )
     timed = measured(session)
     assert len(timed.samples) == 5
@@ -304,9 +305,10 @@ def test_processes_of_another_container_that_come_later_are_noted(
     monkeypatch.setattr(measure, "neighbours", lambda *_: ([], others + 2 * outside))
     monkeypatch.setattr(measure, "sample", lambda *_: {})
     result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
-    session: Any = Mock(gpu=gpu, result=result, settings=MeasurementSettings(), working=lambda *_: nullcontext())
+    machine, settings = SimpleNamespace(gpu=gpu), MeasurementSettings()
+    session: Any = Mock(machine=machine, result=result, settings=settings, working=lambda *_: nullcontext())
     starting = {name: Mock(arm=arm, setup=Mock(wait=lambda: setup)) for name, arm in arms.items()}
-    session.start.return_value, session.workload.variety = starting, 1
+    session.pool.start.return_value, session.workload.variety = starting, 1
     for _ in range(2):
         measure.one_round(session, measure.Timed(Random(0)), 0, 10, [])
     assert len(result.notes) == noted
@@ -331,7 +333,7 @@ def test_what_was_measured_is_written_down_however_it_ends(
         monkeypatch.setattr(measure, name, lambda *_: 0.0)
     session = SimpleNamespace(
         settings=MeasurementSettings(controls=False, processes_min=2), draws=Draws("key"), prove=lambda arms: None,
-        watch=Stopwatch(), gpu=None, isolated=False, cores=[1], output=tmp_path,
+        watch=Stopwatch(), machine=SimpleNamespace(gpu=None, cores=[1]), isolated=False, output=tmp_path,
         result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
     )  # fmt: skip
@@ -356,9 +358,9 @@ def test_controls_that_were_run_again_are_written_down(tmp_path: Path, monkeypat
     for name in ("differences", "floor", "look_at_load", "look_enough"):
         monkeypatch.setattr(measure, name, lambda *_: 0.0)
     session = SimpleNamespace(
-        settings=MeasurementSettings(), draws=Draws("key"), prove=lambda arms: None, watch=Stopwatch(), gpu=None,
-        isolated=False,
-        result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0), cores=[1], output=tmp_path,
+        settings=MeasurementSettings(), draws=Draws("key"), prove=lambda arms: None, watch=Stopwatch(),
+        machine=SimpleNamespace(gpu=None, cores=[1]), isolated=False,
+        result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0), output=tmp_path,
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
     )  # fmt: skip
     timed = measured(session)
@@ -396,7 +398,7 @@ def test_company_on_the_card_is_refused_where_something_is_timed(
     monkeypatch.setattr(measure, "neighbours", lambda gpu: (["process 7 (python, 700 MiB)"], 0))
     environment = SimpleNamespace(allow_foreign=allowed)
     experiment = SimpleNamespace(verify=verify, environment=environment)
-    session: Any = SimpleNamespace(gpu=object(), experiment=experiment, result=None)
+    session: Any = SimpleNamespace(machine=SimpleNamespace(gpu=object()), experiment=experiment, result=None)
     if refused:
         with pytest.raises(Distrusted, match="shared with process 7"):
             measure.refuse_company(session)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from optexp.comparison import session
 from optexp.comparison.session import Session
 from optexp.config import Experiment
 from optexp.errors import Unsupported
@@ -20,6 +19,7 @@ from optexp.strategies.streams import Streams
 from optexp.strategy import compose
 from optexp.support.stopwatch import Stopwatch
 from optexp.trace import Call, Span, Trace
+from optexp.workers import pool
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.workspace import Workspace
 
@@ -69,15 +69,15 @@ def test_an_arm_starts_with_the_variables_of_its_own_stack(
             self.closed = True
 
     shared = Fake()
-    monkeypatch.setattr(session, "Launcher", Fake)
-    monkeypatch.setattr(session, "launcher", lambda: shared)
+    monkeypatch.setattr(pool, "Launcher", Fake)
+    monkeypatch.setattr(pool, "launcher", lambda: shared)
     described = experiment("workload=mlp", "strategy=memory_pool", "strategy.memory_pool.kind=none", "device=cpu")
     with Progress() as progress:
         comparison = Session(described, "cpu", tmp_path, Stopwatch(0.0), progress)
-        candidate = comparison.launcher(comparison.stack)
+        candidate = comparison.pool.launcher(comparison.stack)
         assert candidate.variables == {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # type: ignore[attr-defined]
-        assert comparison.launcher(comparison.stack) is candidate
-        assert comparison.launcher(comparison.baseline) is comparison.launcher(()) is shared
+        assert comparison.pool.launcher(comparison.stack) is candidate
+        assert comparison.pool.launcher(comparison.baseline) is comparison.pool.launcher(()) is shared
         comparison.close()
     assert (candidate.closed, shared.closed) == (True, False)  # type: ignore[attr-defined]
 

@@ -24,7 +24,7 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
         )
     result = session.result
     with session.working("arms", "starting the baseline"), alongside(meanwhile):
-        starting = session.start({"baseline": session.spec(session.baseline)})["baseline"]
+        starting = session.pool.start({"baseline": session.spec(session.baseline)})["baseline"]
         arm, setup = starting.arm, starting.setup.wait()
     session.learn(setup, [setup])
     with session.working("measurement", "timing it as it is"):

@@ -1,0 +1,166 @@
+"""PARENT: the workers of one comparison: launchers by their environment variables, and arms forked from them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from optexp.errors import ConfigError
+from optexp.strategy import Strategy, environment
+from optexp.workers.arm import Arm
+from optexp.workers.client import Client, InProcess, Pending
+from optexp.workers.launching import launcher
+from optexp.workers.messages import Facts, SetUp
+from optexp.workers.peer import Peer
+from optexp.workers.process import Launcher
+from optexp.workers.reference import Reference
+from optexp.workers.spec import Spec
+
+# Packages that all arms may find imported: importing any other may change more than how long that takes.
+SHARED = {"torch", "triton", "torchvision", "transformers", "sklearn"}
+
+A = TypeVar("A", bound=Peer)
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Starting(Generic[A, S]):
+    """A worker whose set-up is under way."""
+
+    arm: Client[A]
+    setup: Pending[S]
+
+
+@dataclass
+class ArmPool:
+    """Starts and ends the workers of one comparison.
+
+    Args:
+        device: As the parent names it, "cpu" or "cuda:1".
+        isolated: Each worker is a process of its own; else all are objects in this process.
+        logs: Folder of one log for each worker.
+        timeout_s: Longest answer of a worker.
+        preload: Modules of the workload and of all strategies that take long to import.
+        caches: Environment variables of compile caches that begin empty.
+    """
+
+    device: str
+    isolated: bool
+    logs: Path
+    timeout_s: float
+    preload: Iterable[str] = ()
+    caches: Mapping[str, str] = field(default_factory=dict)
+    launchers: dict[frozenset[tuple[str, str]], Launcher] = field(default_factory=dict)
+
+    def set_up(
+        self, specs: Mapping[str, Spec], judge: Spec, first: Sequence[str] = (), in_turns: bool = False
+    ) -> tuple[dict[str, Client[Arm]], Client[Reference], dict[str, SetUp], Facts]:
+        """Arms and the reference, with the answers to their set-up.
+
+        Args:
+            first: Arms whose failures are reported before others'.
+            in_turns: One after the other, as memory is short; else side by side.
+
+        Raises:
+            Failure: An arm could not be set up.
+        """
+        order = list(dict.fromkeys([*first, *specs]))
+        starting, done = dict[str, Starting[Arm, SetUp]](), dict[str, SetUp]()
+        if not in_turns:
+            starting = self.start(specs)
+            reference = self.start_reference(judge)
+        for name in order:
+            if in_turns:
+                starting |= self.start({name: specs[name]})
+            done[name] = starting[name].setup.wait()
+        if in_turns:
+            reference = self.start_reference(judge)
+        facts = reference.setup.wait()
+        return {name: starting[name].arm for name in order}, reference.arm, done, facts
+
+    def start(self, specs: Mapping[str, Spec]) -> dict[str, Starting[Arm, SetUp]]:
+        """Begin to set up several arms side by side."""
+        if self.isolated:
+            for spec in specs.values():
+                self.launcher(spec.strategies)  # those that are not there yet begin to start, side by side
+        starting = {}
+        for name, spec in specs.items():
+            arm = self.arm(Arm, name, spec.strategies)
+            starting[name] = Starting(arm, arm.start(Arm.setup, packed=replace(spec, name=name).pack()))
+        return starting
+
+    def start_reference(self, spec: Spec, name: str = "reference") -> Starting[Reference, Facts]:
+        """Begin to set up the process that judges."""
+        reference = self.arm(Reference, name, ())
+        return Starting(reference, reference.start(Reference.setup, packed=replace(spec, name=name).pack()))
+
+    def arm(self, role: type[A], name: str, stack: Sequence[Strategy]) -> Client[A]:
+        """One worker: a process, or an object in this one.
+
+        Raises:
+            ConfigError: The stack sets environment variables, and this process has its own.
+        """
+        if not self.isolated:
+            if variables := environment(stack):
+                raise ConfigError(f"isolation=none cannot set {', '.join(variables)}: use isolation=process")
+            return InProcess(role(), name)
+        self.logs.mkdir(exist_ok=True)
+        log = (self.logs / f"{name}.log").resolve()
+        return self.launcher(stack).fork(role, name, log, self.timeout_s, self.visible)
+
+    def launcher(self, stack: Sequence[Strategy]) -> Launcher:
+        """The shared launcher, or one of this comparison's own where a stack needs environment variables.
+
+        An arm has the variables of its own stack and no other: those are compared.
+        """
+        variables = {**self.caches, **environment(stack)}
+        key = frozenset(variables.items())
+        if variables and key not in self.launchers:
+            self.launchers[key] = Launcher(variables)
+        chosen = self.launchers[key] if variables else launcher()
+        chosen.preload(sorted({module for module in self.preload if _shared(module.partition(".")[0])}))
+        return chosen
+
+    @property
+    def arm_device(self) -> str:
+        """The device as an arm names it: of the cards it sees one."""
+        return "cuda:0" if self.isolated and self.device.startswith("cuda") else self.device
+
+    @property
+    def visible(self) -> dict[str, str]:
+        """Variables by which an arm sees one card: it cannot leave work to another."""
+        return {"CUDA_VISIBLE_DEVICES": one_card(self.device)} if self.device.startswith("cuda") else {}
+
+    def processes(self) -> list[int]:
+        """Process ids that workers descend from."""
+        if not self.isolated:
+            return [os.getpid()]
+        return [launcher().process.pid, *(own.process.pid for own in self.launchers.values())]
+
+    def end_workers(self) -> None:
+        """End every worker; launchers stay, for others."""
+        for own in self.launchers.values():
+            own.end_workers()
+        if self.isolated:
+            launcher().end_workers()
+
+    def close(self) -> None:
+        """End every worker and every launcher of this comparison's own."""
+        for own in self.launchers.values():
+            own.close()
+        if self.isolated:
+            launcher().end_workers()
+
+
+def one_card(device: str) -> str:
+    """The value of CUDA_VISIBLE_DEVICES for a device; "cuda:1" is the second of those that this process sees."""
+    index, seen = int(device.partition(":")[2] or 0), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return seen[index].strip() if seen != [""] else str(index)
+
+
+def _shared(package: str) -> bool:
+    return package in SHARED and find_spec(package) is not None
