@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.profiler import profile
 
 STEP = "optexp.step"
+MODULE = "optexp.module:"  # begins the range of a module's call; its path follows
 TIMED = "optexp_step_us"  # metadata of the trace: µs a step took before tracing began
 
 LAUNCH = re.compile(r"cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
@@ -134,6 +135,9 @@ class Op(Span):
 
     inputs:   dtype and shape of its tensors ("" where the trace has no dtype)
     written:  all its arguments, those that are no tensors as text ("" for the others)
+    self_us:  host time outside the operators that it called
+    parent:   index, in `Trace.ops`, of the operator that called it; -1 where none did
+    sequence: autograd's number, which a forward operator and its backward function share
     """
 
     thread: object = None
@@ -141,6 +145,15 @@ class Op(Span):
     inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
     written: tuple[str, ...] = ()
     self_us: float = 0.0
+    parent: int = -1
+    sequence: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall(Span):
+    """The call of a module; its name is the path in the model ("" is the model itself)."""
+
+    thread: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +195,7 @@ class Copy(Span):
     kind: str = ""
     pageable: bool = False
     bytes: int = 0
+    op: Op | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +217,7 @@ class Trace:
     api: tuple[Call, ...] = ()
     ops: tuple[Op, ...] = ()
     annotations: tuple[Span, ...] = ()  # ranges marked by code: DataLoader, optimizers, compiled graphs
+    modules: tuple[ModuleCall, ...] = ()  # calls of modules, where they were marked
     memory: tuple[AllocatorEvent, ...] = ()
     multiprocessors: int | None = None
     timed_us: float | None = None
@@ -230,6 +245,7 @@ class Trace:
             found = [e for c in categories.split() for e in events[c] if origin <= float(e["ts"]) <= until]
             return sorted(found, key=lambda e: float(e["ts"]))
 
+        marked = steady("user_annotation")
         api = [_call(e, origin) for e in steady("cuda_runtime cuda_driver")]
         ops = _nest([_op(e, origin) for e in steady("cpu_op")])
         launches = {call.correlation: call for call in api if call.correlation is not None}
@@ -239,10 +255,11 @@ class Trace:
         return cls(
             steps=tuple(Span(*_span(e, origin)) for e in sorted(marks, key=lambda e: float(e["ts"]))),
             kernels=tuple(_kernel(e, origin, launches, by_id) for e in steady("kernel", on_gpu)),
-            copies=tuple(_copy(e, origin, launches) for e in steady("gpu_memcpy gpu_memset", on_gpu)),
+            copies=tuple(_copy(e, origin, launches, by_id) for e in steady("gpu_memcpy gpu_memset", on_gpu)),
             api=tuple(api),
             ops=tuple(ops),
-            annotations=tuple(Span(*_span(e, origin)) for e in steady("user_annotation") if e["name"] != STEP),
+            annotations=tuple(Span(*_span(e, origin)) for e in marked if not e["name"].startswith((STEP, MODULE))),
+            modules=tuple(_module_call(e, origin) for e in marked if e["name"].startswith(MODULE)),
             memory=tuple(
                 AllocatorEvent(float(e["ts"]) - origin, int(e["args"]["Bytes"]), int(e["args"]["Total Allocated"]))
                 for e in steady("cpu_instant_event")
@@ -322,6 +339,11 @@ def _span(event: Mapping[str, Any], origin: float) -> tuple[str, float, float]:
     return event["name"], float(event["ts"]) - origin, float(event["dur"])
 
 
+def _module_call(event: Mapping[str, Any], origin: float) -> ModuleCall:
+    name, start, duration = _span(event, origin)
+    return ModuleCall(name.removeprefix(MODULE), start, duration, event.get("tid"))
+
+
 def _call(event: Mapping[str, Any], origin: float) -> Call:
     name, start, duration = _span(event, origin)
     # Some versions keep the ABI's version in the name: cudaLaunchKernel_v7000, cudaGraphLaunch_ptsz.
@@ -340,21 +362,33 @@ def _op(event: Mapping[str, Any], origin: float) -> Op:
         elif shape and isinstance(shape[0], list):  # a list of tensors, whose dtypes the trace leaves out
             inputs.extend(("", tuple(item)) for item in shape)
     written = tuple(arguments.get("Concrete Inputs", ()))
-    return Op(*_span(event, origin), event.get("tid"), arguments.get("External id"), tuple(inputs), written)
+    number = arguments.get("Sequence number")
+    return Op(
+        *_span(event, origin),
+        event.get("tid"),
+        arguments.get("External id"),
+        tuple(inputs),
+        written,
+        sequence=None if number is None else int(number),
+    )
 
 
 def _nest(ops: list[Op]) -> list[Op]:
-    """Fill in the time that each operator spent in none of those it called."""
+    """Fill in the operator that called each one, and the time that each spent in none of those it called."""
     open_by_thread: dict[object, list[int]] = defaultdict(list)
-    in_children = [0.0] * len(ops)
+    in_children, parents = [0.0] * len(ops), [-1] * len(ops)
     for index in sorted(range(len(ops)), key=lambda i: (ops[i].start, -ops[i].duration)):
         op, stack = ops[index], open_by_thread[ops[index].thread]
         while stack and ops[stack[-1]].end <= op.start:
             stack.pop()
         if stack:
             in_children[stack[-1]] += op.duration
+            parents[index] = stack[-1]
         stack.append(index)
-    return [replace(op, self_us=max(op.duration - inside, 0.0)) for op, inside in zip(ops, in_children, strict=True)]
+    return [
+        replace(op, self_us=max(op.duration - inside, 0.0), parent=parent)
+        for op, inside, parent in zip(ops, in_children, parents, strict=True)
+    ]
 
 
 def _kernel(event: Mapping[str, Any], origin: float, launches: Mapping[Any, Call], ops: Mapping[Any, Op]) -> Kernel:
@@ -372,7 +406,7 @@ def _kernel(event: Mapping[str, Any], origin: float, launches: Mapping[Any, Call
     )
 
 
-def _copy(event: Mapping[str, Any], origin: float, launches: Mapping[Any, Call]) -> Copy:
+def _copy(event: Mapping[str, Any], origin: float, launches: Mapping[Any, Call], ops: Mapping[Any, Op]) -> Copy:
     arguments, name = event.get("args", {}), event["name"]
     kind = re.match(r"Memcpy (\w+)", name)
     return Copy(
@@ -382,4 +416,5 @@ def _copy(event: Mapping[str, Any], origin: float, launches: Mapping[Any, Call])
         kind=kind[1] if kind else "memset",
         pageable="Pageable" in name,
         bytes=int(arguments.get("bytes", 0)),
+        op=ops.get(arguments.get("External id")),
     )

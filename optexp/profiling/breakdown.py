@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
+from optexp.profiling.categories import category
 from optexp.profiling.intervals import Union
 from optexp.profiling.roofline import CLASSES, kernel_classes, matrix_flop
 from optexp.records.profile import Calibration
-from optexp.trace import GRAPH_LAUNCH, LAUNCH, Copy, Kernel, Op, Trace
+from optexp.trace import GRAPH_LAUNCH, LAUNCH, Copy, Kernel, Trace
 
 HOST_LATE = ("data_loading", "synchronisation", "allocation", "dispatch")  # gaps in which the GPU waits for the host
 GAPS = (*HOST_LATE, "launch_gap", "other")
@@ -22,21 +23,6 @@ PIPELINE_US = 10.0  # a gap up to this long needs no cause but the GPU's own sta
 
 _SYNCHRONISE = re.compile(r"cu(da)?(\w*Synchronize|Memcpy)$")
 _ALLOCATE = re.compile(r"cu(da)?(Malloc|Free|Host(Alloc|Register)|Mem(Create|Release|Map|Unmap|SetAccess|Alloc|Free))")
-
-_CATEGORIES = {  # of CPU operators, first match
-    "compiled": r"Torch-Compiled|CompiledFunction|CompiledFxGraph|TorchDynamo|AOTDispatcher|Pregraph|triton_|cpp_fused",
-    "autograd": r"autograd::|torch::autograd|\w+Backward\d*$",
-    "matrix": r"aten::(_?addmm|mm|bmm|baddbmm|matmul|linear|mkldnn_linear|.*conv|dot|mv|addmv)|mkldnn::_linear",
-    "attention": r"aten::.*attention",
-    "normalization": r"aten::.*(_norm|batch_norm)",
-    "activation": r"aten::(.*softmax|gelu|relu|silu|sigmoid|tanh|elu|leaky_relu|threshold|hardtanh|mish|softplus)",
-    "optimizer": r"aten::(_fused|_foreach)",
-    "embedding": r"aten::.*embedding",
-    "reduction": r"aten::(sum|mean|amax|amin|max|min|std|var|prod|any|all|norm|argmax|.*_loss)",
-    "memory": r"aten::(copy_|clone|contiguous|empty|cat|stack|to$|_to_copy|fill_|zero|ones|new_|resize|index|gather)",
-    "communication": r"c10d::|nccl:",
-    "elementwise": r"aten::",
-}
 
 
 @dataclass(frozen=True)
@@ -190,7 +176,7 @@ def _cpu(trace: Trace) -> Breakdown:
     waiting = (operators | _loading(trace)).within(start, end) - inside
     own: dict[str, float] = defaultdict(float)
     for op in trace.ops:
-        own[category(op)] += op.self_us
+        own[category(op.name)] += op.self_us
     together = sum(own.values())  # more than `inside` where threads ran operators side by side
     whole = end - start
     terms = {name: inside / whole * value / together for name, value in own.items()} if together else {}
@@ -207,8 +193,3 @@ def _cpu(trace: Trace) -> Breakdown:
 def _loading(trace: Trace) -> Union:
     """When a step asked a DataLoader for its next batch, and waited for it or made it."""
     return Union(s.interval for s in trace.annotations if s.name.startswith("enumerate(DataLoader"))
-
-
-def category(op: Op) -> str:
-    """The kind of work an operator does: matrix, activation, memory, ..."""
-    return next((name for name, pattern in _CATEGORIES.items() if re.match(pattern, op.name)), "other")

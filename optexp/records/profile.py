@@ -45,6 +45,40 @@ class TopEntry:
 
 
 @dataclass(frozen=True)
+class OperatorEntry:
+    """An operator of one step, or all its calls with the same shapes or in the same module. Times are µs of a step.
+
+    host_us, device_us: with the operators that it called;  host_self_us, device_self_us: without them
+    host_share, device_share: of all operators' own time on the host, on the device
+    backward_host_us, backward_device_us: of the backward functions of these calls
+    kernels: kernels and copies that it, and the operators that it called, launched
+    bytes, flops: read and written, and computed; None where its shapes do not tell
+    """
+
+    name: str
+    category: str
+    calls: float
+    shapes: str = ""
+    module: str = ""
+    kernels: float = 0.0
+    host_us: float | None = None
+    host_self_us: float | None = None
+    device_us: float | None = None
+    device_self_us: float | None = None
+    host_share: float = 0.0
+    device_share: float = 0.0
+    backward_host_us: float | None = None
+    backward_device_us: float | None = None
+    bytes: float | None = None
+    flops: float | None = None
+
+    def untimed(self) -> OperatorEntry:
+        """The same without times."""
+        times = dict.fromkeys(name for name in self.__dataclass_fields__ if name.endswith("_us"))
+        return replace(self, **times)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
 class Bottleneck:
     """One bottleneck.
 

@@ -1,0 +1,262 @@
+"""Operators of a step: host time beside device time, by name, by shapes and by module; and who called whom."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from optexp.profiling.categories import category
+from optexp.profiling.roofline import work_of
+from optexp.records.profile import OperatorEntry
+from optexp.trace import Copy, Kernel, Op, Trace
+
+BACKWARD = "autograd::engine::evaluate_function: "
+
+
+@dataclass(frozen=True)
+class OperatorTimes:
+    """Times of every operator of a trace, in the order of `Trace.ops`; all in µs over all steps.
+
+    device:       its own kernels and copies, and those of the operators that it called
+    device_self:  those of which it is the innermost operator
+    modules:      path of the innermost module around it; of a backward function, of its forward operator
+    backward:     index of the forward operator of each backward function, by the function's index
+    """
+
+    device: list[float]
+    device_self: list[float]
+    kernels: list[int]
+    modules: list[str | None]
+    backward: dict[int, int]
+
+
+def times(trace: Trace) -> OperatorTimes:
+    """Device time is an operator's by the call that launched it; kernels of a graph have no operator."""
+    place = {op.id: index for index, op in enumerate(trace.ops) if op.id is not None}
+    own, count = [0.0] * len(trace.ops), [0] * len(trace.ops)
+    for work in gpu_work(trace):
+        if work.op is not None and work.op.id is not None:
+            own[place[work.op.id]] += work.duration
+            count[place[work.op.id]] += 1
+    whole, kernels = [0.0] * len(trace.ops), [0] * len(trace.ops)
+    for index, us in enumerate(own):
+        at = index
+        while at >= 0 and count[index]:
+            whole[at] += us
+            kernels[at] += count[index]
+            at = trace.ops[at].parent
+    backward = backward_of(trace)
+    return OperatorTimes(whole, own, kernels, modules_of(trace, backward), backward)
+
+
+def gpu_work(trace: Trace) -> list[Kernel | Copy]:
+    """Kernels and copies."""
+    return [*trace.kernels, *trace.copies]
+
+
+def backward_of(trace: Trace) -> dict[int, int]:
+    """Of each function of a backward pass, the forward operator that autograd numbered alike, both by index.
+
+    Several operators share a number until one is recorded for backward: the last of them, and of these the outermost.
+    """
+    forward: dict[int, int] = {}
+    for index, op in enumerate(trace.ops):
+        if op.sequence is None or op.name.startswith(BACKWARD) or _in_backward(trace, index):
+            continue
+        held = forward.get(op.sequence)
+        if held is None or not _calls(trace, held, index):
+            forward[op.sequence] = index
+    return {
+        index: forward[op.sequence]
+        for index, op in enumerate(trace.ops)
+        if op.name.startswith(BACKWARD) and op.sequence is not None and op.sequence in forward
+    }
+
+
+def _in_backward(trace: Trace, index: int) -> bool:
+    return any(trace.ops[at].name.startswith(BACKWARD) for at in callers(trace, index))
+
+
+def _calls(trace: Trace, outer: int, inner: int) -> bool:
+    return outer in callers(trace, inner)
+
+
+def callers(trace: Trace, index: int) -> Iterator[int]:
+    """Operators around one, the nearest first."""
+    at = trace.ops[index].parent
+    while at >= 0:
+        yield at
+        at = trace.ops[at].parent
+
+
+def modules_of(trace: Trace, backward: dict[int, int]) -> list[str | None]:
+    """The innermost module that each operator was called in; None outside all of them."""
+    found: list[str | None] = [None] * len(trace.ops)
+    if not trace.modules:
+        return found
+    calls: dict[object, list[tuple[float, float, str]]] = defaultdict(list)
+    for call in sorted(trace.modules, key=lambda call: (call.start, -call.duration)):
+        calls[call.thread].append((call.start, call.end, call.name))
+    for thread, ranges in calls.items():
+        following, around = 0, list[tuple[float, str]]()
+        for index in sorted(
+            (i for i, op in enumerate(trace.ops) if op.thread == thread), key=lambda i: trace.ops[i].start
+        ):
+            start = trace.ops[index].start
+            while following < len(ranges) and ranges[following][0] <= start:
+                while around and around[-1][0] <= ranges[following][0]:
+                    around.pop()
+                around.append((ranges[following][1], ranges[following][2]))
+                following += 1
+            while around and around[-1][0] <= start:
+                around.pop()
+            found[index] = around[-1][1] if around else None
+    for function, operator in backward.items():
+        found[function] = found[operator]
+    for index in range(len(trace.ops)):  # what a backward function calls belongs to its module
+        if found[index] is None:
+            found[index] = next((found[at] for at in callers(trace, index) if found[at] is not None), None)
+    return found
+
+
+# --- tables ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Sums:
+    calls: int = 0
+    host: float = 0.0
+    host_self: float = 0.0
+    device: float = 0.0
+    device_self: float = 0.0
+    kernels: int = 0
+    bytes: float = 0.0
+    flops: float = 0.0
+    backward_host: float = 0.0
+    backward_device: float = 0.0
+
+
+Key = tuple[str, str, str]  # name, shapes, module
+
+
+def by_name(trace: Trace) -> list[OperatorEntry]:
+    """One row for each operator, those with most time of their own first: of the device, or of the host alone."""
+    return _table(trace, lambda op, module: (op.name, "", ""))
+
+
+def by_shape(trace: Trace) -> list[OperatorEntry]:
+    """One row for each operator with its inputs' dtypes and shapes."""
+    return _table(trace, lambda op, module: (op.name, shapes(op), ""))
+
+
+def by_module(trace: Trace) -> list[OperatorEntry]:
+    """One row for each operator in each module; the module is "" outside all of them, "(model)" in none inside it."""
+    return _table(trace, lambda op, module: (op.name, "", "" if module is None else module or "(model)"))
+
+
+def _table(trace: Trace, key: Callable[[Op, str | None], Key]) -> list[OperatorEntry]:
+    found, sums, twice = times(trace), defaultdict[Key, _Sums](_Sums), repeated(trace)
+    for index, op in enumerate(trace.ops):
+        outer = index
+        while outer in twice:
+            outer = trace.ops[outer].parent
+        row = sums[key(trace.ops[outer], found.modules[outer])]
+        row.host_self += op.self_us
+        row.device_self += found.device_self[index]
+        if outer != index:
+            continue
+        row.calls += 1
+        row.host += op.duration
+        row.device += found.device[index]
+        row.kernels += found.kernels[index]
+        if (work := work_of(op)) is not None:
+            row.bytes += work[0]
+            row.flops += work[1]
+    for function, operator in found.backward.items():
+        row = sums[key(trace.ops[operator], found.modules[operator])]
+        row.backward_host += trace.ops[function].duration
+        row.backward_device += found.device[function]
+    steps = len(trace.steps)
+    host, device = sum(row.host_self for row in sums.values()), sum(row.device_self for row in sums.values())
+    rows = [
+        OperatorEntry(
+            name=name,
+            category=category(name),
+            shapes=written,
+            module=module,
+            calls=row.calls / steps,
+            kernels=row.kernels / steps,
+            host_us=row.host / steps,
+            host_self_us=row.host_self / steps,
+            device_us=row.device / steps,
+            device_self_us=row.device_self / steps,
+            host_share=row.host_self / host if host else 0.0,
+            device_share=row.device_self / device if device else 0.0,
+            backward_host_us=row.backward_host / steps,
+            backward_device_us=row.backward_device / steps,
+            bytes=row.bytes / steps or None,
+            flops=row.flops / steps or None,
+        )
+        for (name, written, module), row in sums.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.device_share, -row.host_share))
+
+
+def repeated(trace: Trace) -> set[int]:
+    """Operators that are the only call of one with the same name, as an overload is; torch's tables count both as one."""
+    called = Counter(op.parent for op in trace.ops)
+    return {
+        index
+        for index, op in enumerate(trace.ops)
+        if op.parent >= 0 and called[op.parent] == 1 and trace.ops[op.parent].name == op.name
+    }
+
+
+def shapes(op: Op) -> str:
+    """The inputs as people write them: "float32[64, 128], float32[128]"."""
+    return ", ".join(f"{dtype}{list(shape)}" for dtype, shape in op.inputs)
+
+
+# --- who called whom ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Node:
+    """Calls of one operator, or of a kernel below it, along one path from the outermost operator; per step."""
+
+    name: str
+    calls: float = 0.0
+    host_us: float = 0.0
+    device_us: float = 0.0
+    kernel: bool = False
+    children: dict[str, Node] = field(default_factory=dict)
+
+    def child(self, name: str, kernel: bool = False) -> Node:
+        return self.children.setdefault(name, Node(name, kernel=kernel))
+
+    def ranked(self) -> list[Node]:
+        """Children, those with most device time first; without any, host time."""
+        return sorted(self.children.values(), key=lambda node: (-node.device_us, -node.host_us))
+
+
+def call_tree(trace: Trace) -> Node:
+    """Operators by who called them, and below the innermost ones the kernels and copies that they launched."""
+    found, steps, root = times(trace), len(trace.steps), Node("step")
+    nodes: list[Node] = [root] * len(trace.ops)
+    for index in sorted(range(len(trace.ops)), key=lambda i: (trace.ops[i].start, -trace.ops[i].duration)):
+        op = trace.ops[index]
+        node = nodes[index] = (nodes[op.parent] if op.parent >= 0 else root).child(op.name)
+        node.calls += 1 / steps
+        node.host_us += op.duration / steps
+        node.device_us += found.device[index] / steps
+    place = {op.id: index for index, op in enumerate(trace.ops)}
+    for work in gpu_work(trace):
+        index = place.get(work.op.id, -1) if work.op is not None else -1
+        node = (nodes[index] if index >= 0 else root).child(work.name, kernel=True)
+        node.calls += 1 / steps
+        node.device_us += work.duration / steps
+    top = [node for node in root.children.values() if not node.kernel]
+    root.calls, root.host_us = 1.0, sum(node.host_us for node in top)
+    root.device_us = sum(node.device_us for node in root.children.values())
+    return root
