@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.profiler import profile
 
 STEP = "optexp.step"
-MODULE = "optexp.module:"  # begins the range of a module's call; its path follows
+MODULE = "optexp.module:"  # begins the range of a module's call; its path, "|" and its class follow
 TIMED = "optexp_step_us"  # metadata of the trace: µs a step took before tracing began
 
 LAUNCH = re.compile(r"cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
@@ -151,9 +151,10 @@ class Op(Span):
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall(Span):
-    """The call of a module; its name is the path in the model ("" is the model itself)."""
+    """The call of a module; its name is the path in the model ("" is the model itself), `kind` its class."""
 
     thread: object = None
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +342,8 @@ def _span(event: Mapping[str, Any], origin: float) -> tuple[str, float, float]:
 
 def _module_call(event: Mapping[str, Any], origin: float) -> ModuleCall:
     name, start, duration = _span(event, origin)
-    return ModuleCall(name.removeprefix(MODULE), start, duration, event.get("tid"))
+    path, _, kind = name.removeprefix(MODULE).partition("|")
+    return ModuleCall(path, start, duration, event.get("tid"), kind)
 
 
 def _call(event: Mapping[str, Any], origin: float) -> Call:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import prod
 
 from optexp.comparison.adjudicate import Examined
@@ -13,6 +14,7 @@ from optexp.comparison.suggestions import advise
 from optexp.equivalence.perturbation import told
 from optexp.measurement.neighbours import neighbours
 from optexp.profiling.breakdown import Breakdown, breakdown
+from optexp.profiling.operators import by_name, by_path, call_tree
 from optexp.profiling.piled import piled_up, tells, work
 from optexp.records.profile import ArmProfile, Bottleneck, Calibration
 from optexp.records.verification import Verification
@@ -25,6 +27,9 @@ from optexp.workers.messages import PeakMemory
 from optexp.workers.peer import Peer
 
 WARP = 32  # threads
+MOST_ROWS = 60  # of a table in the record
+LIGHTEST = 0.005  # of a step: calls with less are left out of the tree
+MARKED_STEPS = 2  # of a trace by module
 TURNS = 5  # of batches, to tell the time of each step in a turn
 
 
@@ -37,6 +42,7 @@ class Profile:
     memory: PeakMemory
     counters: dict[str, float]
     calibration: Calibration
+    by_module: Trace | None = None  # with a range around each module's call
 
     def fill(self, summary: ArmSummary) -> None:
         """The figures that come from here. On a CPU the peak is what lives between steps and what a step allocates."""
@@ -49,8 +55,15 @@ class Profile:
             summary.peak_mib = (self.memory.resident_mib or 0.0) + self.trace.peak_cpu_bytes / 2**20
 
     def record(self) -> ArmProfile:
-        metrics = self.breakdown.metrics() | self.memory.metrics()
-        return ArmProfile(metrics, self.trace.top_kernels(10), self.trace.top_ops(10))
+        metrics, tree = self.breakdown.metrics() | self.memory.metrics(), call_tree(self.trace)
+        return ArmProfile(
+            metrics,
+            self.trace.top_kernels(10),
+            self.trace.top_ops(10),
+            by_name(self.trace)[:MOST_ROWS],
+            by_path(self.by_module)[:MOST_ROWS] if self.by_module else [],
+            list(islice(tree.flattened(LIGHTEST * max(tree.host_us, tree.device_us)), MOST_ROWS)),
+        )
 
 
 @dataclass(frozen=True)
@@ -168,9 +181,12 @@ def profile(
     session.calibrated(calibration)
     counters = arm.call(Arm.profile, path=str(path), steps=session.settings.profile_steps)
     trace = Trace.read(path)
+    of_modules = folder / f"{name}_modules.json.gz"
+    known = arm.call(Arm.profile_modules, path=str(of_modules), steps=MARKED_STEPS)
     ran = {(kernel.name, prod(kernel.block) // WARP) for kernel in trace.kernels if kernel.block}
     arm.call(Arm.code, folder=str(session.output / "code" / name), ran=sorted(ran))
-    return Profile(trace, breakdown(trace, calibration, beside), memory, counters, calibration)
+    by_module = Trace.read(of_modules) if known else None
+    return Profile(trace, breakdown(trace, calibration, beside), memory, counters, calibration, by_module)
 
 
 def ceilings(session: Session, arm: Client[Peer]) -> Calibration:

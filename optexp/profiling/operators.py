@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 
 from optexp.profiling.categories import category
 from optexp.profiling.roofline import work_of
-from optexp.records.profile import OperatorEntry
+from optexp.records.profile import CallEntry, ModuleEntry, OperatorEntry
 from optexp.trace import Copy, Kernel, Op, Trace
 
 BACKWARD = "autograd::engine::evaluate_function: "
@@ -204,7 +204,7 @@ def _table(trace: Trace, key: Callable[[Op, str | None], Key]) -> list[OperatorE
 
 
 def repeated(trace: Trace) -> set[int]:
-    """Operators that are the only call of one with the same name, as an overload is; torch's tables count both as one."""
+    """Operators that are the only call of one with the same name, as an overload is; torch counts both as one."""
     called = Counter(op.parent for op in trace.ops)
     return {
         index
@@ -216,6 +216,57 @@ def repeated(trace: Trace) -> set[int]:
 def shapes(op: Op) -> str:
     """The inputs as people write them: "float32[64, 128], float32[128]"."""
     return ", ".join(f"{dtype}{list(shape)}" for dtype, shape in op.inputs)
+
+
+def by_path(trace: Trace) -> list[ModuleEntry]:
+    """One row for each module that was called, in the order of the calls; empty where none was marked."""
+    found, steps = times(trace), len(trace.steps)
+    kinds = {call.name: call.kind for call in trace.modules}
+    calls = Counter(call.name for call in trace.modules)
+    host, forward, backward_host, backward = (defaultdict[str, float](float) for _ in range(4))
+    for call in trace.modules:
+        host[call.name] += call.duration
+    for index, module in enumerate(found.modules):
+        if module is None or not found.device_self[index] or _in_backward_pass(trace, index):
+            continue
+        for path in outer_paths(module, kinds):
+            forward[path] += found.device_self[index]
+    for function, operator in found.backward.items():
+        for path in outer_paths(found.modules[operator], kinds):
+            backward_host[path] += trace.ops[function].duration
+            backward[path] += found.device[function]
+    on_device = bool(sum(forward.values()) + sum(backward.values()))
+    cost = {
+        path: (forward[path] + backward[path]) if on_device else (host[path] + backward_host[path]) for path in kinds
+    }
+    whole = cost.get("") or max(cost.values(), default=0.0)
+    return [
+        ModuleEntry(
+            name=path,
+            kind=kind,
+            calls=calls[path] / steps,
+            share=cost[path] / whole if whole else 0.0,
+            host_us=host[path] / steps,
+            device_us=forward[path] / steps,
+            backward_host_us=backward_host[path] / steps,
+            backward_device_us=backward[path] / steps,
+        )
+        for path, kind in kinds.items()
+    ]
+
+
+def outer_paths(module: str | None, known: Container[str]) -> Iterator[str]:
+    """A module's path and those of the modules around it, "" last, as far as they were called."""
+    if module is None:
+        return
+    parts = module.split(".") if module else []
+    for length in range(len(parts), -1, -1):
+        if (path := ".".join(parts[:length])) in known:
+            yield path
+
+
+def _in_backward_pass(trace: Trace, index: int) -> bool:
+    return trace.ops[index].name.startswith(BACKWARD) or _in_backward(trace, index)
 
 
 # --- who called whom ---------------------------------------------------------------------------------------------
@@ -231,6 +282,13 @@ class Node:
     device_us: float = 0.0
     kernel: bool = False
     children: dict[str, Node] = field(default_factory=dict)
+
+    def flattened(self, least: float, depth: int = 0) -> Iterator[CallEntry]:
+        """Lines of everything below, but for branches with less than `least` µs on host and device."""
+        for node in self.ranked():
+            if max(node.host_us, node.device_us) >= least:
+                yield CallEntry(node.name, depth, node.calls, node.kernel, node.host_us, node.device_us)
+                yield from node.flattened(least, depth + 1)
 
     def child(self, name: str, kernel: bool = False) -> Node:
         return self.children.setdefault(name, Node(name, kernel=kernel))

@@ -79,6 +79,48 @@ class OperatorEntry:
 
 
 @dataclass(frozen=True)
+class ModuleEntry:
+    """A module of the model: calls and µs of a step, with the modules inside it.
+
+    name:  path in the model, "" for the model itself;  kind: its class
+    host_us, device_us: of its forward calls;  backward_host_us, backward_device_us: of their backward functions
+    share: of the model's time in both passes: on the device, or on the host where there is none
+    """
+
+    name: str
+    kind: str
+    calls: float
+    share: float
+    host_us: float | None = None
+    device_us: float | None = None
+    backward_host_us: float | None = None
+    backward_device_us: float | None = None
+
+    def untimed(self) -> ModuleEntry:
+        """The same without times."""
+        return replace(self, host_us=None, device_us=None, backward_host_us=None, backward_device_us=None)
+
+
+@dataclass(frozen=True)
+class CallEntry:
+    """A line of the tree of calls: an operator by the operators around it, or a kernel that it launched.
+
+    depth: number of operators around it
+    """
+
+    name: str
+    depth: int
+    calls: float
+    kernel: bool = False
+    host_us: float | None = None
+    device_us: float | None = None
+
+    def untimed(self) -> CallEntry:
+        """The same without times."""
+        return replace(self, host_us=None, device_us=None)
+
+
+@dataclass(frozen=True)
 class Bottleneck:
     """One bottleneck.
 
@@ -96,16 +138,31 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class ArmProfile:
-    """A few traced steps of one arm."""
+    """A few traced steps of one arm.
+
+    operators: those with most time of their own, of all shapes and modules
+    modules:   those with most time, where modules could be marked
+    calls:     the tree of calls, without its lightest branches
+    """
 
     metrics: dict[str, float] = field(default_factory=dict)
     top_kernels: list[TopEntry] = field(default_factory=list)
     top_ops: list[TopEntry] = field(default_factory=list)
+    operators: list[OperatorEntry] = field(default_factory=list)
+    modules: list[ModuleEntry] = field(default_factory=list)
+    calls: list[CallEntry] = field(default_factory=list)
 
     def untimed(self) -> ArmProfile:
         """The same without times: counts, shares and bytes."""
         kernels, ops = ([replace(entry, us=None) for entry in top] for top in (self.top_kernels, self.top_ops))
-        return ArmProfile({n: v for n, v in self.metrics.items() if not n.endswith(("_us", "_s"))}, kernels, ops)
+        return ArmProfile(
+            {n: v for n, v in self.metrics.items() if not n.endswith(("_us", "_s"))},
+            kernels,
+            ops,
+            [entry.untimed() for entry in self.operators],
+            [entry.untimed() for entry in self.modules],
+            [entry.untimed() for entry in self.calls],
+        )
 
 
 @dataclass

@@ -17,6 +17,7 @@ from optexp.support import sparse
 from optexp.trace import record
 from optexp.workers.arm_program import Holder
 from optexp.workers.messages import PeakMemory
+from optexp.workers.module_marks import markable, marked
 
 
 class Profiling(Holder):
@@ -70,6 +71,20 @@ class Profiling(Holder):
             run()
         record(run, steps, Path(path), self.device)
         return self.counters()
+
+    def profile_modules(self, path: str, steps: int) -> bool:
+        """The same with a range around each module's forward call; False where modules cannot be marked.
+
+        The ranges cost host time, so that nothing but the share of each module is read from this trace.
+        """
+        if not markable(self.program.model):
+            return False
+        self.restore()
+        run = self.runner()
+        run()
+        with marked(self.program.model):
+            record(run, steps, Path(path), self.device)
+        return True
 
     def code(self, folder: str, ran: list[tuple[str, int]]) -> None:
         """Write down what the compiler made of our kernels that ran, by name and number of warps, if any did."""

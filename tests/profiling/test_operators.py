@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from optexp.profiling.operators import Node, by_module, by_name, by_shape, call_tree, gpu_work
+from optexp.profiling.operators import Node, by_module, by_name, by_path, by_shape, call_tree, gpu_work
 from optexp.trace import MODULE, STEP, Trace
 
 STEPS = 3
@@ -120,6 +120,17 @@ def test_time_by_module_is_what_hooks_see(tmp_path: Path) -> None:
     assert {("aten::gelu", "1"), ("aten::native_layer_norm", "2.0"), ("aten::mean", "")} <= where
     assert {("aten::gelu_backward", "1"), ("aten::native_layer_norm_backward", "2.0")} <= where  # by their forward
     assert {row.module for row in rows if row.name == "aten::addmm"} == {"0", "2.1"}
+
+
+def test_a_module_costs_what_it_and_its_backward_do(tmp_path: Path) -> None:
+    trace, _, _ = profiled(model(), tmp_path / "trace.json", marked=True, rows=4096)
+    rows = {row.name: row for row in by_path(trace)}
+    assert list(rows) == ["", "0", "1", "2", "2.0", "2.1"]
+    assert rows[""].share == 1
+    inner = sum(rows[path].share for path in ("0", "1", "2"))
+    assert 0.7 < inner < 1
+    assert rows["2"].share >= 0.95 * (rows["2.0"].share + rows["2.1"].share)
+    assert all(row.backward_host_us > 0 for row in rows.values())
 
 
 def test_the_tree_says_who_called_whom(training: tuple[Trace, list[Any]]) -> None:
