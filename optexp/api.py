@@ -56,27 +56,34 @@ def compare(
     output: str | Path | None = None,
     quiet: bool | None = None,
 ) -> Result:
-    """Does `strategy` make `model` faster on `inputs`, and is the result still right?
+    """Compare a model under `strategy` with the model as it is: verify the results, then time both.
 
-    model:       an nn.Module, its class, a function that makes one, or a function of the inputs
-    inputs:      examples: a tensor, or several in a tuple or, for keyword arguments, a dict (fresh batches are made of
-                 the same values in another order); or a function that makes such; or a DataLoader
-    strategy:    "amp", ["amp", "cuda_graph"], "fusion[mode=max-autotune]", {"fusion": {"mode": "max-autotune"}};
-                 nothing compares the model with itself
-    baseline:    the stack to compare against, likewise; nothing is the model as it is
-    mode:        "forward", "forward_backward" or "train"
-    loss:        a name in torch.nn.functional or torch.nn, or a function loss(outputs, batch)
-    optimizer:   a name in torch.optim, or a function of the parameters
-    train_step:  train_step(model, batch, optimizer), one whole optimizer step; instead of a loss
-    labels:      how many entries at a batch's end only the loss sees
-    shapes:      arguments of the function that makes inputs, to be used in turn
-    measurement: "default", up to a minute, or "quick"
-    dtype:       of parameters and inputs; what the model has, else "float32"
-    overrides:   anything else, as on the command line: ["seed=3", "measurement.pairs=10", "tracking.enabled=false"]
-    output:      the folder of the record; outputs/<date>/<time> where nothing is given
-    quiet:       print no verdict; where nothing is given, true in a notebook, which shows the returned result
+    Args:
+        model: An nn.Module, its class, a function that makes one, or a function of the inputs.
+        inputs: Examples: a tensor, or several in a tuple or, for keyword arguments, a dict; fresh batches hold the same
+            values in another order. Or a function that makes such, or a DataLoader.
+        strategy: "amp", ["amp", "cuda_graph"], "fusion[mode=max-autotune]" or {"fusion": {"mode": "max-autotune"}}; the
+            empty stack compares the model with itself.
+        baseline: The stack to compare against, likewise; the empty stack is the model as it is.
+        mode: "forward", "forward_backward" or "train".
+        loss: A name in torch.nn.functional or torch.nn, or a function loss(outputs, batch) with a scalar result.
+        optimizer: A name in torch.optim, or a function of the list of parameters.
+        train_step: train_step(model, batch, optimizer), one whole optimizer step; instead of a loss.
+        labels: Number of entries at a batch's end for the loss alone.
+        shapes: Arguments of the function that makes inputs, used in turn.
+        measurement: "default", up to a minute, or "quick".
+        device: "auto", or a device as torch names it, as in "cuda:0".
+        dtype: Of parameters and real inputs; the model's own by default, else "float32".
+        overrides: Other keys as on the command line: ["seed=3", "measurement.pairs=10", "tracking.enabled=false"].
+        name: The model's name in the record; its class's or function's by default.
+        output: Folder of the record; outputs/<date>/<time> by default.
+        quiet: Print no verdict; by default true in a notebook, which shows the returned result.
 
-    Raises ConfigError (a sentence) for what cannot be asked; an error in the model's own code is in the result.
+    Returns:
+        The record. An error in the model's own code is in its `error`.
+
+    Raises:
+        ConfigError: the request cannot be met; the message is one sentence.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for a GPU is not to start using it
     if not (optimizer is None or isinstance(optimizer, str) or callable(optimizer)):
@@ -172,7 +179,11 @@ user = SimpleNamespace(**cloudpickle.loads(Path(__file__).with_name("repro.pkl")
 
 
 def pack(model: Any, inputs: Any, loss: Any, optimizer: Any, train_step: Any) -> bytes:
-    """Each part by itself, so that one that cannot travel is named."""
+    """Pickle the parts of a user's workload, each by itself, so that a message can name a part that cannot be pickled.
+
+    Raises:
+        ConfigError: a part cannot be copied to another process.
+    """
     parts: dict[str, Any] = {"model": maker(model)}
     if isinstance(inputs, DataLoader):
         parts["loader"] = partial(_itself, inputs)
@@ -185,9 +196,10 @@ def pack(model: Any, inputs: Any, loss: Any, optimizer: Any, train_step: Any) ->
 
 
 class Shuffled:
-    """Fresh inputs from examples: a tensor's values in another order keep its range, whatever they mean.
+    """Fresh inputs from examples: the values of each tensor in another order, which keeps their range.
 
-    Lengths and offsets mean their order, and symmetric matrices themselves: of these only whole ones change places.
+    Sorted integers (lengths, offsets) and symmetric matrices keep their order; of a stack of matrices whole ones are
+    permuted.
     """
 
     def __init__(self, examples: Any) -> None:
@@ -200,6 +212,7 @@ class Shuffled:
 
 
 def shuffled(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape and values in a random order, unless the order has a meaning (see `Shuffled`)."""
     if tensor.dim() == 1 and not tensor.is_floating_point() and _ordered(tensor):
         return tensor.clone()
     if tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2] > 1 and torch.equal(tensor, tensor.mT):
@@ -249,7 +262,14 @@ def _described(inputs: Any) -> str:
 
 
 def members(stack: Stack) -> dict[str, dict[str, Any]]:
-    """The options of each member of a stack, however it was written."""
+    """Options of each member of a stack, by the strategy's name.
+
+    Args:
+        stack: In any form of `compare`'s `strategy`.
+
+    Raises:
+        ConfigError: the text or a member names no strategy.
+    """
     if isinstance(stack, str):
         written = MEMBER.findall(stack)
         if "+".join(f"{name}[{options}]" if options else name for name, options in written) != stack.replace(" ", ""):
@@ -274,7 +294,16 @@ def _options(written: str) -> dict[str, Any]:
 def compose(
     overrides: list[str], strategy: Mapping[str, Mapping[str, Any]], baseline: Mapping[str, Mapping[str, Any]]
 ) -> DictConfig:
-    """What Hydra composes on the command line."""
+    """The configuration that Hydra composes on the command line, with options of both stacks.
+
+    Args:
+        overrides: As Hydra reads them.
+        strategy: Options by member of the candidate's stack.
+        baseline: The same of the baseline's.
+
+    Raises:
+        ConfigError: an override names a key or choice that does not exist.
+    """
     try:
         config = search_path.compose([*overrides, f"strategy=[{','.join(strategy)}]"])
     except Exception as error:
@@ -306,7 +335,7 @@ def _our_hydra() -> Iterator[None]:
 
 
 def folder(given: str | Path | None) -> Path:
-    """As the command line names it, and never one that exists."""
+    """`given`, else a new folder outputs/<date>/<time>, numbered where it exists."""
     if given is not None:
         return Path(given)
     base = path = Path("outputs") / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}"
@@ -318,7 +347,7 @@ def folder(given: str | Path | None) -> Path:
 
 
 def in_notebook() -> bool:
-    """Whether values are displayed as HTML here."""
+    """Whether this process is a Jupyter kernel, which shows values as HTML."""
     try:
         shell = get_ipython()  # type: ignore[name-defined]  # IPython's, where there is one
     except NameError:

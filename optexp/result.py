@@ -165,7 +165,7 @@ class Result:
         return fragment(self)
 
     def withhold(self) -> None:
-        """Keep only figures that no ratio of times follows from."""
+        """Remove every figure that a ratio of times follows from, for a verdict that shows no speedup."""
         watchdogs = self.measurement.watchdogs if self.measurement else []
         self.objections = [watch for watch in watchdogs if watch.shown_alone]
         self.speedup, self.explanation, self.measurement = None, [], None
@@ -173,17 +173,27 @@ class Result:
         self.profile = self.profile.untimed()
 
     def write(self, path: Path) -> None:
-        """JSON has no word for infinities: they become null. The digest is over all the rest."""
+        """Write `result.json`, with a digest of all other keys. Infinities become null, as JSON has none."""
         record = json.loads(json.dumps(finite(asdict(self)), default=str, allow_nan=False))
         path.write_text(json.dumps({**record, "digest": digest(record)}, indent=2) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Result:
+        """The record in a file.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError, KeyError, TypeError: it holds no record.
+        """
         return cls.of(json.loads(path.read_text()))
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Result:
-        """From what `write` wrote."""
+        """The record that `write` wrote, also of schema 1.
+
+        Raises:
+            ValueError, KeyError, TypeError: a key is missing, or has another type.
+        """
         data = {key: value for key, value in record.items() if key != "digest"}
         if data.get("schema", 1) < SCHEMA:
             data = _from_schema_1(data)
@@ -229,7 +239,11 @@ def _from_schema_1(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def against_itself(config: Mapping[str, Any]) -> bool:
-    """Whether both stacks are the same, with the same options: then no difference in time is theirs."""
+    """Whether both stacks are the same, with the same options: then a difference in time is noise.
+
+    Args:
+        config: Flat, as in a record.
+    """
     options = {"strategy": dict[str, Any](), "baseline": dict[str, Any]()}
     for key, value in config.items():
         stack, _, option = key.partition(".")
@@ -239,13 +253,13 @@ def against_itself(config: Mapping[str, Any]) -> bool:
 
 
 def digest(record: Mapping[str, Any]) -> str:
-    """Of a record as it stands in `result.json`, its own digest aside."""
+    """SHA-256 of a record's JSON without its own digest, as hexadecimal digits."""
     rest = {key: value for key, value in record.items() if key != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def finite(value: Any) -> Any:
-    """The same without the numbers that JSON has no word for."""
+    """The same value with null for infinities and NaN, which JSON cannot hold."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, dict):

@@ -22,12 +22,20 @@ LISTED = 40  # names in a message: more of them would bury it
 
 
 def choice(default: Any, *others: Any) -> Any:
-    """A dataclass field that takes one of these values; the first is the default."""
+    """A dataclass field with a closed set of values; the first is the default."""
     return field(default=default, metadata={"choices": (default, *others)})
 
 
 def build(node: Any, key: str) -> Any:
-    """The object that a node describes: `_target_` names a dataclass, the other keys are its fields."""
+    """The object that a configuration node describes: `_target_` names a dataclass, the other keys are its fields.
+
+    Args:
+        node: A mapping, or a node of OmegaConf.
+        key: Of the node, for messages.
+
+    Raises:
+        ConfigError: `_target_` is missing or names no dataclass, or a value is not allowed.
+    """
     values = dict(plain(node) if OmegaConf.is_config(node) else node or {})
     target = values.pop("_target_", None)
     if not isinstance(target, str):
@@ -38,7 +46,14 @@ def build(node: Any, key: str) -> Any:
 
 
 def typed(cls: Callable[..., T], values: Mapping[str, Any], key: str = "") -> T:
-    """`cls(**values)` with every name, type and choice checked against the dataclass `cls`."""
+    """`cls(**values)` with every name, type and choice checked against the dataclass `cls`.
+
+    Args:
+        key: Of the node, for messages.
+
+    Raises:
+        ConfigError: a name does not exist, a value is missing, or has another type or choice than its field.
+    """
     schema = OmegaConf.structured(cls)
     known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type]
     hints = get_type_hints(cls)
@@ -70,7 +85,11 @@ def typed(cls: Callable[..., T], values: Mapping[str, Any], key: str = "") -> T:
 
 
 def plain(node: Any) -> Any:
-    """A configuration as plain Python values, interpolations resolved."""
+    """A configuration as plain Python values, interpolations resolved.
+
+    Raises:
+        ConfigError: an interpolation has no value.
+    """
     try:
         return OmegaConf.to_container(node, resolve=True)
     except OmegaConfBaseException as error:
@@ -98,7 +117,7 @@ def _dataclass(target: str, key: str) -> Any:
 
 
 def suggest(given: Any, allowed: Iterable[Any]) -> str:
-    """The end of a sentence about a name that does not exist: the nearest one that does, and all of them if few."""
+    """The end of a message about an unknown name: the nearest allowed one, and all of them if few."""
     names = [shown(name) for name in allowed]
     near = difflib.get_close_matches(str(given), names, n=1)
     question = [f"did you mean {near[0]}?"] if near else []

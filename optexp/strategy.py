@@ -48,7 +48,15 @@ PRECISIONS = ("bfloat16", "float16", "tf32")  # to which there is a plain autoca
 @total_ordering
 @dataclass(frozen=True)
 class Contract:
-    """What a strategy promises about numbers; a larger level promises less."""
+    """A strategy's promise about numbers.
+
+    level: a larger one promises less
+    name:  BITWISE, REASSOCIATES or PRECISION
+    dtype: one of `PRECISIONS`, by whose limits results are judged; None for the program's own
+
+    Raises:
+        Unsupported: `dtype` is none of `PRECISIONS`.
+    """
 
     level: int
     name: str
@@ -70,7 +78,14 @@ REASSOCIATES = Contract(1, "REASSOCIATES")
 
 
 def precision(dtype: str) -> Contract:
-    """PRECISION(dtype): the arithmetic is that of plain autocast to `dtype`, one of `PRECISIONS`."""
+    """PRECISION(dtype): the arithmetic of plain autocast to `dtype`.
+
+    Args:
+        dtype: One of `PRECISIONS`.
+
+    Raises:
+        Unsupported: there is no plain autocast to `dtype`.
+    """
     # float16 and tf32 keep 11 bits, bfloat16 8: the weakest promise sorts last.
     return Contract(3 if dtype == "bfloat16" else 2, "PRECISION", dtype)
 
@@ -111,24 +126,27 @@ class Strategy(ABC):
 
     @property
     def contract(self) -> Contract:
+        """The promise about numbers that verification holds the strategy to."""
         return REASSOCIATES
 
     @property
     def provides(self) -> frozenset[str]:
-        """Traits others may require or exclude; a stage's name in lower case is always provided."""
+        """Traits that others may require or exclude; a stage's name in lower case is always provided."""
         return frozenset()
 
     @property
     def requires(self) -> frozenset[str]:
+        """Traits or names of strategies that another member of the stack has to provide."""
         return frozenset()
 
     @property
     def excludes(self) -> frozenset[str]:
+        """Traits or names of strategies that no other member of the stack may have."""
         return frozenset()
 
     @property
     def overwrites(self) -> bool:
-        """Whether outputs of a step lie where the next one writes its own: who keeps them has to copy them."""
+        """Whether a step writes its outputs over those of the step before: a caller that keeps them must copy them."""
         return False
 
     @property
@@ -142,27 +160,44 @@ class Strategy(ABC):
         return ()
 
     def helps(self, trace: Trace, calibration: Calibration | None) -> bool:
-        """Whether the profiled program leaves this strategy anything to gain; it does not where it has it already.
+        """Whether the strategy can gain anything on the profiled program, as where that does not use it already.
 
-        calibration: measured ceilings of the device; None if unknown
+        Args:
+            trace: Steps of the program.
+            calibration: Measured ceilings of the device; None if unknown.
         """
         return True
 
     def environment(self) -> Mapping[str, str]:
-        """Variables that an arm with this strategy starts with (torch reads some when it loads)."""
+        """Environment variables that an arm with this strategy starts with (torch reads some when it loads)."""
         return {}
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
-        """Why this cannot apply to this program here, and what to do; None when it can."""
+        """The reason why the strategy cannot apply to this program on this device, with advice; None where it can."""
         return None
 
     @abstractmethod
     def apply(self, program: Program) -> tuple[Program, Notes]:
-        """The optimized program, and what is worth knowing about how it came to be."""
+        """The optimized program, and notes for `evidence`, `recipe` and the record.
+
+        Args:
+            program: The plain program, or the one that earlier stages made. It stays unchanged: `dataclasses.replace`
+                makes the next one.
+
+        Raises:
+            Unsupported: the strategy cannot apply, as found out while applying it; the message says what to do.
+        """
 
     @abstractmethod
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
-        """Whether the optimization happened, judged from profiles, `apply`'s notes and counters."""
+        """The proof that the optimization engaged, from profiles, notes and counters.
+
+        Args:
+            before: Steps of the baseline.
+            after: Steps of the candidate.
+            notes: Of `apply`.
+            counters: Counts of the candidate's process by "group/name", as those of dynamo.
+        """
 
     def recipe(self, notes: Notes) -> str:
         """The same optimization in plain PyTorch: lines of `repro.py`, which runs the program without optexp.
@@ -197,9 +232,9 @@ class Strategy(ABC):
 
 
 def grouped(counters: Counters, name: str) -> dict[str, float]:
-    """The counters of one group.
+    """Counters of one group, by name.
 
-    In "claimed" are the regions that a strategy of its own had torch.compile make, by compile id.
+    The group "claimed" holds the regions that a strategy of its own had torch.compile make, by compile id.
     """
     return {key.partition("/")[2]: count for key, count in counters.items() if key.partition("/")[0] == name}
 
@@ -209,10 +244,10 @@ S = TypeVar("S", bound=Strategy)
 
 
 class Composed(list[Strategy]):
-    """Strategies, and what they said of themselves when they were put together: asked once, so that all hear the same.
+    """Strategies with their labels and contract, asked once, so that all callers get the same answers.
 
-    labels:    of each, as people write it
-    contract:  the weakest member's promise; the empty stack is the baseline itself
+    labels:   of each member, as on the command line
+    contract: the weakest member's promise; BITWISE for the empty stack, which is the baseline itself
     """
 
     labels: list[str]
@@ -230,7 +265,12 @@ class Composed(list[Strategy]):
 
 
 def compose(strategies: Stack) -> list[Strategy]:
-    """The stack in the order of its stages, or `Unsupported` where its members cannot work together."""
+    """The stack in the order of its stages, ties by name.
+
+    Raises:
+        Unsupported: a member is there twice, misses a requirement, excludes another, or needs another value of an
+            environment variable; or two members compile or capture.
+    """
     stack = sorted(strategies, key=lambda s: (s.stage, s.name))
     if twice := [name for name, count in Counter(s.name for s in stack).items() if count > 1]:
         raise Unsupported(f"{twice[0]} is twice in the stack: leave one out, or give one a YAML of another name")
@@ -253,33 +293,33 @@ def compose(strategies: Stack) -> list[Strategy]:
 
 
 def traits(strategy: Strategy) -> frozenset[str]:
-    """What a strategy provides, its stage included."""
+    """Traits that a strategy provides, its stage's name included."""
     return strategy.provides | {strategy.stage.name.lower()}
 
 
 def names(strategy: Strategy) -> frozenset[str]:
-    """Names by which others require or exclude it."""
+    """Names by which others require or exclude a strategy: its YAML's and its Python file's."""
     return frozenset({strategy.name, filed(strategy)})
 
 
 def filed(strategy: Strategy) -> str:
-    """The name of its Python file, whatever a YAML calls it."""
+    """Name of a strategy's Python file."""
     return type(strategy).__module__.rpartition(".")[2]
 
 
 def named(strategy: S, name: str) -> S:
-    """The same strategy under its YAML's name: a file may hold several classes, and a class serve several YAMLs."""
+    """The same object, named after its YAML: a file may hold several classes, and a class may serve several YAMLs."""
     setattr(strategy, NAME, name)  # no field, which would be an option
     return strategy
 
 
 def captures(stack: Stack) -> bool:
-    """Whether one of them records the program, or its model, in a CUDA Graph."""
+    """Whether a member records the program or its model in a CUDA graph."""
     return any("capture" in traits(strategy) for strategy in stack)
 
 
 def contract(stack: Stack) -> Contract:
-    """What a stack promises."""
+    """Promise of a stack: the weakest of its members'."""
     return Composed(stack).contract
 
 
@@ -289,7 +329,11 @@ def label(stack: Stack) -> str:
 
 
 def environment(stack: Stack) -> dict[str, str]:
-    """The variables of all members; two that disagree cannot be stacked."""
+    """Environment variables of all members.
+
+    Raises:
+        Unsupported: two members need different values of one variable.
+    """
     merged: dict[str, tuple[str, Strategy]] = {}
     for strategy in stack:
         for name, value in strategy.environment().items():

@@ -55,12 +55,18 @@ _DTYPES = {
 
 
 def record(run: Callable[[], object], steps: int, path: Path, device: torch.device) -> None:
-    """Profile `steps` calls of `run`, fewer where they are slow, and write a gzipped Chrome trace to `path`.
+    """Profile calls of `run` and write a gzipped Chrome trace.
 
-    The same steps are timed first, since tracing slows the host. Short ones on a CPU are traced three times, and the
-    quickest trace stays: what a trace keeps lies between tensors, so that what they leave is too small for the next
-    ones, which get new pages step by step; a next trace finds pages that are there already. Nothing should be timed in
-    this process afterwards.
+    The same steps are timed first, as tracing slows the host. Short ones on a CPU are traced three times, and the
+    quickest trace stays: records of a trace lie between tensors, so that freed memory is too fragmented for the next
+    tensors, which get new pages step by step; a later trace finds those pages. Nothing should be timed in this process
+    afterwards.
+
+    Args:
+        run: One step.
+        steps: Number of calls; fewer where they are slow.
+        path: Of the trace, which ends in .gz.
+        device: Of the step.
     """
     from optexp.measurement import clock, heap
 
@@ -114,7 +120,7 @@ def _traced(run: Callable[[], object], steps: int, device: torch.device, timed: 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took time: µs since the first event of the trace."""
+    """A span of time: µs since the first event of the trace."""
 
     name: str
     start: float
@@ -225,13 +231,24 @@ class Trace:
 
     @classmethod
     def read(cls, path: Path) -> Trace:
-        """Parse a Chrome trace of torch.profiler, gzipped or not; `ValueError` when no step is in it."""
+        """The steps of a Chrome trace of torch.profiler.
+
+        Args:
+            path: JSON, gzipped or not.
+
+        Raises:
+            ValueError: the file holds no step, or no JSON.
+        """
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             return cls.parse(json.load(file))
 
     @classmethod
     def parse(cls, chrome: Mapping[str, Any]) -> Trace:
-        """The same from the decoded JSON."""
+        """The same from the decoded JSON.
+
+        Raises:
+            ValueError: the trace holds no step.
+        """
         events: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for event in chrome["traceEvents"]:
             if event.get("ph") == "X" or event.get("name") == "[memory]":
@@ -272,35 +289,35 @@ class Trace:
 
     @property
     def has_gpu(self) -> bool:
-        """Whether the GPU did anything; that it did not is an answer, not a failure."""
+        """Whether the GPU did anything; an idle GPU is no error."""
         return bool(self.kernels or self.copies)
 
     @cached_property
     def window(self) -> tuple[float, float]:
-        """From the first step's begin to the end of what the steps asked for, on host and GPU."""
+        """From the first step's begin to the end of the steps' work on host and GPU, in µs."""
         return self.steps[0].start, max(span.end for span in (*self.steps, *self.kernels, *self.copies))
 
     def calls(self, name: str) -> float:
-        """How often a step calls this function of the CUDA runtime or driver (`cudaGraphLaunch`)."""
+        """Calls per step of a function of the CUDA runtime or driver, as `cudaGraphLaunch`."""
         return sum(call.name == name for call in self.api) / len(self.steps)
 
     def compiled_calls(self) -> Counter[str]:
-        """How often each region that torch.compile made ran, over all steps, by its compile id ("0/0"; "": unknown)."""
+        """Calls of each region that torch.compile made, over all steps, by compile id ("0/0"; "" if unknown)."""
         heads = (op.name.partition("Torch-Compiled Region") for op in self.ops)
         regions = Counter(name.removeprefix(": ") for before, found, name in heads if found and not before)
         return regions or Counter("" for span in self.annotations if "CompiledFxGraph" in span.name)
 
     def op_dtypes(self, names: Collection[str]) -> Counter[str]:
-        """Dtypes of the first tensor that these operators were given, counted over all steps."""
+        """Dtypes of the first tensor argument of these operators, with their counts over all steps."""
         return Counter(op.inputs[0][0] for op in self.ops if op.name in names and op.inputs and op.inputs[0][0])
 
     def top_kernels(self, count: int) -> list[TopEntry]:
-        """Kernels and copies with most GPU time: name, calls and µs a step, share of the GPU's time."""
+        """The `count` kernels and copies with most GPU time: name, calls and µs a step, share of the GPU's time."""
         work = [(short_name(k.name), k.duration) for k in (*self.kernels, *self.copies)]
         return self._top(work, sum(us for _, us in work), count)
 
     def top_ops(self, count: int) -> list[TopEntry]:
-        """Operators with most host time of their own: name, calls and µs a step, share of the steps' time."""
+        """The `count` operators with most host time of their own: name, calls and µs a step, share of the steps."""
         return self._top([(op.name, op.self_us) for op in self.ops], sum(s.duration for s in self.steps), count)
 
     def _top(self, work: Iterable[tuple[str, float]], whole: float, count: int) -> list[TopEntry]:
@@ -316,7 +333,7 @@ class Trace:
 
     @property
     def peak_cpu_bytes(self) -> int | None:
-        """The most that the steps held of CPU memory beyond what was there before; None where it was not recorded."""
+        """Peak bytes of CPU memory of the steps beyond those allocated before; None where it was not recorded."""
         if not self.memory:
             return None
         before = self.memory[0].allocated - self.memory[0].bytes
@@ -324,7 +341,7 @@ class Trace:
 
 
 def short_name(name: str) -> str:
-    """A kernel's name as people know it: without template arguments, but with the functor that tells it apart."""
+    """A kernel's name without template arguments, but with the functor that distinguishes it."""
     bare = re.sub(r"\(anonymous namespace\)::", "", name.removeprefix("void "))
     head, _, arguments = bare.partition("<")
     if not arguments:

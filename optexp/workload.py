@@ -44,7 +44,14 @@ class Workload(ABC):
         return type(self).__module__.rpartition(".")[2]
 
     def resolve(self, device: str) -> Self:
-        """This workload with sizes that were left open filled in for the kind of device ("cuda" or "cpu")."""
+        """This workload with its open sizes (None) filled in.
+
+        Args:
+            device: Kind of device, "cuda" or "cpu".
+
+        Raises:
+            ConfigError: a size is below 1.
+        """
         left_open: dict[str, Any] = {k: v for k, v in self.sizes.get(device, {}).items() if getattr(self, k) is None}
         resolved = replace(self, **left_open)
         for name in ("batch_size", *self.sizes.get(device, ())):
@@ -53,13 +60,13 @@ class Workload(ABC):
         return resolved
 
     def tails(self) -> list[Self]:
-        """The same on small, odd sizes, whose last tiles are partial; families of inputs are then tried there."""
+        """Copies with small, odd sizes, whose last tiles are partial; families of inputs are then tried there."""
         return []
 
     @property
     @abstractmethod
     def samples(self) -> int:
-        """How many samples one step processes, for throughput."""
+        """Samples that one step processes, for throughput."""
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -71,47 +78,69 @@ class Workload(ABC):
 
     @property
     def variety(self) -> int:
-        """How many kinds of batch take turns; each is met when an arm sets up, verified, and timed equally often."""
+        """Number of kinds of batch that take turns; each is met in set-up, verified, and timed equally often."""
         return 1
 
     def batches(self, generator: torch.Generator, count: int) -> list[Batch]:
-        """`count` batches one after the other, the first kind first."""
+        """Consecutive batches, the first kind first.
+
+        Args:
+            generator: Source of randomness; its device is the batches'.
+            count: Number of batches.
+        """
         return [self.batch(generator) for _ in range(count)]
 
     @property
     def flops(self) -> float | None:
-        """Multiplications and additions of a step that no other way to compute it can save, where that is known."""
+        """Floating-point operations of a step that no implementation can save; None where unknown."""
         return None
 
     def code(self) -> list[bytes]:
-        """What it is written in, as far as that is known without importing a user's file: other code is other work."""
+        """Source files of the class and its bases, as far as known without an import of a user's file."""
         files = (getattr(sys.modules[cls.__module__], "__file__", None) for cls in type(self).__mro__)
         return [Path(file).read_bytes() for file in dict.fromkeys(files) if file]
 
     @property
     def bounded(self) -> frozenset[str]:
-        """Inputs, by name or position, whose values have a range of their own: families leave them as they are."""
+        """Inputs, by name or position, with a range of their own: families of inputs leave their values unchanged."""
         return frozenset()
 
     def notes(self) -> list[str]:
-        """What the user should know about how the program came to be; asked after `build`."""
+        """Remarks for the user on how the program was made; asked after `build`."""
         return []
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
-        """A scalar to differentiate."""
+        """A scalar to differentiate.
+
+        Args:
+            output: Of the model.
+            batch: With its trailing `targets`.
+
+        Raises:
+            TypeError: the workload has no loss.
+        """
         raise TypeError(f"workload={self.name} has no loss: use workload.mode=forward")
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of mode=train."""
+        """The optimizer of mode=train.
+
+        Raises:
+            TypeError: the workload has no optimizer.
+        """
         raise TypeError(f"workload={self.name} has no optimizer: use workload.mode=forward or forward_backward")
 
     @property
     def targets(self) -> int:
-        """How many trailing tensors of a batch are for the loss."""
+        """Number of a batch's trailing tensors for the loss alone."""
         return 0
 
     def feed(self, device: torch.device, dtype: torch.dtype) -> Feed:
-        """How batches reach the device: they lie there already, unless moving them is part of the work."""
+        """The way of batches to the device; by default they lie there already.
+
+        Args:
+            device: Of the step.
+            dtype: Of real tensors.
+        """
         return ResidentFeed(device)
 
     def step(self) -> Step:
@@ -119,13 +148,28 @@ class Workload(ABC):
         return STEPS[self.mode]
 
     def listing(self, program: Program, batch: Batch, inliner: Inliner) -> Source:
-        """What this workload's program is made of, as source that runs without optexp."""
+        """Source of this workload's program that runs without optexp, for `repro.py`.
+
+        Args:
+            program: The plain program.
+            batch: One batch of it.
+            inliner: Collects copied definitions and imports.
+
+        Raises:
+            NotCovered: a part has no source that could be copied.
+        """
         from optexp.export.repro import of_class
 
         return of_class(self, program, batch, inliner)
 
     def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Program:
-        """The program of this workload: equal seeds give equal parameters, on every device and in every process."""
+        """The program: equal seeds give equal parameters, on every device and in every process.
+
+        Args:
+            device: Of parameters and batches.
+            dtype: Of parameters and real inputs.
+            seed: Of torch's global generator, which this sets.
+        """
         torch.manual_seed(seed)
         model = placed(self.model(), device, dtype)
         trains = self.mode != "forward"
@@ -143,13 +187,25 @@ class Workload(ABC):
 
 
 def known(size: int | None) -> int:
-    """A size that `resolve` has filled in."""
+    """A size that `resolve` has filled in.
+
+    Raises:
+        AssertionError: the size is still open.
+    """
     assert size is not None, "workload.resolve(device) comes first"
     return size
 
 
 def extra(module: str, workload: str) -> ModuleType:
-    """A module of the extra `optexp[models]`; where it is missing, the workload cannot run here."""
+    """A module of the extra `optexp[models]`.
+
+    Args:
+        module: Dotted name.
+        workload: Its name in the message.
+
+    Raises:
+        Unsupported: the package is not installed.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -160,7 +216,11 @@ def extra(module: str, workload: str) -> ModuleType:
 
 
 def sgd_or_adamw(optim: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """The two that most training runs use; SGD with momentum 0.9."""
+    """SGD with momentum 0.9 where `optim` is "sgd", else AdamW.
+
+    Args:
+        lr: Learning rate.
+    """
     if optim == "sgd":
         return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     return torch.optim.AdamW(model.parameters(), lr=lr)

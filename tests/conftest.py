@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +14,9 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
+from optexp.__main__ import SIGNALS, main
 from optexp.config import Experiment, overrides, resolve, search_path
+from optexp.sweeps import exit_status
 
 if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # side by side: their threads share the cores
     threads = max(1, len(os.sched_getaffinity(0)) // processes)
@@ -120,6 +125,26 @@ def experiment() -> Callable[..., Experiment]:
             return resolve(compose("config", overrides=overrides.rewrite(list(arguments))))
 
     return of
+
+
+@pytest.fixture
+def command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    """Runs `optexp <arguments>` in an empty folder and in this process; gives its exit status."""
+
+    def call(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["optexp", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    monkeypatch.setattr(exit_status, "_finished", [])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # so that what `main` sets is undone
+    monkeypatch.delenv("HYDRA_FULL_ERROR")
+    monkeypatch.chdir(tmp_path)
+    handlers = [(number, signal.getsignal(number)) for number in SIGNALS]
+    yield call
+    for number, handler in handlers:
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
 
-from optexp.__main__ import SIGNALS, main
 from optexp.comparison import runner
 from optexp.config import overrides, resolve
 from optexp.errors import ConfigError
@@ -57,7 +56,7 @@ def ran() -> list[str]:
 
 
 @pytest.fixture
-def cli(ran: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
+def cli(ran: list[str], command_line: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Runs `optexp <arguments>` in an empty folder; a job's verdict is its only strategy's, from `verdicts`."""
     verdicts = {"cuda_graph": Verdict.UNSUPPORTED, "amp": Verdict.NOT_EQUIVALENT, "inplace": Verdict.NOT_ENGAGED}
 
@@ -75,21 +74,8 @@ def cli(ran: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         result.write(output / "result.json")
         return result
 
-    def call(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["optexp", *arguments, "tracking.enabled=false"])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0)
-
     monkeypatch.setattr(runner, "run", run)
-    monkeypatch.setattr(exit_status, "_finished", [])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    monkeypatch.delenv("HYDRA_FULL_ERROR")
-    monkeypatch.chdir(tmp_path)
-    handlers = [(number, signal.getsignal(number)) for number in SIGNALS]
-    yield call
-    for number, handler in handlers:
-        signal.signal(number, handler)
+    return lambda *arguments: command_line(*arguments, "tracking.enabled=false")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,6 @@ class Facts:
     examined:   the candidate, and a baseline that is a stack itself
     untimed:    nothing is to be timed (`verify=only`)
     itself:     both arms are the same program
-    comparisons: in the family that `measurement.p_holm` corrects for
     """
 
     problem: Problem | None = None
@@ -57,7 +56,6 @@ class Facts:
     measurement: Measurement | None = None
     confidence: float = 0.99
     itself: bool = False
-    comparisons: int = 1
 
     @property
     def interval(self) -> statistics.Interval | None:
@@ -69,10 +67,14 @@ class Facts:
 
 @dataclass(frozen=True)
 class Decision:
-    """A verdict and its reason, as the end of a headline; a measured verdict has its figures instead."""
+    """A verdict and its reason, as the end of a headline; a measured verdict has its figures instead.
+
+    alone: the measured verdict before the correction for many comparisons, which it did not survive; else None
+    """
 
     verdict: Verdict
     reason: str = ""
+    alone: Verdict | None = None
 
 
 def adjudicate(facts: Facts) -> Decision | None:
@@ -172,8 +174,8 @@ def measured(facts: Facts) -> Decision | None:
     own = _own(measurement, interval)
     claims = own in (Verdict.FASTER, Verdict.SLOWER)
     if claims and measurement.p_holm is not None and measurement.p_holm >= 1 - facts.confidence:
-        reason = f"one of {facts.comparisons} comparisons (Holm: p = {measurement.p_holm:.2g})"
-        return Decision(Verdict.INCONCLUSIVE, reason)
+        reason = f"one of {measurement.comparisons or 'several'} comparisons (Holm: p = {measurement.p_holm:.2g})"
+        return Decision(Verdict.INCONCLUSIVE, reason, own)
     return Decision(own)
 
 

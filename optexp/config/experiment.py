@@ -75,9 +75,14 @@ class Experiment(Settings):
 
 
 def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
-    """The experiment that a composed configuration describes; `ConfigError` where it describes none.
+    """The experiment that a composed configuration describes.
 
-    workload:  an object instead of the configuration's
+    Args:
+        config: As Hydra composes it.
+        workload: An object instead of the configuration's.
+
+    Raises:
+        ConfigError: a key, type or choice is not allowed, or an object is no workload or strategy.
     """
     values = plain(config)
     values.pop("study", None)  # is about the sweep that this job is one of

@@ -15,7 +15,10 @@ STACK = re.compile(r"\[[^]]*\]|[\w/-]+(?:\+[\w/-]+)+")
 
 
 def rewrite(arguments: list[str]) -> list[str]:
-    """Arguments as Hydra reads them: `strategy=amp+fusion` is a list; an option may belong to a strategy not chosen."""
+    """Arguments as Hydra reads them.
+
+    `strategy=amp+fusion` becomes a list, and an option may belong to a strategy that is not chosen.
+    """
     return [_rewrite(argument) for argument in arguments]
 
 
@@ -41,7 +44,7 @@ def _as_list(match: re.Match[str]) -> str:
 
 
 def explain(error: BaseException) -> str | None:
-    """One sentence for a mistake found while composing; None when the error is not of that kind."""
+    """One sentence about a mistake in the arguments; None for an error of another kind."""
     if isinstance(error, ConfigError):
         return str(error)
     if isinstance(error, OverrideParseException):

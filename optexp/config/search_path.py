@@ -72,7 +72,7 @@ class SearchPath(SearchPathPlugin):
 
 
 def register() -> None:
-    """Tell Hydra about the search path. The working folder's modules may be named by a `_target_`."""
+    """Add the search path to Hydra, and the working folder to `sys.path`, so that a `_target_` may name its modules."""
     if SearchPath not in Plugins.instance().discover(SearchPathPlugin):
         Plugins.instance().register(Studies)
         Plugins.instance().register(SearchPath)
@@ -81,19 +81,23 @@ def register() -> None:
 
 
 def options(group: str) -> list[str]:
-    """The choices of a group, from every folder on the search path."""
+    """Choices of a group, from every folder on the search path, sorted."""
     with _loader() as loader:
         return sorted(loader.get_group_options(group, config_name="config", overrides=_searchpath()))
 
 
 def compose(overrides: list[str]) -> DictConfig:
-    """The configuration that these overrides give, with the search path of the job in progress."""
+    """The configuration of these overrides, on the search path of the job in progress.
+
+    Raises:
+        hydra.errors.HydraException: an override is malformed or names no choice; `overrides.explain` words it.
+    """
     with _loader() as loader:
         return loader.load_configuration("config", overrides + _searchpath(), run_mode=RunMode.RUN)
 
 
 def in_sweep() -> bool:
-    """Whether this is one job of several."""
+    """Whether this job is one of a multirun."""
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 

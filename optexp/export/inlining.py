@@ -26,7 +26,7 @@ BUILTINS = set(dir(__builtins__)) if isinstance(__builtins__, ModuleType) else s
 
 @dataclass(frozen=True)
 class Definition:
-    """What binds a name in a module: statements, or an import."""
+    """The binding of a name in a module: statements, or an import."""
 
     statements: tuple[ast.stmt, ...]
     text: str
@@ -54,12 +54,12 @@ class Inliner:
         return module.partition(".")[0] == OWN or module in self.modules
 
     def take(self) -> str:
-        """What was copied since this was last asked."""
+        """Definitions copied since the last call."""
         copied, self.copied = self.copied, []
         return "\n\n\n".join(copied)
 
     def imports(self) -> str:
-        """All imports so far: the standard library's, then others."""
+        """All imports so far: the standard library's first."""
         lines: dict[bool, list[str]] = {True: [], False: []}
         for module in sorted(self.names):
             names = self.names[module]
@@ -77,7 +77,15 @@ class Inliner:
                 self._import(statement, alias)
 
     def lines(self, text: str, module: str) -> str:
-        """Lines of the file itself: what they use of `module`, or import from modules that are copied, is copied."""
+        """The same lines without imports; definitions that they use or import from copied modules are copied.
+
+        Args:
+            text: Lines of the exported file itself.
+            module: Its names may be used without an import.
+
+        Raises:
+            NotCovered: a definition cannot be copied.
+        """
         tree = ast.parse(text)
         imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         bound = {name for node in tree.body for name in bound_by(node)} | self.origins.keys()
@@ -92,7 +100,11 @@ class Inliner:
         return kept.strip("\n")
 
     def need(self, module: str, name: str) -> None:
-        """Copy what binds `name` in `module`, or import it as that module does."""
+        """Copy the definition of `name` in `module`, or import it as that module does.
+
+        Raises:
+            NotCovered: the module has no definition that could be copied, or its name is taken by another.
+        """
         definition = definitions(module).get(name)
         if definition is None:
             raise NotCovered(f"{module} has no definition of {name} that could be copied")
@@ -112,7 +124,11 @@ class Inliner:
         self.copied.append(definition.text)
 
     def code(self, statements: Iterable[ast.stmt], module: str) -> None:
-        """Copy what these statements of a module use."""
+        """Copy the definitions that these statements of a module use.
+
+        Raises:
+            NotCovered: a function imports from a copied module, or a definition cannot be copied.
+        """
         statements = list(statements)
         for statement in statements:
             for node in ast.walk(statement):
@@ -158,7 +174,11 @@ class Inliner:
 
 @cache
 def definitions(module: str) -> dict[str, Definition]:
-    """The names that a module's top level binds; what only type checkers see is left out."""
+    """Names that a module's top level binds, without those for type checkers.
+
+    Raises:
+        NotCovered: the module's source is not in a file.
+    """
     try:
         source = inspect.getsource(importlib.import_module(module))
     except (OSError, TypeError) as error:
@@ -197,7 +217,7 @@ def segment(node: ast.stmt, lines: list[str]) -> str:
 
 
 def uses(statements: Iterable[ast.stmt]) -> set[str]:
-    """Names of the module's own level that these statements read, annotations aside."""
+    """Names of the module's level that these statements read, without annotations."""
     bare = [_Bare().visit(ast.parse(ast.unparse(node)).body[0]) for node in statements]
     text = "\n".join(ast.unparse(ast.fix_missing_locations(node)) for node in bare)
     top = symtable.symtable(text, "file", "exec")
@@ -213,7 +233,7 @@ def uses(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def annotated(statements: Iterable[ast.stmt]) -> set[str]:
-    """Names that stand in the annotations of functions."""
+    """Names in annotations of functions."""
     found: list[ast.expr | None] = []
     for statement in statements:
         for node in ast.walk(statement):
@@ -246,7 +266,16 @@ class _Bare(ast.NodeTransformer):
 
 
 def flat_class(instance: Any, entries: Iterable[str], inliner: Inliner) -> str:
-    """The class of a dataclass instance without its bases: what these methods use of it, with its values."""
+    """Source of a dataclass instance's class without its bases.
+
+    Args:
+        instance: Its fields' values become literals.
+        entries: Methods that the file calls; those that they call are copied too.
+        inliner: Collects definitions of other names.
+
+    Raises:
+        NotCovered: a method calls super(), or a value or definition has no source.
+    """
     cls = type(instance)
     assert is_dataclass(instance)
     values = {f.name for f in fields(instance)}
@@ -280,7 +309,14 @@ def _member(cls: type, name: str) -> tuple[type, ast.stmt | None]:
 
 
 def literal(value: Any, what: str) -> str:
-    """A value as it is written."""
+    """A value as source.
+
+    Args:
+        what: Subject of the message.
+
+    Raises:
+        NotCovered: the value has no literal.
+    """
     text = repr(value)
     if isinstance(value, str) and '"' not in text:
         text = f'"{text[1:-1]}"'
@@ -294,9 +330,9 @@ def literal(value: Any, what: str) -> str:
 
 
 def code_of(model: fx.GraphModule) -> str | None:
-    """`def rewritten(self, ...)`, what a traced model does, for a model with the same submodules and parameters.
+    """`def rewritten(self, ...)` of a traced model, for a model with the same submodules and parameters.
 
-    None where it also needs values that only the traced one holds.
+    None where it needs values that the traced model alone holds.
     """
     if (spelled := spelled_graph(model.graph, "self")) is None:
         return None
@@ -309,7 +345,7 @@ def code_of(model: fx.GraphModule) -> str | None:
 
 
 def spelled_graph(graph: fx.Graph, model: str) -> tuple[str, set[str]] | None:
-    """The graph as `def forward(<model>, ...)`, and the imports that it needs; None where it needs other values."""
+    """`def forward(<model>, ...)` of a graph, and its imports; None where it needs other values."""
     code = graph.python_code(model)
     if "_tensor_constant" in code.src:
         return None

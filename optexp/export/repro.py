@@ -64,7 +64,11 @@ class Source:
 
 
 def of_class(workload: Workload, program: Program, batch: Batch, inliner: Inliner) -> Source:
-    """The source of a workload that is all in its own class, as those of optexp are."""
+    """Source of a workload whose code is its own class, as those of optexp.
+
+    Raises:
+        NotCovered: a part has no source that could be copied, or batches reach the device in another way.
+    """
     entries = ["model", "batch"]
     entries += ["loss"] if program.loss is not None else []
     entries += ["optimizer"] if program.optimizer is not None else []
@@ -112,7 +116,7 @@ class Script:
         self.notes, self.inliner = notes, Inliner({type(part).__module__ for part in (workload, *stack)}, NAMES)
 
     def files(self) -> dict[str, bytes]:
-        """By name; where something cannot be said, a file that says what."""
+        """Files by name; where a part has no source, a file that names the reason."""
         title = f"{self.workload.name} · {label(self.stack)}"
         try:
             source = self.workload.listing(self.program, self.batch, self.inliner)
@@ -185,7 +189,7 @@ class Script:
 
     @property
     def scaled(self) -> bool:
-        """Whether a recipe makes a gradient scaler (and does not only wrap the one that it finds)."""
+        """Whether a recipe makes a gradient scaler, and does not wrap an existing one."""
         bodies = [ast.parse(recipe).body for recipe in self.recipes.values()]
         return any("scaler" not in uses(body) and any("scaler" in bound_by(node) for node in body) for body in bodies)
 
@@ -201,7 +205,11 @@ class Script:
         return f"forward({', '.join([*positional, *(f'{name}={value}' for name, value in given.items())])})"
 
     def step(self) -> str:
-        """One step, as `optexp.program` runs it."""
+        """Source of one step, as in `optexp.program`.
+
+        Raises:
+            NotCovered: the workload has a step of its own, without source.
+        """
         plain = self.program.step
         if hasattr(plain, "listing"):
             return str(plain.listing())
@@ -217,7 +225,7 @@ class Script:
         return BACKWARD.format(backward=backward, update=update)
 
     def feed(self, source: Source) -> list[str]:
-        """How batches reach the device."""
+        """Source of the batches' way to the device."""
         feed, count = self.program.feed, -(-4 // self.workload.variety) * self.workload.variety
         if isinstance(feed, LoaderFeed):
             moved = f"t.to(device, dtype if t.is_floating_point() else t.dtype, non_blocking={feed.non_blocking})"
@@ -237,7 +245,7 @@ class Script:
 
 
 def loader_options(feed: LoaderFeed) -> str:
-    """What `given`, a DataLoader, was made with."""
+    """Source of the arguments that make a loader like that of the feed, which the file names `given`."""
     loader = feed.loader
     options = {"dataset": "given.dataset", "num_workers": str(feed.workers)}
     if feed.workers:
@@ -264,7 +272,7 @@ def heading(text: str) -> str:
 
 
 def first_line(module: str) -> str:
-    """What a module's docstring begins with."""
+    """First line of a module's docstring."""
     return (inspect.getdoc(sys.modules[module]) or "as below").splitlines()[0].rstrip(".")
 
 

@@ -11,9 +11,11 @@ OWN, CARRIED = "optexp", "carried"
 
 
 def carried(modules: Iterable[str], beside: Iterable[Path] = ()) -> str:
-    """Lines after which these modules, and all that they import of optexp, can be imported as of a package `carried`.
+    """Lines after which these modules, and their imports from optexp, are importable from a package `carried`.
 
-    beside:  files that lie in the folder of the first module
+    Args:
+        modules: Dotted names.
+        beside: Files for the folder of the first module.
     """
     waiting = [f"{OWN}.{name}" for name in modules]
     files: dict[str, str] = {}
@@ -39,7 +41,7 @@ sys.path.insert(0, str(folder))
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Modules of optexp that are imported when the code runs; what only type checkers see is left out."""
+    """Modules of optexp that code imports when it runs, without those for type checkers."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
@@ -50,7 +52,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def origin(module: str) -> Path | None:
-    """The file of a module; None where there is no such module."""
+    """File of a module; None where the module does not exist."""
     try:
         spec = find_spec(module)
     except ModuleNotFoundError:  # something in a module

@@ -11,9 +11,9 @@ from optexp.program.offered import Place, offered
 
 
 class Feed(Protocol):
-    """How the next batch reaches the device. The core owns the source; a feed only brings it.
+    """The way of the next batch to the device. The core owns the source of batches; a feed brings them.
 
-    Inherit from it: what it defines here fits feeds that do nothing in the background.
+    Inherit from it: the defaults here fit feeds without work in the background.
     """
 
     device: torch.device
@@ -23,40 +23,40 @@ class Feed(Protocol):
         ...
 
     def reset(self, source: Source) -> None:
-        """Start again from `source[0]`; drop whatever was prefetched.
+        """Start again from `source[0]`; drop prefetched batches.
 
-        Keep the source and take nothing from it here: a batch is taken when a step asks for it, or so many before as
-        `queue` says. Earlier is INVALID: results could be computed before the clock runs.
+        Keep the source and take nothing from it here: a batch is taken when a step asks for it, or as many steps before
+        as `queue` says. An earlier one makes the verdict INVALID: results could be computed before the clock runs.
         """
         ...
 
     @property
     def place(self) -> Place:
-        """Where the core is to lay out the source before the clock runs; as `self.feed` wants it, where that is one."""
+        """Memory in which the core lays out the source before the clock runs; that of `self.feed`, if there is one."""
         inner: Feed | None = getattr(self, "feed", None)
         return Place(self.device) if inner is None else getattr(inner, "place", Place(self.device))
 
     def bring(self, batch: Batch) -> Batch:
-        """A copy of the caller's batch, delivered as `next` delivers its own: what equivalence is checked on."""
+        """A copy of the caller's batch, delivered as `next` delivers its own; verification uses it."""
         return map_batch(lambda tensor: tensor.to(self.device, copy=True), batch)
 
     @property
     def queue(self) -> int:
-        """How many batches may lie ready, made in the background. Timing must outlast them by far."""
+        """The most batches that may lie ready, made in the background. Blocks must outlast them by far."""
         return 0
 
     @property
     def period(self) -> int | None:
-        """After how many batches they come again, or their sizes do, where that is known."""
+        """Number of batches after which they, or their sizes, repeat; None if unknown."""
         return None
 
     def pause(self) -> None:
-        """Leave nothing to do in the background, where it would disturb what is timed elsewhere."""
+        """Finish work in the background, which would disturb the timing of the other arm."""
         return
 
 
 class ResidentFeed(Feed):
-    """Batches live on the device before the clock starts and are cycled: no transfer is part of the step."""
+    """Batches that lie on the device before the clock starts and are cycled: no transfer is part of the step."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

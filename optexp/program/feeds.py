@@ -74,7 +74,7 @@ class HostFeed(Feed):
 
 
 def generators(loader: DataLoader[Any]) -> list[Callable[[], object]]:
-    """What puts every generator of random numbers that a loader has of its own back to where it is now."""
+    """Functions that put a loader's own generators of random numbers back to their present states."""
     parts = (
         loader,
         loader.dataset,
@@ -161,7 +161,7 @@ class LoaderFeed(Feed):
         return map_batch(lambda tensor: self._to_device(on_host(tensor, self.device, pinned)), batch)
 
     def pause(self) -> None:
-        """Take what the workers still make and throw it away; they then wait, and start quickly."""
+        """Take and drop the batches that workers still make; they then wait, and start quickly."""
         if self._batches is not None and self._endless is not None:
             self._endless.stopped = True
             for _ in self._batches:
@@ -220,7 +220,7 @@ def settings(part: object) -> dict[str, Any]:
 
 
 def nothing_copied(device: torch.device) -> str | None:
-    """Why no batch is copied to this device; None where some may be."""
+    """The reason why no batch is copied to this device; None where some may be."""
     if device.type == "cuda":
         return None
     return (
@@ -230,7 +230,13 @@ def nothing_copied(device: torch.device) -> str | None:
 
 
 def on_host(tensor: Tensor, device: torch.device, pinned: bool) -> Tensor:
-    """A copy in host memory; pinned: in page-locked memory, where there is a GPU to read it."""
+    """A copy in host memory.
+
+    Args:
+        tensor: On any device.
+        device: Of the step.
+        pinned: In page-locked memory, where the device is a GPU.
+    """
     copy = tensor.to("cpu", copy=True)
     return copy.pin_memory() if pinned and device.type == "cuda" else copy
 
@@ -260,7 +266,7 @@ class _Endless(Sampler[Any]):
 
 
 def draws(loader: DataLoader[Any]) -> bool:
-    """Whether a data set draws random numbers while it makes an item, as augmentation does. Looks at the first one."""
+    """Whether a data set draws random numbers while it makes an item, as augmentation does. Reads the first item."""
 
     def state() -> tuple[Any, ...]:
         return random.getstate(), pickle.dumps(numpy.random.get_state()), torch.get_rng_state().tolist()
@@ -278,7 +284,11 @@ def draws(loader: DataLoader[Any]) -> bool:
 
 
 def as_batch(made: Any) -> Batch:
-    """What a loader yields as a batch: tensors in a tuple, or by name."""
+    """A loader's item as a batch: tensors in a tuple, or by name.
+
+    Raises:
+        TypeError: the item holds anything else.
+    """
     batch: Any = (made,) if isinstance(made, Tensor) else made
     if isinstance(batch, list):
         batch = tuple(batch)

@@ -55,20 +55,21 @@ class Offered(Sequence["Batch"]):
         self.begin()
 
     def lay_out(self, batches: Source) -> None:
-        """Other batches from now on, wherever the cycle stands."""
+        """Replace the batches; the position in the cycle stays."""
         self._batches = [self._put(batch) for batch in batches]
         self._count = len(self._batches)
 
     def exchange(self, other: Offered) -> None:
-        """The batches of another cycle, and that one has these."""
+        """Swap batches with another cycle."""
         self._batches, other._batches = other._batches, self._batches
 
     def begin(self, first: int = 0) -> None:
+        """Start the cycle again at batch `first`."""
         self.first, self.due, self.ahead = first % max(1, self._count), 0, -1
 
     @property
     def current(self) -> Batch:
-        """What the last step was to be given."""
+        """The batch of the last step."""
         return self._batches[(self.due - 1 + self.first) % self._count]
 
     def __len__(self) -> int:
@@ -102,5 +103,5 @@ class Offered(Sequence["Batch"]):
 
 
 def offered(source: Source, place: Place) -> Offered:
-    """The same where the core has laid them out already, else what a caller's own sequence holds."""
+    """The source as the core has laid it out, else a copy of a caller's own sequence at `place`."""
     return source if isinstance(source, Offered) and source.place == place else Offered(source, place)

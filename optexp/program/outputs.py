@@ -25,9 +25,9 @@ def flatten(value: Any, name: str = "output") -> Outputs:
 
 
 def others(value: Any, name: str = "output") -> Outputs:
-    """What else is in a nested output, as tensors on the CPU: numbers, lists of numbers and text.
+    """Entries of a nested output that are no tensors, as tensors on the CPU: numbers, lists of numbers and text.
 
-    What cannot be read is there by name and type, and empty.
+    An entry of another type is an empty tensor, with its type in the name.
     """
     return dict(_read(key, leaf) for key, leaf in _leaves(value, name) if not isinstance(leaf, (Tensor, NoneType)))
 
@@ -77,5 +77,5 @@ def _read(name: str, leaf: Any) -> tuple[str, Tensor]:
 
 
 def unreadable(name: str) -> bool:
-    """Whether a result's name is that of something that could not be read."""
+    """Whether `name` is of an entry whose value `others` could not read."""
     return UNREADABLE in name

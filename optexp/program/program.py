@@ -17,46 +17,52 @@ from optexp.support.reading import read
 
 
 class StepState(Protocol):
-    """What a step keeps beside the tensors of model and optimizer, by name."""
+    """State of a step beside the tensors of model and optimizer, by name."""
 
     @property
     def first(self) -> Remembered:
-        """As it was when the program was built."""
+        """The state when the program was built."""
         ...
 
     def read(self) -> Remembered:
-        """A copy of all of it."""
+        """A copy of the state."""
         ...
 
     def write(self, remembered: Remembered) -> None:
-        """Put it back, in place."""
+        """Restore the state in place."""
         ...
 
     def news(self, now: Remembered) -> Packed:
-        """What is no longer as it was at first, to be put back in another process."""
+        """Entries of `now` that differ from `first`, for another process to restore."""
         ...
 
     def changed(self, then: Remembered, now: Remembered) -> Packed:
-        """What is no longer as it was then, to be compared in another process."""
+        """Entries of `now` that differ from `then`, for another process to compare."""
         ...
 
-    def unpack(self, packed: Packed) -> Remembered: ...
+    def unpack(self, packed: Packed) -> Remembered:
+        """Entries that `news` packed, at this program's precision."""
+        ...
 
     def apart(self, ours: bytes, theirs: bytes) -> list[float]:
-        """How far two runs are from having changed each number likewise; infinitely, where they must be equal."""
+        """Distance between the changes of two runs, by number; infinite where they must be equal."""
         ...
 
     def alike(self, ours: bytes, theirs: bytes, unit: float = 0.0, noise: Sequence[float] | None = None) -> bool:
-        """Whether two arms changed something likewise, however each of them rounds (u of the arithmetic).
+        """Whether two arms changed an entry alike, up to rounding.
 
-        noise: what `apart` says of runs with a little noise; None: coarsely
+        Args:
+            ours: Entry of one arm, as `changed` packs it.
+            theirs: Of the other.
+            unit: Unit roundoff u of the arithmetic.
+            noise: Distances by `apart` of runs with a little noise; None for a coarse comparison.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Alias:
-    """What the baseline calls a tensor of another model, which may hold its transpose."""
+    """The baseline's name of a tensor of another model, which may hold its transpose."""
 
     name: str
     transposed: bool = False
@@ -68,22 +74,22 @@ class Alias:
 
 @dataclass(frozen=True)
 class Program:
-    """All that a strategy may change. `dataclasses.replace` makes the next one.
+    """Everything that a strategy may change. `dataclasses.replace` makes the next one.
 
-    model:     holds parameters and buffers; their names identify them in every arm.
-    forward:   how the model is called; the model itself unless a strategy wrapped it (compiled, autocast).
-    loss:      `loss(output, batch) -> scalar`; None for pure inference.
-    targets:   how many trailing tensors of a batch go to the loss and not to the model.
-    constants: arguments of the model that are no tensors, by name or, as "0" or "1", by position.
-    step:      one unit of work; keeps no state that is not a field here.
-    pullback:  gradients start from the output itself and not from a loss (see the step of that name).
-    captured:  a later stage records calls of the model in a CUDA Graph: there, launches cost the host nothing.
-    pool:      a torch.cuda.MemPool that later stages use.
-    aliases:   of parameters and buffers, where the model is another one than the baseline's (what has none is its own
-               affair); None: they are called what the baseline calls them.
-    made_with: positional and keyword arguments of the model's class, where it was given some.
-    memory:    what a step keeps elsewhere, where it is a user's own.
-    keeps:     what the model keeps in Python, as it was when the program was built.
+    model:     holds parameters and buffers; their names identify them in every arm
+    forward:   callable that runs the model; the model itself unless a strategy wrapped it (compiled, autocast)
+    loss:      `loss(output, batch) -> scalar`; None for pure inference
+    targets:   number of a batch's trailing tensors for the loss alone
+    constants: arguments of the model that are no tensors, by name or, as "0" or "1", by position
+    step:      one unit of work; keeps no state that is not a field here
+    pullback:  gradients start from the output itself and not from a loss (see the step of that name)
+    captured:  a later stage records calls of the model in a CUDA graph: there, launches cost the host nothing
+    pool:      a torch.cuda.MemPool that later stages use
+    aliases:   the baseline's names of parameters and buffers of another model, which may have others without one;
+               None where the names are the same
+    made_with: positional and keyword arguments of the model's class, if known
+    memory:    state that a user's own step keeps elsewhere
+    keeps:     the model's Python state when the program was built
     """
 
     model: nn.Module
@@ -105,12 +111,12 @@ class Program:
 
     @property
     def own_step(self) -> bool:
-        """Whether a step is a user's own, which may change whatever it likes."""
+        """Whether the step is a user's own, which may change anything."""
         return self.memory is not None
 
     @property
     def device(self) -> torch.device:
-        """Where the work happens: the device of the parameters, else of the feed."""
+        """Device of the parameters, else of the feed."""
         for parameter in self.model.parameters():
             return parameter.device
         return getattr(self.feed, "device", torch.device("cpu"))
@@ -122,16 +128,16 @@ class Program:
 
     @property
     def call(self) -> Callable[..., Any]:
-        """What turns a batch into an output."""
+        """The callable from a batch's arguments to the output."""
         return self.model if self.forward is None else self.forward  # `or` would ask a module for its length
 
     def predict(self, batch: Batch) -> Any:
-        """Call the model on the part of the batch that is meant for it."""
+        """The model's output for a batch, without the batch's `targets`."""
         args, kwargs = self.arguments(batch)
         return self.call(*args, **kwargs)
 
     def arguments(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the model is called with; a batch's keys that are numbers are positions."""
+        """Positional and keyword arguments of the model; a batch's keys that are numbers are positions."""
         if not self.constants and not isinstance(batch, Mapping):
             return batch[: len(batch) - self.targets], {}
         tensors = list(tensors_of(batch).items())
@@ -144,24 +150,26 @@ class Program:
         return self.step(self, self.feed.next())
 
     def parameters(self) -> Iterator[tuple[Alias, nn.Parameter]]:
-        """Those of the model, with what the baseline calls them."""
+        """The model's parameters with the baseline's names."""
         for name, parameter in self.model.named_parameters():
             if alias := self.alias(name):
                 yield alias, parameter
 
     def buffers(self) -> dict[str, Tensor]:
-        """Those of the model, as the baseline calls and shapes them; sparse ones in their dense parts."""
+        """The model's buffers in the baseline's names and shapes; sparse ones as their dense parts."""
         named = ((self.alias(name), buffer) for name, buffer in self.model.named_buffers())
         found = (sparse.parts(alias(read(buffer)), alias.name) for alias, buffer in named if alias)
         return {name: part for parts in found for name, part in parts.items()}
 
     def alias(self, name: str) -> Alias | None:
-        """What the baseline calls a tensor of the model; None where it has none like it."""
+        """The baseline's name of a tensor of the model; None where the baseline has none like it."""
         return Alias(name) if self.aliases is None else self.aliases.get(name)
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that a step may change, by stable name, and copies of numbers that an optimizer keeps in Python,
-        as a count of its steps; `put` restores both in place."""
+        """Every tensor that a step may change, by stable name, and copies of numbers that an optimizer keeps in Python.
+
+        `put` restores both in place.
+        """
         tensors: dict[str, Tensor] = {}
         for alias, p in self.parameters():
             tensors |= sparse.parts(alias(p.data), f"param/{alias.name}")
@@ -185,8 +193,11 @@ class Program:
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:
-        """Make this the state: tensors stay where they are, but for buffers that a step assigned anew with another
-        shape, and numbers of Python become such again."""
+        """Restore a state in place. Buffers that a step assigned anew with another shape are replaced.
+
+        Args:
+            values: As `state` returned them.
+        """
         for name, tensor in self.state().items():
             if name.startswith("buffer/") and tensor.shape != values[name].shape:
                 self._assign(name.removeprefix("buffer/"), values[name].to(tensor))

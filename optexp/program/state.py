@@ -25,7 +25,7 @@ BEGIN_AS_ONE, BEGIN_AS_RATE = {"mu_product", "mu"}, {"eta", "step_size"}  # of a
 
 
 def keeping(program: Program) -> Program:
-    """The same, which knows what its model keeps in Python from now on."""
+    """The same program, with the present Python state of its model in `keeps`."""
     if program.keeps is None or program.keeps.model is not program.model:
         before, keeps = program.keeps, ModelState(program.model, program.loss)
         keeps.another = before is not None and not {*before.model.modules()} & {*program.model.modules()}
@@ -35,7 +35,7 @@ def keeping(program: Program) -> Program:
 
 
 class Snapshot:
-    """A copy of a program's state that can be put back in place, so that captured addresses stay valid."""
+    """A copy of a program's state that is restored in place, so that captured addresses stay valid."""
 
     def __init__(self, program: Program) -> None:
         self.values = {name: tensor.clone() for name, tensor in program.state().items()}
@@ -44,17 +44,17 @@ class Snapshot:
         self.remember(program)
 
     def remember(self, program: Program) -> None:
-        """What its model keeps in Python now is what is put back."""
+        """Restore the model's Python state of now from now on."""
         self.model = program.model
         known = program.keeps is not None and program.keeps.model is program.model
         self.kept = (program.keeps if known and program.keeps else ModelState(program.model, program.loss)).read()
 
     @torch.no_grad()
     def restore(self, program: Program) -> None:
-        """Copy back.
+        """Copy the state back.
 
-        Optimizer state that was created since is restored to what it began as; what a strategy added since (a loss
-        scale, a learning rate on the device) to what it is at the first call.
+        Optimizer state of a later origin gets its initial values; state that a strategy added since (a loss scale, a
+        learning rate on the device) gets its values of the first call.
         """
         if program.model is self.model:
             self.kept.restore()  # first: a buffer that was assigned anew has another shape, perhaps
@@ -91,7 +91,7 @@ def preserved(program: Program) -> Iterator[None]:
 
 
 def placed(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
-    """`model.to(device, dtype)`, which would leave nothing of complex numbers but their real part."""
+    """`model.to(device, dtype)` that keeps the imaginary part of complex numbers."""
     _place_sparse(model, device, dtype)
     if not any(tensor.is_complex() for tensor in (*model.parameters(), *model.buffers())):
         return model.to(device=device, dtype=dtype)
@@ -117,7 +117,7 @@ def _place_sparse(model: nn.Module, device: torch.device, dtype: torch.dtype | N
 
 
 def prime(program: Program) -> None:
-    """Create lazily made optimizer state now, so that it can be captured, snapshotted and restored."""
+    """Create an optimizer's lazy state now, so that it can be captured, copied and restored."""
     if program.optimizer is None:
         return
     rows = _with_sparse_gradients(program.model, program.optimizer)
@@ -139,13 +139,13 @@ def _with_sparse_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -
 
 
 def clear_gradients(model: nn.Module) -> None:
-    """What `zero_grad(set_to_none=True)` does, for programs without an optimizer too."""
+    """`zero_grad(set_to_none=True)` for programs with and without an optimizer."""
     for parameter in model.parameters():
         parameter.grad = None
 
 
 def gradients(program: Program) -> dict[str, Tensor]:
-    """Unscaled gradients by parameter name, outside the clock. `optimizer.step` leaves them unscaled already."""
+    """Unscaled gradients by parameter name, outside the clock. `optimizer.step` has unscaled them already."""
     scaled = program.scaler is not None and program.optimizer is None
     scale = program.scaler.get_scale() if scaled and program.scaler is not None else 1.0
     return {

@@ -139,6 +139,7 @@ class Measurement:
 
     min_effect:  δ, the smallest relative difference that counts
     p_value:     of a difference beyond δ;  p_holm: corrected for a sweep's comparisons
+    comparisons: number of those; None without a correction, and in records before this field
     pairs:       by process, µs a step of both arms;  dropped: the same of pairs that do not count
     setups_s:    by arm, seconds of set-up of each process
     differences: settings that differ between the arms, by name
@@ -151,6 +152,7 @@ class Measurement:
     controls: dict[str, Control] = field(default_factory=dict)
     p_value: float | None = None
     p_holm: float | None = None
+    comparisons: int | None = None
     l2: Cache = field(default_factory=Cache)
     processes: list[ProcessRatio] = field(default_factory=list)
     pairs: list[list[tuple[float, float]]] = field(default_factory=list)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from optexp.equivalence.gates import SPREAD
 from optexp.records.measurement import Measurement
 from optexp.reporting import summary, timeline
+from optexp.reporting.timeline import Tick
 from optexp.result import Result
 
 WIDTH, MARGIN, ROW = 720, 24, 22  # of the strip plot, in pixels
@@ -18,7 +19,24 @@ ERRORS = 180  # height of the plot of errors, in pixels
 # --- the distribution of errors --------------------------------------------------------------------------------
 
 
-def errors(result: Result) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class Errors:
+    """A tensor's errors in both arms, in pixels.
+
+    lines: by arm, points of a polyline
+    exact: by arm, share of elements without an error, in words; arms with such elements only
+    """
+
+    tensor: str
+    width: int
+    height: int
+    bottom: int
+    lines: dict[str, str]
+    exact: dict[str, str]
+    ticks: list[Tick]
+
+
+def errors(result: Result) -> Errors | None:
     """The histograms of a tensor's errors in both arms (see `optexp.equivalence.gates.histogram`), as lines."""
     found = result.equivalence.distribution if result.equivalence else None
     if found is None:
@@ -41,21 +59,50 @@ def errors(result: Result) -> dict[str, Any] | None:
     }
     per_decade = parts / (high - low)
     decades = [d for d in range(int(low), int(high) + 1) if first <= (d - low) * per_decade <= last]
-    return {
-        "tensor": found.tensor,
-        "width": WIDTH,
-        "height": ERRORS,
-        "bottom": bottom,
-        "lines": lines,
-        "exact": {name: summary.share(shares[0]) for name, shares in arms.items() if shares[0]},
-        "ticks": [(x((decade - low) * per_decade), f"1e{decade}") for decade in decades],
-    }
+    return Errors(
+        tensor=found.tensor,
+        width=WIDTH,
+        height=ERRORS,
+        bottom=bottom,
+        lines=lines,
+        exact={name: summary.share(shares[0]) for name, shares in arms.items() if shares[0]},
+        ticks=[(x((decade - low) * per_decade), f"1e{decade}") for decade in decades],
+    )
 
 
 # --- the distribution of ratios --------------------------------------------------------------------------------
 
 
-def strip(result: Result) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class StripRow:
+    """One process: its mean ratio, and a dot for each pair, in pixels."""
+
+    y: int
+    mean: float
+    dots: list[float]
+    dropped: list[float]
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Ratios by process, in pixels.
+
+    low, high, estimate: of the speedup
+    one:                 a ratio of 1; None outside the plot
+    """
+
+    width: int
+    height: int
+    bottom: int
+    low: float
+    high: float
+    estimate: float
+    one: float | None
+    ticks: list[Tick]
+    rows: list[StripRow]
+
+
+def strip(result: Result) -> Strip | None:
     """Positions, in pixels, of every pair's ratio by process, each process's mean, and the interval over them."""
     measured = result.measurement or Measurement()
     pairs, means = measured.pairs, [math.exp(process.log_ratio) for process in measured.processes]
@@ -71,25 +118,20 @@ def strip(result: Result) -> dict[str, Any] | None:
     def x(ratio: float) -> float:
         return round(MARGIN + (min(max(ratio, low), high) - low) / (high - low) * (WIDTH - 2 * MARGIN), 1)
 
-    return {
-        "width": WIDTH,
-        "height": ROW * len(means) + 56,
-        "bottom": ROW * len(means) + 26,
-        "low": x(speedup.low),
-        "high": x(speedup.high),
-        "estimate": x(speedup.estimate),
-        "one": x(1.0) if low <= 1 <= high else None,
-        "ticks": [(x(tick), f"{tick:.{places}f}×") for tick, places in timeline.ticks(low, high)],
-        "rows": [
-            {
-                "y": ROW * index + 20,
-                "mean": x(mean),
-                "dots": [x(ratio) for ratio in process],
-                "dropped": [x(ratio) for ratio in dropped],
-            }
+    return Strip(
+        width=WIDTH,
+        height=ROW * len(means) + 56,
+        bottom=ROW * len(means) + 26,
+        low=x(speedup.low),
+        high=x(speedup.high),
+        estimate=x(speedup.estimate),
+        one=x(1.0) if low <= 1 <= high else None,
+        ticks=[(x(tick), f"{tick:.{places}f}×") for tick, places in timeline.ticks(low, high)],
+        rows=[
+            StripRow(ROW * index + 20, x(mean), [x(ratio) for ratio in process], [x(ratio) for ratio in dropped])
             for index, (mean, process, dropped) in enumerate(zip(means, ratios, lost or [[]] * len(means), strict=True))
         ],
-    }
+    )
 
 
 def _without_outliers(values: Sequence[float], keep: Sequence[float]) -> tuple[float, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
@@ -25,11 +24,8 @@ def write(result: Result, path: Path) -> None:
 def render(result: Result, command: str = "") -> str:
     """The page: every section that has something to show."""
     environment, page = templates(), Page(result, command)
-    shown = ((name, facts) for name, section in SECTIONS.items() if (facts := section(page)) is not None)
-    sections = [
-        environment.get_template(f"sections/{name}.html.j2").render(result=result, summary=summary, **facts)
-        for name, facts in shown
-    ]
+    shown = ((name, data) for name, section in SECTIONS.items() if (data := section(page)) is not None)
+    sections = [environment.get_template(f"sections/{name}.html.j2").render(section=data) for name, data in shown]
     return environment.get_template("report.html.j2").render(result=result, sections=[*map(Markup, sections)])
 
 
@@ -71,7 +67,7 @@ def command(result: Result, folder: Path) -> str:
     return shlex.join(["python", "-m", "optexp", *map(str, OmegaConf.load(overrides))])
 
 
-def cell(value: Any) -> str:
+def cell(value: object) -> str:
     """A value of any kind in a table: figures short, nested facts as `name value`."""
     if value is None:
         return "–"
@@ -86,6 +82,6 @@ def cell(value: Any) -> str:
     return str(value)
 
 
-def precise(value: Any) -> str:
+def precise(value: object) -> str:
     """A value beside others that are almost the same."""
     return f"{value:.9g}" if isinstance(value, (int, float)) else "–"

@@ -1,18 +1,28 @@
-"""Sections of a report, in their order. Each is a function here and a template of its name in `templates/sections/`."""
+"""Sections of a report, in their order.
+
+Each is a function here and a template of its name in `templates/sections/`, whose only variable is `section`: the
+object that the function returns.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TypeVar
 
 from omegaconf import OmegaConf
 
+from optexp.records.measurement import Control, Measurement, Watch
+from optexp.records.profile import ArmProfile, Bottleneck
+from optexp.records.verification import Verification
 from optexp.reporting import plots, summary, timeline
+from optexp.reporting.plots import Errors, Strip
+from optexp.reporting.summary import Row
+from optexp.reporting.timeline import Histogram, Panel, Tick
 from optexp.reporting.wording import GATES
-from optexp.result import Result, Verdict
+from optexp.result import Engagement, Problem, Result, Verdict
 
-Facts = dict[str, Any]  # variables of a template, beside `result` and `summary`
+S = TypeVar("S", bound="Callable[[Page], object | None]")
 
 
 @dataclass(frozen=True)
@@ -34,62 +44,88 @@ class Page:
         return self.measured or self.result.verdict is Verdict.PROFILED
 
 
-Section = Callable[[Page], Facts | None]  # None leaves it out
-SECTIONS: dict[str, Section] = {}
+SECTIONS: dict[str, Callable[[Page], object | None]] = {}  # None leaves a section out
 
 
-def section(function: Section) -> Section:
+def section(function: S) -> S:
     """Make a section known by the function's name."""
     SECTIONS[function.__name__] = function
     return function
 
 
 @section
-def what_now(page: Page) -> Facts | None:
-    text = summary.what_now(page.result)
-    return {"what_now": text} if text else None
+def what_now(page: Page) -> str | None:
+    return summary.what_now(page.result) or None
 
 
 @section
-def error(page: Page) -> Facts | None:
-    return {} if page.result.error else None
+def error(page: Page) -> Problem | None:
+    return page.result.error
+
+
+@dataclass(frozen=True)
+class Figures:
+    """compared: both arms were measured; else the rows are the baseline's"""
+
+    rows: list[Row]
+    compared: bool
+    cost: str
 
 
 @section
-def figures(page: Page) -> Facts | None:
+def figures(page: Page) -> Figures | None:
     rows = summary.rows(page.result, details=True) if page.has_figures else []
-    return {"rows": rows} if rows else None
+    return Figures(rows, page.measured, summary.cost(page.result)) if rows else None
 
 
 @section
-def why(page: Page) -> Facts | None:
-    return {} if page.result.explanation and page.measured else None
+def why(page: Page) -> list[str] | None:
+    return page.result.explanation or None if page.measured else None
 
 
 @section
-def try_next(page: Page) -> Facts | None:
-    return {} if figures(page) and summary.suggestion(page.result) else None
+def try_next(page: Page) -> str | None:
+    return summary.suggestion(page.result) or None if figures(page) else None
+
+
+@dataclass(frozen=True)
+class Meanwhile:
+    """Panels over the time of measuring, with one axis below them."""
+
+    panels: list[Panel]
+    axis: list[Tick]
+
+
+@dataclass(frozen=True)
+class Certainty:
+    """confidence: of the speedup's interval"""
+
+    confidence: float
+    strip: Strip
+    histograms: list[Histogram]
+    meanwhile: Meanwhile
 
 
 @section
-def certainty(page: Page) -> Facts | None:
+def certainty(page: Page) -> Certainty | None:
     """Every pair, the speedup's interval, and the blocks' times."""
-    strip = plots.strip(page.result) if page.measured else None
-    if strip is None:
+    result = page.result
+    strip = plots.strip(result) if page.measured else None
+    if strip is None or result.speedup is None:
         return None
-    return {"strip": strip, "histograms": timeline.histograms(page.result), **meanwhile(page)}
+    return Certainty(result.speedup.confidence, strip, timeline.histograms(result), meanwhile(page))
 
 
 @section
-def card(page: Page) -> Facts | None:
+def card(page: Page) -> Meanwhile | None:
     """Readings of the card, where no section shows times beside them."""
     found = meanwhile(page)
-    return found if found["panels"] and certainty(page) is None else None
+    return found if found.panels and certainty(page) is None else None
 
 
-def meanwhile(page: Page) -> Facts:
+def meanwhile(page: Page) -> Meanwhile:
     """Panels over the time of measuring, without the blocks' times where those are withheld."""
-    return {"panels": timeline.panels(page.result), "axis": timeline.axis(page.result)}
+    return Meanwhile(timeline.panels(page.result), timeline.axis(page.result))
 
 
 SHOWN_APART = {
@@ -98,59 +134,115 @@ SHOWN_APART = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Equivalence:
+    """A verification, and what is said of it.
+
+    gates:  what each gate asks, by name
+    checks: fields of the verification without a table of their own
+    worst:  fields of the worst finding
+    replay: key by which the same inputs are met again; empty if unknown
+    """
+
+    found: Verification
+    verified: str
+    gates: Mapping[str, str]
+    checks: Mapping[str, object]
+    worst: Mapping[str, object] | None
+    errors: Errors | None
+    replay: str
+
+
 @section
-def equivalence(page: Page) -> Facts | None:
+def equivalence(page: Page) -> Equivalence | None:
     """Gates, tensors, the distribution of errors, and all other checks."""
-    found = page.result.equivalence
+    result, found = page.result, page.result.equivalence
     if found is None:
         return None
-    return {
-        "gates": GATES,
-        "checks": {k: v for k, v in asdict(found).items() if k not in SHOWN_APART and v is not None},
-        "worst": asdict(found.worst) if found.worst else None,
-        "errors": plots.errors(page.result),
-    }
+    return Equivalence(
+        found,
+        verified=summary.verified(result),
+        gates=GATES,
+        checks={k: v for k, v in asdict(found).items() if k not in SHOWN_APART and v is not None},
+        worst=asdict(found.worst) if found.worst else None,
+        errors=plots.errors(result),
+        replay=result.draws.key if result.draws else "",
+    )
 
 
 @section
-def evidence(page: Page) -> Facts | None:
-    return {} if page.result.evidence else None
+def evidence(page: Page) -> list[Engagement] | None:
+    return page.result.evidence or None
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """shares: of a step, by arm and term;  terms: of both arms, in their order"""
+
+    arms: Mapping[str, ArmProfile]
+    shares: Mapping[str, Mapping[str, float]]
+    terms: list[str]
+    bottlenecks: list[Bottleneck]
 
 
 @section
-def breakdown(page: Page) -> Facts | None:
+def breakdown(page: Page) -> Breakdown | None:
     """Terms of a step, kernels, operators and bottlenecks, by arm."""
     arms = page.result.profile.arms()
     parts = {name: dict(summary.parts(profile.metrics)) for name, profile in arms.items()}
     terms = list(dict.fromkeys(name for shares in parts.values() for name in shares))
     shown = {arm: shares for arm, shares in parts.items() if shares}
-    return {"arms": arms, "breakdowns": shown, "terms": terms} if arms else None
+    return Breakdown(arms, shown, terms, list(page.result.profile.bottlenecks)) if arms else None
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """measurement: None where none is shown"""
+
+    watches: list[Watch]
+    controls: Mapping[str, Control]
+    measurement: Measurement | None
+    placement: str
+    notes: list[str]
 
 
 @section
-def measuring(page: Page) -> Facts | None:
+def measuring(page: Page) -> Measuring | None:
     """Watchdogs, controls and notes."""
-    return {} if summary.watches(page.result) or page.result.notes or page.result.placement else None
+    result, watches = page.result, summary.watches(page.result)
+    if not (watches or result.notes or result.placement):
+        return None
+    placement = summary.placement(result) if result.placement else ""
+    return Measuring(watches, summary.controls(result), result.measurement, placement, result.notes)
 
 
 @section
-def same_again(page: Page) -> Facts | None:
-    return {"command": page.command} if page.command else None
+def same_again(page: Page) -> str | None:
+    return page.command or None
+
+
+@dataclass(frozen=True)
+class TimeToVerdict:
+    """Seconds in all, and of each phase."""
+
+    total: float
+    seconds: Mapping[str, float]
 
 
 @section
-def time_to_verdict(page: Page) -> Facts | None:
+def time_to_verdict(page: Page) -> TimeToVerdict | None:
     seconds = {k: v for k, v in page.result.seconds.items() if k != "total"}
     total = max(page.result.seconds.get("total", 0.0), sum(seconds.values()))
-    return {"seconds": seconds, "total": total} if seconds and total else None
+    return TimeToVerdict(total, seconds) if seconds and total else None
 
 
 @section
-def environment(page: Page) -> Facts | None:
-    return {} if page.result.environment else None
+def environment(page: Page) -> Mapping[str, object] | None:
+    return page.result.environment or None
 
 
 @section
-def configuration(page: Page) -> Facts | None:
+def configuration(page: Page) -> str | None:
+    """The configuration as YAML."""
     config = page.result.config
-    return {"config": OmegaConf.to_yaml(OmegaConf.create(config))} if config else None
+    return OmegaConf.to_yaml(OmegaConf.create(config)) if config else None

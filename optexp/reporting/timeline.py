@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 from statistics import median
-from typing import Any
 
 from optexp.result import Result
 from optexp.support.units import duration
@@ -15,6 +14,28 @@ WIDTH, HEIGHT, MARGIN = 720, 64, 24
 BINS = 60
 ARMS = ("baseline", "candidate")
 CARD = (("sm_mhz", "SM clock", "MHz"), ("power_w", "power", "W"), ("temperature_c", "temperature", "°C"))
+
+
+Tick = tuple[float, str]  # place in pixels, and label
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar of a histogram, in pixels."""
+
+    x: float
+    height: float
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Block times of one arm: bars of equal width in pixels, and the same in words."""
+
+    arm: str
+    text: str
+    bars: list[Bar]
+    width: float
+    ticks: list[Tick]
 
 
 @dataclass(frozen=True)
@@ -70,7 +91,7 @@ def panels(result: Result) -> list[Panel]:
     return [drawn for drawn in found if drawn]
 
 
-def axis(result: Result) -> list[tuple[float, str]]:
+def axis(result: Result) -> list[Tick]:
     """Places and names of round times below the panels."""
     series = result.series
     if not series:
@@ -79,9 +100,9 @@ def axis(result: Result) -> list[tuple[float, str]]:
     return [(MARGIN + at / end * (WIDTH - 2 * MARGIN), f"{at:.{places}f} s") for at, places in ticks(0.0, end)]
 
 
-def _times(series: Sequence[dict[str, Any]]) -> tuple[list[list[float]], float]:
+def _times(series: Sequence[Mapping[str, Sequence[float | None]]]) -> tuple[list[list[float]], float]:
     """When each pair began, by process, and the last one."""
-    times = _without_pauses([process["at_s"] for process in series])
+    times = _without_pauses([[at for at in process["at_s"] if at is not None] for process in series])
     return times, times[-1][-1] or 1.0
 
 
@@ -104,7 +125,7 @@ def _without_pauses(times: Sequence[Sequence[float]]) -> list[list[float]]:
     return found
 
 
-def histograms(result: Result) -> list[dict[str, Any]]:
+def histograms(result: Result) -> list[Histogram]:
     """How long the blocks of each arm took a step: bars of equal width over 98 % of them, the rest at the ends."""
     pairs = [pair for process in result.measurement.pairs for pair in process] if result.measurement else []
     found = []
@@ -117,7 +138,7 @@ def histograms(result: Result) -> list[dict[str, Any]]:
             counts[min(BINS - 1, max(0, ceil((value - low) / width) - 1))] += 1
         bar = (WIDTH / 2 - 2 * MARGIN) / BINS
         bars = [
-            {"x": round(MARGIN + i * bar, 1), "height": round(40 * count / max(counts), 1)}
+            Bar(round(MARGIN + i * bar, 1), round(40 * count / max(counts), 1))
             for i, count in enumerate(counts)
             if count
         ]
@@ -126,5 +147,5 @@ def histograms(result: Result) -> list[dict[str, Any]]:
         )
         scale = ticks(low, high, most=4) if high > low else [(low, 0)]
         marks = [(round(MARGIN + (at - low) / width * bar, 1), duration(at / 1e6)) for at, _ in scale]
-        found.append({"arm": arm, "text": text, "bars": bars, "width": round(bar, 2), "ticks": marks})
+        found.append(Histogram(arm, text, bars, round(bar, 2), marks))
     return found

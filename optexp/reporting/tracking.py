@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from optexp.errors import TrackingError
@@ -251,14 +251,14 @@ def _as_name(key: str) -> str:
     return re.sub(r"[^\w.\-:/ ]", "_", key)[:NAME_LIMIT]
 
 
-def _as_typed(value: Any) -> str:
+def _as_typed(value: object) -> str:
     """A value as it is written on the command line."""
     return str(value).lower().replace("none", "null") if value is None or isinstance(value, bool) else str(value)
 
 
 def metrics(result: Result) -> dict[str, float]:
     """Every figure that runs are compared by; without steps, so that the UI draws bars. Unknown ones are left out."""
-    found: dict[str, Any] = {}
+    found: dict[str, float | str | None] = {}
     if result.speedup is not None:
         found |= {f"speedup/{end}": getattr(result.speedup, end) for end in ("estimate", "low", "high")}
         if result.verdict is not Verdict.INCONCLUSIVE:

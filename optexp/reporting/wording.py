@@ -111,6 +111,11 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
     return text + replayed(result)
 
 
+def corrected_headline(verdict: Verdict, reason: str, alone: str) -> str:
+    """Of a job whose own headline, `alone`, did not survive a sweep's correction for many comparisons."""
+    return f"{verdict}: {reason}, by itself {alone}"
+
+
 def replayed(result: Result) -> str:
     """Of a run on inputs that an earlier one had met: a candidate may have kept its results."""
     return "; a replay, on inputs of an earlier run" if result.draws and result.draws.replayed else ""

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from optexp.comparison.adjudicate import adjudicate, facts_of
 from optexp.reporting import summary
-from optexp.reporting.wording import agreeing
+from optexp.reporting.wording import agreeing, corrected_headline
 from optexp.result import ByItself, Result, Verdict, against_itself
 
 NEW_SEED = 1000  # other inputs and other orders than any process of the search had
@@ -39,14 +39,14 @@ def corrected(results: Sequence[Result]) -> list[Result]:
         if not against_itself(result.config)
     ]
     for (result, found, _), p in zip(family, holm([p_value for _, _, p_value in family]), strict=True):
-        found.p_holm = p
-        decision = adjudicate(replace(facts_of(result), comparisons=len(family)))
-        if decision and decision.verdict is Verdict.INCONCLUSIVE and result.verdict is not Verdict.INCONCLUSIVE:
+        found.p_holm, found.comparisons = p, len(family)
+        decision = adjudicate(facts_of(result))
+        if decision and decision.alone and result.verdict is not Verdict.INCONCLUSIVE:
             alone = result.headline
             result.by_itself = result.by_itself or ByItself(result.verdict, alone)
             result.verdict = decision.verdict
             result.explanation = agreeing(result.verdict, result.explanation)
-            result.headline = f"{decision.verdict}: {decision.reason}, by itself {alone}"
+            result.headline = corrected_headline(decision.verdict, decision.reason, alone)
     return list(results)
 
 

@@ -37,7 +37,17 @@ OPTIMIZERS = {
 
 
 def maker(given: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, key: str = "model") -> Maker:
-    """How to get a new model from what the user named: a class, a factory, a function to time, or an instance."""
+    """The `Maker` of a model from a class, a factory, a function to time, or an instance.
+
+    Args:
+        given: Any of these.
+        args: Positional arguments of a class or factory.
+        kwargs: Keyword arguments of the same.
+        key: Subject of messages.
+
+    Raises:
+        ConfigError: `given` is no module and not callable.
+    """
     if isinstance(given, nn.Module):
         return Copies(given)
     if not callable(given):
@@ -47,7 +57,7 @@ def maker(given: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None
 
 @dataclass
 class Maker:
-    """A new model each time it is called: `given(*args, **kwargs)`, or `given` itself as a function to time."""
+    """A new model per call: `given(*args, **kwargs)`, or `given` itself as a function to time."""
 
     given: Callable[..., Any]
     args: tuple[Any, ...]
@@ -56,7 +66,7 @@ class Maker:
 
     @property
     def makes(self) -> bool:
-        """Whether `given` makes a model, and is none itself."""
+        """Whether `given` makes a model, and is no model itself."""
         if isinstance(self.given, type):
             return True
         try:
@@ -80,7 +90,11 @@ class Maker:
         return model if isinstance(model, nn.Module) else Function(model)
 
     def check_arguments(self) -> None:
-        """A mistake in what it is called with is told without a traceback, in which nothing would be the user's."""
+        """Check arguments against the signature of `given`, so that a mistake has no traceback.
+
+        Raises:
+            ConfigError: `given` takes other arguments.
+        """
         try:
             signature = inspect.signature(self.given)
         except (TypeError, ValueError):  # no Python function: it will say so itself
@@ -93,7 +107,7 @@ class Maker:
 
 
 class Copies(Maker):
-    """A new copy of one model each time; a copy that is pickled also reaches another process."""
+    """A new copy of one model per call; pickled, it also reaches another process."""
 
     def __init__(self, model: nn.Module) -> None:
         self.args, self.kwargs = (), {}
@@ -106,7 +120,7 @@ class Copies(Maker):
 
 
 class Function(nn.Module):
-    """A function where a model is expected."""
+    """A function as a module."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -117,7 +131,14 @@ class Function(nn.Module):
 
 
 def travelling(what: str, value: Any) -> bytes:
-    """Pickled, classes of a notebook included; or what to do where that is impossible."""
+    """A pickled value, classes of a notebook included.
+
+    Args:
+        what: Subject of the message.
+
+    Raises:
+        ConfigError: the value cannot be pickled; the message says what to do.
+    """
     try:
         packed: bytes = cloudpickle.dumps(value)
     except Exception as error:
@@ -130,7 +151,7 @@ def travelling(what: str, value: Any) -> bytes:
 
 
 def accepted(model: nn.Module) -> tuple[float, set[str] | None]:
-    """How many positional arguments `forward` takes, and the names of its arguments (None: any)."""
+    """Number of positional arguments of `forward`, and names of its keyword arguments (None: any)."""
     try:
         function = model.function if isinstance(model, Function) else model.forward
         parameters = inspect.signature(function).parameters.values()
@@ -144,12 +165,18 @@ def accepted(model: nn.Module) -> tuple[float, set[str] | None]:
 
 
 def fits(name: str, positions: float, keywords: set[str] | None) -> bool:
-    """Whether a model takes an entry of a batch, by what `accepted` said."""
+    """Whether a model takes an entry of a batch.
+
+    Args:
+        name: Of the entry, or its position as text.
+        positions: As `accepted` returns it.
+        keywords: Likewise.
+    """
     return int(name) < positions if name.isdigit() else keywords is None or name in keywords
 
 
 def required(name: str, model: nn.Module) -> bool:
-    """Whether `forward` cannot be called without this entry of a batch."""
+    """Whether `forward` needs this entry of a batch."""
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
     except (TypeError, ValueError):
@@ -165,7 +192,11 @@ def required(name: str, model: nn.Module) -> bool:
 
 
 def bound(loss: Any, options: Mapping[str, Any]) -> Callable[..., Tensor]:
-    """A loss with its options: a function's, or those that a class is made with."""
+    """A loss with its options bound: a function's, or those of a class's constructor.
+
+    Raises:
+        ConfigError: the loss does not take the options.
+    """
     try:
         if not isinstance(loss, type):
             inspect.signature(loss).bind_partial(**options)
@@ -176,12 +207,16 @@ def bound(loss: Any, options: Mapping[str, Any]) -> Callable[..., Tensor]:
 
 
 def by_label(loss: Callable[..., Any]) -> bool:
-    """Whether a loss is torch's own, which takes (output, target) where a user's takes (outputs, batch)."""
+    """Whether a loss is torch's, which takes (output, target) where a user's takes (outputs, batch)."""
     return isinstance(loss, nn.modules.loss._Loss) or loss in LOSSES.values()
 
 
 def against(loss: Callable[..., Tensor], labels: int) -> Callable[[Any, Batch], Tensor]:
-    """loss(output, *labels) as loss(output, batch); of several outputs the first counts."""
+    """loss(output, *labels) as loss(output, batch); the first of several outputs counts.
+
+    Args:
+        labels: Number of a batch's trailing entries that the loss takes.
+    """
 
     def compared(output: Any, batch: Batch) -> Tensor:
         predicted = output if isinstance(output, Tensor) else next(iter(flatten(output).values()))
@@ -191,6 +226,11 @@ def against(loss: Callable[..., Tensor], labels: int) -> Callable[[Any, Batch], 
 
 
 def own_loss(output: Any, batch: Batch) -> Tensor:
+    """The loss of a model's output, else the mean of the squares of its real tensors.
+
+    Raises:
+        ConfigError: the output holds no real numbers.
+    """
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor):
         return own
@@ -201,7 +241,11 @@ def own_loss(output: Any, batch: Batch) -> Tensor:
 
 
 def scalar(loss: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Tensor]:
-    """The same loss, which says so where it is nothing that can be learned from."""
+    """The same loss with a check of its result.
+
+    Raises:
+        ConfigError: at a call, the result is no tensor of one element, or depends on no parameter.
+    """
 
     def checked(output: Any, batch: Batch) -> Tensor:
         value = loss(output, batch)
@@ -223,7 +267,11 @@ def scalar(loss: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Tensor]:
 
 
 def divide(given: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a user's code gives as a batch: tensors, and all else, by name or position."""
+    """Tensors of a user's batch, and its other entries, by name or position.
+
+    Raises:
+        ConfigError: an entry other than a tensor holds tensors.
+    """
     if not isinstance(given, (Mapping, list, tuple)):
         given = (given,)
     every = dict(given) if isinstance(given, Mapping) else {str(i): entry for i, entry in enumerate(given)}
@@ -238,7 +286,7 @@ def divide(given: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def remade(given: Any) -> Callable[[Any], Any] | None:
-    """What makes a batch of the same type again: named tuples, and mappings that are more than a dict."""
+    """The function that makes a batch of the same type: named tuples, and mappings other than dict."""
     cls = type(given)
     if hasattr(cls, "_make"):
         made: Callable[[Any], Any] = cls._make
@@ -253,13 +301,17 @@ def remade(given: Any) -> Callable[[Any], Any] | None:
 
 
 def leading_size(tensors: Mapping[str, Tensor]) -> int:
-    """The batch size, as far as one can tell."""
+    """The batch size: the leading size of the first tensor; 1 for a scalar."""
     first = next(iter(tensors.values()))
     return len(first) if first.ndim else 1
 
 
 def odd_rows(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The most rows that are fewer and odd, of tensors that all have as many."""
+    """The batch without its last rows, so that an odd number stays.
+
+    Raises:
+        NoReference: the batch's entries have no rows in common.
+    """
     count = {len(tensor) if tensor.ndim else 0 for tensor in batch.values()}
     rows = min(count)
     if len(count) > 1 or rows < 2 or any(map(is_sparse, batch.values())):
@@ -278,7 +330,7 @@ class Then:
 
 
 class Iterated(IterableDataset[Any]):
-    """Batches of anything that can be iterated, made anew for every epoch."""
+    """Batches of any iterable, made anew for every epoch."""
 
     def __init__(self, make: Callable[[], Iterable[Any]]) -> None:
         self.make = make
@@ -288,7 +340,10 @@ class Iterated(IterableDataset[Any]):
 
 
 def drawn_from(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """The loader without its processes, and in random order even where it has none: other seeds, other batches."""
+    """The loader without worker processes and in random order, so that another seed gives other batches.
+
+    An iterable data set keeps its own order.
+    """
     if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:  # the order is the data set's affair
         loader = copy.copy(loader)
         loader.num_workers = loader.timeout = 0
@@ -299,6 +354,11 @@ def drawn_from(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 def endless(loader: Iterable[Any]) -> Iterator[Any]:
+    """A loader's batches, epoch after epoch.
+
+    Raises:
+        ConfigError: the loader gives no batch.
+    """
     while True:
         empty = True
         for batch in loader:
@@ -309,7 +369,7 @@ def endless(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def seed_all(seed: int) -> None:
-    """Everything that a user's code may draw from."""
+    """Seed the generators of random numbers that a user's code may use: Python's, numpy's and torch's."""
     torch.manual_seed(seed)
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
@@ -319,7 +379,7 @@ def seed_all(seed: int) -> None:
 
 
 def kind(value: Any) -> str:
-    """What something is: "a dict with a, b", "a list of Tensor, str", "an int"."""
+    """A value's type in words: "a dict with a, b", "a list of Tensor, str", "an int"."""
     name = type(value).__name__
     name = f"an {name}" if name[0] in "aeiouAEIO" else f"a {name}"
     if isinstance(value, Mapping):
@@ -330,7 +390,7 @@ def kind(value: Any) -> str:
 
 
 def entries(names: Iterable[str]) -> str:
-    """Entries of a batch as people count and name them."""
+    """Entries of a batch in words."""
     return ", ".join(f"entry {name}" if name.isdigit() else name for name in names)
 
 

@@ -21,7 +21,7 @@ PARAMETRIZED = "parametrizations"  # torch.nn.utils.parametrize: <module>.parame
 
 @dataclass(frozen=True)
 class Held:
-    """A parameter or buffer: its name in the model, and what the baseline calls it."""
+    """A parameter or buffer: its name in the model, and the baseline's name."""
 
     name: str
     alias: Alias
@@ -45,6 +45,8 @@ class Holdings:
 
 
 def holdings(program: Program) -> Holdings:
+    """Names and addresses of a program's parameters and buffers."""
+
     def held(named: Iterable[tuple[str, Tensor]]) -> list[Held]:
         return [Held(name, alias, tensor) for name, tensor in named if (alias := program.alias(name))]
 
@@ -184,5 +186,5 @@ def _strangers(program: Program) -> list[Tensor]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first of them, and how many there are."""
+    """The first of the names, and the number of all."""
     return ", ".join(names[:SHOWN]) + (f", ... ({len(names)})" if len(names) > SHOWN else "")

@@ -16,10 +16,14 @@ Inputs = Callable[[Mapping[str, int], torch.device], Any]
 
 
 def drawing(inputs: Inputs, sizes: Mapping[str, int], device: torch.device) -> Inputs:
-    """What draws the batches: `inputs` or, where they are large and it can be done, the same on the device by default.
+    """The function that draws batches: `inputs`, or, for large ones that allow it, the same on the default device.
 
-    Every process that asks gets the same answer. What is drawn does not depend on it having been asked: the caller sets
-    the seed afterwards.
+    Every process gets the same answer. The seed of the draws is set by the caller afterwards.
+
+    Args:
+        inputs: The user's, of sizes and a device.
+        sizes: Named sizes.
+        device: Of the batches.
     """
     if device.type == "cpu" or outline(inputs, sizes) <= LARGE:
         return inputs
@@ -33,13 +37,13 @@ def drawing(inputs: Inputs, sizes: Mapping[str, int], device: torch.device) -> I
 
 
 def on(default: torch.device, inputs: Inputs, sizes: Mapping[str, int], device: torch.device) -> Any:
-    """Tensors are made on the default device where the user's code names none."""
+    """The user's inputs, made with torch's default device set to `default`."""
     with default:
         return inputs(sizes, device)
 
 
 def outline(inputs: Inputs, sizes: Mapping[str, int]) -> int:
-    """Bytes of a batch, without one being made; 0 where the user's code needs the values."""
+    """Bytes of a batch, from meta tensors; 0 where the user's code needs values."""
     try:
         made = on(torch.device("meta"), inputs, sizes, torch.device("meta"))
     except Exception:

@@ -65,7 +65,11 @@ def import_file(path: Path, key: str, anew: bool = False) -> ModuleType:
 
 
 def imported(path: Path, key: str, anew: bool = False) -> Imported:
-    """The same, and how its name came to be."""
+    """The module of a file as `import_file` returns it, with its origin.
+
+    Raises:
+        ConfigError: as for `import_file`.
+    """
     if not path.is_file():
         raise ConfigError(f"{key}={path}: there is no such file below {Path.cwd()}")
     asked, path = f"{key}={path}", path.resolve()
@@ -86,7 +90,7 @@ def imported(path: Path, key: str, anew: bool = False) -> Imported:
 
 @contextmanager
 def as_script(path: Path, asked: str) -> Iterator[None]:
-    """Inside, a user's code runs as a script would that was started without arguments; `sys.argv` stays so.
+    """A context in which a user's code runs as a script without arguments; `sys.argv` stays so.
 
     Raises:
         ConfigError: the code ends in `sys.exit`

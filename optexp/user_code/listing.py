@@ -38,7 +38,11 @@ class Spelled:
 
 
 def listing(own: UserWorkload, program: Program, spelled: Spelled) -> Source:
-    """The program of a user's own code."""
+    """Source of the program of a user's own code, for `repro.py`.
+
+    Raises:
+        NotCovered: a part has no source.
+    """
     model = spelled_model(own.parts.model, spelled.model, spelled.made)
     tensors = ", ".join(f"torch.as_tensor({_entry(own, name, 'made')})" for name in own.layout.names)
     source = Source(
@@ -87,7 +91,13 @@ def step(batch):
 
 
 def spelled_model(maker: Maker, given: str, made: str | None = None) -> str:
-    """A new model: `given` is what the maker was given, `made` the arguments that it is called with."""
+    """Source of a new model.
+
+    Args:
+        maker: Of the model.
+        given: Expression for what `maker` was given.
+        made: Arguments of its call as source; those of `maker` by default.
+    """
     if isinstance(maker, Copies):
         return given
     if made is None:

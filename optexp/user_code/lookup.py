@@ -16,7 +16,15 @@ from optexp.user_code.importing import as_script, import_file, imported
 
 
 def find(target: str, key: str) -> Any:
-    """The object behind package.module:name, package.module.name or folder/file.py:name; `key` is what asks for it."""
+    """The object behind a target.
+
+    Args:
+        target: package.module:name, package.module.name or folder/file.py:name.
+        key: The option that names it, for messages.
+
+    Raises:
+        ConfigError: the target does not exist.
+    """
     place, _, name = target.rpartition(":") if ":" in target else target.rpartition(".")
     if not place or target.endswith(".py"):
         raise ConfigError(f"{key}={target} names nothing in it: write package.module:Name or folder/file.py:Name")
@@ -33,7 +41,7 @@ def find(target: str, key: str) -> Any:
 
 
 def source(target: str) -> Path | None:
-    """The file that `find` would import for it, found without importing anything; None where it is not a plain file."""
+    """The file that `find` would import, found without an import; None where it is no plain file."""
     place = target.rpartition(":" if ":" in target else ".")[0]
     if place.endswith(".py"):
         return Path(place).expanduser()
@@ -54,7 +62,7 @@ def _import(name: str, asked: str) -> ModuleType:
 
 
 def spelled(target: str, variable: str) -> tuple[str, str]:
-    """Lines that import, as `variable`, the module of a target that `find` has found; and the name in it."""
+    """Lines that import the module of a found target as `variable`, and the target's name in it."""
     place, _, name = target.rpartition(":") if ":" in target else target.rpartition(".")
     here, displaced = Path.cwd(), list[str]()
     if place.endswith(".py"):

@@ -18,8 +18,10 @@ OTHERS = {"_convert_", "_recursive_"}  # Hydra's, that mean nothing here
 
 @dataclass(frozen=True)
 class Described:
-    """target:   package.module.Name or file.py:Name, imported where a model is made
-    partial:  a function with these arguments bound, which is not called
+    """An object described by a mapping with `_target_`.
+
+    target:  package.module.Name or file.py:Name, imported when a model is made
+    partial: a function with these arguments bound, which is not called
     """
 
     key: str
@@ -64,7 +66,11 @@ class Described:
             raise ConfigError(f"{self.key}: {self.target} takes other arguments: {error}") from None
 
     def spelled(self) -> str:
-        """The same as source; `importlib` is imported."""
+        """Source of the object; `importlib` is imported.
+
+        Raises:
+            NotCovered: the target is in a file, which has no module name.
+        """
         place, _, name = self.target.rpartition(":" if ":" in self.target else ".")
         if place.endswith(".py"):
             raise NotCovered(f"{self.key} is of a file, {self.target}")
@@ -77,7 +83,14 @@ class Described:
 
 
 def with_objects(value: Any, key: str) -> Any:
-    """Values of a configuration, with `Described` for each mapping that has a `_target_`; `key` is where they stand."""
+    """Values of a configuration, with `Described` for each mapping that has a `_target_`.
+
+    Args:
+        key: Of the values, for messages.
+
+    Raises:
+        ConfigError: a `_target_` is no text, or positional arguments are no list.
+    """
     if isinstance(value, list):
         return [with_objects(entry, f"{key}[{index}]") for index, entry in enumerate(value)]
     if not isinstance(value, dict):
@@ -94,7 +107,11 @@ def with_objects(value: Any, key: str) -> Any:
 
 
 def made(value: Any) -> Any:
-    """The values, with an object for each `Described`."""
+    """The values, with an object for each `Described`.
+
+    Raises:
+        ConfigError: as for `Described.make`.
+    """
     if isinstance(value, Described):
         return value.make()
     if type(value) is dict and any(map(_holds, value.values())):
@@ -111,7 +128,14 @@ def _holds(value: Any) -> bool:
 
 
 def written(value: Any, what: str) -> str:
-    """A value as source, described objects too."""
+    """A value as source, described objects included.
+
+    Args:
+        what: Subject of the message.
+
+    Raises:
+        NotCovered: the value has no source.
+    """
     if isinstance(value, Described):
         return value.spelled()
     if not _holds(value):

@@ -219,9 +219,15 @@ class _Unpickler(pickle.Unpickler):
 
 
 def move(step: Callable[..., Any], model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Modules that a step names go where its model is, and into its precision; real tensors likewise in the reference.
+    """Move modules that a step names to the device and dtype of its model; real tensors in float64 alone.
 
-    What the user keeps in a lower precision stays so, unless everything is to be float64.
+    Modules in a lower precision keep it, unless the dtype is float64.
+
+    Args:
+        step: The user's.
+        model: Of the step, which is there already.
+        device: Of the model.
+        dtype: Of the model.
     """
     own = belongings(model)
     for place in places(step):
@@ -241,7 +247,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def belongings(model: nn.Module) -> set[int]:
-    """Identities of a model and of all that is in it."""
+    """Identities of a model and of all its parts."""
     return set(map(id, (*model.modules(), *model.parameters(), *model.buffers())))
 
 

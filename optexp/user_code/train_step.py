@@ -15,7 +15,7 @@ from optexp.program import Batch, Outputs, Program, clear_gradients, flatten, ot
 
 @dataclass(frozen=True)
 class TrainStep:
-    """`function(model, batch, optimizer)` does one optimizer step and returns the loss, or several values, or nothing.
+    """A step by the user's `function(model, batch, optimizer)`, which returns the loss, other values, or nothing.
 
     unpack: a batch as the user's own loader gives it
     """
@@ -51,7 +51,7 @@ def _finite(model: torch.nn.Module) -> bool:
 
 
 class Optimizer:
-    """The optimizer, but gradients stay after its step: every step begins without any, and they are compared."""
+    """The user's optimizer with gradients that stay after its step, for comparison; every step begins without any."""
 
     __class__ = property(lambda self: type(self.optimizer))  # type: ignore[assignment]  # to isinstance it is that one
 
@@ -74,7 +74,7 @@ class Optimizer:
 
 
 class Model:
-    """Called, it is what strategies made of the model; for all else it is the model."""
+    """A model whose call is what strategies made of it; attributes are the model's."""
 
     __class__ = property(lambda self: type(self.model))  # type: ignore[assignment]
 

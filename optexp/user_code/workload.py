@@ -110,12 +110,12 @@ class Layout:
 
     @property
     def numbered(self) -> bool:
-        """Whether it is given as a sequence."""
+        """Whether batches are sequences."""
         return all(name.isdigit() for name in (*self.names, *self.constants))
 
     @property
     def plain(self) -> bool:
-        """Whether a tuple says it all."""
+        """Whether a tuple describes a batch completely."""
         return not self.constants and self.numbered
 
 
@@ -150,7 +150,11 @@ class UserWorkload(Workload):
 
     @abstractmethod
     def load(self) -> Parts:
-        """Import or unpack the user's code; `ConfigError` where something is missing."""
+        """The user's code, imported or unpacked.
+
+        Raises:
+            ConfigError: a part is missing.
+        """
 
     @cached_property
     def parts(self) -> Parts:
@@ -158,7 +162,7 @@ class UserWorkload(Workload):
 
     @property
     def own_step(self) -> Callable[..., Any] | None:
-        """The user's training step, where one is asked for."""
+        """The user's training step, in mode=train."""
         return self.parts.train_step if self.mode == "train" else None
 
     # --- a workload ---------------------------------------------------------------------------------------------
@@ -175,7 +179,7 @@ class UserWorkload(Workload):
 
     @property
     def samples(self) -> int:
-        """The mean leading size of the batches drawn last."""
+        """Mean leading size of the batches drawn last."""
         return round(sum(self.leading) / len(self.leading))
 
     @property
@@ -252,7 +256,7 @@ class UserWorkload(Workload):
         return keeping(program)
 
     def size_lazy_layers(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-        """They take their sizes from the first batch, and that is not what a step does."""
+        """Give lazy layers their sizes from a first batch, before any step."""
         if not any(map(is_lazy, (*model.parameters(), *model.buffers()))):
             return
         batch = self.batch(torch.Generator(device).manual_seed(0))
@@ -263,7 +267,11 @@ class UserWorkload(Workload):
         model.train(self.mode != "forward")
 
     def try_loss(self, program: Program, dtype: torch.dtype) -> None:
-        """What one of torch's own losses does not take is told without a traceback, in which nothing is the user's."""
+        """Call one of torch's losses once, so that a mistake has no traceback.
+
+        Raises:
+            ConfigError: the loss does not take the model's output.
+        """
         assert program.loss is not None
         with preserved(program), torch.no_grad():
             drawn = self.batch(torch.Generator(program.device).manual_seed(0))
@@ -281,7 +289,11 @@ class UserWorkload(Workload):
                 ) from None
 
     def try_odd(self, program: Program, dtype: torch.dtype) -> None:
-        """A model need not take a batch of any size; what it refuses says nothing about a strategy."""
+        """Call the model once on an odd number of rows, which it may refuse by itself.
+
+        Raises:
+            NoReference: the model refuses that number.
+        """
         batch = self.batch(torch.Generator(program.device).manual_seed(0))
         try:
             with preserved(program), InFloat64() if dtype is torch.float64 else nullcontext():
@@ -293,7 +305,15 @@ class UserWorkload(Workload):
     # --- batches ------------------------------------------------------------------------------------------------
 
     def give(self, generator: torch.Generator, count: int) -> list[Any]:
-        """`count` batches as the user's code makes them; equal generators give equal ones."""
+        """Batches of the user's code; equal generators give equal ones.
+
+        Args:
+            generator: Source of the seed; its device is the batches'.
+            count: Number of batches.
+
+        Raises:
+            ConfigError: there are no inputs, or `shapes` are given for batches of a loader.
+        """
         seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
         seed_all(seed)
         if self.parts.loader is not None:
@@ -308,7 +328,7 @@ class UserWorkload(Workload):
         return [made[index % len(made)](kinds[index % len(kinds)], generator.device) for index in range(count)]
 
     def drawing(self, sizes: Mapping[str, int], device: torch.device) -> Inputs:
-        """What draws batches of these sizes; found out once."""
+        """The function that draws batches of these sizes, found once (see `optexp.user_code.drawing`)."""
         assert self.parts.inputs is not None
         known: dict[tuple[str, str], Inputs] = self.__dict__.setdefault("drawn_by", {})
         key = str(sizes), str(device)
@@ -318,7 +338,11 @@ class UserWorkload(Workload):
 
     @cached_property
     def loader(self) -> DataLoader[Any]:
-        """The user's own; what else can be iterated becomes one."""
+        """The user's loader; another iterable becomes one.
+
+        Raises:
+            ConfigError: it cannot be iterated.
+        """
         assert self.parts.loader is not None
         given = self.parts.loader()
         if isinstance(given, DataLoader):
@@ -332,7 +356,11 @@ class UserWorkload(Workload):
         return self.learn_layout(self.model(), torch.device("cpu"), torch.float32)
 
     def learn_layout(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> Layout:
-        """Look at one batch, and at what the model's `forward` takes."""
+        """Derive the layout of batches from one batch and the signature of the model's `forward`.
+
+        Raises:
+            ConfigError: a batch is of a type that no program takes, or holds no tensor.
+        """
         self.remarks = self.__dict__.get("remarks", [])
         given = self.give(torch.Generator(device).manual_seed(0), 1)[0]
         tensors, constants = divide(given)
@@ -365,7 +393,11 @@ class UserWorkload(Workload):
         return found
 
     def pack(self, given: Any) -> Batch:
-        """A batch of the user's, as a program takes it."""
+        """A user's batch as a program takes it.
+
+        Raises:
+            ConfigError: it has other entries than the first batch.
+        """
         tensors, _ = divide(given)
         if tensors.keys() != set(self.layout.names):
             expected = entries(self.layout.names)
@@ -375,7 +407,7 @@ class UserWorkload(Workload):
         return tuple(batch.values()) if self.layout.plain else batch
 
     def unpack(self, batch: Batch) -> Any:
-        """A program's batch, as the user's code makes it."""
+        """A program's batch in the form of the user's code."""
         given: Any = batch if isinstance(batch, tuple) else {**batch, **self.layout.constants}
         if isinstance(given, dict) and self.layout.numbered:
             given = tuple(given[name] for name in sorted(given, key=int))
@@ -385,7 +417,7 @@ class UserWorkload(Workload):
 
     @abstractmethod
     def spelled(self) -> Spelled:
-        """How the user's things are named in a file of their own."""
+        """Expressions for the user's objects in a file of their own."""
 
     def listing(self, program: Program, batch: Batch, inliner: Inliner) -> Source:
         from optexp.user_code.listing import listing
@@ -419,6 +451,11 @@ class UserWorkload(Workload):
         return self.targets
 
     def new_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The user's optimizer of the model's parameters, AdamW by default.
+
+        Raises:
+            ConfigError: the optimizer does not take the parameters or their gradients, or is no optimizer.
+        """
         parameters = list(model.parameters())
         if self.optimizer is None and self.parts.optimizer is not None:
             made = self.parts.optimizer(parameters)
@@ -447,7 +484,7 @@ class UserWorkload(Workload):
         return made
 
     def note_conversion(self, what: str, tensors: Iterable[Tensor], dtype: torch.dtype) -> None:
-        """Say so where the user's code chose a precision, and `dtype=` overrides it."""
+        """Note where `dtype=` overrides a precision of the user's code."""
         found = {t.dtype for t in tensors if t.is_floating_point()} - {dtype, torch.float32}
         if found:
             names = ", ".join(sorted(dtype_name(other) for other in found))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import importlib
-import json
 import os
 import signal
 import socket
@@ -24,11 +23,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, assert_never
 
 from optexp.errors import Failure
 from optexp.support.descent import adopt_orphans
+from optexp.workers import requests, wire
 from optexp.workers.client import Worker
+from optexp.workers.requests import Ended, Fork, Forked, Preload, Wait
 from optexp.workers.serving import kill_group, serve
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ class Launcher:
     def preload(self, modules: Sequence[str]) -> None:
         """Import slow modules once, before workers are forked; does not wait for it."""
         with suppress(OSError):  # the next request finds out that the launcher is gone
-            self.socket.sendall(json.dumps({"do": "preload", "modules": list(modules)}).encode())
+            self.socket.sendall(wire.encode(Preload(list(modules))))
 
     def fork(
         self, role: type[T], name: str, log: Path, timeout_s: float, variables: Mapping[str, str] | None = None
@@ -77,37 +78,42 @@ class Launcher:
             variables: Of its environment, which are set before anything of the role is imported.
         """
         ours, theirs = socket.socketpair()
-        where = f"{role.__module__}:{role.__qualname__}"
-        request: dict[str, Any] = {"do": "fork", "role": where, "log": str(log), "path": sys.path, "cwd": os.getcwd()}
-        request |= {"argv": sys.argv[:1], "variables": dict(variables or {})}
-        answer = self._ask(request, theirs.fileno(), max(timeout_s, 120))  # it may still be importing torch
+        request = Fork(
+            role.__module__,
+            role.__qualname__,
+            log=os.fsencode(log),
+            path=[os.fsencode(entry) for entry in sys.path],
+            folder=os.getcwdb(),
+            arguments=[os.fsencode(argument) for argument in sys.argv[:1]],
+            variables={os.fsencode(name): os.fsencode(value) for name, value in (variables or {}).items()},
+        )
+        forked = self._ask(request, Forked, theirs.fileno(), max(timeout_s, 120))  # it may still be importing torch
         theirs.close()
-        worker: Worker[T] = Worker(self, answer["pid"], Connection(ours.detach()), name, log, timeout_s)
+        worker: Worker[T] = Worker(self, forked.pid, Connection(ours.detach()), name, log, timeout_s)
         self._workers.append(worker)
         return worker
 
     def ending(self, pid: int) -> str:
         """How a worker ended, in words."""
-        status = self._ask({"do": "wait", "pid": pid})["status"]
+        status = self._ask(Wait(pid), Ended).status
         if status is None:
             return "its connection closed"
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
         return f"exit code {status}"
 
-    def _ask(self, request: dict[str, Any], descriptor: int | None = None, timeout_s: float = 60) -> dict[str, Any]:
-        self._asked, message = True, json.dumps(request).encode()
+    def _ask(self, request: Fork | Wait, answer: type[T], descriptor: int | None = None, timeout_s: float = 60) -> T:
+        self._asked, message = True, wire.encode(request)
         try:
             self.socket.settimeout(timeout_s)
             socket.send_fds(self.socket, [message], [] if descriptor is None else [descriptor])
-            answer: dict[str, Any] = json.loads(_receive(self.socket)[0])
+            return wire.decode(_receive(self.socket)[0], answer)
         except TimeoutError:
             self.process.kill()
             text = f"no worker could be started within {timeout_s:g} s: does an import hang?"
             raise Failure("Timeout", text) from None
         except (OSError, EOFError):
             raise Failure("Crash", f"the launcher ended (exit code {self.process.poll()})") from None
-        return answer
 
     @property
     def alive(self) -> bool:
@@ -148,25 +154,27 @@ def serve_launcher(descriptor: int) -> None:
             message, descriptors = _receive(control)
         except EOFError:
             break
-        request = json.loads(message)
-        answer: dict[str, Any] = {}
-        if request["do"] == "preload":
-            for module in request["modules"]:
-                with suppress(Exception, SystemExit):  # an arm that needs it meets the same error, and tells it
-                    importlib.import_module(module)
-            continue  # nobody waits for it
-        if request["do"] == "fork":
-            pid = os.fork()
-            if pid == 0:
-                control.close()
-                _become_worker(request, descriptors[0])
-            children.add(pid)
-            answer = {"pid": pid}
-        elif request["do"] == "wait":
-            answer = {"status": _wait(request["pid"], seconds=5.0)}
+        answer: Forked | Ended
+        match request := requests.request(message):
+            case Preload():
+                for module in request.modules:
+                    with suppress(Exception, SystemExit):  # an arm that needs it meets the same error, and tells it
+                        importlib.import_module(module)
+                continue  # nobody waits for it
+            case Fork():
+                pid = os.fork()
+                if pid == 0:
+                    control.close()
+                    _become_worker(request, descriptors[0])
+                children.add(pid)
+                answer = Forked(pid)
+            case Wait():
+                answer = Ended(_wait(request.pid, seconds=5.0))
+            case _:
+                assert_never(request)
         for inherited in descriptors:
             os.close(inherited)
-        control.sendall(json.dumps(answer).encode())
+        control.sendall(wire.encode(answer))
         children = {pid for pid in children if not _reap(pid)}
     for pid in children:
         kill_group(pid)
@@ -194,25 +202,25 @@ def _wait(pid: int, seconds: float) -> int | None:
     return _endings[pid]
 
 
-def _become_worker(request: dict[str, Any], descriptor: int) -> NoReturn:
+def _become_worker(request: Fork, descriptor: int) -> NoReturn:
     os.setsid()
     _die_with_parent()
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     faulthandler.enable(sys.stderr)
-    os.chdir(request["cwd"])
-    os.environ.update(request["variables"])
-    sys.path[:], sys.argv = request["path"], request["argv"]  # the arguments are no user's script's
-    module, _, name = request["role"].partition(":")
+    os.chdir(request.folder)
+    os.environ.update((os.fsdecode(name), os.fsdecode(value)) for name, value in request.variables.items())
+    sys.path[:] = [os.fsdecode(entry) for entry in request.path]
+    sys.argv = [os.fsdecode(argument) for argument in request.arguments]  # no user's script's
     status = 1
     try:
-        serve(getattr(importlib.import_module(module), name)(), Connection(descriptor))
+        serve(getattr(importlib.import_module(request.module), request.name)(), Connection(descriptor))
         status = 0
     except BaseException:
         traceback.print_exc()

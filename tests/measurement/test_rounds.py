@@ -91,16 +91,6 @@ def test_controls_run_in_the_same_rounds_and_are_recorded(tmp_path: Path) -> Non
     assert all(steps % 20 == 0 for steps in delayed)  # as which 21 of each 20 are told
 
 
-def test_zeros_as_inputs_are_named_in_words(tmp_path: Path) -> None:
-    inputs = "workload.inputs=[{shape: [64, 64], low: 0.0, high: 0.0}]"
-    asked = [inputs, "strategy=inference_mode", "measurement=quick"]
-    result = job(tmp_path, "workload=module", "workload.target=torch.nn:GELU", *asked)
-    assert result.verdict.measured, result.headline
-    said = [watch.text for watch in result.measurement.watchdogs if watch.name == "inputs"]
-    assert "one value over and over" in said[0]
-    assert "zeros?" in said[0]
-
-
 def test_a_shared_card_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optexp.comparison.machine.Gpu.open", lambda device: object())
     monkeypatch.setattr(measure, "neighbours", lambda gpu: (["process 4711 (python, 2048 MiB)"], 1))

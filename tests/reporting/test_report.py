@@ -6,11 +6,13 @@ import math
 import re
 import shutil
 import subprocess
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
+from jinja2 import meta, nodes
 
 from optexp.records.measurement import Measurement, ProcessRatio
 from optexp.records.verification import Distribution, Element, Finding, GateResult, MutantCount, Trajectory
@@ -93,15 +95,15 @@ def test_the_strip_places_means_and_interval_on_one_scale() -> None:
     strip = plots.strip(result)
     assert strip is not None
     assert result.speedup is not None
-    means = [row["mean"] for row in strip["rows"]]
+    means = [row.mean for row in strip.rows]
     ratios = [math.exp(process.log_ratio) for process in result.measurement.processes]
     assert sorted(means) == [mean for _, mean in sorted(zip(ratios, means, strict=True))]
-    assert 0 < strip["low"] < strip["estimate"] < strip["high"] < strip["width"]
-    assert strip["one"] is None  # far from 1: the scale is spent on what was measured
-    ticks = [(at, float(label.rstrip("×"))) for at, label in strip["ticks"]]
+    assert 0 < strip.low < strip.estimate < strip.high < strip.width
+    assert strip.one is None  # far from 1: the scale is spent on what was measured
+    ticks = [(at, float(label.rstrip("×"))) for at, label in strip.ticks]
     (left, low), (right, high) = ticks[0], ticks[-1]
     at = left + (result.speedup.estimate - low) * (right - left) / (high - low)
-    assert strip["estimate"] == pytest.approx(at, abs=0.5)
+    assert strip.estimate == pytest.approx(at, abs=0.5)
 
 
 def test_identical_ratios_still_have_a_scale() -> None:
@@ -111,7 +113,7 @@ def test_identical_ratios_still_have_a_scale() -> None:
     measurement = Measurement(processes=[ProcessRatio(math.log(2), 1)], pairs=[[(2.0, 1.0)]])
     strip = plots.strip(replace(result, speedup=same, measurement=measurement))
     assert strip is not None
-    assert len(strip["ticks"]) >= 2
+    assert len(strip.ticks) >= 2
 
 
 def test_the_command_is_the_jobs_own_overrides(tmp_path: Path) -> None:
@@ -148,7 +150,7 @@ def test_what_verification_found_is_shown_by_tensor() -> None:
     assert page.count("<polyline") == 2
     errors = plots.errors(replace(result, equivalence=equivalence))
     assert errors is not None
-    xs = [float(point.split(",")[0]) for point in errors["lines"]["baseline"].split()]
+    xs = [float(point.split(",")[0]) for point in errors.lines["baseline"].split()]
     assert xs == sorted(xs)
     assert plots.errors(result) is None
 
@@ -158,6 +160,18 @@ def test_a_section_is_a_function_and_the_template_of_its_name() -> None:
     assert {file.name.removesuffix(".html.j2") for file in folder.iterdir()} == {*sections.SECTIONS}
     shown = [name for name, section in sections.SECTIONS.items() if section(sections.Page(RESULTS["FASTER"], "x"))]
     assert {"figures", "certainty", "equivalence", "same_again"} <= {*shown}
+
+
+@pytest.mark.parametrize("name", sections.SECTIONS)
+def test_a_template_knows_its_section_alone(name: str) -> None:
+    source, *_ = report.templates().loader.get_source(report.templates(), f"sections/{name}.html.j2")
+    tree = report.templates().parse(source)
+    own = {macro.name for macro in tree.find_all(nodes.Macro)}
+    own |= {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
+    assert meta.find_undeclared_variables(tree) - own == {"section"}
+    kinds = [kind for kind in get_args(get_type_hints(sections.SECTIONS[name])["return"]) if is_dataclass(kind)]
+    read = {node.attr for node in tree.find_all(nodes.Getattr) if getattr(node.node, "name", "") == "section"}
+    assert read <= {field.name for kind in kinds for field in fields(kind)}
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no browser")

@@ -82,8 +82,8 @@ def test_pairs_that_do_not_count_are_marked_and_what_the_card_said_of_them_is_dr
     result = replace(FASTER, speedup=speedup, measurement=measurement(samples), series=series(samples))
     strip = plots.strip(result)
     assert strip is not None
-    assert [(len(row["dots"]), len(row["dropped"])) for row in strip["rows"]] == [(9, 3), (9, 3)]
-    assert strip["rows"][0]["dropped"][0] < strip["rows"][0]["dots"][0]
+    assert [(len(row.dots), len(row.dropped)) for row in strip.rows] == [(9, 3), (9, 3)]
+    assert strip.rows[0].dropped[0] < strip.rows[0].dots[0]
     page = report.render(result)
     assert page.count("<path") == 6
     assert "Crosses are pairs that do not count" in page
@@ -130,17 +130,17 @@ def test_axes_have_round_numbers() -> None:
     assert places[0] >= timeline.MARGIN
     assert places[-1] <= timeline.WIDTH - timeline.MARGIN
     baseline, candidate = timeline.histograms(result)
-    assert [label for _, label in baseline["ticks"]] == ["2 ms", "2.1 ms", "2.2 ms"]
-    assert len(candidate["ticks"]) == 1
+    assert [label for _, label in baseline.ticks] == ["2 ms", "2.1 ms", "2.2 ms"]
+    assert len(candidate.ticks) == 1
     assert "2.1 ms</text>" in report.render(result)
 
 
 def test_bars_count_every_block() -> None:
     baseline, candidate = timeline.histograms(measured())
-    assert baseline["text"].startswith("baseline: 2 ms to 2.22 ms a step")
-    assert len(baseline["bars"]) == 12  # as many different times
-    assert {bar["height"] for bar in baseline["bars"]} == {40}
-    assert len(candidate["bars"]) == 1
+    assert baseline.text.startswith("baseline: 2 ms to 2.22 ms a step")
+    assert len(baseline.bars) == 12  # as many different times
+    assert {bar.height for bar in baseline.bars} == {40}
+    assert len(candidate.bars) == 1
 
 
 @pytest.mark.parametrize("readings", [True, False])

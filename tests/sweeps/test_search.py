@@ -44,6 +44,8 @@ def test_a_claim_among_many_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert a.verdict is Verdict.FASTER
     assert b.verdict is Verdict.INCONCLUSIVE
     assert "one of 10 comparisons" in b.headline
+    assert b.measurement is not None
+    assert b.measurement.comparisons == 10
     assert b.explanation == why[1:]
     assert b.by_itself == ByItself(Verdict.FASTER, "FASTER (...)")
     assert a.by_itself is None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from optexp.__main__ import SIGNALS, main
 from optexp.comparison import runner
 from optexp.config import overrides, resolve
 from optexp.errors import ConfigError
@@ -22,7 +20,7 @@ from optexp.profiling.roofline import matrix_flop
 from optexp.records.profile import ArmProfile, Calibration, ProfileRecord
 from optexp.reporting import summary, terminal
 from optexp.result import ArmSummary, Result, Speedup, Verdict
-from optexp.sweeps import exit_status, sweep
+from optexp.sweeps import sweep
 from optexp.sweeps.plot import draw
 from optexp.sweeps.study import FIGURES, Point, Study, completed, markdown, points, remarks, table
 from optexp.trace import Op, Span, Trace
@@ -35,7 +33,7 @@ IN_PLACE = "workload.variant=relu_bias_{} strategy=inplace"  # and nothing that 
 
 
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Jobs]]:
+def plan(command_line: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Jobs]:
     """The jobs that a command line would run: each one's settings, its step as `step`. Nothing is measured."""
     jobs: Jobs = []
 
@@ -52,21 +50,11 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
     def call(*arguments: str) -> Jobs:
         jobs.clear()
-        monkeypatch.setattr(sys, "argv", ["optexp", *arguments, *SETTINGS])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 0
+        assert command_line(*arguments, *SETTINGS) == 0
         return jobs
 
     monkeypatch.setattr(runner, "run", run)
-    monkeypatch.setattr(exit_status, "_finished", [])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    monkeypatch.delenv("HYDRA_FULL_ERROR")
-    monkeypatch.chdir(tmp_path)
-    handlers = [(number, signal.getsignal(number)) for number in SIGNALS]
-    yield call
-    for number, handler in handlers:
-        signal.signal(number, handler)
+    return call
 
 
 def study(**values: Any) -> Study:
