@@ -227,6 +227,7 @@ class Trace:
     modules: tuple[ModuleCall, ...] = ()  # calls of modules, where they were marked
     memory: tuple[AllocatorEvent, ...] = ()
     multiprocessors: int | None = None
+    device: str = ""  # name of the first GPU
     timed_us: float | None = None
 
     @classmethod
@@ -284,6 +285,7 @@ class Trace:
                 if e["args"].get("Device Type") == 0
             ),
             multiprocessors=devices[0].get("numSms"),
+            device=devices[0].get("name", ""),
             timed_us=float(chrome[TIMED]) if TIMED in chrome else None,
         )
 

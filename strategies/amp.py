@@ -50,8 +50,10 @@ class Amp(Strategy):
         dtypes = trace.op_dtypes(MATRIX_OPS)
         if {"bfloat16", "float16"} & dtypes.keys() or not (dtypes or any(kernel.in_graph for kernel in trace.kernels)):
             return False
-        if trace.kernels or calibration is None:
+        if trace.kernels:
             return True
+        if calibration is None:  # a processor of which nothing is known
+            return False
         return calibration.matrix.get(self.dtype, 0.0) > calibration.matrix.get("float32", 0.0)
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:

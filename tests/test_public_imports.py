@@ -27,7 +27,7 @@ PUBLIC = {
     "optexp.studies.sweep": ("SweepCallback",),
     "optexp.studies.outcome": ("ExitStatus",),
 }  # fmt: skip
-COMMANDS = ("optexp.audit", "optexp.doctor", "optexp.benchmark")
+COMMANDS = ("optexp.audit", "optexp.doctor", "optexp.benchmark", "optexp.read")
 
 
 @pytest.mark.parametrize("module", PUBLIC)

@@ -46,6 +46,13 @@ def cached(path: Path) -> Calibration | None:
         return None
 
 
+def of_device(name: str) -> Calibration | None:
+    """The latest calibration of a device of this name that this user's cache holds."""
+    files = sorted(kept("calibration").parent.glob("calibration-*.json"), key=lambda file: file.stat().st_mtime)
+    found = (cached(file) for file in reversed(files))
+    return next((ceilings for ceilings in found if ceilings is not None and ceilings.device == name), None)
+
+
 def write(path: Path, measured: Calibration) -> None:
     """For `cached`. A home that cannot be written to costs a second per run, nothing else."""
     with suppress(OSError):

@@ -196,6 +196,22 @@ def breakdown(page: Page) -> Breakdown | None:
 
 
 @dataclass(frozen=True)
+class Operators:
+    """arms: those whose operators were traced;  on_device: by arm, whether they launched anything"""
+
+    arms: Mapping[str, ArmProfile]
+    on_device: Mapping[str, bool]
+
+
+@section
+def operators(page: Page) -> Operators | None:
+    """Operators, modules and the tree of calls, by arm."""
+    arms = {name: found for name, found in page.result.profile.arms().items() if found.operators}
+    launched = {name: any(row.device_share for row in found.operators) for name, found in arms.items()}
+    return Operators(arms, launched) if arms else None
+
+
+@dataclass(frozen=True)
 class Measuring:
     """measurement: None where none is shown"""
 

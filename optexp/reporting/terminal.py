@@ -6,7 +6,7 @@ import io
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -18,7 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from optexp.records.profile import ArmProfile
-from optexp.reporting import summary
+from optexp.reporting import profile_tables, summary
+from optexp.reporting.tables import frameless, labelled, spaced
 from optexp.result import Result, Verdict
 from optexp.support.units import at_least, duration, ratio
 
@@ -40,6 +41,7 @@ PIPE_WIDTH = 120  # of what is not a terminal: a file, a log
 SILENCE_S = 60  # the longest on what is not a terminal, while there is news
 TRACEBACK_LINES = 30
 REASONS = 3
+TOP = 5  # rows of a profile's tables
 
 
 # --- progress --------------------------------------------------------------------------------------------------
@@ -122,13 +124,13 @@ def show(result: Result, folder: Path, run: Run | None = None) -> None:
     console = output()
     console.print(headline(result), soft_wrap=True)
     if result.verdict is not Verdict.UNSUPPORTED:
-        parts = _spaced([*body(result), locations(folder, run)])
+        parts = spaced([*body(result), locations(folder, run)])
         console.print(Padding(Group(*parts), (1, 0, 1, 2), expand=False))
 
 
 def render(result: Result) -> RenderableType:
     """The verdict without the places where its record is."""
-    return Group(headline(result), Padding(Group(*_spaced(body(result))), (1, 0, 0, 2), expand=False))
+    return Group(headline(result), Padding(Group(*spaced(body(result))), (1, 0, 0, 2), expand=False))
 
 
 def output() -> Console:
@@ -165,14 +167,14 @@ def body(result: Result) -> list[RenderableType]:
     if result.verdict is Verdict.ERROR:
         return list(_error(result))
     if result.verdict.measured:
-        return [comparison(result), _lines(_facts(result))]
+        return [comparison(result), labelled(_facts(result))]
     verified = summary.verified(result) if result.equivalence and result.equivalence.ok else ""
-    return [_lines([("verified", verified), *_remarks(result), ("now", summary.what_now(result))])]
+    return [labelled([("verified", verified), *_remarks(result), ("now", summary.what_now(result))])]
 
 
 def comparison(result: Result) -> Table:
     """Baseline and candidate side by side."""
-    table = _table("", "baseline>", "candidate>", "change>")
+    table = frameless("", "baseline>", "candidate>", "change>")
     for row in summary.rows(result):
         table.add_row(row.name, row.baseline, row.candidate, row.change)
     return table
@@ -182,7 +184,7 @@ def locations(folder: Path, run: Run | None) -> Table:
     """Where the record is."""
     kinds = (("report", "report.html"), ("study", "study.md"), ("ranking", "sweep.json"), ("record", "result.json"))
     record = next(((kind, _relative(folder / name)) for kind, name in kinds if (folder / name).exists()), ("", ""))
-    return _lines([record, ("MLflow", run.where if run else "")])
+    return labelled([record, ("MLflow", run.where if run else "")])
 
 
 def _facts(result: Result) -> Iterator[tuple[str, str]]:
@@ -209,47 +211,22 @@ def _error(result: Result) -> Iterator[RenderableType]:
     tail = (result.error.traceback if result.error else "").strip().splitlines()[-TRACEBACK_LINES:]
     if tail:
         yield Text("\n".join(tail), style="dim")
-    yield _lines(_remarks(result))
+    yield labelled(_remarks(result))
 
 
 def _profile(result: Result) -> Iterator[RenderableType]:
     facts = result.profile.baseline or ArmProfile()
     yield alone(result)
-    yield _bars(facts.metrics)
-    for title, top in (("kernel", facts.top_kernels), ("operator", facts.top_ops)):
-        if top:
-            table = _table(title, "calls>", "time>", "share>")
-            for entry in top[:5]:
-                name = Text(entry.name, no_wrap=True, overflow="ellipsis")
-                table.add_row(
-                    name,
-                    summary.count(entry.calls),
-                    summary.microseconds(entry.us or 0.0),
-                    summary.share(entry.share),
-                )
-            table.columns[0].max_width = 70
-            yield table
-    if bottlenecks := result.profile.bottlenecks:
-        table = _table("bottleneck", "share>", "why", "try")
-        for cause in bottlenecks:
-            table.add_row(cause.label, summary.share(cause.share), Text(cause.why), ", ".join(cause.try_))
-        yield table
-    yield _lines([*_remarks(result), ("try next", summary.suggestion(result))])
+    yield from profile_tables.of_arm(facts, TOP)
+    yield profile_tables.bottlenecks(result.profile.bottlenecks)
+    yield labelled([*_remarks(result), ("try next", summary.suggestion(result))])
 
 
 def alone(result: Result) -> Table:
     """The baseline's figures where there is nothing to compare."""
-    table = _table("", "baseline>")
+    table = frameless("", "baseline>")
     for row in summary.rows(result):
         table.add_row(row.name, row.baseline)
-    return table
-
-
-def _bars(metrics: dict[str, float]) -> Table:
-    """The parts of a step, which add up to one."""
-    table = _table("where a step goes", "share>", "")
-    for name, value in summary.parts(metrics):
-        table.add_row(name, summary.share(value), Text("█" * round(30 * value), style="cyan"))
     return table
 
 
@@ -264,7 +241,7 @@ def sweep_table(results: Sequence[Result]) -> RenderableType:
     names = ["verdict", "at least>", "estimate>", "time/step>", "peak memory>", "workload", "strategy", "note"]
     profiled = all(result.verdict is Verdict.PROFILED for result in results)
     left_out = {"at least>", "estimate>", "strategy"} if profiled else set()
-    table = _table(*(name for name in names if name not in left_out))
+    table = frameless(*(name for name in names if name not in left_out))
     numbers: dict[str, str] = {}  # of the reasons, which many jobs may share
     for result, title in zip(results, summary.titles(results), strict=True):
         speedup, arm, reason = result.speedup, summary.shown(result), summary.reason(result)
@@ -284,12 +261,12 @@ def sweep_table(results: Sequence[Result]) -> RenderableType:
     for column in table.columns:
         column.no_wrap = column.header not in ("workload", "strategy", "note")  # what gives way on a narrow screen
     notes = [] if profiled else [(number.rjust(7), text) for text, number in numbers.items()]
-    return Group(*_spaced([table, _lines(notes)]))
+    return Group(*spaced([table, labelled(notes)]))
 
 
 def study_table(question: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
     """What was asked, and the table that answers it."""
-    table = _table(*headings)
+    table = frameless(*headings)
     for row in rows:
         table.add_row(*map(Text, row))
     return Group(Text(question, style="bold"), Text(), table)
@@ -297,39 +274,6 @@ def study_table(question: str, headings: Sequence[str], rows: Sequence[Sequence[
 
 def colour(verdict: Verdict) -> str:
     return COLOURS.get(verdict, ALARM)
-
-
-# --- pieces ----------------------------------------------------------------------------------------------------
-
-
-def _table(*columns: str) -> Table:
-    """A table without a frame; a name that ends in > is a column of figures."""
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for name in columns:
-        figures = name.endswith(">")
-        table.add_column(
-            name.removesuffix(">"), justify="right" if figures else "left", no_wrap=figures, overflow="fold"
-        )
-    return table
-
-
-def _lines(pairs: Iterable[tuple[str, str]]) -> Table:
-    """Short label, long text; pairs without a text are left out."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True, min_width=8)
-    grid.add_column(overflow="fold")
-    for label, text in pairs:
-        if text:
-            grid.add_row(label, Text(text))
-    return grid
-
-
-def _spaced(parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
-    """Parts with an empty line between them; tables without a row are left out."""
-    for index, part in enumerate(part for part in parts if not isinstance(part, Table) or part.row_count):
-        if index:
-            yield Text()
-        yield part
 
 
 def _relative(path: Path) -> str:

@@ -21,7 +21,7 @@ def diagnose(trace: Trace, breakdown: Breakdown, calibration: Calibration | None
 
 
 def found(trace: Trace, calibration=None) -> dict[str, Bottleneck]:
-    bottlenecks = diagnose(trace, breakdown(trace, calibration))
+    bottlenecks = diagnose(trace, breakdown(trace, calibration), calibration)
     shares = [b.share for b in bottlenecks]
     assert shares == sorted(shares, reverse=True)
     return {b.label: b for b in bottlenecks}
@@ -153,16 +153,19 @@ def test_lower_precision_is_for_processors_that_have_it(tmp_path, bfloat16, prop
     assert ("strategy=amp" in causes["matrix_products"].try_) is proposed
 
 
-def on_cpu(step, path: Path) -> dict[str, Bottleneck]:
-    return found(undisturbed(step, path))
+def on_cpu(step, path: Path, calibration=None) -> dict[str, Bottleneck]:
+    return found(undisturbed(step, path), calibration)
 
 
 @torch.no_grad()
-def test_products_dominate_on_a_cpu(tmp_path):
+@pytest.mark.parametrize(("bfloat16", "lowers"), [(4e11, True), (1e9, False), (None, False)])
+def test_products_dominate_on_a_cpu(tmp_path, bfloat16, lowers):
+    """A processor that emulates bfloat16, or of which nothing is known, is not sent to amp."""
     layer, inputs = nn.Linear(1024, 1024), torch.randn(512, 1024)
-    causes = on_cpu(lambda: layer(inputs), tmp_path / "t.json.gz")
+    ceilings = Calibration("cpu", 1e10, {"float32": 1e11, "bfloat16": bfloat16}) if bfloat16 else None
+    causes = on_cpu(lambda: layer(inputs), tmp_path / "t.json.gz", ceilings)
     assert next(iter(causes)) in ("matrix_products", "one_op")
-    assert "strategy=amp" in causes["matrix_products"].try_
+    assert ("strategy=amp" in causes["matrix_products"].try_) is lowers
     assert "strategy=cuda_graph" not in {text for cause in causes.values() for text in cause.try_}
 
 
