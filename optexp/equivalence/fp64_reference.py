@@ -19,7 +19,7 @@ from optexp.equivalence.float64 import InFloat64
 from optexp.equivalence.gates import alike, chunks, identical, name_of, rms
 from optexp.equivalence.mutants import leading
 from optexp.equivalence.noise import noisy
-from optexp.equivalence.observation import Observation
+from optexp.equivalence.observation import Observation, unpacked
 from optexp.equivalence.perturbation import turn_parameters, vary
 from optexp.equivalence.trajectory import Rates
 from optexp.errors import NoReference
@@ -215,6 +215,10 @@ class Fp64Reference:
         if shared:
             self.known[index] = golden
         return golden
+
+    def adopt(self, baseline: Mapping[str, Tensor]) -> None:
+        """Begin the next steps with the Python state that the baseline's step began with."""
+        self.memory, self.kept = unpacked("memory", baseline), unpacked("keeps", baseline)
 
     def follow(self, parameters: Iterable[str]) -> None:
         """Tell what these are after each step, too."""

@@ -76,9 +76,9 @@ class Reference(Peer):
 
     def batch(self, index: int) -> Parcel:
         """One of those drawn, for another step than the one that was judged."""
-        self.judgement.known.candidate = {}
+        batch = self.judgement.batch(index)
         self.inbox.clear()
-        return self.send(self.judgement.batches[index])
+        return self.send(batch)
 
     def yardstick(self, step: int) -> None:
         self.judgement.yardstick(step, self.inbox.contents)

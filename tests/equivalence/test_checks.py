@@ -120,7 +120,7 @@ class Tiny(Headed):
 
 def test_gates_without_power_leave_equivalence_undecided(check, monkeypatch):
     lax = {name: replace(row, fail=1e6, peak_fail=1e6) for name, row in TOLERANCES.items()}
-    monkeypatch.setattr("optexp.equivalence.judge.TOLERANCES", lax)
+    monkeypatch.setattr("optexp.equivalence.arithmetic.TOLERANCES", lax)
     monkeypatch.setattr("optexp.equivalence.gates.BLOCK_FACTOR", 1e6)
     with pytest.raises(NoReference, match="no power: output passes them with the mutant"):
         check(mlp("forward"))

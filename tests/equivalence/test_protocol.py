@@ -12,10 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import optexp.equivalence.candidate_step
 import optexp.equivalence.judge
 from optexp.equivalence.autocast import autocast
+from optexp.equivalence.candidate_step import RESEEDED
 from optexp.equivalence.fp64_reference import Fp64Reference
-from optexp.equivalence.judge import RESEEDED, TIED, Judge
+from optexp.equivalence.judge import Judge
+from optexp.equivalence.near_ties import TIED
 from optexp.equivalence.noise import RUNS
 from optexp.errors import NoReference
 from optexp.program import Program, clear_gradients
@@ -276,7 +279,7 @@ class NearlyTied(nn.Module):
 @pytest.mark.parametrize(("runs", "lost", "ok"), [(16, 0, True), (0, 0, False), (16, 8, False)])
 def test_near_ties_of_the_candidate_are_looked_for(check, net, monkeypatch, runs, lost, ok):
     monkeypatch.setattr(optexp.equivalence.judge, "RUNS", 0)  # that the baseline's own noise would meet
-    monkeypatch.setattr(optexp.equivalence.judge, "NEAR", runs)
+    monkeypatch.setattr(optexp.equivalence.candidate_step, "NEAR", runs)
 
     def change(program: Program) -> Program:
         program.model.gates.order, program.model.gates.lost = (0, 1, 2), lost
