@@ -38,7 +38,7 @@ from optexp.support.tf32 import allow_tf32, tf32_allowed
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client, InProcess, Pending
 from optexp.workers.launching import launcher
-from optexp.workers.messages import Facts, SetUp
+from optexp.workers.messages import SetUp, WorkloadInfo
 from optexp.workers.peer import Peer
 from optexp.workers.process import Launcher
 from optexp.workers.reference import Reference
@@ -164,16 +164,16 @@ class Session:
             plan=self.plan,
         )
 
-    def learn(self, bare: SetUp, setups: Iterable[SetUp], judge: Facts | None = None) -> None:
-        """Facts about the workload from the arms that built it; `NoReference` where they built different models."""
-        self.samples, built = bare.facts.samples, bare.facts.built
+    def learn(self, bare: SetUp, setups: Iterable[SetUp], judge: WorkloadInfo | None = None) -> None:
+        """Properties of the workload, from the arms that built it; `NoReference` where they built different models."""
+        self.samples, built = bare.workload.samples, bare.workload.built
         self.plan = max([self.plan, *(setup.plan for setup in setups)])
         if self.plan:
             self.result.notes += self.on_memory(bare.batch_bytes)
         notes = self.result.notes
-        notes += [remark for remark in bare.facts.remarks if remark not in notes]
-        for facts in (*(setup.facts for setup in setups), *([judge] if judge else [])):
-            if different := [name for name, value in facts.built.items() if built.get(name, value) != value]:
+        notes += [remark for remark in bare.workload.remarks if remark not in notes]
+        for info in (*(setup.workload for setup in setups), *([judge] if judge else [])):
+            if different := [name for name, value in info.built.items() if built.get(name, value) != value]:
                 raise NoReference(
                     f"the model is not the same in every process ({different[0].partition('/')[2]} differs):"
                     " what draws its values must follow the seed of torch, numpy or random",
@@ -235,7 +235,7 @@ class Session:
 
     def set_up(
         self, specs: Mapping[str, Spec], judge: Spec, first: Sequence[str] = ()
-    ) -> tuple[dict[str, Client[Arm]], Client[Reference], dict[str, SetUp], Facts]:
+    ) -> tuple[dict[str, Client[Arm]], Client[Reference], dict[str, SetUp], WorkloadInfo]:
         """Arms and the reference, with what their set-up returned: side by side or, where memory is known to be short,
         one after the other.
 
@@ -253,8 +253,8 @@ class Session:
             done[name] = starting[name].setup.wait()
         if self.in_turns:
             reference = self.start_reference(judge)
-        facts = reference.setup.wait()
-        return {name: starting[name].arm for name in order}, reference.arm, done, facts
+        info = reference.setup.wait()
+        return {name: starting[name].arm for name in order}, reference.arm, done, info
 
     def start(self, specs: Mapping[str, Spec]) -> dict[str, Starting[Arm, SetUp]]:
         """Begin to set up several arms side by side."""
@@ -267,7 +267,7 @@ class Session:
             starting[name] = Starting(arm, arm.start(Arm.setup, packed=replace(spec, name=name).pack()))
         return starting
 
-    def start_reference(self, spec: Spec, name: str = "reference") -> Starting[Reference, Facts]:
+    def start_reference(self, spec: Spec, name: str = "reference") -> Starting[Reference, WorkloadInfo]:
         """Begin to set up the process that judges."""
         reference = self.arm(Reference, name, ())
         return Starting(reference, reference.start(Reference.setup, packed=replace(spec, name=name).pack()))

@@ -24,6 +24,7 @@ from optexp.program import Batch, Program, Snapshot, gradients
 from optexp.records.verification import Finding, Randomness
 from optexp.support.reading import read
 
+GATE = "RANDOMNESS"
 SEEDS = 64
 ALARM = 1e-3  # how often honest arms may differ by luck, over all tests of a comparison together
 
@@ -108,14 +109,14 @@ def compare(
     findings = []
     for fact, text in _FACTS.items():
         if getattr(baseline, fact) and not getattr(candidate, fact):
-            findings.append(Finding("random numbers", "DICE", False, ("DICE",), used=inf, message=text))
+            findings.append(Finding("random numbers", GATE, False, (GATE,), used=inf, message=text))
     off, limit = gradient_check.mismatch(candidate.slopes, baseline.slopes)
     if off > limit:
         message = (
             "gradients are not those of the loss: dropout draws another mask in backward (they are off by"
             f" {off:.2g} of what another draw's would be, and may be by {limit:.2g})"
         )
-        findings.append(Finding("random numbers", "DICE", False, ("DICE",), used=off / limit, message=message))
+        findings.append(Finding("random numbers", GATE, False, (GATE,), used=off / limit, message=message))
     findings += _zeros(candidate, baseline, unit, zeros)
     tests: list[tuple[float, str, str]] = []
     sizes = [fmean(seed[1] for seed in seeds) for name, seeds in baseline.moments.items() if name.startswith("grad/")]
@@ -137,7 +138,7 @@ def compare(
     for p, name, what in tests:
         if p * len(tests) < ALARM:
             message = f"its {what} (p = {p:.1g} in each of {len(tests)} tests)"
-            findings.append(Finding(name.removeprefix("out/"), "DICE", False, ("DICE",), used=inf, message=message))
+            findings.append(Finding(name.removeprefix("out/"), GATE, False, (GATE,), used=inf, message=message))
     smallest = min((p for p, _, _ in tests), default=1.0)
     known = isfinite(limit)
     return findings, Randomness(SEEDS, len(tests), smallest, off if known else None, limit if known else None)
@@ -151,7 +152,7 @@ def _zeros(candidate: Throws, baseline: Throws, unit: float, zeros: Mapping[str,
         limit = ROUNDINGS * max(unit * zeros[name], theirs)
         if not ours <= limit:
             message = f"its RMS is {ours:.3g} where it is zero in exact arithmetic, and rounding explains {limit:.3g}"
-            yield Finding(name, "DICE", False, ("DICE",), used=ours / limit if limit else inf, message=message)
+            yield Finding(name, GATE, False, (GATE,), used=ours / limit if limit else inf, message=message)
 
 
 _FACTS: Mapping[str, str] = {

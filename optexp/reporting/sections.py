@@ -12,7 +12,7 @@ from optexp.reporting import plots, summary, timeline
 from optexp.reporting.wording import GATES
 from optexp.result import Result, Verdict
 
-Facts = dict[str, Any]  # variables of a template, beside `result` and `summary`
+Variables = dict[str, Any]  # variables of a template, beside `result` and `summary`
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Page:
         return self.measured or self.result.verdict is Verdict.PROFILED
 
 
-Section = Callable[[Page], Facts | None]  # None leaves it out
+Section = Callable[[Page], Variables | None]  # None leaves it out
 SECTIONS: dict[str, Section] = {}
 
 
@@ -45,34 +45,34 @@ def section(function: Section) -> Section:
 
 
 @section
-def what_now(page: Page) -> Facts | None:
+def what_now(page: Page) -> Variables | None:
     text = summary.what_now(page.result)
     return {"what_now": text} if text else None
 
 
 @section
-def error(page: Page) -> Facts | None:
+def error(page: Page) -> Variables | None:
     return {} if page.result.error else None
 
 
 @section
-def figures(page: Page) -> Facts | None:
+def figures(page: Page) -> Variables | None:
     rows = summary.rows(page.result, details=True) if page.has_figures else []
     return {"rows": rows} if rows else None
 
 
 @section
-def why(page: Page) -> Facts | None:
+def why(page: Page) -> Variables | None:
     return {} if page.result.explanation and page.measured else None
 
 
 @section
-def try_next(page: Page) -> Facts | None:
+def try_next(page: Page) -> Variables | None:
     return {} if figures(page) and summary.suggestion(page.result) else None
 
 
 @section
-def certainty(page: Page) -> Facts | None:
+def certainty(page: Page) -> Variables | None:
     """Every pair, the speedup's interval, and the blocks' times."""
     strip = plots.strip(page.result) if page.measured else None
     if strip is None:
@@ -81,13 +81,13 @@ def certainty(page: Page) -> Facts | None:
 
 
 @section
-def card(page: Page) -> Facts | None:
+def card(page: Page) -> Variables | None:
     """Readings of the card, where no section shows times beside them."""
     found = meanwhile(page)
     return found if found["panels"] and certainty(page) is None else None
 
 
-def meanwhile(page: Page) -> Facts:
+def meanwhile(page: Page) -> Variables:
     """Panels over the time of measuring, without the blocks' times where those are withheld."""
     return {"panels": timeline.panels(page.result), "axis": timeline.axis(page.result)}
 
@@ -99,7 +99,7 @@ SHOWN_APART = {
 
 
 @section
-def equivalence(page: Page) -> Facts | None:
+def equivalence(page: Page) -> Variables | None:
     """Gates, tensors, the distribution of errors, and all other checks."""
     found = page.result.equivalence
     if found is None:
@@ -113,12 +113,12 @@ def equivalence(page: Page) -> Facts | None:
 
 
 @section
-def evidence(page: Page) -> Facts | None:
+def evidence(page: Page) -> Variables | None:
     return {} if page.result.evidence else None
 
 
 @section
-def breakdown(page: Page) -> Facts | None:
+def breakdown(page: Page) -> Variables | None:
     """Terms of a step, kernels, operators and bottlenecks, by arm."""
     arms = page.result.profile.arms()
     parts = {name: dict(summary.parts(profile.metrics)) for name, profile in arms.items()}
@@ -128,29 +128,29 @@ def breakdown(page: Page) -> Facts | None:
 
 
 @section
-def measuring(page: Page) -> Facts | None:
+def measuring(page: Page) -> Variables | None:
     """Watchdogs, controls and notes."""
     return {} if summary.watches(page.result) or page.result.notes or page.result.placement else None
 
 
 @section
-def same_again(page: Page) -> Facts | None:
+def same_again(page: Page) -> Variables | None:
     return {"command": page.command} if page.command else None
 
 
 @section
-def time_to_verdict(page: Page) -> Facts | None:
+def time_to_verdict(page: Page) -> Variables | None:
     seconds = {k: v for k, v in page.result.seconds.items() if k != "total"}
     total = max(page.result.seconds.get("total", 0.0), sum(seconds.values()))
     return {"seconds": seconds, "total": total} if seconds and total else None
 
 
 @section
-def environment(page: Page) -> Facts | None:
+def environment(page: Page) -> Variables | None:
     return {} if page.result.environment else None
 
 
 @section
-def configuration(page: Page) -> Facts | None:
+def configuration(page: Page) -> Variables | None:
     config = page.result.config
     return {"config": OmegaConf.to_yaml(OmegaConf.create(config))} if config else None

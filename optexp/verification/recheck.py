@@ -58,7 +58,7 @@ def recheck(
             )
         if in_turns:
             candidate.call(Arm.rest)
-        findings += judged(reference, yardstick, candidate, ends[0], repeats, in_turns)
+        findings += judge_replay(reference, yardstick, candidate, ends[0], repeats, in_turns)
     found = Recheck(
         steps=ends[0].steps,
         ends=[end.steps for end in ends],
@@ -116,7 +116,7 @@ class Repetitions:
         return self.moved[end]
 
 
-def judged(
+def judge_replay(
     reference: Client[Reference],
     yardstick: Client[Arm],
     candidate: Client[Arm],

@@ -12,8 +12,8 @@ from optexp.equivalence.mutants import Tried
 from optexp.equivalence.parting import Passed
 from optexp.records.verification import Distribution, Finding
 from optexp.support.memory_plan import give_back
-from optexp.workers.arm_program import facts
-from optexp.workers.messages import Facts
+from optexp.workers.arm_program import workload_info
+from optexp.workers.messages import WorkloadInfo
 from optexp.workers.peer import Peer
 from optexp.workers.spec import Spec
 from optexp.workers.transfer import Parcel
@@ -22,11 +22,11 @@ from optexp.workers.transfer import Parcel
 class Reference(Peer):
     """The fp64 arm: draws every batch and judges what the others return. Its fp64 results never leave it."""
 
-    def setup(self, packed: bytes) -> Facts:
+    def setup(self, packed: bytes) -> WorkloadInfo:
         """Build the workload in float64."""
         return self.hold(cloudpickle.loads(packed))
 
-    def hold(self, spec: Spec) -> Facts:
+    def hold(self, spec: Spec) -> WorkloadInfo:
         """The same of a specification that is here already."""
         self.settle(spec.torch_device, spec.cores, spec.folders)
         self.judgement = Judge(
@@ -35,7 +35,7 @@ class Reference(Peer):
         if not spec.dropout:
             self.judgement.silence()
         give_back(self.device)
-        return facts(spec.workload, self.judgement.fp64.initial)
+        return workload_info(spec.workload, self.judgement.fp64.initial)
 
     def expect(self, parcel: Parcel) -> None:
         """Where fp64 runs or, where that is full, on the CPU: judging then moves there too."""
