@@ -97,12 +97,12 @@ def _take_optimizer_step(inputs: InputSet, step: int, seen: Observation, rounded
     clear_gradients(program.model)
     for name, parameter in program.model.named_parameters():
         if (gradient := seen.get(f"grad/{name}")) is not None:
-            sparse, wide = fp64.sparse[step].get(f"grad/{name}"), gradient.to(parameter)
+            sparse, wide = fp64.update_inputs.sparse[step].get(f"grad/{name}"), gradient.to(parameter)
             parameter.grad = wide if sparse is None else wide.sparse_mask(sparse)
     if not program.own_step:
         fp64.rates.set(RATES[inputs.step % len(RATES)])
     else:  # a user's step may change them
-        for group, called in zip(optimizer.param_groups, fp64.called[step], strict=True):
+        for group, called in zip(optimizer.param_groups, fp64.update_inputs.called[step], strict=True):
             group.update(called)
     with in_float32(optimizer) if rounded else nullcontext():
         optimizer.step()
@@ -143,7 +143,7 @@ def _learning_rates(inputs: InputSet, step: int, seen: Observation) -> Iterator[
     assert program.optimizer is not None
     for index, group in enumerate(program.optimizer.param_groups):
         if (rate := seen.get(f"after/optimizer/group{index}/lr")) is not None:
-            left = fp64.left[step][index] if program.own_step else group["lr"]
+            left = fp64.update_inputs.left[step][index] if program.own_step else group["lr"]
             reference = torch.as_tensor(left, dtype=torch.float64, device=fp64.device)
             limits = Limits(inputs.arithmetic.row_of(rate.dtype))
             yield Quantity(f"optimizer/group{index}/lr", rate.to(torch.float64), reference, limits)
