@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from optexp.equivalence.gates import name_of
+from optexp.equivalence.tensor_math import name_of
 from optexp.strategy import Contract
 from optexp.support.tolerances import TOLERANCES, Tolerance
 

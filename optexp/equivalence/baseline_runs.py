@@ -11,7 +11,7 @@ import torch
 
 from optexp.equivalence.effects import optional, title
 from optexp.equivalence.fp64_quantities import quantities, updates
-from optexp.equivalence.gates import Yardstick, errors, finite, identical
+from optexp.equivalence.gates import Yardstick
 from optexp.equivalence.hyperparameters import bias_correction_error
 from optexp.equivalence.input_families import nonfinite
 from optexp.equivalence.input_set import InputSet
@@ -19,6 +19,7 @@ from optexp.equivalence.loss_scale import skipped
 from optexp.equivalence.noise import RUNS
 from optexp.equivalence.observation import Observation, unpacked
 from optexp.equivalence.quantities import Quantity, is_exact, measured, source
+from optexp.equivalence.tensor_math import errors, finite, identical
 from optexp.errors import NoReference
 
 RESULTS = ("out/", "input/", "grad/", "buffer/", "param/")  # compared with an fp64 step; other tensors with an update

@@ -11,13 +11,14 @@ from torch import Tensor
 from optexp.equivalence import loss_scale
 from optexp.equivalence.effects import broken_effects
 from optexp.equivalence.fp64_quantities import quantities
-from optexp.equivalence.gates import alike, exact
+from optexp.equivalence.gates import exact
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.nature import explained
 from optexp.equivalence.near_ties import AT_ONCE, NEAR, TIED, allow_near_ties
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.quantities import Quantity, is_noise, source
 from optexp.equivalence.quantity_gates import baseline_at, compare, rows_far_off, unseen_for
+from optexp.equivalence.tensor_math import alike
 from optexp.errors import NoReference
 from optexp.records.verification import Element, Finding, broken
 

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from optexp.equivalence.effects import title
 from optexp.equivalence.fp64_reference import before
-from optexp.equivalence.gates import PRECISION_CAP, Limits, histogram, largest
+from optexp.equivalence.gates import PRECISION_CAP, Limits
 from optexp.equivalence.hyperparameters import in_float32
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.loss_scale import skipped
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.quantities import Quantity, measured, parts
+from optexp.equivalence.tensor_math import histogram, largest
 from optexp.equivalence.trajectory import RATES
 from optexp.errors import NoReference
 from optexp.program import clear_gradients
@@ -39,7 +40,7 @@ def quantities(inputs: InputSet, step: int, seen: Observation) -> Iterator[Quant
 def error_histogram(inputs: InputSet, seen: Observation, name: str) -> list[float]:
     """Distribution of |c−g|/s over the elements of one quantity, of a run of the set's current step.
 
-    Returns shares of elements (see `optexp.equivalence.gates.histogram`).
+    Returns shares of elements (see `optexp.equivalence.tensor_math.histogram`).
     """
     quantity = next(q for q in quantities(inputs, inputs.step, seen) if q.name == name)
     return histogram(quantity.value, quantity.reference, quantity.scale)

@@ -17,11 +17,11 @@ from optexp.equivalence.checksums import LARGE, compact
 from optexp.equivalence.drawn_set import DrawnSet, UpdateInputs
 from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.float64 import InFloat64
-from optexp.equivalence.gates import alike, chunks, identical, name_of, rms
 from optexp.equivalence.mutants import leading
 from optexp.equivalence.noise import noisy
 from optexp.equivalence.observation import Observation, unpacked
 from optexp.equivalence.perturbation import turn_parameters, vary
+from optexp.equivalence.tensor_math import alike, chunks, identical, name_of, rms
 from optexp.equivalence.trajectory import Rates
 from optexp.errors import NoReference
 from optexp.program import Batch, Program, gradients, keeping, map_batch, tensors_of

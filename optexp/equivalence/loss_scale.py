@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from optexp.equivalence.gates import finite
+from optexp.equivalence.tensor_math import finite
 
 
 def skipped(observation: Mapping[str, Tensor]) -> bool:

@@ -14,11 +14,12 @@ from torch import Tensor
 from optexp.equivalence import mutants
 from optexp.equivalence.effects import title
 from optexp.equivalence.fp64_quantities import quantities
-from optexp.equivalence.gates import rms, structure
+from optexp.equivalence.gates import structure
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.quantities import Quantity, is_noise, measured, parts
 from optexp.equivalence.quantity_gates import compare
+from optexp.equivalence.tensor_math import rms
 from optexp.errors import NoReference
 
 SUBJECTS = 4  # tensors of a kind that mutants are made of, the largest ones

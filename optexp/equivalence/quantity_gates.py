@@ -10,12 +10,13 @@ from torch import Tensor
 
 from optexp.equivalence.arithmetic import is_low
 from optexp.equivalence.far_off import far_off
-from optexp.equivalence.gates import Error, Limits, Yardstick, exact, measure, name_of
+from optexp.equivalence.gates import Limits, Yardstick, exact, measure
 from optexp.equivalence.input_families import integers
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.noise import alone
 from optexp.equivalence.quantities import Quantity, is_exact, is_part, source
 from optexp.equivalence.sight import unseen
+from optexp.equivalence.tensor_math import Error, name_of
 from optexp.records.verification import Finding, broken
 from optexp.support.tolerances import SMALL
 

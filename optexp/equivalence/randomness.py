@@ -19,7 +19,8 @@ from scipy.special import stdtr
 from torch import Tensor
 
 from optexp.equivalence import gradient_check
-from optexp.equivalence.gates import error, identical, rms, structure
+from optexp.equivalence.gates import structure
+from optexp.equivalence.tensor_math import error, identical, rms
 from optexp.program import Batch, Program, Snapshot, gradients
 from optexp.records.verification import Finding, Randomness
 from optexp.support.reading import read

@@ -99,7 +99,7 @@ class MutantCount:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Shares of the errors of one output, in both arms (see `optexp.equivalence.gates.histogram`)."""
+    """Shares of the errors of one output, in both arms (see `optexp.equivalence.tensor_math.histogram`)."""
 
     baseline: list[float]
     candidate: list[float]

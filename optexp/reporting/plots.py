@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from optexp.equivalence.gates import SPREAD
+from optexp.equivalence.tensor_math import SPREAD
 from optexp.records.measurement import Measurement
 from optexp.reporting import summary, timeline
 from optexp.result import Result
@@ -19,7 +19,7 @@ ERRORS = 180  # height of the plot of errors, in pixels
 
 
 def errors(result: Result) -> dict[str, Any] | None:
-    """The histograms of a tensor's errors in both arms (see `optexp.equivalence.gates.histogram`), as lines."""
+    """The histograms of a tensor's errors in both arms (see `optexp.equivalence.tensor_math.histogram`), as lines."""
     found = result.equivalence.distribution if result.equivalence else None
     if found is None:
         return None

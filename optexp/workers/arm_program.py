@@ -14,10 +14,10 @@ from torch import Tensor
 from optexp.equivalence import input_families, process_state, randomness
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.dropout import NoDropout, silence
-from optexp.equivalence.gates import finite
 from optexp.equivalence.observation import carried
 from optexp.equivalence.perturbation import turn_parameters, vary
 from optexp.equivalence.step_digest import Digest, left_behind
+from optexp.equivalence.tensor_math import finite
 from optexp.equivalence.trajectory import Rates
 from optexp.errors import ConfigError, NoReference, Unsupported
 from optexp.export.repro import Script

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from optexp.equivalence.autocast import autocast
-from optexp.equivalence.gates import SPREAD
 from optexp.equivalence.mutants import MUTANTS
+from optexp.equivalence.tensor_math import SPREAD
 from optexp.errors import NoReference
 from optexp.program import Program
 from optexp.records.verification import MutantCount

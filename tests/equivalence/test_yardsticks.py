@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optexp.equivalence.gates import Error, Limits, Yardstick
+from optexp.equivalence.gates import Limits, Yardstick
 from optexp.equivalence.quantities import Quantity
+from optexp.equivalence.tensor_math import Error
 from optexp.equivalence.yardsticks import Allowance, SetYardsticks
 from optexp.support.tolerances import SMALL, TOLERANCES
 
