@@ -75,7 +75,7 @@ class Fp64Reference:
             self.settle(torch.device("cpu"))
 
     def settle(self, device: torch.device) -> None:
-        """Build the fp64 program there."""
+        """Build the fp64 program on `device`."""
         self.device = device
         self.drawn.results.clear()
         give_back(self.drawn_on)  # where fp64 was, and does not fit, the arms need the room
@@ -104,7 +104,10 @@ class Fp64Reference:
     # --- batches ------------------------------------------------------------------------------------------------
 
     def draw(self, seed: int, count: int, family: str) -> None:
-        """`count` new batches of a family. ONE_BY_ONE takes two, and makes others of them."""
+        """Draw `count` batches of a family; ONE_BY_ONE draws two, and exchanges their inputs one by one.
+
+        Raises NoReference where the family changes no input, or the model does not take its values.
+        """
         if any(tensor.nbytes > LARGE for batch in self.batches for tensor in tensors_of(batch).values()):
             self._take([], family)  # both sets at a time may not fit
         generator = torch.Generator(self.drawn_on).manual_seed(seed)
@@ -141,12 +144,12 @@ class Fp64Reference:
             raise NoReference(f"the model does not take such values: {text}") from problem
 
     def turn_parameters(self) -> None:
-        """Of what all arms begin with."""
+        """Turn the parameters that all arms begin with."""
         turn_parameters(self.initial)
         self.drawn.results.clear()
 
     def recall(self, observation: Mapping[str, Tensor]) -> None:
-        """The batch that a timed step was given, as the baseline's replay tells it, in the place of drawn ones."""
+        """Take the batch of a timed step, from the baseline's replay, instead of drawn ones."""
         given = {n.removeprefix("batch/"): t for n, t in observation.items() if n.startswith("batch/")}
         batch: Batch = given if self.named else tuple(given.values())
         self._take([map_batch(lambda t: t.to(self.drawn_on, copy=True), batch)], input_families.NORMAL)
@@ -230,7 +233,7 @@ class Fp64Reference:
             self.drawn.results.clear()
 
     def zeros(self) -> Mapping[str, float]:
-        """Gradients of the first step that are zero in exact arithmetic: RMS over elements of Σ|terms|, by name."""
+        """RMS over elements of Σ|terms| of each gradient of the first step that is zero in exact arithmetic."""
         if self.drawn.zeros is None:
             golden = self.step(0, self.initial)
             found = {name: rms(tensor) for name, tensor in golden.items() if name.startswith("grad/")}
@@ -244,13 +247,16 @@ class Fp64Reference:
 
     @property
     def all_terms(self) -> Mapping[str, float]:
-        """Of every gradient of the first step, RMS over elements of Σ|terms|, asked for by a few steps only."""
+        """RMS over elements of Σ|terms| of every gradient of the first step, by name."""
         if self.drawn.terms is None:
             self.drawn.terms = self.terms(least=1.0)
         return self.drawn.terms
 
     def terms(self, least: float = LEFT) -> dict[str, float]:
-        """Of the first step's gradients of which less than so much of its terms is left, RMS of Σ|terms|."""
+        """RMS over elements of Σ|terms| of each gradient of the first step that is smaller than a share of its terms.
+
+        least: the share
+        """
         kept, self.update_inputs = self.update_inputs, self.update_inputs.copy()
         try:
             with Terms(least) as terms:
@@ -266,8 +272,10 @@ class Fp64Reference:
             self.update_inputs = kept
 
     def nearby(self, index: int, state: Mapping[str, Tensor], seed: int, share: float) -> Observation:
-        """The same with so much of the usual noise; nothing where it does not run so. What else is known of the step
-        stays as it is."""
+        """The results of a step with noise inside the model; empty where it does not run.
+
+        share: of the usual noise
+        """
         kept, self.update_inputs = self.update_inputs, self.update_inputs.copy()
         try:
             with noisy(self.program.model, seed, self.dtype, share):
@@ -282,12 +290,13 @@ class Fp64Reference:
         return _widened(tensor, self.device)
 
     def start_of(self, index: int, seen: Observation) -> Mapping[str, Tensor]:
-        """What an arm started a step from."""
+        """The state that an arm started a step from."""
         own = before(seen)
         return self.initial if index == 0 or not own else self.initial | own
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
+        """Bring the fp64 program to `state`, and to the Python state that was adopted last."""
         memory, optimizer = self.program.memory, self.program.optimizer
         if memory is not None:
             memory.write({**memory.first, **memory.unpack(self.drawn.memory)})
@@ -318,7 +327,10 @@ class Fp64Reference:
             handle.remove()
 
     def dead(self) -> list[str]:
-        """After a draw of ONE_BY_ONE: inputs that the results do not depend on, whatever values they were given."""
+        """After a draw of ONE_BY_ONE: names of inputs that the results do not depend on.
+
+        Raises NoReference where every draw is the same, or no varied input matters.
+        """
         first, *others = self.batches
         fits = all(input_families.fitting(first, other) for other in others)
         groups = input_families.together(first) if fits else [list(tensors_of(first))]
@@ -342,7 +354,7 @@ class Fp64Reference:
         return [name for name in tensors_of(first) if not lives[name] and name in self.varied]
 
     def constant(self) -> list[str]:
-        """Inputs that held the same values in every draw so far: nothing is known of what the results make of them."""
+        """Names of inputs that had the same values in every draw so far."""
         return [name for name in tensors_of(self.batches[0]) if name not in self.varied]
 
     def _reacts(self, first: Observation, golden: Observation) -> bool:
@@ -359,7 +371,7 @@ class Fp64Reference:
             self.batches.pop()
 
     def without_eps(self, index: int, state: Mapping[str, Tensor]) -> Observation:
-        """How far a step moves where every eps of the model is left out; of large tensors, their first rows."""
+        """The difference that the model's eps makes to each result of a step; of large tensors, to their first rows."""
         modules: list[Any] = [m for m in self.program.model.modules() if isinstance(getattr(m, "eps", None), float)]
         if not modules:
             return {}

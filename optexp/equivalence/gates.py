@@ -26,7 +26,7 @@ PRECISION_CAP = 32.0  # RMS(c−g) ≤ 32·u·s on forward outputs, whatever pla
 
 @dataclass(frozen=True)
 class Yardstick:
-    """What the baseline itself does to a quantity: the largest RMS and peak of its errors, and RMS of each block."""
+    """Error of the baseline in one quantity: E (the largest RMS), E∞ (the largest peak), and the RMS of each block."""
 
     rms: float = 0.0
     peak: float = 0.0
@@ -47,7 +47,10 @@ class Yardstick:
 def structure(
     candidate: Tensor, baseline: Tensor, *, any_dtype: bool = False, known_finite: bool = False
 ) -> str | None:
-    """G0 for one tensor: what differs in shape, dtype, or in where NaN and ±Inf are (nowhere, if that is known)."""
+    """G0 for one tensor: the difference in shape, dtype or places of NaN and ±Inf, in words; None where there is none.
+
+    known_finite: neither tensor has NaN or Inf
+    """
     if candidate.shape != baseline.shape:
         return f"shape {list(candidate.shape)} instead of {list(baseline.shape)}"
     if candidate.dtype != baseline.dtype and not any_dtype:
@@ -66,8 +69,11 @@ def structure(
 def exact(
     name: str, candidate: Tensor, baseline: Tensor, reference: Tensor | None, swayed: Sequence[Tensor] = ()
 ) -> Finding:
-    """Integers and bools: each element is the baseline's or, where an argmax was a tie in low precision, fp64's or that
-    of a baseline with a little noise (`swayed`)."""
+    """EXACT, for integers and bools: each element is the baseline's or, where an argmax was a tie in low precision,
+    fp64's or that of a run of the baseline with noise.
+
+    reference: of fp64; None where there is none;  swayed: results of noisy runs, of the same shape
+    """
     for start, (c, b, g, *others) in chunks(candidate, baseline, baseline if reference is None else reference, *swayed):
         wrong = (c != b) & (c != g)
         for other in others:
@@ -83,9 +89,12 @@ def exact(
 
 @dataclass(frozen=True)
 class Limits:
-    """What one tensor's error may be; `resolution` is how finely the stored value can express it (RMS, largest).
+    """Constants of one tensor's limits.
 
-    few: it has less than `SMALL` elements: the RMS of so few is one of them, and has the floor of one
+    row:        of the arithmetic, or of the tensor's own coarser dtype
+    few:        fewer than `SMALL` elements: their RMS has the floor of a single element
+    resolution: rounding of the stored value (RMS, largest)
+    cap:        of RMS(c−g), in u·s; None for none
     """
 
     row: Tolerance
@@ -98,7 +107,11 @@ class Limits:
 def measure(
     name: str, found: Error, scale: float, yardstick: Yardstick, baseline: Yardstick, limits: Limits
 ) -> Finding:
-    """G1 to G3 (and PRECISION's cap): the candidate's error beside what the baseline itself does."""
+    """G1 to G3 (and CAP): the candidate's error beside the baseline's.
+
+    found:     error of the candidate;  scale: s
+    yardstick: E of the gates;  baseline: error of its plain runs, which the report's ratios refer to
+    """
     row, (resolution, coarsest) = limits.row, limits.resolution
     warn, fail = factors(row, limits.gradient)
     peak_fail = GRADIENT_FACTOR if limits.gradient else row.peak_fail
@@ -147,12 +160,12 @@ def measure(
 
 
 def factors(row: Tolerance, gradient: bool) -> tuple[float, float]:
-    """m of G1: above the first a result is weak, above the second it fails."""
+    """m of G1: the larger error makes a result weak above the first, and fail above the second."""
     return (GRADIENT_FACTOR, GRADIENT_FACTOR) if gradient else (row.warn, row.fail)
 
 
 def _worst_block(errors: Tensor, yardstick: Yardstick, floor: float) -> tuple[int, float, float]:
-    """The block nearest to its limit, its error, and its E: what the baseline does there, or to the whole tensor."""
+    """Index, error and E of the block that is nearest to its limit; E is never below the whole tensor's."""
     own = errors.new_zeros(()) if yardstick.blocks is None else yardstick.blocks[: len(errors)]  # of its first rows
     expected = own.clamp(min=yardstick.rms).expand_as(errors)
     at = (errors / (BLOCK_FACTOR * expected + floor)).nan_to_num(0.0, inf).argmax()
@@ -161,6 +174,7 @@ def _worst_block(errors: Tensor, yardstick: Yardstick, floor: float) -> tuple[in
 
 
 def share(value: float, limit: float) -> float:
+    """An error as a share of its limit; 0 for no error, infinite for an error without a limit."""
     if value == 0.0:
         return 0.0
     return value / limit if limit > 0.0 else inf

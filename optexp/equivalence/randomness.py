@@ -3,7 +3,7 @@
 Each arm runs one batch from one state with many seeds; of every output and gradient some moments are kept. A wrong rate
 or scale moves them, a mask that is reused within a tensor changes how much they scatter, and the results of another
 batch sum up to something else under signs that belong to each element's place. What no distribution tells, a mask that
-backward draws anew, gradients beside their own loss do (see `slopes`).
+backward draws anew, gradients beside their own loss do (see `optexp.equivalence.gradient_check`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOMENTS = ("mean", "RMS", "share of zeros", *(f"sum {index + 1} under random si
 
 @dataclass(frozen=True)
 class Throws:
-    """What an arm's random steps look like.
+    """One arm's random steps.
 
     repeat: equal seeds give equal results, but for what rounds at random
     differ: different seeds give different results
@@ -57,7 +57,7 @@ class Throws:
 
 
 def state(device: torch.device) -> list[Tensor]:
-    """Of the generators that a step would draw from."""
+    """States of the generators that a step may draw from: the CPU's, and the device's."""
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
@@ -100,7 +100,7 @@ def throw(program: Program, batch: Batch, start: Snapshot, unit: float, seeds: i
 def compare(
     candidate: Throws, baseline: Throws, unit: float, zeros: Mapping[str, float] = MappingProxyType({})
 ) -> tuple[list[Finding], Randomness]:
-    """What differs more than luck allows, and how much was looked at.
+    """Findings of RANDOMNESS, and figures of its tests.
 
     unit: of rounding; moments that do not scatter differ by it, and by what it becomes on the way (some √u of a size).
           Of a gradient whose terms cancel (of the bias of attention's keys, say) rounding beside the others is all

@@ -18,9 +18,9 @@ from optexp.support.tolerances import SMALL
 
 CHUNK = 2**24  # elements: enough to keep a GPU busy
 CACHED = 2**18  # on a CPU: larger intermediates leave its caches, and are new pages every time (3.5 times slower)
-FETCHED = 2**15  # on a GPU: fewer are looked at on the CPU, where an operation costs less than a launch
-BLOCK = 4096  # elements that G3 looks at together
-SPREAD = (-18.0, 2.0, 80)  # powers of ten from … to, and how many parts
+FETCHED = 2**15  # elements on a GPU: smaller tensors are copied to the CPU, where an operation costs less than a launch
+BLOCK = 4096  # elements of a block of G3
+SPREAD = (-18.0, 2.0, 80)  # of a histogram: first and last power of ten, number of bins
 FILL = 2.0**10  # numbers that fill masks are larger; probabilities and normalized values are not
 FILL_OCTAVES, FILL_GAP = 3, 6  # they lie this close together (two may be added), and this far above all else
 
@@ -32,14 +32,14 @@ def name_of(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Error:
-    """How far a tensor is from its reference.
+    """Error of a tensor against its reference.
 
     rms:  RMS(c−g)
     peak: maxᵢ |cᵢ−gᵢ| · s/(|gᵢ|+s): the quantity of G2 times s, so that it also means something beside another g
           and where fp64 gives (almost) zero, as for a bias before a BatchNorm
-    index, candidate, reference: that element (None when the tensor is empty)
-    blocks: RMS(c−g) of every `BLOCK` elements, where there are more; on the CPU, for fp64 may move there
-    lost:   how many elements are not finite in one of both, and count in none of these
+    index, candidate, reference: of the element with the peak (None for an empty tensor)
+    blocks: RMS(c−g) of each block of `BLOCK` elements, float64 on the CPU; None for a tensor of one block
+    lost:   number of elements that are not finite in one of both; the other figures leave them out
     """
 
     rms: float = 0.0
@@ -52,7 +52,7 @@ class Error:
 
 
 def rms(tensor: Tensor) -> float:
-    """Root mean square of the finite elements, 0 where there are none."""
+    """Root mean square of the finite elements of a tensor of any shape; 0 where there are none."""
     if tensor.is_floating_point() and tensor.numel():
         norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for _, (part,) in chunks(tensor)]
         if isfinite(size := float(torch.stack(norms).norm())):  # and so is every element
@@ -67,11 +67,12 @@ def rms(tensor: Tensor) -> float:
 
 
 def filled(reference: Tensor, dtype: torch.dtype) -> float | None:
-    """From which size on elements are numbers that stand for none, as −1e9 where a mask says so; None: there are none.
+    """The least magnitude of numbers that fill a mask, as −1e9; None where the tensor has no such numbers.
 
-    They are few values, far above all others. Beside them s would be theirs, and any logit would pass for rounding.
+    Numbers that fill a mask have few values, far above all others. They would determine s, and any error of the other
+    elements would pass for rounding.
 
-    dtype:  of what is compared; what it cannot hold as a normal number is no size that others are measured by
+    dtype: of the candidate; magnitudes that it cannot hold as normal numbers do not count as others
     """
     if largest(reference) < FILL:
         return None
@@ -94,7 +95,7 @@ def largest(tensor: Tensor) -> float:
 
 
 def _exponents(tensor: Tensor) -> dict[int, int]:
-    """How many finite elements have which size: from 2^(e−1) up to 2^e."""
+    """Number of finite elements by exponent e, with magnitudes from 2^(e−1) up to 2^e."""
     low = -1100  # below float64's smallest; here also what is 0
     counts = torch.zeros(0, dtype=torch.int64)
     for _, (part,) in chunks(tensor):
@@ -106,23 +107,23 @@ def _exponents(tensor: Tensor) -> dict[int, int]:
 
 
 def sizes(tensors: Sequence[Tensor]) -> list[float]:
-    """`rms` of each."""
+    """`rms` of each tensor, with one wait for all."""
     norms = zip(tensors, _norms(tensors, 2), strict=True)
     return [norm / sqrt(_flat(t).numel() or 1) if isfinite(norm) else rms(t) for t, norm in norms]
 
 
 def peaks(tensors: Sequence[Tensor]) -> list[float]:
-    """`largest` of each."""
+    """`largest` of each tensor, with one wait for all."""
     return [peak if isfinite(peak) else largest(t) for t, peak in zip(tensors, _norms(tensors, inf), strict=True)]
 
 
 def finite(tensors: Mapping[str, Tensor]) -> set[str]:
-    """Names of those without NaN and Inf."""
+    """Names of the tensors without NaN and Inf."""
     return {name for name, peak in zip(tensors, _norms([*tensors.values()], inf), strict=True) if isfinite(peak)}
 
 
 def _norms(tensors: Sequence[Tensor], order: float) -> list[float]:
-    """After one wait for all. 0 where there is no element; not finite where one is not."""
+    """The norm of each tensor, with one wait for all: 0 of an empty tensor, not finite where an element is not."""
     flat = {place: vector for place, vector in enumerate(map(_flat, tensors)) if len(vector)}
     real = [vector if vector.is_floating_point() else vector.to(torch.float64) for vector in flat.values()]
     if not real:
@@ -134,7 +135,10 @@ def _norms(tensors: Sequence[Tensor], order: float) -> list[float]:
 
 
 def error(candidate: Tensor, reference: Tensor, scale: float) -> Error:
-    """The error of the elements that are finite in both; `structure` has compared the others."""
+    """Error of the elements that are finite in both; `optexp.equivalence.gates.structure` compares the others.
+
+    candidate, reference: of one shape;  scale: s
+    """
     return errors([(candidate, reference, scale)])[0]
 
 
@@ -171,7 +175,10 @@ def errors(compared: Sequence[tuple[Tensor, Tensor, float]]) -> list[Error]:
 
 
 def histogram(candidate: Tensor, reference: Tensor, scale: float) -> list[float]:
-    """The distribution of |c−g|/s: the share of elements without error, then of those in each part of `SPREAD`."""
+    """Distribution of |c−g|/s: the share of elements without error, then the share in each bin of `SPREAD`.
+
+    candidate, reference: of one shape;  scale: s
+    """
     low, high, parts = SPREAD
     counts, total = torch.zeros(parts + 1, dtype=torch.float64), 0
     for _, (c, g) in chunks(candidate, reference):
@@ -194,7 +201,7 @@ def identical(a: Tensor, b: Tensor) -> bool:
 
 
 def alike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> set[str]:
-    """Names of those that are `identical`."""
+    """Names of tensors that are `identical` in both."""
     pairs = {name: (tensor, theirs[name]) for name, tensor in ours.items() if name in theirs}
     pairs = {n: (a, b) for n, (a, b) in pairs.items() if (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)}
     found = {name for name, pair in pairs.items() if any(map(sparse.is_sparse, pair)) and identical(*pair)}
@@ -223,10 +230,12 @@ def chunks(*tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
 def by_rows(
     work: Callable[..., Tensor], *columns: Sequence[Tensor], dtype: torch.dtype = torch.float64
 ) -> Sequence[Tensor]:
-    """What `work` makes of many tensors: for each of them, on the CPU, one entry for every `BLOCK` of its elements.
+    """Results of `work` for many tensors: of each tensor, on the CPU, one entry per block of `BLOCK` elements.
 
-    It is given rows of so many, the last one of each tensor filled up with zeros, and whose they are. On a GPU, where
-    small operations cost a launch and their results a wait, thousands of small tensors take as many as a single one.
+    work:    called with the index of the tensor that each row belongs to, and one matrix of shape (rows, `BLOCK`) per
+             column; the last row of a tensor is filled up with zeros
+    columns: equally many tensors each, of pairwise equal sizes
+    Thousands of small tensors cost as many launches and waits on a GPU as a single one.
     """
     flat = [[_flat(tensor) for tensor in column] for column in columns]
     counts = [-(-len(vector) // BLOCK) for vector in flat[0]]

@@ -124,9 +124,9 @@ def judge_replay(
     timed: bool,
     in_turns: bool = False,
 ) -> list[Finding]:
-    """A repetition beside the baseline's, both held against fp64.
+    """Findings of the gates about the last step of a block that is replayed in both arms.
 
-    timed: so is what the block itself returned, which started its last step from the same state
+    timed: the results that the block itself returned are judged, too; their step started from the same state
     """
     convey(yardstick.call(Arm.replay, end=end, timed=False), yardstick, reference)
     if in_turns:

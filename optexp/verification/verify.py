@@ -121,8 +121,7 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
 
 
 def equal_bits(trial: Trial, seed: int, family: str) -> None:
-    """A baseline that does not repeat itself has bits to compare with where torch's deterministic algorithms give it
-    some: both are run there, from where all begin."""
+    """Compare bits under torch's deterministic algorithms, where a baseline that does not repeat itself then does."""
     bits = trial.bits
     if bits.hopeless is None:
         bits.hopeless = set(trial.turn(trial.yardstick, 0).call(Arm.varying, times=REPEATS, repeating=True))
@@ -137,7 +136,7 @@ def equal_bits(trial: Trial, seed: int, family: str) -> None:
 
 
 def same_bits(trial: Trial, found: Sequence[Sequence[Finding]], restart: bool) -> list[list[Finding]]:
-    """What a stack that promises equal bits is held to, step by step: of each tensor that the baseline repeats."""
+    """Findings of each step, with BITWISE on every tensor whose bits the baseline repeats."""
     bits, verification = trial.bits, trial.verification
     steps = [(step > 0 and not restart, findings) for step, findings in enumerate(found)]
     suspected = [step for step, (later, each) in enumerate(steps) if any(bits.deviating(m, later) for m in each)]
@@ -149,7 +148,7 @@ def same_bits(trial: Trial, found: Sequence[Sequence[Finding]], restart: bool) -
 
 
 def where_they_part(trial: Trial) -> str:
-    """The place where the baseline and float64 compute something else."""
+    """The first module where the baseline and float64 differ, in words."""
     module = trial.reference.call(Reference.first_apart, passed=trial.turn(trial.yardstick, 0).call(Arm.passed))
     where = f"first in {module}" if module else "behind all modules, as in the loss"
     return (
