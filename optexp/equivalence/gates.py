@@ -148,15 +148,21 @@ def measure(
         visible=(allowed["G1"][1] / scale, peak_limit / scale) if scale else None,
         element=Element(list(found.index or ()), found.candidate, found.reference),
     )
-    if failed:
-        value, limit = allowed[gate]
-        times = f"{value / limit:.3g} times" if limit else "above"
-        what = "the error of the worst element" if gate == "G2" else "the RMS error"
-        if gate == "G3":
-            what += f" of elements {block * BLOCK} to {(block + 1) * BLOCK - 1}"
-        where = f"element {list(found.index or ())} is {found.candidate:.9g} where fp64 gives {found.reference:.9g}"
-        finding = replace(finding, message=f"{what} is {times} the limit of {limit:.3g}; {where}")
-    return finding
+    return replace(finding, message=_exceeded(finding, found, block)) if failed else finding
+
+
+def _exceeded(finding: Finding, found: Error, block: int) -> str:
+    """The limit that a finding exceeds, and the worst element, in words.
+
+    block: index of the block that is nearest to its limit
+    """
+    gate, (value, limit) = finding.gate, finding.allowed[finding.gate]
+    times = f"{value / limit:.3g} times" if limit else "above"
+    what = "the error of the worst element" if gate == "G2" else "the RMS error"
+    if gate == "G3":
+        what += f" of elements {block * BLOCK} to {(block + 1) * BLOCK - 1}"
+    where = f"element {list(found.index or ())} is {found.candidate:.9g} where fp64 gives {found.reference:.9g}"
+    return f"{what} is {times} the limit of {limit:.3g}; {where}"
 
 
 def factors(row: Tolerance, gradient: bool) -> tuple[float, float]:
