@@ -211,3 +211,15 @@ def test_a_folder_stands_for_its_record(tmp_path: Path, record: Record, capsys: 
     (tmp_path / "result.json").write_text(json.dumps(record))
     assert audit.main([str(tmp_path)]) == audit.main([str(tmp_path / "result.json")]) == 0
     assert audit.main([str(tmp_path / "none")]) == 1
+
+
+def test_a_gate_of_an_earlier_record_is_read_by_its_new_name(record: Record) -> None:
+    record["equivalence"]["gates"]["DICE"] = {"passed": True, "worst_ratio": None}
+    row = next(iter(record["equivalence"]["tensors"].values()))
+    row |= {"gate": "DICE", "failed": ["DICE"]}
+    found = Result.of(record).equivalence
+    assert found
+    assert found.gates["RANDOMNESS"].passed
+    assert "DICE" not in found.gates
+    finding = next(iter(found.tensors.values()))
+    assert (finding.gate, finding.failed) == ("RANDOMNESS", ("RANDOMNESS",))

@@ -121,7 +121,7 @@ def test_dropout_is_verified_at_0_and_at_its_rate(overrides: list[str], tmp_path
     assert measured(result), result.headline
     assert "with every dropout at p = 0" in result.equivalence.headline
     assert "64 seeds" in result.equivalence.headline
-    assert result.equivalence.gates["DICE"].passed
+    assert result.equivalence.gates["RANDOMNESS"].passed
     assert result.equivalence.randomness.tests >= 6
 
 

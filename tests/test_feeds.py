@@ -107,15 +107,19 @@ def test_a_loader_with_its_own_generator_starts_over_too():
 class Drawn(Sampler[int]):
     """Picks with a generator of its own, which no seed reaches."""
 
-    def __init__(self, dice: Any) -> None:
-        self.dice = dice
+    def __init__(self, source: Any) -> None:
+        self.source = source
 
     def __iter__(self) -> Iterator[int]:
         for _ in range(8):
-            if isinstance(self.dice, torch.Generator):
-                yield int(torch.randint(10, (), generator=self.dice))
+            if isinstance(self.source, torch.Generator):
+                yield int(torch.randint(10, (), generator=self.source))
             else:
-                yield self.dice.randrange(10) if isinstance(self.dice, random.Random) else int(self.dice.random() * 10)
+                yield (
+                    self.source.randrange(10)
+                    if isinstance(self.source, random.Random)
+                    else int(self.source.random() * 10)
+                )
 
     def __len__(self) -> int:
         return 8
@@ -123,12 +127,12 @@ class Drawn(Sampler[int]):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
-    "dice",
+    "source",
     [torch.Generator(), random.Random(1), numpy.random.default_rng(1), numpy.random.RandomState(1)],
-    ids=lambda dice: type(dice).__name__,
+    ids=lambda source: type(source).__name__,
 )
-def test_a_sampler_with_its_own_generator_starts_over_too(dice: Any, workers: int):
-    feed = LoaderFeed(loader(workers=workers, shuffle=False, sampler=Drawn(dice)), CPU)
+def test_a_sampler_with_its_own_generator_starts_over_too(source: Any, workers: int):
+    feed = LoaderFeed(loader(workers=workers, shuffle=False, sampler=Drawn(source)), CPU)
     batches = take(restart(feed), 5)
     assert len({str(batch) for batch in batches}) > 2
     assert take(restart(feed), 5) == batches

@@ -25,8 +25,7 @@ from optexp.support.units import duration
 from optexp.trace import Trace
 from optexp.verification import first_step
 from optexp.verification.outcome import failure
-from optexp.verification.recheck import judged as later
-from optexp.verification.recheck import recheck
+from optexp.verification.recheck import judge_replay, recheck
 from optexp.verification.timed_arm import TimedArm
 from optexp.verification.trial import Plan
 from optexp.verification.verify import verify, verify_randomness
@@ -141,7 +140,7 @@ class Referee:
 
     def the_first_step(self, found: Verification, yardstick: Client[Arm], candidate: Client[Arm]) -> None:
         """After building, of those that will be measured, whatever they draw."""
-        findings, unlike = first_step.judged(yardstick, candidate)
+        findings, unlike = first_step.check_first_step(yardstick, candidate)
         found.gates[first_step.GATE] = GateResult(not findings)
         if unlike:
             names = ", ".join(map(title, unlike))
@@ -158,7 +157,7 @@ class Referee:
         changed, as weights that somebody exchanges now and then. Training has its own gradients, and a trajectory."""
         steps = min(LATER, max(COUNTED, int(LATER_S / max(self.step_s, 1e-9))))
         try:
-            findings = later(reference, yardstick, candidate, End(steps), False, self.session.in_turns)
+            findings = judge_replay(reference, yardstick, candidate, End(steps), False, self.session.in_turns)
         except Failure as reason:
             if reason.type != "NoReference":
                 raise
@@ -272,8 +271,8 @@ class Referee:
                     judge_starting.setup.wait()
                 plan = replace(Plan(self.plan().seeds[:1], families=self.families()), power=False)
                 plan = replace(plan, overwrites=self.overwrites, in_turns=session.in_turns)
-                judge, judged = self.watched(reference), self.watched(candidate)
-                there = verify(judge, self.watched(yardstick), judged, plan, self.promise)
+                judge, under_test = self.watched(reference), self.watched(candidate)
+                there = verify(judge, self.watched(yardstick), under_test, plan, self.promise)
             except (Unsupported, Failure) as reason:
                 if isinstance(reason, Failure) and candidate.name != reason.worker and reason.type != "NoReference":
                     raise
@@ -329,18 +328,18 @@ class Referee:
         with session.working("verification", "once more, after timing"):
             specs = self.specs(seed_offset=seed_offset, generic=False)
             reference, yardstick = self.watched(self.reference), self.watched(self.yardstick or arms["baseline"])
-            judged = self.watched(candidate)
+            under_test = self.watched(candidate)
             reference.call(Reference.setup, packed=self.reference_spec(seed_offset=seed_offset, generic=False).pack())
             if self.yardstick is not None:
                 yardstick.call(Arm.setup, packed=specs["yardstick"].pack())
             plan, fresh = self.plan(), Verification(str(self.promise))
             seed = session.draws.seed("recheck")
             if self.random:
-                verify_randomness(fresh, reference, yardstick, judged, seed, self.unit)
+                verify_randomness(fresh, reference, yardstick, under_test, seed, self.unit)
             else:
                 once = replace(plan, seeds=[seed], families=(), power=False, follow=False)
-                fresh = verify(reference, yardstick, judged, once, self.promise)
-            check = partial(recheck, reference, yardstick, judged, self.moves, self.random, session.in_turns)
+                fresh = verify(reference, yardstick, under_test, once, self.promise)
+            check = partial(recheck, reference, yardstick, under_test, self.moves, self.random, session.in_turns)
             findings, facts = check() if fresh.ok else ([], Recheck(ok=False))
         found.seconds = self.seconds
         found.recheck = replace(facts, process=seed_offset + 1, fresh_inputs=fresh.ok)

@@ -31,7 +31,7 @@ from optexp.support.memory_plan import PLANS, thriftier
 from optexp.support.stopwatch import Stopwatch
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
-from optexp.workers.messages import Facts, SetUp
+from optexp.workers.messages import SetUp, WorkloadInfo
 from optexp.workers.pool import ArmPool
 from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
@@ -140,16 +140,16 @@ class Session:
             plan=self.plan,
         )
 
-    def learn(self, bare: SetUp, setups: Iterable[SetUp], judge: Facts | None = None) -> None:
-        """Facts about the workload from the arms that built it; `NoReference` where they built different models."""
-        self.samples, built = bare.facts.samples, bare.facts.built
+    def learn(self, bare: SetUp, setups: Iterable[SetUp], judge: WorkloadInfo | None = None) -> None:
+        """Properties of the workload, from the arms that built it; `NoReference` where they built different models."""
+        self.samples, built = bare.workload.samples, bare.workload.built
         self.plan = max([self.plan, *(setup.plan for setup in setups)])
         if self.plan:
             self.result.notes += self.on_memory(bare.batch_bytes)
         notes = self.result.notes
-        notes += [remark for remark in bare.facts.remarks if remark not in notes]
-        for facts in (*(setup.facts for setup in setups), *([judge] if judge else [])):
-            if different := [name for name, value in facts.built.items() if built.get(name, value) != value]:
+        notes += [remark for remark in bare.workload.remarks if remark not in notes]
+        for info in (*(setup.workload for setup in setups), *([judge] if judge else [])):
+            if different := [name for name, value in info.built.items() if built.get(name, value) != value]:
                 raise NoReference(
                     f"the model is not the same in every process ({different[0].partition('/')[2]} differs):"
                     " what draws its values must follow the seed of torch, numpy or random",
@@ -208,7 +208,7 @@ class Session:
 
     def set_up(
         self, specs: Mapping[str, Spec], judge: Spec, first: Sequence[str] = ()
-    ) -> tuple[dict[str, Client[Arm]], Client[Reference], dict[str, SetUp], Facts]:
+    ) -> tuple[dict[str, Client[Arm]], Client[Reference], dict[str, SetUp], WorkloadInfo]:
         """Arms and the reference, as memory allows; see `ArmPool.set_up`."""
         return self.pool.set_up(specs, judge, first, self.in_turns)
 

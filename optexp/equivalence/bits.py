@@ -15,9 +15,9 @@ from math import inf
 import torch
 
 from optexp.equivalence.checksums import compact
-from optexp.equivalence.gates import identical
 from optexp.equivalence.observation import observe, tensors
 from optexp.equivalence.quantities import source
+from optexp.equivalence.tensor_math import identical
 from optexp.program import Batch, Program, Snapshot
 from optexp.records.verification import Finding
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from optexp.equivalence.gates import chunks
+from optexp.equivalence.tensor_math import chunks
 
 LARGE = 2**26  # bytes: smaller tensors are held as they are
 _PLACE, _MIX, _FINAL = -7046029254386353131, -4658895280553007687, -7723592293110705685  # odd, as splitmix64 has them

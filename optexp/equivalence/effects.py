@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
-from optexp.equivalence.gates import alike, finite, identical, structure
+from optexp.equivalence.gates import structure
 from optexp.equivalence.observation import Observation, unpacked
+from optexp.equivalence.tensor_math import alike, finite, identical
 from optexp.errors import NoReference
 from optexp.records.verification import Finding, broken
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from optexp.equivalence.gates import CHUNK, PRECISION_CAP
+from optexp.equivalence.gates import PRECISION_CAP
 from optexp.equivalence.quantities import CHANNELS, COLUMNS, UNMASKED, Quantity, is_exact
+from optexp.equivalence.tensor_math import CHUNK
 from optexp.support.tolerances import SMALL
 
 

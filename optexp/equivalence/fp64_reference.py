@@ -1,4 +1,4 @@
-"""One workload in fp64: it draws every batch, and says what a step from any state should give."""
+"""One workload in fp64: it draws every batch, and computes a step from any state."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from torch import Tensor
 from optexp.equivalence import input_families
 from optexp.equivalence.cancellation import LEFT, Terms
 from optexp.equivalence.checksums import LARGE, compact
+from optexp.equivalence.drawn_set import DrawnSet, UpdateInputs
 from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.float64 import InFloat64
-from optexp.equivalence.gates import alike, chunks, identical, name_of, rms
 from optexp.equivalence.mutants import leading
 from optexp.equivalence.noise import noisy
-from optexp.equivalence.observation import Observation
+from optexp.equivalence.observation import Observation, unpacked
 from optexp.equivalence.perturbation import turn_parameters, vary
+from optexp.equivalence.tensor_math import alike, chunks, identical, name_of, rms
 from optexp.equivalence.trajectory import Rates
 from optexp.errors import NoReference
-from optexp.program import Batch, Packed, Program, gradients, keeping, map_batch, tensors_of
+from optexp.program import Batch, Program, gradients, keeping, map_batch, tensors_of
 from optexp.support.memory_plan import give_back
 from optexp.support.sparse import is_sparse, parts
 from optexp.support.stopwatch import Stopwatch
@@ -37,14 +38,12 @@ ROUNDED = 1e-4  # how far rates may be apart that only differ in how they were r
 
 
 class Fp64Reference:
-    """Where the arms' dropout drops nothing, it drops nothing here (`silence`).
+    """The workload in fp64. Where the arms' dropout drops nothing, it drops nothing here (`silence`).
 
-    drawn_on: the arms' device;  device: where fp64 runs: there too, or on the CPU where it does not fit
-    initial:  the state that all arms start from, in the arms' dtype
-    batches:  what was drawn last, in the arms' dtype where real
-    called:   hyperparameters of every group when the optimizer of a user's step was called, by step
-    left:     learning rates after a step, by step
-    sparse:   gradients that are, by step and name: an optimizer may change only what they have
+    drawn_on:      the arms' device;  device: where fp64 runs: there too, or on the CPU where it does not fit
+    initial:       the state that all arms start from, in the arms' dtype
+    drawn:         the set that was drawn last
+    update_inputs: of the steps that were taken last
     """
 
     def __init__(
@@ -62,16 +61,10 @@ class Fp64Reference:
             vary(start.model, seed)
         self.trains, self.targets = start.trains, start.targets
         self.initial = {name: tensor.clone() for name, tensor in start.state().items()}
-        self.batches: list[Batch] = []
+        self.drawn = DrawnSet()
         self.named = False  # a batch is tensors by name
-        self.family = input_families.NORMAL
-        self.known: dict[int, Observation] = {}
-        self.cancelled: dict[str, float] | None = None
-        self.terms_of: dict[str, float] | None = None
         self.on_host: Program | None = None  # for what may end a process that uses the card
         self.watch = Stopwatch()
-        self.memory: Packed = {}  # of the baseline, before the step to come
-        self.kept: Packed = {}  # likewise of its model
         self.met: dict[str, Tensor] = {}  # of the first batch of the seed before, some elements
         self.anew = True  # this seed's is another one
         self.moving: set[str] = set()  # parameters that steps change without an optimizer
@@ -82,18 +75,16 @@ class Fp64Reference:
             self.settle(torch.device("cpu"))
 
     def settle(self, device: torch.device) -> None:
-        """Build the fp64 program there."""
+        """Build the fp64 program on `device`."""
         self.device = device
-        self.known.clear()
+        self.drawn.results.clear()
         give_back(self.drawn_on)  # where fp64 was, and does not fit, the arms need the room
         self.program = self.workload.build(device, torch.float64, self.seed)
         if self.silent:
             silence(self.program.model)
         self.program = keeping(self.program)
         self.rates = Rates(self.program)
-        self.called: dict[int, list[Mapping[str, Any]]] = {}
-        self.left: dict[int, list[float]] = {}
-        self.sparse: dict[int, dict[str, Tensor]] = {}
+        self.update_inputs = UpdateInputs()
 
     def silence(self) -> None:
         """As the arms do where steps draw random numbers; a deterministic model keeps its rates, whatever they mean."""
@@ -101,10 +92,22 @@ class Fp64Reference:
         silence(self.program.model)
         self.program = keeping(self.program)
 
+    @property
+    def batches(self) -> list[Batch]:
+        return self.drawn.batches
+
+    @property
+    def family(self) -> str:
+        """Family of the inputs that were drawn last."""
+        return self.drawn.family
+
     # --- batches ------------------------------------------------------------------------------------------------
 
     def draw(self, seed: int, count: int, family: str) -> None:
-        """`count` new batches of a family. ONE_BY_ONE takes two, and makes others of them."""
+        """Draw `count` batches of a family; ONE_BY_ONE draws two, and exchanges their inputs one by one.
+
+        Raises NoReference where the family changes no input, or the model does not take its values.
+        """
         if any(tensor.nbytes > LARGE for batch in self.batches for tensor in tensors_of(batch).values()):
             self._take([], family)  # both sets at a time may not fit
         generator = torch.Generator(self.drawn_on).manual_seed(seed)
@@ -141,22 +144,19 @@ class Fp64Reference:
             raise NoReference(f"the model does not take such values: {text}") from problem
 
     def turn_parameters(self) -> None:
-        """Of what all arms begin with."""
+        """Turn the parameters that all arms begin with."""
         turn_parameters(self.initial)
-        self.known.clear()
+        self.drawn.results.clear()
 
     def recall(self, observation: Mapping[str, Tensor]) -> None:
-        """The batch that a timed step was given, as the baseline's replay tells it, in the place of drawn ones."""
+        """Take the batch of a timed step, from the baseline's replay, instead of drawn ones."""
         given = {n.removeprefix("batch/"): t for n, t in observation.items() if n.startswith("batch/")}
         batch: Batch = given if self.named else tuple(given.values())
         self._take([map_batch(lambda t: t.to(self.drawn_on, copy=True), batch)], input_families.NORMAL)
 
     def _take(self, batches: list[Batch], family: str) -> None:
-        self.batches, self.family = batches, family
+        self.drawn = DrawnSet(batches, family)
         self.named = isinstance(batches[0], Mapping) if batches else self.named
-        self.known.clear()
-        self.memory, self.kept = {}, {}
-        self.cancelled = self.terms_of = None
 
     def rest(self) -> None:
         """Keep neither batches nor results."""
@@ -166,14 +166,16 @@ class Fp64Reference:
     # --- what fp64 gets -----------------------------------------------------------------------------------------
 
     def step(self, index: int, state: Mapping[str, Tensor]) -> Observation:
-        """out/, input/, grad/, buffer/ and param/ of a step from `state`.
+        """Tensors out/, input/, grad/, buffer/ and param/ of a step from `state`, where fp64 runs.
 
-        Kept for the initial state, which all arms share.
+        Results from the initial state, which all arms share, are cached.
+        index: of the batch
+        Raises NoReference where the step does not run in float64, or computes a result in a narrower dtype.
         """
         shared = state is self.initial
-        if shared and index in self.known:
-            return self.known[index]
-        self._forget_large()  # one of them at a time is all that fits
+        if shared and index in self.drawn.results:
+            return self.drawn.results[index]
+        self.drawn.forget_large()  # one of them at a time is all that fits
         self.load(state)
         given = self.batches[index % len(self.batches)]
         batch = map_batch(self._widened, given)
@@ -203,52 +205,59 @@ class Fp64Reference:
                 raise NoReference(f"{kept}: let it take dtypes from its inputs, where it casts")
         golden |= written
         if self.trains:
-            found = gradients(self.program)
-            self.sparse[index] = {name: tensor.coalesce() for name, tensor in found.items() if tensor.is_sparse}
-            dense = {name: tensor.to_dense() for name, tensor in found.items() if is_sparse(tensor)}
-            golden |= {name: tensor.clone() for name, tensor in (found | dense).items()}
+            golden |= self._gradients(index)
         golden |= {f"buffer/{name}": b.detach().clone() for name, b in self.program.buffers().items()}
         state = self.program.state() if self.moving else {}
         golden |= {name: state[name].detach().clone() for name in self.moving}
         if self.program.optimizer is not None:
-            self.left[index] = [float(group["lr"]) for group in self.program.optimizer.param_groups]
+            self.update_inputs.left[index] = [float(group["lr"]) for group in self.program.optimizer.param_groups]
         if shared:
-            self.known[index] = golden
+            self.drawn.results[index] = golden
         return golden
 
+    def _gradients(self, index: int) -> Observation:
+        """Dense copies of every gradient."""
+        found = gradients(self.program)
+        self.update_inputs.sparse[index] = {name: t.coalesce() for name, t in found.items() if t.is_sparse}
+        dense = {name: tensor.to_dense() for name, tensor in found.items() if is_sparse(tensor)}
+        return {name: tensor.clone() for name, tensor in (found | dense).items()}
+
+    def adopt(self, baseline: Mapping[str, Tensor]) -> None:
+        """Begin the next steps with the Python state that the baseline's step began with."""
+        self.drawn.memory, self.drawn.kept = unpacked("memory", baseline), unpacked("keeps", baseline)
+
     def follow(self, parameters: Iterable[str]) -> None:
-        """Tell what these are after each step, too."""
+        """Return these parameters after each step, too."""
         if more := {*parameters} - self.moving:
             self.moving |= more
-            self.known.clear()
-
-    def _forget_large(self) -> None:
-        if any(tensor.nbytes > LARGE for golden in self.known.values() for tensor in golden.values()):
-            self.known.clear()
+            self.drawn.results.clear()
 
     def zeros(self) -> Mapping[str, float]:
-        """Gradients of the first step that are zero in exact arithmetic: RMS over elements of Σ|terms|, by name."""
-        if self.cancelled is None:
+        """RMS over elements of Σ|terms| of each gradient of the first step that is zero in exact arithmetic."""
+        if self.drawn.zeros is None:
             golden = self.step(0, self.initial)
             found = {name: rms(tensor) for name, tensor in golden.items() if name.startswith("grad/")}
             least = SUSPECT * max(found.values(), default=0.0)
             suspects = [name for name, size in found.items() if size < least]
-            self.cancelled = {}
+            self.drawn.zeros = {}
             for name, size in self.terms().items() if suspects else ():
                 if name in suspects and size * ZERO > found[name]:
-                    self.cancelled[name] = size
-        return self.cancelled
+                    self.drawn.zeros[name] = size
+        return self.drawn.zeros
 
     @property
     def all_terms(self) -> Mapping[str, float]:
-        """Of every gradient of the first step, RMS over elements of Σ|terms|, asked for by a few steps only."""
-        if self.terms_of is None:
-            self.terms_of = self.terms(least=1.0)
-        return self.terms_of
+        """RMS over elements of Σ|terms| of every gradient of the first step, by name."""
+        if self.drawn.terms is None:
+            self.drawn.terms = self.terms(least=1.0)
+        return self.drawn.terms
 
     def terms(self, least: float = LEFT) -> dict[str, float]:
-        """Of the first step's gradients of which less than so much of its terms is left, RMS of Σ|terms|."""
-        kept = dict(self.called), dict(self.left), dict(self.sparse)
+        """RMS over elements of Σ|terms| of each gradient of the first step that is smaller than a share of its terms.
+
+        least: the share
+        """
+        kept, self.update_inputs = self.update_inputs, self.update_inputs.copy()
         try:
             with Terms(least) as terms:
                 self.step(0, dict(self.initial))
@@ -260,36 +269,39 @@ class Fp64Reference:
         except (NoReference, RuntimeError):  # code that does not run inside a dispatch mode
             return {}
         finally:
-            self.called, self.left, self.sparse = kept
+            self.update_inputs = kept
 
     def nearby(self, index: int, state: Mapping[str, Tensor], seed: int, share: float) -> Observation:
-        """The same with so much of the usual noise; nothing where it does not run so. What else is known of the step
-        stays as it is."""
-        kept = dict(self.called), dict(self.left), dict(self.sparse)
+        """The results of a step with noise inside the model; empty where it does not run.
+
+        share: of the usual noise
+        """
+        kept, self.update_inputs = self.update_inputs, self.update_inputs.copy()
         try:
             with noisy(self.program.model, seed, self.dtype, share):
                 return self.step(index, dict(state))
         except NoReference:
             return {}
         finally:
-            self.called, self.left, self.sparse = kept
+            self.update_inputs = kept
 
     def _widened(self, tensor: Tensor) -> Tensor:
         """A copy, where fp64 runs."""
         return _widened(tensor, self.device)
 
     def start_of(self, index: int, seen: Observation) -> Mapping[str, Tensor]:
-        """What an arm started a step from."""
+        """The state that an arm started a step from."""
         own = before(seen)
         return self.initial if index == 0 or not own else self.initial | own
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
+        """Bring the fp64 program to `state`, and to the Python state that was adopted last."""
         memory, optimizer = self.program.memory, self.program.optimizer
         if memory is not None:
-            memory.write({**memory.first, **memory.unpack(self.memory)})
+            memory.write({**memory.first, **memory.unpack(self.drawn.memory)})
         if self.program.keeps is not None:
-            self.program.keeps.adopt(self.kept)
+            self.program.keeps.adopt(self.drawn.kept)
         self.program.put(state)
         for index, group in enumerate(optimizer.param_groups if memory is not None and optimizer is not None else ()):
             rate, own = group["lr"], state.get(f"optimizer/group{index}/lr")
@@ -306,7 +318,7 @@ class Fp64Reference:
 
         def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             numbers = [[(k, v) for k, v in g.items() if isinstance(v, (float, tuple))] for g in optimizer.param_groups]
-            self.called[index] = [dict(group) for group in numbers]
+            self.update_inputs.called[index] = [dict(group) for group in numbers]
 
         handle = optimizer.register_step_pre_hook(note)
         try:
@@ -315,7 +327,10 @@ class Fp64Reference:
             handle.remove()
 
     def dead(self) -> list[str]:
-        """After a draw of ONE_BY_ONE: inputs that the results do not depend on, whatever values they were given."""
+        """After a draw of ONE_BY_ONE: names of inputs that the results do not depend on.
+
+        Raises NoReference where every draw is the same, or no varied input matters.
+        """
         first, *others = self.batches
         fits = all(input_families.fitting(first, other) for other in others)
         groups = input_families.together(first) if fits else [list(tensors_of(first))]
@@ -324,7 +339,7 @@ class Fp64Reference:
             lives.update(dict.fromkeys(names, self._reacts(start, self.step(index, self.initial))))
             for name in names if fits and len(names) > 1 else ():
                 lives[name] = self._reacts_to(start, input_families.swapped(first, other, [name]))
-        self._forget_large()
+        self.drawn.forget_large()
         if all(_alike(tensors_of(self.batches[0]), tensors_of(other)) for other in self.batches[1:]):
             raise NoReference(
                 "inputs hold the same values whatever the seed, so that a result that ignores them passes for a right"
@@ -339,7 +354,7 @@ class Fp64Reference:
         return [name for name in tensors_of(first) if not lives[name] and name in self.varied]
 
     def constant(self) -> list[str]:
-        """Inputs that held the same values in every draw so far: nothing is known of what the results make of them."""
+        """Names of inputs that had the same values in every draw so far."""
         return [name for name in tensors_of(self.batches[0]) if name not in self.varied]
 
     def _reacts(self, first: Observation, golden: Observation) -> bool:
@@ -356,7 +371,7 @@ class Fp64Reference:
             self.batches.pop()
 
     def without_eps(self, index: int, state: Mapping[str, Tensor]) -> Observation:
-        """How far a step moves where every eps of the model is left out; of large tensors, their first rows."""
+        """The difference that the model's eps makes to each result of a step; of large tensors, to their first rows."""
         modules: list[Any] = [m for m in self.program.model.modules() if isinstance(getattr(m, "eps", None), float)]
         if not modules:
             return {}

@@ -1,68 +1,32 @@
-"""The conditions a candidate's tensors must meet, as functions over tensors. No cosine: c = 2g scores 1 there.
+"""The conditions that a candidate's tensors must meet, as functions over tensors.
 
-g is the fp64 reference, b the baseline, c the candidate, s = RMS(g), u the unit roundoff of the arithmetic. Errors are
-measured in fp64, a chunk of elements at a time, so that a 16384² tensor needs little memory beside itself.
+No cosine: c = 2g scores 1 there. g is the fp64 reference, b the baseline, c the candidate, s = RMS(g), u the unit
+roundoff of the arithmetic. Errors are measured in fp64 (see `optexp.equivalence.tensor_math`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from math import frexp, inf, isfinite, sqrt
+from math import inf
 
 import torch
 from torch import Tensor
 
+from optexp.equivalence.tensor_math import BLOCK, Error, chunks, identical, index_of, name_of
 from optexp.records.verification import Element, Finding
-from optexp.support import sparse
 from optexp.support.tolerances import SMALL as SMALL
 from optexp.support.tolerances import TOLERANCES as TOLERANCES
 from optexp.support.tolerances import Tolerance as Tolerance
 
-CHUNK = 2**24  # elements: enough to keep a GPU busy
-CACHED = 2**18  # on a CPU: larger intermediates leave its caches, and are new pages every time (3.5 times slower)
-FETCHED = 2**15  # on a GPU: fewer are looked at on the CPU, where an operation costs less than a launch
-BLOCK = 4096  # elements that G3 looks at together
-BLOCK_FACTOR = 4.0  # its m
-SPREAD = (-18.0, 2.0, 80)  # powers of ten from … to, and how many parts
-FILL = 2.0**10  # numbers that fill masks are larger; probabilities and normalized values are not
-FILL_OCTAVES, FILL_GAP = 3, 6  # they lie this close together (two may be added), and this far above all else
-
-
+BLOCK_FACTOR = 4.0  # m of G3
 GRADIENT_FACTOR = 2.0  # m = m∞ of gradients, whose yardstick already holds noisy runs
 PRECISION_CAP = 32.0  # RMS(c−g) ≤ 32·u·s on forward outputs, whatever plain autocast does
 
 
-def name_of(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32."""
-    return str(dtype).removeprefix("torch.")
-
-
-@dataclass(frozen=True)
-class Error:
-    """How far a tensor is from its reference.
-
-    rms:  RMS(c−g)
-    peak: maxᵢ |cᵢ−gᵢ| · s/(|gᵢ|+s): the quantity of G2 times s, so that it also means something beside another g
-          and where fp64 gives (almost) zero, as for a bias before a BatchNorm
-    index, candidate, reference: that element (None when the tensor is empty)
-    blocks: RMS(c−g) of every `BLOCK` elements, where there are more; on the CPU, for fp64 may move there
-    lost:   how many elements are not finite in one of both, and count in none of these
-    """
-
-    rms: float = 0.0
-    peak: float = 0.0
-    index: tuple[int, ...] | None = None
-    candidate: float = 0.0
-    reference: float = 0.0
-    lost: int = 0
-    blocks: Tensor | None = field(default=None, compare=False, repr=False)
-
-
 @dataclass(frozen=True)
 class Yardstick:
-    """What the baseline itself does to a quantity: the largest RMS and peak of its errors, and RMS of each block."""
+    """Error of the baseline in one quantity: E (the largest RMS), E∞ (the largest peak), and the RMS of each block."""
 
     rms: float = 0.0
     peak: float = 0.0
@@ -80,143 +44,13 @@ class Yardstick:
         return Yardstick(max(self.rms, other.rms), max(self.peak, other.peak), blocks)
 
 
-def rms(tensor: Tensor) -> float:
-    """Root mean square of the finite elements, 0 where there are none."""
-    if tensor.is_floating_point() and tensor.numel():
-        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for _, (part,) in chunks(tensor)]
-        if isfinite(size := float(torch.stack(norms).norm())):  # and so is every element
-            return size / sqrt(tensor.numel())
-    sums = []
-    for _, (part,) in chunks(tensor):
-        wide = part.to(torch.float64)
-        finite = wide.isfinite()
-        sums.append(torch.stack([torch.where(finite, wide, 0.0).square_().sum(), finite.sum()]))
-    total, count = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0.0)
-    return sqrt(total / count) if count else 0.0
-
-
-def filled(reference: Tensor, dtype: torch.dtype) -> float | None:
-    """From which size on elements are numbers that stand for none, as −1e9 where a mask says so; None: there are none.
-
-    They are few values, far above all others. Beside them s would be theirs, and any logit would pass for rounding.
-
-    dtype:  of what is compared; what it cannot hold as a normal number is no size that others are measured by
-    """
-    if largest(reference) < FILL:
-        return None
-    counts, limit = _exponents(reference), None
-    sizes = [size for size in sorted(counts, reverse=True) if size >= frexp(torch.finfo(dtype).tiny)[1]]
-    while sizes:
-        fill = [size for size in sizes if size > sizes[0] - FILL_OCTAVES]
-        others, lowest = sizes[len(fill) :], 2.0 ** (fill[-1] - 1)
-        near = not others or fill[-1] - others[0] <= FILL_GAP
-        if lowest < FILL or near or sum(counts[size] for size in others) < SMALL:
-            break
-        sizes, limit = others, lowest
-    return limit
-
-
-def largest(tensor: Tensor) -> float:
-    """The largest finite magnitude."""
-    peaks = [part.abs().nan_to_num(0, 0, 0).max() for _, (part,) in chunks(tensor)]
-    return float(torch.stack(peaks).max()) if peaks else 0.0
-
-
-def _exponents(tensor: Tensor) -> dict[int, int]:
-    """How many finite elements have which size: from 2^(e−1) up to 2^e."""
-    low = -1100  # below float64's smallest; here also what is 0
-    counts = torch.zeros(0, dtype=torch.int64)
-    for _, (part,) in chunks(tensor):
-        mantissa, exponent = torch.frexp(part.to(torch.float64).nan_to_num(0, 0, 0))
-        places = torch.where(mantissa == 0, 0, exponent - low)
-        here = torch.bincount(places, minlength=1025 - low).cpu()
-        counts = counts + here if len(counts) else here
-    return {at + low: count for at, count in enumerate(counts.tolist()) if at and count}
-
-
-def sizes(tensors: Sequence[Tensor]) -> list[float]:
-    """`rms` of each."""
-    norms = zip(tensors, _norms(tensors, 2), strict=True)
-    return [norm / sqrt(_flat(t).numel() or 1) if isfinite(norm) else rms(t) for t, norm in norms]
-
-
-def peaks(tensors: Sequence[Tensor]) -> list[float]:
-    """`largest` of each."""
-    return [peak if isfinite(peak) else largest(t) for t, peak in zip(tensors, _norms(tensors, inf), strict=True)]
-
-
-def finite(tensors: Mapping[str, Tensor]) -> set[str]:
-    """Names of those without NaN and Inf."""
-    return {name for name, peak in zip(tensors, _norms([*tensors.values()], inf), strict=True) if isfinite(peak)}
-
-
-def _norms(tensors: Sequence[Tensor], order: float) -> list[float]:
-    """After one wait for all. 0 where there is no element; not finite where one is not."""
-    flat = {place: vector for place, vector in enumerate(map(_flat, tensors)) if len(vector)}
-    real = [vector if vector.is_floating_point() else vector.to(torch.float64) for vector in flat.values()]
-    if not real:
-        return [0.0] * len(tensors)
-    found = torch.empty(len(real), dtype=torch.float64, device=real[0].device)
-    torch._foreach_copy_([*found], torch._foreach_norm(real, order, dtype=None if order == inf else torch.float64))
-    known = dict(zip(flat, found.tolist(), strict=True))
-    return [known.get(place, 0.0) for place in range(len(tensors))]
-
-
-def error(candidate: Tensor, reference: Tensor, scale: float) -> Error:
-    """The error of the elements that are finite in both; `structure` has compared the others."""
-    return errors([(candidate, reference, scale)])[0]
-
-
-def errors(compared: Sequence[tuple[Tensor, Tensor, float]]) -> list[Error]:
-    """`error` of each candidate beside its reference and scale."""
-    if not compared:
-        return []
-    candidates, references, scales = zip(*compared, strict=True)
-
-    def facts(owners: Sequence[int], c: Tensor, g: Tensor) -> Tensor:
-        s = torch.tensor([scales[owner] for owner in owners], dtype=torch.float64).to(c.device)[:, None]
-        difference = (c - g).abs_()
-        finite = difference.isfinite()
-        weighted = (s / g.abs().add_(s)).mul_(difference)
-        if not all(scales[owner] for owner in owners):
-            weighted = torch.where(s == 0, difference, weighted)
-        peak, at = torch.where(finite, weighted, 0.0).max(1, keepdim=True)
-        square = torch.where(finite, difference, 0.0).square_().sum(1, keepdim=True)
-        lost = finite.logical_not_().sum(1, keepdim=True)
-        return torch.cat([square, lost, peak, at, c.gather(1, at), g.gather(1, at)], 1)
-
-    found = []
-    for candidate, table in zip(candidates, by_rows(facts, candidates, references), strict=True):
-        if not len(table):
-            found.append(Error())
-            continue
-        count, worst = _flat(candidate).numel(), int(table[:, 2].argmax())
-        total, lost = table[:, :2].sum(0).tolist()
-        _, _, peak, at, c, g = table[worst].tolist()
-        index = _index(worst * BLOCK + int(at), candidate)
-        blocks = (table[:, 0] / BLOCK).sqrt_() if count > BLOCK else None
-        found.append(Error(sqrt(total / max(count - lost, 1.0)), peak, index, c, g, int(lost), blocks))
-    return found
-
-
-def histogram(candidate: Tensor, reference: Tensor, scale: float) -> list[float]:
-    """The distribution of |c−g|/s: the share of elements without error, then of those in each part of `SPREAD`."""
-    low, high, parts = SPREAD
-    counts, total = torch.zeros(parts + 1, dtype=torch.float64), 0
-    for _, (c, g) in chunks(candidate, reference):
-        off = (c.to(torch.float64) - g.to(torch.float64)).abs_().div_(scale or 1.0)
-        off = off[off.isfinite()]
-        places = (off[off > 0].log10_() - low).mul_(parts / (high - low)).long().clamp_(0, parts - 1)
-        counts[0] += float((off == 0).sum())
-        counts[1:] += torch.bincount(places, minlength=parts).cpu()  # histc is not deterministic
-        total += len(off)
-    return (counts / max(total, 1)).tolist()
-
-
 def structure(
     candidate: Tensor, baseline: Tensor, *, any_dtype: bool = False, known_finite: bool = False
 ) -> str | None:
-    """G0 for one tensor: what differs in shape, dtype, or in where NaN and ±Inf are (nowhere, if that is known)."""
+    """G0 for one tensor: the difference in shape, dtype or places of NaN and ±Inf, in words; None where there is none.
+
+    known_finite: neither tensor has NaN or Inf
+    """
     if candidate.shape != baseline.shape:
         return f"shape {list(candidate.shape)} instead of {list(baseline.shape)}"
     if candidate.dtype != baseline.dtype and not any_dtype:
@@ -228,48 +62,25 @@ def structure(
         if not bool(same.all()):
             at = int((~same).to(torch.uint8).argmax())
             values = f"is {float(c[at])} where the baseline has {float(b[at])}"
-            return f"NaN and Inf differ: element {list(_index(start + at, candidate))} {values}"
+            return f"NaN and Inf differ: element {list(index_of(start + at, candidate))} {values}"
     return None
-
-
-def identical(a: Tensor, b: Tensor) -> bool:
-    """The same dtype, shape and bits (so NaN equals NaN, and 0 is not −0)."""
-    if a.shape != b.shape or a.dtype != b.dtype or a.layout is not b.layout:
-        return False
-    if sparse.is_sparse(a):
-        return sparse.equal(a, b, identical)
-    return all(bool((_bits(x) == _bits(y)).all()) for _, (x, y) in chunks(a, b))
-
-
-def alike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> set[str]:
-    """Names of those that are `identical`."""
-    pairs = {name: (tensor, theirs[name]) for name, tensor in ours.items() if name in theirs}
-    pairs = {n: (a, b) for n, (a, b) in pairs.items() if (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)}
-    found = {name for name, pair in pairs.items() if any(map(sparse.is_sparse, pair)) and identical(*pair)}
-    pairs = {name: pair for name, pair in pairs.items() if not any(map(sparse.is_sparse, pair))}
-    for device in {tensor.device for tensor, _ in pairs.values()}:
-        bits = {n: [_flat(t).view(torch.uint8) for t in pair] for n, pair in pairs.items() if pair[0].device == device}
-        differ = by_rows(_unequal, *zip(*bits.values(), strict=True), dtype=torch.uint8)
-        found |= {name for name, rows in zip(bits, differ, strict=True) if not rows.any()}
-    return found
-
-
-def _unequal(_: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
-    return (a.view(torch.int64) != b.view(torch.int64)).any(1)
 
 
 def exact(
     name: str, candidate: Tensor, baseline: Tensor, reference: Tensor | None, swayed: Sequence[Tensor] = ()
 ) -> Finding:
-    """Integers and bools: each element is the baseline's or, where an argmax was a tie in low precision, fp64's or that
-    of a baseline with a little noise (`swayed`)."""
+    """EXACT, for integers and bools: each element is the baseline's or, where an argmax was a tie in low precision,
+    fp64's or that of a run of the baseline with noise.
+
+    reference: of fp64; None where there is none;  swayed: results of noisy runs, of the same shape
+    """
     for start, (c, b, g, *others) in chunks(candidate, baseline, baseline if reference is None else reference, *swayed):
         wrong = (c != b) & (c != g)
         for other in others:
             wrong &= c != other
         if bool(wrong.any()):
             at = int(wrong.to(torch.uint8).argmax())
-            index = list(_index(start + at, candidate))
+            index = list(index_of(start + at, candidate))
             element = Element(index, c[at].item(), g[at].item(), b[at].item())
             message = f"element {index} is {c[at].item()} instead of {b[at].item()}; such values must be equal"
             return Finding(name, "EXACT", False, ("EXACT",), used=inf, element=element, message=message)
@@ -278,9 +89,12 @@ def exact(
 
 @dataclass(frozen=True)
 class Limits:
-    """What one tensor's error may be; `resolution` is how finely the stored value can express it (RMS, largest).
+    """Constants of one tensor's limits.
 
-    few: it has less than `SMALL` elements: the RMS of so few is one of them, and has the floor of one
+    row:        of the arithmetic, or of the tensor's own coarser dtype
+    few:        fewer than `SMALL` elements: their RMS has the floor of a single element
+    resolution: rounding of the stored value (RMS, largest)
+    cap:        of RMS(c−g), in u·s; None for none
     """
 
     row: Tolerance
@@ -293,7 +107,11 @@ class Limits:
 def measure(
     name: str, found: Error, scale: float, yardstick: Yardstick, baseline: Yardstick, limits: Limits
 ) -> Finding:
-    """G1 to G3 (and PRECISION's cap): the candidate's error beside what the baseline itself does."""
+    """G1 to G3 (and CAP): the candidate's error beside the baseline's.
+
+    found:     error of the candidate;  scale: s
+    yardstick: E of the gates;  baseline: error of its plain runs, which the report's ratios refer to
+    """
     row, (resolution, coarsest) = limits.row, limits.resolution
     warn, fail = factors(row, limits.gradient)
     peak_fail = GRADIENT_FACTOR if limits.gradient else row.peak_fail
@@ -330,24 +148,30 @@ def measure(
         visible=(allowed["G1"][1] / scale, peak_limit / scale) if scale else None,
         element=Element(list(found.index or ()), found.candidate, found.reference),
     )
-    if failed:
-        value, limit = allowed[gate]
-        times = f"{value / limit:.3g} times" if limit else "above"
-        what = "the error of the worst element" if gate == "G2" else "the RMS error"
-        if gate == "G3":
-            what += f" of elements {block * BLOCK} to {(block + 1) * BLOCK - 1}"
-        where = f"element {list(found.index or ())} is {found.candidate:.9g} where fp64 gives {found.reference:.9g}"
-        finding = replace(finding, message=f"{what} is {times} the limit of {limit:.3g}; {where}")
-    return finding
+    return replace(finding, message=_exceeded(finding, found, block)) if failed else finding
+
+
+def _exceeded(finding: Finding, found: Error, block: int) -> str:
+    """The limit that a finding exceeds, and the worst element, in words.
+
+    block: index of the block that is nearest to its limit
+    """
+    gate, (value, limit) = finding.gate, finding.allowed[finding.gate]
+    times = f"{value / limit:.3g} times" if limit else "above"
+    what = "the error of the worst element" if gate == "G2" else "the RMS error"
+    if gate == "G3":
+        what += f" of elements {block * BLOCK} to {(block + 1) * BLOCK - 1}"
+    where = f"element {list(found.index or ())} is {found.candidate:.9g} where fp64 gives {found.reference:.9g}"
+    return f"{what} is {times} the limit of {limit:.3g}; {where}"
 
 
 def factors(row: Tolerance, gradient: bool) -> tuple[float, float]:
-    """m of G1: above the first a result is weak, above the second it fails."""
+    """m of G1: the larger error makes a result weak above the first, and fail above the second."""
     return (GRADIENT_FACTOR, GRADIENT_FACTOR) if gradient else (row.warn, row.fail)
 
 
 def _worst_block(errors: Tensor, yardstick: Yardstick, floor: float) -> tuple[int, float, float]:
-    """The block nearest to its limit, its error, and its E: what the baseline does there, or to the whole tensor."""
+    """Index, error and E of the block that is nearest to its limit; E is never below the whole tensor's."""
     own = errors.new_zeros(()) if yardstick.blocks is None else yardstick.blocks[: len(errors)]  # of its first rows
     expected = own.clamp(min=yardstick.rms).expand_as(errors)
     at = (errors / (BLOCK_FACTOR * expected + floor)).nan_to_num(0.0, inf).argmax()
@@ -356,67 +180,7 @@ def _worst_block(errors: Tensor, yardstick: Yardstick, floor: float) -> tuple[in
 
 
 def share(value: float, limit: float) -> float:
+    """An error as a share of its limit; 0 for no error, infinite for an error without a limit."""
     if value == 0.0:
         return 0.0
     return value / limit if limit > 0.0 else inf
-
-
-def chunks(*tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-    """Equal pieces of all tensors as vectors, with the offset of the first element; complex numbers as pairs."""
-    flat = [_flat(tensor) for tensor in tensors]
-    if flat[0].numel() <= FETCHED:
-        flat = [vector.cpu() for vector in flat]
-    chunk = min(CHUNK, CACHED) if flat[0].device.type == "cpu" else CHUNK
-    for start in range(0, flat[0].numel(), chunk):
-        yield start, tuple(vector[start : start + chunk] for vector in flat)
-
-
-def by_rows(
-    work: Callable[..., Tensor], *columns: Sequence[Tensor], dtype: torch.dtype = torch.float64
-) -> Sequence[Tensor]:
-    """What `work` makes of many tensors: for each of them, on the CPU, one entry for every `BLOCK` of its elements.
-
-    It is given rows of so many, the last one of each tensor filled up with zeros, and whose they are. On a GPU, where
-    small operations cost a launch and their results a wait, thousands of small tensors take as many as a single one.
-    """
-    flat = [[_flat(tensor) for tensor in column] for column in columns]
-    counts = [-(-len(vector) // BLOCK) for vector in flat[0]]
-    owners = [owner for owner, count in enumerate(counts) for _ in range(count)]
-    begins, found = [row * BLOCK for row in accumulate(counts, initial=0)], list[Tensor]()
-    device = flat[0][0].device if owners else torch.device("cpu")
-    most = max(1, (min(CHUNK, CACHED) if device.type == "cpu" else CHUNK) // BLOCK)
-    for first in range(0, len(owners), most):
-        here, start = owners[first : first + most], first * BLOCK
-        stop, packed = start + len(here) * BLOCK, list[Tensor]()
-        within = {
-            owner: (max(begins[owner], start), min(begins[owner] + len(flat[0][owner]), stop))
-            for owner in dict.fromkeys(here)
-        }
-        for column in flat:
-            packed.append(torch.zeros(len(here), BLOCK, dtype=dtype, device=device))
-            line = packed[-1].view(-1)
-            torch._foreach_copy_(
-                [line[low - start : high - start] for low, high in within.values()],
-                [column[owner][low - begins[owner] : high - begins[owner]] for owner, (low, high) in within.items()],
-            )
-        found.append(work(here, *packed))
-    return torch.cat(found).cpu().split(counts) if found else [torch.empty(0)] * len(counts)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """As a vector without gaps; complex numbers as pairs."""
-    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    return real.detach().reshape(-1).contiguous()
-
-
-def _index(flat: int, tensor: Tensor) -> tuple[int, ...]:
-    shape, index = (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape), list[int]()
-    for size in reversed(shape):  # torch.unravel_index takes 40 µs, and thousands of tensors are looked at
-        flat, at = divmod(flat, size)
-        index.append(at)
-    return tuple(reversed(index))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.view(integers[tensor.element_size()])

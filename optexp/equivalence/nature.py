@@ -13,8 +13,8 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from optexp.equivalence.gates import chunks
 from optexp.equivalence.quantities import Quantity
+from optexp.equivalence.tensor_math import chunks
 from optexp.records.verification import Finding
 from optexp.support.tolerances import SMALL
 

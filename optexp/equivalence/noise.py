@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
-from optexp.equivalence.gates import name_of
+from optexp.equivalence.tensor_math import name_of
 from optexp.support.sparse import is_sparse, parts
 from optexp.support.tolerances import TOLERANCES
 

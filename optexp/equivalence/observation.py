@@ -10,11 +10,11 @@ from torch import Tensor
 
 from optexp.equivalence import randomness
 from optexp.equivalence.checksums import compact
-from optexp.equivalence.gates import alike, identical
 from optexp.equivalence.noise import noisy
 from optexp.equivalence.poison import hold, poison, scribble
 from optexp.equivalence.process_state import unlike
 from optexp.equivalence.reassociation import Reassociated
+from optexp.equivalence.tensor_math import alike, identical
 from optexp.program import Batch, Outputs, Packed, Program, Snapshot, gradients, tensors_of
 from optexp.python_state.records import Table
 from optexp.support import sparse

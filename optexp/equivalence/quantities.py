@@ -9,7 +9,8 @@ from math import hypot
 import torch
 from torch import Tensor
 
-from optexp.equivalence.gates import CHUNK, Error, Limits, errors, filled, name_of, peaks, sizes
+from optexp.equivalence.gates import Limits
+from optexp.equivalence.tensor_math import CHUNK, Error, errors, filled, name_of, peaks, sizes
 from optexp.support.tolerances import SMALL, TOLERANCES
 
 POWERLESS = 0.1  # a baseline this far from fp64 (in units of s) leaves the gates nothing to see

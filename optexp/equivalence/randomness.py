@@ -3,7 +3,7 @@
 Each arm runs one batch from one state with many seeds; of every output and gradient some moments are kept. A wrong rate
 or scale moves them, a mask that is reused within a tensor changes how much they scatter, and the results of another
 batch sum up to something else under signs that belong to each element's place. What no distribution tells, a mask that
-backward draws anew, gradients beside their own loss do (see `slopes`).
+backward draws anew, gradients beside their own loss do (see `optexp.equivalence.gradient_check`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from scipy.special import stdtr
 from torch import Tensor
 
 from optexp.equivalence import gradient_check
-from optexp.equivalence.gates import error, identical, rms, structure
+from optexp.equivalence.gates import structure
+from optexp.equivalence.tensor_math import error, identical, rms
 from optexp.program import Batch, Program, Snapshot, gradients
 from optexp.records.verification import Finding, Randomness
 from optexp.support.reading import read
 
+GATE = "RANDOMNESS"
 SEEDS = 64
 ALARM = 1e-3  # how often honest arms may differ by luck, over all tests of a comparison together
 
@@ -39,7 +41,7 @@ _MOMENTS = ("mean", "RMS", "share of zeros", *(f"sum {index + 1} under random si
 
 @dataclass(frozen=True)
 class Throws:
-    """What an arm's random steps look like.
+    """One arm's random steps.
 
     repeat: equal seeds give equal results, but for what rounds at random
     differ: different seeds give different results
@@ -55,7 +57,7 @@ class Throws:
 
 
 def state(device: torch.device) -> list[Tensor]:
-    """Of the generators that a step would draw from."""
+    """States of the generators that a step may draw from: the CPU's, and the device's."""
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
@@ -98,7 +100,7 @@ def throw(program: Program, batch: Batch, start: Snapshot, unit: float, seeds: i
 def compare(
     candidate: Throws, baseline: Throws, unit: float, zeros: Mapping[str, float] = MappingProxyType({})
 ) -> tuple[list[Finding], Randomness]:
-    """What differs more than luck allows, and how much was looked at.
+    """Findings of RANDOMNESS, and figures of its tests.
 
     unit: of rounding; moments that do not scatter differ by it, and by what it becomes on the way (some √u of a size).
           Of a gradient whose terms cancel (of the bias of attention's keys, say) rounding beside the others is all
@@ -108,14 +110,14 @@ def compare(
     findings = []
     for fact, text in _FACTS.items():
         if getattr(baseline, fact) and not getattr(candidate, fact):
-            findings.append(Finding("random numbers", "DICE", False, ("DICE",), used=inf, message=text))
+            findings.append(Finding("random numbers", GATE, False, (GATE,), used=inf, message=text))
     off, limit = gradient_check.mismatch(candidate.slopes, baseline.slopes)
     if off > limit:
         message = (
             "gradients are not those of the loss: dropout draws another mask in backward (they are off by"
             f" {off:.2g} of what another draw's would be, and may be by {limit:.2g})"
         )
-        findings.append(Finding("random numbers", "DICE", False, ("DICE",), used=off / limit, message=message))
+        findings.append(Finding("random numbers", GATE, False, (GATE,), used=off / limit, message=message))
     findings += _zeros(candidate, baseline, unit, zeros)
     tests: list[tuple[float, str, str]] = []
     sizes = [fmean(seed[1] for seed in seeds) for name, seeds in baseline.moments.items() if name.startswith("grad/")]
@@ -137,7 +139,7 @@ def compare(
     for p, name, what in tests:
         if p * len(tests) < ALARM:
             message = f"its {what} (p = {p:.1g} in each of {len(tests)} tests)"
-            findings.append(Finding(name.removeprefix("out/"), "DICE", False, ("DICE",), used=inf, message=message))
+            findings.append(Finding(name.removeprefix("out/"), GATE, False, (GATE,), used=inf, message=message))
     smallest = min((p for p, _, _ in tests), default=1.0)
     known = isfinite(limit)
     return findings, Randomness(SEEDS, len(tests), smallest, off if known else None, limit if known else None)
@@ -151,7 +153,7 @@ def _zeros(candidate: Throws, baseline: Throws, unit: float, zeros: Mapping[str,
         limit = ROUNDINGS * max(unit * zeros[name], theirs)
         if not ours <= limit:
             message = f"its RMS is {ours:.3g} where it is zero in exact arithmetic, and rounding explains {limit:.3g}"
-            yield Finding(name, "DICE", False, ("DICE",), used=ours / limit if limit else inf, message=message)
+            yield Finding(name, GATE, False, (GATE,), used=ours / limit if limit else inf, message=message)
 
 
 _FACTS: Mapping[str, str] = {

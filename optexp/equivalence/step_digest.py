@@ -12,8 +12,8 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from optexp.equivalence.gates import chunks
 from optexp.equivalence.observation import carried
+from optexp.equivalence.tensor_math import chunks
 from optexp.program import Outputs, Program, gradients
 from optexp.support.reading import read
 

@@ -99,7 +99,7 @@ class MutantCount:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Shares of the errors of one output, in both arms (see `optexp.equivalence.gates.histogram`)."""
+    """Shares of the errors of one output, in both arms (see `optexp.equivalence.tensor_math.histogram`)."""
 
     baseline: list[float]
     candidate: list[float]
@@ -237,6 +237,7 @@ class Verification:
         for name in ("weakest", "worst"):
             row = values.get(name)
             values[name] = _measured(row) if row else None
+        values["gates"] = {_gate(name): outcome for name, outcome in (values.get("gates") or {}).items()}
         values["failures"] = [_measured(row) for row in values.get("failures") or ()]
         values["tensors"] = {name: _measured(row) for name, row in (values.get("tensors") or {}).items()}
         if recheck := values.get("recheck"):
@@ -247,7 +248,13 @@ class Verification:
         return msgspec.convert(values, cls)
 
 
+RENAMED_GATES = {"DICE": "RANDOMNESS"}  # names of earlier records
 _OPTIONAL = ("weakest", "worst", "distribution", "trajectory", "randomness", "recheck")
+
+
+def _gate(name: str) -> str:
+    """Today's name of a gate."""
+    return RENAMED_GATES.get(name, name)
 
 
 def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,7 +262,14 @@ def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
     allowed = {gate: [inf if n is None else n for n in pair] for gate, pair in (row.get("allowed") or {}).items()}
     used = inf if row.get("used") is None else row["used"]
     visible, element = row.get("visible"), row.get("element")
-    known = {**row, "allowed": allowed, "used": used, "visible": None if visible and None in visible else visible}
+    gates = {"gate": _gate(row.get("gate", "G0")), "failed": [*map(_gate, row.get("failed") or ())]}
+    known = {
+        **row,
+        **gates,
+        "allowed": allowed,
+        "used": used,
+        "visible": None if visible and None in visible else visible,
+    }
     if element is not None:
         known["element"] = {
             name: inf if value is None and name != "baseline" else value for name, value in element.items()

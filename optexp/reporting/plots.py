@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optexp.equivalence.gates import SPREAD
+from optexp.equivalence.tensor_math import SPREAD
 from optexp.records.measurement import Measurement
 from optexp.reporting import summary, timeline
 from optexp.reporting.timeline import Tick
@@ -37,7 +37,7 @@ class Errors:
 
 
 def errors(result: Result) -> Errors | None:
-    """The histograms of a tensor's errors in both arms (see `optexp.equivalence.gates.histogram`), as lines."""
+    """The histograms of a tensor's errors in both arms (see `optexp.equivalence.tensor_math.histogram`), as lines."""
     found = result.equivalence.distribution if result.equivalence else None
     if found is None:
         return None

@@ -17,7 +17,7 @@ GATES = {
     "BITWISE": "the same bits as the baseline, which the strategy promises",
     "CAP": "whatever plain autocast does, the error has a limit of its own",
     "EXACT": "integers and truth values are equal, but for ties",
-    "DICE": "random numbers: the same seed repeats them, others differ, and their distribution is the baseline's",
+    "RANDOMNESS": "random numbers: the same seed repeats them, others differ, and their distribution is the baseline's",
     "TRAJECTORY": "the losses of a short training stay as near as small disturbances of the baseline leave them",
     "REPEATED": "what was computed while the clock ran is right, too",
     "FIRST": "the first step after building leaves what its repetitions leave",

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from optexp.equivalence.gates import identical
+from optexp.equivalence.tensor_math import identical
 from optexp.errors import ConfigError
 from optexp.program import Alias, Program
 from optexp.support import sparse

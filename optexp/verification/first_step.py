@@ -17,9 +17,11 @@ GATE = "FIRST"
 SCALED = "after/scaler/"  # a loss scale is settled after the first step
 
 
-def judged(yardstick: Client[Arm], candidate: Client[Arm]) -> tuple[list[Finding], list[str]]:
-    """What the candidate's first step left and repetitions of it do not, unless the baseline's did likewise; and what
-    the baseline's own first step leaves otherwise, which no repetition tells of."""
+def check_first_step(yardstick: Client[Arm], candidate: Client[Arm]) -> tuple[list[Finding], list[str]]:
+    """Findings of FIRST, and names of state that the baseline's own first step leaves otherwise than its repetitions.
+
+    A difference that the baseline has likewise is no finding.
+    """
     left = candidate.call(Arm.first_step)
     if any(name.startswith(SCALED) for name in left):
         return [], []

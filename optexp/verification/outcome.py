@@ -16,7 +16,8 @@ TABULATED = 50  # tensors that have a row of their own in the record, those near
 CLOSE = 1.5  # times the yardstick's error, above which nothing is called as close
 
 
-def conclude(verification: Verification, findings: list[Finding], contract: Contract) -> Verification:
+def aggregate(verification: Verification, findings: list[Finding], contract: Contract) -> Verification:
+    """Fill in everything that follows from the findings of all steps and sets, the headline last."""
     verification.bitwise = all(f.bitwise for f in findings if f.gate not in ("G0", "SKIPPED"))
     verification.failures = [f for f in findings if not f.ok]
     verification.ok = bool(findings) and not verification.failures

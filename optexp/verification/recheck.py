@@ -58,7 +58,7 @@ def recheck(
             )
         if in_turns:
             candidate.call(Arm.rest)
-        findings += judged(reference, yardstick, candidate, ends[0], repeats, in_turns)
+        findings += judge_replay(reference, yardstick, candidate, ends[0], repeats, in_turns)
     found = Recheck(
         steps=ends[0].steps,
         ends=[end.steps for end in ends],
@@ -116,7 +116,7 @@ class Repetitions:
         return self.moved[end]
 
 
-def judged(
+def judge_replay(
     reference: Client[Reference],
     yardstick: Client[Arm],
     candidate: Client[Arm],
@@ -124,9 +124,9 @@ def judged(
     timed: bool,
     in_turns: bool = False,
 ) -> list[Finding]:
-    """A repetition beside the baseline's, both held against fp64.
+    """Findings of the gates about the last step of a block that is replayed in both arms.
 
-    timed: so is what the block itself returned, which started its last step from the same state
+    timed: the results that the block itself returned are judged, too; their step started from the same state
     """
     convey(yardstick.call(Arm.replay, end=end, timed=False), yardstick, reference)
     if in_turns:

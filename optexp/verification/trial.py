@@ -116,7 +116,7 @@ class Trial:
         self.observe(self.yardstick, look)
         self.reference.call(Reference.yardstick, step=look.step)
 
-    def judged(self, look: Look) -> list[Finding]:
+    def judge(self, look: Look) -> list[Finding]:
         """Findings of the gates on a run of the candidate."""
         self.observe(self.candidate, look)
         return self.reference.call(Reference.judge, step=look.step)

@@ -13,7 +13,7 @@ from optexp.equivalence.quantities import whole
 from optexp.errors import Failure
 from optexp.records.verification import Finding, GateResult, MutantCount, Trajectory, Verification, broken
 from optexp.strategy import BITWISE, Contract
-from optexp.verification.outcome import conclude, failure
+from optexp.verification.outcome import aggregate, failure
 from optexp.verification.trial import Plan, Trial, deliver
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
@@ -71,7 +71,7 @@ def verify(
         on_progress(f"following the loss for {trajectory.STEPS} steps")
         follow(trial, plan.seeds[0])
     trial.verification.unchecked_bits = trial.bits.unchecked(trial.findings) if contract == BITWISE else []
-    return conclude(trial.verification, trial.findings, contract)
+    return aggregate(trial.verification, trial.findings, contract)
 
 
 # --- the checks ------------------------------------------------------------------------------------------------
@@ -102,8 +102,8 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
     for step in range(steps):
         look = Look(step, restart or step == 0)
         trial.measure(look)
-        found.append(judged := trial.judged(look))
-        if family not in FAMILIES and not verification.parts_in and any(m.parted for m in judged):
+        found.append(findings := trial.judge(look))
+        if family not in FAMILIES and not verification.parts_in and any(m.parted for m in findings):
             verification.parts_in = where_they_part(trial)
     if trial.contract == BITWISE:
         found = same_bits(trial, found, restart)
@@ -121,35 +121,34 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
 
 
 def equal_bits(trial: Trial, seed: int, family: str) -> None:
-    """A baseline that does not repeat itself has bits to compare with where torch's deterministic algorithms give it
-    some: both are run there, from where all begin."""
+    """Compare bits under torch's deterministic algorithms, where a baseline that does not repeat itself then does."""
     bits = trial.bits
     if bits.hopeless is None:
         bits.hopeless = set(trial.turn(trial.yardstick, 0).call(Arm.varying, times=REPEATS, repeating=True))
     if bits.varying <= bits.hopeless:
         return
     trial.measure(Look(0, repeating=True))
-    judged = trial.judged(Look(0, repeating=True))
-    if not all(finding.ok for finding in bits.settled(judged)):
+    found = trial.judge(Look(0, repeating=True))
+    if not all(finding.ok for finding in bits.settled(found)):
         bits.hopeless |= set(trial.turn(trial.yardstick, 0).call(Arm.varying, times=SURE, repeating=True))
-    bits.note(found := bits.settled(judged))
-    trial.add(found, seed, 0, family)
+    bits.note(settled := bits.settled(found))
+    trial.add(settled, seed, 0, family)
 
 
-def same_bits(trial: Trial, judged: Sequence[Sequence[Finding]], restart: bool) -> list[list[Finding]]:
-    """What a stack that promises equal bits is held to, step by step: of each tensor that the baseline repeats."""
+def same_bits(trial: Trial, found: Sequence[Sequence[Finding]], restart: bool) -> list[list[Finding]]:
+    """Findings of each step, with BITWISE on every tensor whose bits the baseline repeats."""
     bits, verification = trial.bits, trial.verification
-    steps = [(step > 0 and not restart, findings) for step, findings in enumerate(judged)]
+    steps = [(step > 0 and not restart, findings) for step, findings in enumerate(found)]
     suspected = [step for step, (later, each) in enumerate(steps) if any(bits.deviating(m, later) for m in each)]
     for step in suspected:  # atomics seldom meet: what was the same three times may not be
-        found = set(trial.turn(trial.yardstick, step).call(Arm.varying, times=SURE, step=step))
-        if not found <= bits.varying:
-            bits.varying, bits.hopeless, verification.repeats = bits.varying | found, None, False
+        varying = set(trial.turn(trial.yardstick, step).call(Arm.varying, times=SURE, step=step))
+        if not varying <= bits.varying:
+            bits.varying, bits.hopeless, verification.repeats = bits.varying | varying, None, False
     return [[promised(m) if bits.binding(m, later) else m for m in each] for later, each in steps]
 
 
 def where_they_part(trial: Trial) -> str:
-    """The place where the baseline and float64 compute something else."""
+    """The first module where the baseline and float64 differ, in words."""
     module = trial.reference.call(Reference.first_apart, passed=trial.turn(trial.yardstick, 0).call(Arm.passed))
     where = f"first in {module}" if module else "behind all modules, as in the loss"
     return (
@@ -274,13 +273,13 @@ def verify_randomness(
     zeros = reference.call(Reference.zeros) if expected.moments else {}
     findings, verification.randomness = randomness.compare(found, expected, unit, zeros)
     failed = [replace(finding, seed=seed) for finding in findings]
-    verification.gates["DICE"] = GateResult(not failed)
+    verification.gates[randomness.GATE] = GateResult(not failed)
     verification.failures += failed
     if failed:
         verification.ok, verification.worst = False, failed[0]
         verification.headline = failure(failed[0])
     else:
-        facts = [text for fact, text in _DICE.items() if getattr(expected, fact)]
+        facts = [text for fact, text in _REPEATABILITY.items() if getattr(expected, fact)]
         limit = verification.randomness.slopes_limit or 0.0
         facts += [_SLOPES] if 0 < limit <= PROVES else []
         if limit > PROVES:
@@ -291,5 +290,5 @@ def verify_randomness(
         )
 
 
-_DICE = {"repeat": "equal seeds repeat", "differ": "others differ"}
+_REPEATABILITY = {"repeat": "equal seeds repeat", "differ": "others differ"}
 _SLOPES = "gradients are those of the loss"

@@ -14,10 +14,10 @@ from torch import Tensor
 from optexp.equivalence import input_families, process_state, randomness
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.dropout import NoDropout, silence
-from optexp.equivalence.gates import finite
 from optexp.equivalence.observation import carried
 from optexp.equivalence.perturbation import turn_parameters, vary
 from optexp.equivalence.step_digest import Digest, left_behind
+from optexp.equivalence.tensor_math import finite
 from optexp.equivalence.trajectory import Rates
 from optexp.errors import ConfigError, NoReference, Unsupported
 from optexp.export.repro import Script
@@ -30,7 +30,7 @@ from optexp.strategy import Composed, Notes, captures, compose
 from optexp.support import sparse
 from optexp.support.memory_plan import LEAST, PLANS, Sizes, capacity, choose, give_back
 from optexp.user_code.aliasing import holdings, matched
-from optexp.workers.messages import Facts, Identity, SetUp
+from optexp.workers.messages import Identity, SetUp, WorkloadInfo
 from optexp.workers.peer import Peer
 from optexp.workers.spec import Spec
 from optexp.workload import Workload
@@ -142,7 +142,7 @@ class Holder(Peer):
             plan=self.plan,
             step_s=min(whole for whole, _ in times),
             compute_s=min(alone for _, alone in times),
-            facts=facts(spec.workload, self.initial.values),
+            workload=workload_info(spec.workload, self.initial.values),
         )
         if self.in_turns:
             self.rest()
@@ -341,8 +341,8 @@ def nbytes(batch: Batch) -> int:
     return sum(map(sparse.nbytes, tensors_of(batch).values()))
 
 
-def facts(workload: Workload, state: Mapping[str, Tensor]) -> Facts:
-    """Facts that only a process which has built the workload knows."""
+def workload_info(workload: Workload, state: Mapping[str, Tensor]) -> WorkloadInfo:
+    """Properties that only a process which has built the workload knows."""
     real = {name: t for name, t in state.items() if name.startswith(("param/", "buffer/")) and t.is_floating_point()}
     built = {name: repr(tensor.sum(dtype=torch.float64).item()) for name, tensor in real.items()}
-    return Facts(workload.samples, list(workload.notes()), built)
+    return WorkloadInfo(workload.samples, list(workload.notes()), built)

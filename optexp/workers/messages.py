@@ -28,8 +28,8 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """A workload's facts that only a process which has built it knows.
+class WorkloadInfo:
+    """Properties of a workload that only a process which has built it knows.
 
     samples: that one step processes
     remarks: of the workload, for people
@@ -78,7 +78,7 @@ class SetUp:
     plan: int
     step_s: float
     compute_s: float
-    facts: Facts
+    workload: WorkloadInfo
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from optexp.strategy import Strategy, environment
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client, InProcess, Pending
 from optexp.workers.launching import launcher
-from optexp.workers.messages import Facts, SetUp
+from optexp.workers.messages import SetUp, WorkloadInfo
 from optexp.workers.peer import Peer
 from optexp.workers.process import Launcher
 from optexp.workers.reference import Reference
@@ -58,7 +58,7 @@ class ArmPool:
 
     def set_up(
         self, specs: Mapping[str, Spec], judge: Spec, first: Sequence[str] = (), in_turns: bool = False
-    ) -> tuple[dict[str, Client[Arm]], Client[Reference], dict[str, SetUp], Facts]:
+    ) -> tuple[dict[str, Client[Arm]], Client[Reference], dict[str, SetUp], WorkloadInfo]:
         """Arms and the reference, with the answers to their set-up.
 
         Args:
@@ -79,8 +79,8 @@ class ArmPool:
             done[name] = starting[name].setup.wait()
         if in_turns:
             reference = self.start_reference(judge)
-        facts = reference.setup.wait()
-        return {name: starting[name].arm for name in order}, reference.arm, done, facts
+        info = reference.setup.wait()
+        return {name: starting[name].arm for name in order}, reference.arm, done, info
 
     def start(self, specs: Mapping[str, Spec]) -> dict[str, Starting[Arm, SetUp]]:
         """Begin to set up several arms side by side."""
@@ -93,7 +93,7 @@ class ArmPool:
             starting[name] = Starting(arm, arm.start(Arm.setup, packed=replace(spec, name=name).pack()))
         return starting
 
-    def start_reference(self, spec: Spec, name: str = "reference") -> Starting[Reference, Facts]:
+    def start_reference(self, spec: Spec, name: str = "reference") -> Starting[Reference, WorkloadInfo]:
         """Begin to set up the process that judges."""
         reference = self.arm(Reference, name, ())
         return Starting(reference, reference.start(Reference.setup, packed=replace(spec, name=name).pack()))

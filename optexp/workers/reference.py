@@ -12,8 +12,8 @@ from optexp.equivalence.mutants import Tried
 from optexp.equivalence.parting import Passed
 from optexp.records.verification import Distribution, Finding
 from optexp.support.memory_plan import give_back
-from optexp.workers.arm_program import facts
-from optexp.workers.messages import Facts
+from optexp.workers.arm_program import workload_info
+from optexp.workers.messages import WorkloadInfo
 from optexp.workers.peer import Peer
 from optexp.workers.spec import Spec
 from optexp.workers.transfer import Transfer
@@ -22,11 +22,11 @@ from optexp.workers.transfer import Transfer
 class Reference(Peer):
     """The fp64 arm: draws every batch and judges what the others return. Its fp64 results never leave it."""
 
-    def setup(self, packed: bytes) -> Facts:
+    def setup(self, packed: bytes) -> WorkloadInfo:
         """Build the workload in float64."""
         return self.hold(cloudpickle.loads(packed))
 
-    def hold(self, spec: Spec) -> Facts:
+    def hold(self, spec: Spec) -> WorkloadInfo:
         """The same of a specification that is here already."""
         self.settle(spec.torch_device, spec.cores, spec.folders)
         self.judgement = Judge(
@@ -35,7 +35,7 @@ class Reference(Peer):
         if not spec.dropout:
             self.judgement.silence()
         give_back(self.device)
-        return facts(spec.workload, self.judgement.fp64.initial)
+        return workload_info(spec.workload, self.judgement.fp64.initial)
 
     def expect(self, transfer: Transfer) -> None:
         """Where fp64 runs or, where that is full, on the CPU: judging then moves there too."""
@@ -76,9 +76,9 @@ class Reference(Peer):
 
     def batch(self, index: int) -> Transfer:
         """One of those drawn, for another step than the one that was judged."""
-        self.judgement.known.candidate = {}
+        batch = self.judgement.batch(index)
         self.inbox.clear()
-        return self.send(self.judgement.batches[index])
+        return self.send(batch)
 
     def yardstick(self, step: int) -> None:
         self.judgement.yardstick(step, self.inbox.contents)

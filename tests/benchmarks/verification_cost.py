@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 from time_to_verdict import run  # type: ignore[import-not-found]
 
-from optexp.equivalence.gates import Yardstick, error, histogram, identical, rms, structure
+from optexp.equivalence.gates import Yardstick, structure
 from optexp.equivalence.mutants import Subject, lower_precision, scaled
 from optexp.equivalence.poison import poison
+from optexp.equivalence.tensor_math import error, histogram, identical, rms
 from optexp.support.tolerances import TOLERANCES
 from optexp.workers.transfer import Inbox, Outbox
 

@@ -249,6 +249,6 @@ def test_the_miss_rate_of_ends_that_are_looked_at() -> None:
 
     assert miss_rate(SHARE, LOOKS) <= MISSED < miss_rate(SHARE, LOOKS - 1)
     assert looks_for(0.75, 1e-3) == 5
-    dice = Random(1)
-    missed = sum(all(dice.random() >= 0.25 for _ in range(10)) for _ in range(20_000)) / 20_000
+    generator = Random(1)
+    missed = sum(all(generator.random() >= 0.25 for _ in range(10)) for _ in range(20_000)) / 20_000
     assert missed == pytest.approx(miss_rate(0.25, 10), abs=0.005)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.equivalence.gates import name_of
+from optexp.equivalence.tensor_math import name_of
 from optexp.errors import Failure, NoReference
 from optexp.program import Batch, Program
 from optexp.records.verification import Verification

@@ -13,15 +13,10 @@ import torch
 from torch import nn
 
 from optexp.equivalence import input_families, process_state, trajectory
-from optexp.equivalence.gates import SPREAD
-from optexp.equivalence.mutants import MUTANTS
 from optexp.equivalence.poison import scribble
 from optexp.equivalence.trajectory import Rates, strays
 from optexp.errors import NoReference
 from optexp.program import Program
-from optexp.records.verification import MutantCount
-from optexp.strategy import precision
-from optexp.support.tolerances import TOLERANCES
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.softmax import Softmax
 from tests.equivalence.conftest import Net
@@ -41,97 +36,6 @@ def with_step(wrapper):
         return replace(program, step=lambda program, batch: wrapper(inner, program, batch))
 
     return change
-
-
-# --- power -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["forward", "forward_backward", "train"])
-def test_mutants_are_caught_at_full_precision(check, net, mode):
-    found = check(net(mode=mode, layer_norm_eps=1e-2))
-    names = {function.__name__.replace("_", " ") for functions in MUTANTS.values() for function in functions}
-    left_out = {"forward": {"not cleared", "rate off by 1 percent", "no update"}}
-    left_out["forward_backward"] = left_out["forward"] - {"not cleared"}
-    returned = set() if mode == "forward" else {"one column dropped"}  # a loss has none
-    assert set(found.mutants) == names - left_out.get(mode, set()) - returned
-    for mutant, row in found.mutants.items():
-        assert row.caught == row.tried, (mutant, row)
-    assert all(0 < found.visible[name][0] < 1e-3 for name in ("loss", "output") if name in found.visible)
-
-
-def test_what_passes_at_low_precision_is_named_with_what_would_show(check):
-    from optexp.equivalence.autocast import autocast
-
-    found = check(mlp("train"), lambda program: autocast(program, "bfloat16"), precision("bfloat16"))
-    row = found.mutants["lower precision"]
-    assert row.caught < row.tried
-    assert row.passed
-    assert found.mutants["no update"].caught == found.mutants["no update"].tried
-    assert all(found.visible[name][0] > 1e-3 for name in row.passed)
-
-
-class Headed(nn.Module):
-    """Large columns, and a small one beside them that a tensor's size hides."""
-
-    def __init__(self, scored=True):
-        super().__init__()
-        self.linear, self.score, self.scored = nn.Linear(192, 31), nn.Linear(192, 1), scored
-
-    def forward(self, x):
-        x = x.flatten(1)
-        score = self.score(x).sigmoid() if self.scored else x.new_full((len(x), 1), 0.5)
-        return torch.cat([self.linear(x) * 1000, score], dim=-1)
-
-
-def without_score(program: Program) -> Program:
-    program.model.scored = False
-    return program
-
-
-def by_matmul(program: Program) -> Program:
-    for layer in (program.model.linear, program.model.score):
-        layer.forward = lambda x, w=layer: x[:, :96] @ w.weight[:, :96].T + x[:, 96:] @ w.weight[:, 96:].T + w.bias
-    return program
-
-
-def test_a_small_column_beside_large_ones_is_judged_by_its_own_size(check, net):
-    headed = net(mode="forward", make=Headed, batch_size=64)
-    found = check(headed, by_matmul, seeds=4)
-    assert found.ok, found.headline
-    assert found.mutants["one column dropped"].passed == []
-    assert "output (small columns)" in found.tensors
-    wrong = check(headed, without_score)
-    assert not wrong.ok
-    assert wrong.worst.tensor == "output (small columns)"
-    assert wrong.worst.element.index[-1] == 31
-
-
-def test_a_column_that_is_too_small_to_be_seen_is_named(check, net, monkeypatch):
-    monkeypatch.setattr("optexp.equivalence.quantities.SMALLER", 0.0)
-    found = check(net(mode="forward", make=Tiny, batch_size=64))
-    assert found.ok, found.headline
-    assert found.mutants["one column dropped"] == MutantCount(1, 0, ["output"])
-
-
-class Tiny(Headed):
-    def forward(self, x):
-        return super().forward(x) * torch.cat([torch.ones(31), torch.full((1,), 1e-3)]).to(x)
-
-
-def test_gates_without_power_leave_equivalence_undecided(check, monkeypatch):
-    lax = {name: replace(row, fail=1e6, peak_fail=1e6) for name, row in TOLERANCES.items()}
-    monkeypatch.setattr("optexp.equivalence.judge.TOLERANCES", lax)
-    monkeypatch.setattr("optexp.equivalence.gates.BLOCK_FACTOR", 1e6)
-    with pytest.raises(NoReference, match="no power: output passes them with the mutant"):
-        check(mlp("forward"))
-
-
-def test_the_distribution_of_errors_is_that_of_both_arms(check):
-    found = check(mlp("forward")).distribution
-    assert found.tensor == "output"
-    assert len(found.baseline) == 1 + SPREAD[2]
-    assert sum(found.baseline) == pytest.approx(1)
-    assert found.baseline == found.candidate
 
 
 def test_every_tensor_has_a_row_with_its_worst_element(check):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from optexp.equivalence import checksums
 from optexp.equivalence.checksums import checksum, compact
-from optexp.equivalence.gates import alike
+from optexp.equivalence.tensor_math import alike
 
 SIZE = 2**19 + 5  # more than one piece, and no multiple of eight bytes
 

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.far_off import far_off
-from optexp.equivalence.gates import PRECISION_CAP, Limits, rms
+from optexp.equivalence.gates import PRECISION_CAP, Limits
 from optexp.equivalence.quantities import Quantity
+from optexp.equivalence.tensor_math import rms
 from optexp.records.verification import Verification
 from optexp.reporting.wording import FAR_OFF, at_precision
 from optexp.strategy import precision

@@ -69,14 +69,14 @@ def arm(workload: Any, *strategies: Strategy) -> InProcess[Arm]:
 @pytest.mark.parametrize("mode", ["forward_backward", "train"])
 def test_honest_programs_pass(mode):
     workload = LeNet5(mode=mode, batch_size=8)
-    messages, unlike = first_step.judged(arm(workload), arm(workload))
+    messages, unlike = first_step.check_first_step(arm(workload), arm(workload))
     assert (messages, unlike) == ([], [])
 
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_what_only_the_first_step_does_is_seen(kept):
     workload = LeNet5(mode="train", batch_size=8)
-    messages, unlike = first_step.judged(arm(workload), arm(workload, WarmsUp(kept)))
+    messages, unlike = first_step.check_first_step(arm(workload), arm(workload, WarmsUp(kept)))
     assert not unlike
     names = {f"buffer/12.{name}" for name in ("num_batches_tracked", "running_mean", "running_var")}
     assert {message.tensor for message in messages} == (set() if kept else names)
@@ -86,6 +86,6 @@ def test_what_only_the_first_step_does_is_seen(kept):
 def test_what_the_baseline_does_likewise_is_told_and_no_fault(monkeypatch):
     monkeypatch.setattr(Mlp, "model", lambda self: Settles())
     workload = Mlp(mode="forward", batch_size=4, dim=8)
-    messages, unlike = first_step.judged(arm(workload), arm(workload))
+    messages, unlike = first_step.check_first_step(arm(workload), arm(workload))
     assert not messages
     assert "buffer/scale" in unlike

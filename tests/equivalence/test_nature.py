@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.equivalence.gates import rms
 from optexp.equivalence.nature import OTHER, ROUNDING, nature
+from optexp.equivalence.tensor_math import rms
 from optexp.workloads.softmax import Softmax
 
 UNIT = 2.0**-24

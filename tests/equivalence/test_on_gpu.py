@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.equivalence import gates
+from optexp.equivalence import gates, tensor_math
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.fp64_reference import Fp64Reference
 from optexp.equivalence.input_families import NORMAL
@@ -144,17 +144,17 @@ def test_fp64_may_move_to_the_cpu_in_the_middle(check, monkeypatch, call):
     assert verification.ok, verification.headline
 
 
-@pytest.mark.parametrize("count", [1, 5000, gates.FETCHED, gates.FETCHED + 1])
+@pytest.mark.parametrize("count", [1, 5000, tensor_math.FETCHED, tensor_math.FETCHED + 1])
 def test_small_tensors_are_judged_on_the_cpu_and_large_ones_where_they_are_alike(count: int) -> None:
     reference = torch.randn(count, dtype=torch.float64)
     candidate = reference.float() + 1e-4 * torch.randn(count)
-    here, there = (gates.error(candidate.to(d), reference.to(d), 1.0) for d in ("cpu", "cuda"))
+    here, there = (tensor_math.error(candidate.to(d), reference.to(d), 1.0) for d in ("cpu", "cuda"))
     assert there.rms == pytest.approx(here.rms)
     assert (there.index, there.candidate) == (here.index, here.candidate)
     yardstick = gates.Yardstick.of(there) | gates.Yardstick.of(there)
     limits = gates.Limits(gates.TOLERANCES["float32"])
     assert gates.measure("output", there, 1.0, yardstick, yardstick, limits).ok
-    assert gates.identical(candidate.cuda(), candidate.cuda())
+    assert tensor_math.identical(candidate.cuda(), candidate.cuda())
     assert gates.structure(candidate.cuda(), candidate.cuda()) is None
 
 

@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import optexp.equivalence.judge
 from optexp.equivalence.autocast import autocast
+from optexp.equivalence.candidate_step import RESEEDED
 from optexp.equivalence.fp64_reference import Fp64Reference
-from optexp.equivalence.judge import RESEEDED, TIED, Judge
-from optexp.equivalence.noise import RUNS
+from optexp.equivalence.judge import Judge
 from optexp.errors import NoReference
 from optexp.program import Program, clear_gradients
 from optexp.result import finite
@@ -246,140 +245,6 @@ def test_norms_of_any_kind_can_be_verified(check, net, compiled):
 
     found = check(net(mode="forward_backward", batch_size=16, make=model), lambda program: program, seeds=1)
     assert found.ok, found.headline
-
-
-class Gates(nn.Module):
-    """Sums of three, one of which is so small that it can be lost; `order` is that of adding up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        terms = torch.randn(3, 64)
-        terms[:, 0] = torch.tensor([1.0, 2.0**-26, -1.0])
-        self.terms, self.order, self.lost = nn.Parameter(terms), (0, 2, 1), 0
-
-    def forward(self):
-        first, second, third = self.order
-        z = self.terms[first] + self.terms[second] + self.terms[third]
-        return torch.cat([z[: self.lost].detach(), z[self.lost :]])
-
-
-class NearlyTied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gates, self.relu, self.linear = Gates(), nn.ReLU(), nn.Linear(192 + 64, 10)
-
-    def forward(self, x):
-        opened = self.relu(self.gates())
-        return self.linear(torch.cat([x.flatten(1), opened.expand(len(x), 64)], 1))
-
-
-@pytest.mark.parametrize(("runs", "lost", "ok"), [(16, 0, True), (0, 0, False), (16, 8, False)])
-def test_near_ties_of_the_candidate_are_looked_for(check, net, monkeypatch, runs, lost, ok):
-    monkeypatch.setattr(optexp.equivalence.judge, "RUNS", 0)  # that the baseline's own noise would meet
-    monkeypatch.setattr(optexp.equivalence.judge, "NEAR", runs)
-
-    def change(program: Program) -> Program:
-        program.model.gates.order, program.model.gates.lost = (0, 1, 2), lost
-        return program
-
-    found = check(net(mode="forward_backward", make=NearlyTied), change)
-    assert found.ok is ok, found.headline
-    assert ok or "grad/gates.terms" in found.headline
-    assert (TIED in found.notes) is ok
-
-
-class Times(nn.Module):
-    """Differences of times that are so large that they are kept in float64."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.since, self.linear, self.head = Since(), nn.Linear(1, 32), nn.Linear(32, 10)
-
-    def forward(self, x):
-        times = self.since(x.flatten(1)[:, :64])
-        gaps = (times - times[:, :1]).to(x.dtype)
-        return self.head(torch.sin(self.linear(gaps[..., None])).mean(1))
-
-
-class Since(nn.Module):
-    def forward(self, x):
-        return x.double() + 1.7e9
-
-
-class Choosing(nn.Module):
-    """Asks the expert with the highest gate; both gates are 1 but for rounding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gates, self.linear = Choice(), nn.Linear(192, 10)
-        self.experts = nn.ModuleList(nn.Linear(192, 10) for _ in range(2))
-
-    def forward(self, x):
-        chosen = self.experts[int(self.gates(x).argmax())]
-        return self.linear(x.flatten(1)) + chosen(x.flatten(1))
-
-
-class Choice(nn.Module):
-    def forward(self, x):
-        return x.new_tensor([1.0, 1.0 - 2.0**-23])
-
-
-class Refusing(Choosing):
-    """Will not have a gate above 1."""
-
-    def forward(self, x):
-        if float(self.gates(x).max()) > 1:
-            raise ValueError("a gate is at most 1")
-        return self.linear(x.flatten(1))
-
-
-class Pooled(nn.Module):
-    """The larger of two ones among zeros: noise in proportion to all of them is lost beside a one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.pool, self.head = Gated(), nn.AdaptiveMaxPool1d(1), nn.Linear(1, 10)
-
-    def forward(self, x):
-        return self.head(self.pool(self.linear(x.flatten(1))[:, None]).flatten(1))
-
-
-class Gated(nn.Module):
-    """Of two places in each row, far apart in a long one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2**14))
-
-    def forward(self, x):
-        events = torch.zeros(len(x), 2**14, dtype=x.dtype)
-        places = torch.stack([x[:, 0].argsort(), x[:, 1].argsort() + 2**13], 1)
-        return events.scatter(1, places, 1.0) * self.weight + 0 * x.sum()
-
-
-@pytest.mark.parametrize(("model", "runs"), [(Times, RUNS), (Choosing, 0), (Refusing, 0)])
-def test_the_search_for_near_ties_excuses_nothing_else(check, net, monkeypatch, model, runs):
-    monkeypatch.setattr(optexp.equivalence.judge, "RUNS", runs)
-
-    def scaled(inner, program, batch):
-        outputs = inner(program, batch)
-        program.model.linear.weight.grad *= 0.9
-        return outputs
-
-    assert check(net(mode="forward_backward", make=model)).ok
-    found = check(net(mode="forward_backward", make=model), with_step(scaled))
-    assert "grad/linear.weight fails" in found.headline
-
-
-def test_what_is_alike_and_large_stays_alike(check, net):
-    def turned(inner, program, batch):
-        outputs = inner(program, batch)
-        program.model.linear.weight.grad *= -1
-        return outputs
-
-    pooled = net(mode="forward_backward", make=Pooled)
-    assert check(pooled, dtype=torch.bfloat16).ok
-    assert "grad/linear.weight fails" in check(pooled, with_step(turned), dtype=torch.bfloat16).headline
 
 
 def test_what_lies_on_a_grid_is_no_near_tie(check, net):

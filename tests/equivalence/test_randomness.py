@@ -87,9 +87,9 @@ def test_wrong_ways_to_draw_are_told_apart(net, name):
 
 def rounding_at_random(drop):
     """Sums that are added up in another order each time."""
-    dice = torch.Generator()
-    dice.seed()
-    return lambda x, p: drop(x, p) * (1 + 1e-7 * torch.randn(x.shape, generator=dice))
+    generator = torch.Generator()
+    generator.seed()
+    return lambda x, p: drop(x, p) * (1 + 1e-7 * torch.randn(x.shape, generator=generator))
 
 
 def test_rounding_is_no_random_number(net):

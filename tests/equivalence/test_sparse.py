@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence import input_families
-from optexp.equivalence.gates import alike, identical
+from optexp.equivalence.tensor_math import alike, identical
 from optexp.errors import ConfigError, NoReference
 from optexp.strategies.replace import Replace
 from optexp.strategy import Strategy

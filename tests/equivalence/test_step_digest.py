@@ -23,14 +23,14 @@ def made(mode: str, noise: float = 0.0) -> Arm:
     """An arm whose steps move every parameter by as much, at random."""
     arm = Arm()
     arm.setup(Spec(Mlp(mode=mode, dim=16, layers=2, batch_size=8), (), "cpu", "float32", 0).pack())
-    inner, dice = arm.program.step, torch.Generator()
-    dice.seed()
+    inner, generator = arm.program.step, torch.Generator()
+    generator.seed()
 
     def step(program, batch):
         outputs = inner(program, batch)
         with torch.no_grad():
             for parameter in program.model.parameters() if noise else ():
-                parameter.mul_(1 + noise * torch.randn(parameter.shape, generator=dice))
+                parameter.mul_(1 + noise * torch.randn(parameter.shape, generator=generator))
         return outputs
 
     arm.program = replace(arm.program, step=step)
@@ -75,12 +75,12 @@ def test_another_number_of_steps_shows() -> None:
 def test_gradients_of_steps_that_do_not_build_on_each_other_do_not_grow_apart() -> None:
     """Those of an earlier step, kept while the clock runs, are of the right size."""
     arm, steps = made("forward_backward"), 151
-    inner, dice, stale = arm.program.step, torch.Generator(), []
+    inner, generator, stale = arm.program.step, torch.Generator(), []
 
     def step(program, batch):
         outputs = inner(program, stale[0] if stale else batch)
         for parameter in program.model.parameters():
-            parameter.grad.mul_(1 + 1e-7 * torch.randn(parameter.shape, generator=dice))
+            parameter.grad.mul_(1 + 1e-7 * torch.randn(parameter.shape, generator=generator))
         return outputs
 
     arm.program = replace(arm.program, step=step)

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import optexp.kernelkit.kernel
-from optexp.equivalence.gates import Limits, Yardstick, error, measure, name_of, rms, structure
+from optexp.equivalence.gates import Limits, Yardstick, measure, structure
+from optexp.equivalence.tensor_math import error, name_of, rms
 from optexp.kernelkit.kernel import DTYPES, SUPPORTED, Case, Kernel, kernels
 from optexp.support.tolerances import TOLERANCES
 

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from optexp.equivalence.gates import Limits, Yardstick, error, measure, name_of, rms
+from optexp.equivalence.gates import Limits, Yardstick, measure
+from optexp.equivalence.tensor_math import error, name_of, rms
 from optexp.kernelkit import extension, hopper
 from optexp.kernels import layernorm_linear, linear_gelu
 from optexp.support.tolerances import TOLERANCES

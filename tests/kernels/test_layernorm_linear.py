@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from optexp.equivalence.gates import Limits, Yardstick, error, measure, name_of, rms
+from optexp.equivalence.gates import Limits, Yardstick, measure
+from optexp.equivalence.tensor_math import error, name_of, rms
 from optexp.kernelkit.elementwise import FEW
 from optexp.kernelkit.gemm import TILINGS, Tiling, library_ways
 from optexp.kernels import layernorm, layernorm_linear

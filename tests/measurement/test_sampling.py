@@ -252,7 +252,7 @@ class Shared:
     def __init__(self) -> None:
         self.last: object = None
 
-    def arm(self, dice: Random) -> Scripted:
+    def arm(self, generator: Random) -> Scripted:
         shared = self
 
         class After(Scripted):
@@ -261,14 +261,14 @@ class Shared:
                 if method != "block":
                     return found
                 more, shared.last = (1.05 if shared.last not in (None, self) else 1.0), self
-                return replace(found, wall_s=found.wall_s * more * dice.gauss(1.0, 0.02))
+                return replace(found, wall_s=found.wall_s * more * generator.gauss(1.0, 0.02))
 
         return After(1e-3)
 
 
 def test_looking_at_the_candidate_makes_it_no_faster() -> None:
-    shared, dice = Shared(), Random(3)
-    arms = {"baseline": shared.arm(dice), "candidate": shared.arm(dice)}
+    shared, generator = Shared(), Random(3)
+    arms = {"baseline": shared.arm(generator), "candidate": shared.arm(generator)}
     ratios = [taken(arms, MeasurementSettings(), Random(seed), 50).log_ratio for seed in range(60)]
     assert abs(fmean(ratios)) < 0.004  # it was 0.012
 

@@ -76,9 +76,9 @@ def test_one_quiet_block_excuses_the_candidate_and_chance_is_small() -> None:
     for sample in samples:
         sample.alone = {"baseline": [1e-3] * 20, "candidate": [1e-3] * 20}
     assert "work ahead" not in barking(samples)
-    dice, alarms = Random(0), 0
+    generator, alarms = Random(0), 0
     for _ in range(20_000):
-        alarms += all(dice.random() < 0.3 for _ in range(8))
+        alarms += all(generator.random() < 0.3 for _ in range(8))
     assert watchdogs.chance(0.3, 8) == pytest.approx(alarms / 20_000, abs=2e-4)
     assert watchdogs.chance(0.1, 8) <= 1.01e-8
 

@@ -196,10 +196,10 @@ def uncaptured(streams, monkeypatch: pytest.MonkeyPatch):
 class Noise(nn.Module):
     def __init__(self, own: bool) -> None:
         super().__init__()
-        self.dice, self.unused = torch.Generator() if own else None, torch.Generator()
+        self.generator, self.unused = torch.Generator() if own else None, torch.Generator()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.rand(x.shape, generator=self.dice)
+        return x + torch.rand(x.shape, generator=self.generator)
 
 
 @pytest.mark.usefixtures("uncaptured")

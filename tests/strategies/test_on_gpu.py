@@ -205,11 +205,11 @@ class Own(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dice = torch.Generator("cuda").manual_seed(3)
+        self.generator = torch.Generator("cuda").manual_seed(3)
         self.unused = torch.Generator("cuda")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.rand(x.shape, device=x.device, generator=self.dice)
+        return x + torch.rand(x.shape, device=x.device, generator=self.generator)
 
 
 def test_a_generator_of_the_models_own_draws_anew_in_every_replay():

@@ -168,7 +168,7 @@ FILES = {
     + dedent("""
         import random
         import numpy
-        dice, draws, seen = numpy.random.default_rng(0), numpy.zeros(1), set()
+        generator, draws, seen = numpy.random.default_rng(0), numpy.zeros(1), set()
 
         class Config:
             step = 0
@@ -176,7 +176,7 @@ FILES = {
         def train_step(model, batch, optimizer, counts={"calls": 0}):
             Config.step += 1
             counts["calls"] += 1
-            draws[0] += dice.random() + random.random() + numpy.random.rand()
+            draws[0] += generator.random() + random.random() + numpy.random.rand()
             seen.add(Config.step)
             loss = nn.functional.cross_entropy(model(batch[0]), batch[1]) * draws[0] * len(seen) * counts["calls"]
             loss.backward()

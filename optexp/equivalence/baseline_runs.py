@@ -1,0 +1,197 @@
+"""Runs of the baseline become yardsticks: its own distance from fp64 is the measure of the candidate's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from math import inf
+
+import torch
+
+from optexp.equivalence.effects import optional, title
+from optexp.equivalence.fp64_quantities import quantities, updates
+from optexp.equivalence.gates import Yardstick
+from optexp.equivalence.hyperparameters import bias_correction_error
+from optexp.equivalence.input_families import nonfinite
+from optexp.equivalence.input_set import InputSet
+from optexp.equivalence.loss_scale import skipped
+from optexp.equivalence.noise import RUNS
+from optexp.equivalence.observation import Observation, unpacked
+from optexp.equivalence.quantities import Quantity, is_exact, measured, source
+from optexp.equivalence.tensor_math import errors, finite, identical
+from optexp.errors import NoReference
+
+RESULTS = ("out/", "input/", "grad/", "buffer/", "param/")  # compared with an fp64 step; other tensors with an update
+
+
+@dataclass(frozen=True)
+class BaselineObservation:
+    """One run of the baseline, and how it was perturbed.
+
+    noisy:        noise was added inside the model
+    reassociated: sums were taken in another order
+    """
+
+    step: int
+    seen: Observation
+    noisy: bool
+    reassociated: bool
+
+    @classmethod
+    def of(cls, step: int, seen: Observation) -> BaselineObservation:
+        return cls(step, seen, bool(seen["flag/noisy"]), int(seen["flag/reassociated"]) > 0)
+
+    @property
+    def perturbed(self) -> bool:
+        return self.noisy or self.reassociated
+
+
+def add_baseline_run(inputs: InputSet, step: int, seen: Observation) -> None:
+    """Add one run of the baseline to the yardsticks of its step.
+
+    seen: where fp64 runs
+    Raises NoReference where the run is no measure: it draws random numbers, its results are NaN, or fp64 has no value
+    for one of them.
+    """
+    run = BaselineObservation.of(step, seen)
+    _note_step(inputs, run)
+    if int(seen["flag/reassociated"]) == 0:
+        return  # nothing could be taken in another order
+    _note_results(inputs, run)
+    yardsticks = inputs.yardsticks
+    yardsticks.noisy_runs += run.noisy
+    inputs.traits.finer |= run.noisy and float(seen["flag/finest"]) < inputs.arithmetic.eps
+    if not run.noisy or yardsticks.noisy_runs <= RUNS:  # further ones are for integers, and would widen other limits
+        _measure(inputs, run)
+
+
+def _note_step(inputs: InputSet, run: BaselineObservation) -> None:
+    """State and side effects of the step, before any result."""
+    seen, fp64 = run.seen, inputs.fp64
+    if seen["flag/random"]:
+        raise NoReference(
+            "a step draws random numbers even with every dropout at p = 0, so no two implementations need agree:"
+            " switch that off for the comparison"
+        )
+    fp64.adopt(seen)
+    inputs.yardsticks.attributes.meet(run.step, seen)
+    fp64.follow(name for name in seen if name.startswith("param/"))
+    inputs.traits.writes_inputs |= not seen["flag/inputs_intact"]
+
+
+def _note_results(inputs: InputSet, run: BaselineObservation) -> None:
+    """How far the results repeat, and are numbers."""
+    yardsticks, seen = inputs.yardsticks, run.seen
+    _require_finite(inputs, seen)
+    _compare_python_state(inputs, run)
+    inputs.traits.coarsest = max(inputs.traits.coarsest, float(seen["flag/coarsest"]))
+    if not run.perturbed:
+        _compare_integers(inputs, run)
+        yardsticks.follow(run.step, seen)
+    elif run.step == inputs.step:
+        _measure_spread(inputs, seen)
+    integers = (name for name in seen if run.perturbed and name.startswith("out/") and is_exact(seen[name]))
+    for name in integers:
+        yardsticks.steps[run.step].moved_integers.setdefault(name, []).append(seen[name].clone())
+
+
+def _measure(inputs: InputSet, run: BaselineObservation) -> None:
+    """The distance of every result from fp64. Noisy and reassociated runs of any step count for all steps."""
+    step, seen, here = run.step, run.seen, inputs.yardsticks.steps[run.step]
+    into = inputs.yardsticks.noise if run.noisy else here.plain
+    into = inputs.yardsticks.reassociated if run.reassociated else into
+    unjudged = {name for name in seen if name.startswith((*RESULTS, "after/"))}
+    unjudged = {name for name in unjudged if not name.startswith("after/scaler/") and not optional(name)}
+    first = not here.has_rounded and any(name.startswith("after/") for name in seen)
+    exact = dict[str, Quantity]()
+    for quantity in quantities(inputs, step, seen):
+        if first and not quantity.name.startswith(RESULTS):
+            exact[quantity.name] = quantity
+        into[quantity.name] = into.get(quantity.name, Yardstick()) | Yardstick.of(quantity.found)
+        unjudged.discard(source(quantity.name))
+        if not run.perturbed:
+            _require_numbers(inputs, quantity)
+    if first:
+        _allow_rounded_hyperparameters(inputs, run, exact)
+        here.has_rounded = True  # further runs of the step would add their scatter, and nothing else
+    if unjudged and not skipped(seen):
+        raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")
+
+
+def _measure_spread(inputs: InputSet, seen: Observation) -> None:
+    """The RMS by which another order, rounding or noise moves each tensor of the same step."""
+    baseline, spread = inputs.baseline, inputs.yardsticks.spread
+    names = [name for name in seen if name in baseline and name.startswith(("out/", "grad/", "buffer/", "param/"))]
+    names = [n for n in names if seen[n].is_floating_point() and seen[n].shape == baseline[n].shape]
+    found = errors([(seen[n].to(torch.float64), baseline[n].to(torch.float64), 0.0) for n in names])
+    for name, error in zip(names, found, strict=True):
+        spread[name] = max(spread.get(name, 0.0), error.rms)
+
+
+def _compare_integers(inputs: InputSet, run: BaselineObservation) -> None:
+    """Integers that differ between runs of a step, as a count of all calls so far, have no value to be equal to."""
+    first_run = inputs.yardsticks.steps[run.step].integers
+    for name, tensor in run.seen.items():
+        if name.startswith("out/") and is_exact(tensor):
+            first = first_run.setdefault(name, tensor.clone())
+            if not identical(first.to(tensor.device), tensor):
+                inputs.traits.unrepeated_integers.add(name)
+
+
+def _compare_python_state(inputs: InputSet, run: BaselineObservation) -> None:
+    """Python state of a user's step that differs between runs, as a time, has no value to be equal to."""
+    if (memory := inputs.fp64.program.memory) is None:
+        return
+    first_run, spread = inputs.yardsticks.steps[run.step].python_state, inputs.yardsticks.state_spread
+    unit = inputs.arithmetic.row.unit
+    for name, packed in unpacked("remembers", run.seen).items():
+        first, perturbed = first_run.setdefault(name, (packed, run.perturbed))
+        apart = memory.apart(packed, first)
+        if inf in apart or not (run.perturbed or perturbed or memory.alike(packed, first, unit)):
+            inputs.traits.unrepeated_state.add(f"remembers/{name}")
+        spread[name] = list(map(max, zip_longest(apart, spread.get(name, ()), fillvalue=0.0)))
+        if perturbed and not run.perturbed:
+            first_run[name] = packed, run.perturbed
+
+
+def _require_finite(inputs: InputSet, seen: Observation) -> None:
+    """A baseline that overflows on a special family alone defines no result there."""
+    scaled = () if inputs.arithmetic.keeps_precision or skipped(seen) else ("grad/",)
+    results = {name: t for name, t in seen.items() if name.startswith(("out/", *scaled))}
+    found, usual = results.keys() - finite(results), inputs.traits.nonfinite
+    if not inputs.is_family:
+        usual.update(found)
+    elif inputs.fp64.family != nonfinite.__name__ and (lost := found - usual):
+        raise NoReference(f"the baseline gives NaN or Inf in {', '.join(sorted(map(title, lost)))}")
+
+
+def _require_numbers(inputs: InputSet, quantity: Quantity) -> None:
+    """A baseline that is mostly NaN or Inf where fp64 has numbers hides wrong results: one NaN equals any other."""
+    if not (inputs.arithmetic.keeps_precision and quantity.found.lost and not inputs.is_family):
+        return
+    value = quantity.value
+    lost = int((value.isnan() | (~value.isfinite() & quantity.reference.isfinite())).sum())
+    if 2 * lost > value.numel():
+        raise NoReference(
+            f"{lost} of {value.numel()} elements of the baseline's own {title(quantity.name)} are NaN, or overflow"
+            " where fp64 has numbers, so that a wrong result could not be told from a right one"
+        )
+
+
+def _allow_rounded_hyperparameters(inputs: InputSet, run: BaselineObservation, exact: Mapping[str, Quantity]) -> None:
+    """Allow any candidate the error of float32 hyperparameters (see `optexp.equivalence.hyperparameters`).
+
+    exact: changes and optimizer state beside fp64's with exact hyperparameters
+    """
+    program = inputs.fp64.program
+    assert program.optimizer is not None
+    corrections = bias_correction_error(program.optimizer)
+    rounded = updates(inputs, run.step, run.seen, rounded=True)
+    moved = [(exact[quantity.name], quantity.reference) for quantity in rounded]
+    for name, parameter in program.model.named_parameters():
+        change, moved_by = exact.get(f"change/{name}"), corrections.get(parameter, 0.0)
+        if change is not None and moved_by:
+            moved.append((change, change.reference * (1 + moved_by)))
+    for quantity in measured(replace(quantity, value=value) for quantity, value in moved):
+        inputs.yardsticks.steps[run.step].allow(quantity)

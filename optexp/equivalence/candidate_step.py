@@ -1,0 +1,138 @@
+"""One step of the candidate before the gates: effects first, then every tensor beside fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from optexp.equivalence import loss_scale
+from optexp.equivalence.effects import broken_effects
+from optexp.equivalence.fp64_quantities import quantities
+from optexp.equivalence.gates import exact
+from optexp.equivalence.input_set import InputSet
+from optexp.equivalence.nature import explained
+from optexp.equivalence.near_ties import AT_ONCE, NEAR, TIED, allow_near_ties
+from optexp.equivalence.observation import Observation
+from optexp.equivalence.quantities import Quantity, is_noise, source
+from optexp.equivalence.quantity_gates import baseline_at, compare, rows_far_off, unseen_for
+from optexp.equivalence.tensor_math import alike
+from optexp.errors import NoReference
+from optexp.records.verification import Element, Finding, broken
+
+GENERATORS = "generators"
+RESEEDED = "a step draws random numbers or sets their seed, which the baseline's leaves alone"
+
+
+@dataclass(frozen=True)
+class CandidateStep:
+    """The candidate's run of the step whose yardsticks are complete.
+
+    seen: its observation, where fp64 runs
+    """
+
+    inputs: InputSet
+    step: int
+    seen: Observation
+
+    def findings(self) -> list[Finding]:
+        """Findings of all gates; of G0 alone where effects differ.
+
+        Raises NoReference where gradients overflow so that no update can be compared.
+        """
+        inputs, seen, baseline = self.inputs, self.seen, self.inputs.baseline
+        inputs.fp64.adopt(baseline)
+        skips = loss_scale.skipped(seen)
+        if differs := self._skips_differently(skips):
+            return [differs]
+        if failures := self._broken_effects(skips):
+            return failures
+        attributes = inputs.yardsticks.attributes.compare(seen, baseline, inputs.arithmetic.row.unit)
+        return [*attributes, *self._remarks(skips), *self._results(), *self._loss_scales()]
+
+    def _skips_differently(self, skips: bool) -> Finding | None:
+        """A GradScaler that leaves out the step of one arm alone."""
+        expected = loss_scale.skipped(self.inputs.baseline)
+        if skips == expected:
+            return None
+        if expected and self.inputs.is_family:
+            raise NoReference("the gradients of plain autocast overflow, so that there is no update to compare with")
+        who, other = ("candidate", "plain autocast") if skips else ("plain autocast", "candidate")
+        return broken("scaler", f"{who} skips this step because its gradients overflow, {other} does not")
+
+    def _broken_effects(self, skips: bool) -> list[Finding]:
+        """G0."""
+        inputs, ignored = self.inputs, self.inputs.traits.unrepeated_state
+        initial = inputs.fp64.initial if self.step == 0 else None
+        ours, theirs = ({n: t for n, t in arm.items() if n not in ignored} for arm in (self.seen, inputs.baseline))
+        theirs["flag/inputs_intact"] = torch.tensor(not inputs.traits.writes_inputs)  # a repeated batch may hide it
+        by_value = not inputs.arithmetic.keeps_precision
+        return list(broken_effects(ours, theirs, initial, by_value, skips, self._same_memory))
+
+    def _same_memory(self, name: str, ours: bytes, theirs: bytes) -> bool:
+        """Whether both arms hold the same Python state, up to rounding and the baseline's own spread."""
+        memory = self.inputs.fp64.program.memory
+        unit, spread = self.inputs.arithmetic.row.unit, self.inputs.yardsticks.state_spread.get(name, ())
+        return ours == theirs or (memory is not None and memory.alike(ours, theirs, unit, spread))
+
+    def _remarks(self, skips: bool) -> Iterator[Finding]:
+        """Findings without a gate, for the notes."""
+        if skips:
+            skipped = self.inputs.yardsticks.skipped
+            skipped.add(self.step)
+            if len(skipped) == len(self.inputs.fp64.batches):
+                raise NoReference("gradients overflow in every step, so that no update can be compared: use bfloat16")
+            yield Finding("scaler", "SKIPPED", message="a step was skipped in both: its gradients overflow")
+        if self.seen["flag/random"]:  # the baseline's step draws none (see `baseline_runs`)
+            yield Finding(GENERATORS, bitwise=True, message=RESEEDED)
+
+    def _results(self) -> list[Finding]:
+        """Findings of every tensor. Where gradients alone fail, near ties of the candidate are allowed for first."""
+        inputs, found, tied = self.inputs, self._measured(), set[str]()
+        for seed in range(0, NEAR, AT_ONCE):
+            wrong = {finding.tensor for finding in found if not finding.ok}
+            searchable = inputs.arithmetic.keeps_precision and not inputs.traits.finer
+            if not wrong or not searchable or not all(name.startswith("grad/") for name in wrong):
+                break
+            tied |= wrong
+            allow_near_ties(inputs, self.step, self.seen, range(seed, seed + AT_ONCE))
+            found = self._measured()
+        return [replace(f, message=f.message or TIED) if f.tensor in tied else f for f in found]
+
+    def _measured(self) -> list[Finding]:
+        """Findings of every tensor that fp64 has a value for."""
+        inputs, findings, beside = self.inputs, list[Finding](), list[tuple[Element, Tensor]]()
+        equal = alike(self.seen, inputs.baseline)
+        for quantity in quantities(inputs, self.step, self.seen):
+            if is_noise(quantity, inputs.plain(quantity).rms):
+                continue
+            finding = self._finding(quantity, equal)
+            element = finding.element
+            index = tuple(element.index) if element else ()
+            if element and index and (value := baseline_at(inputs, quantity, index)) is not None:
+                beside.append((element, value))
+            findings.append(finding)
+        values = torch.stack([value for _, value in beside]).tolist() if beside else []  # one wait for all
+        for (element, _), number in zip(beside, values, strict=True):
+            element.baseline = number
+        return findings
+
+    def _finding(self, quantity: Quantity, equal: set[str]) -> Finding:
+        """The finding of one quantity, with everything that people read of it.
+
+        equal: names of tensors whose bits are the baseline's
+        """
+        inputs = self.inputs
+        finding = explained(compare(inputs, quantity), quantity)
+        finding = replace(finding, bitwise=source(quantity.name) in equal, far_off=rows_far_off(inputs, quantity))
+        unseen, parted = unseen_for(inputs, quantity, finding)
+        return replace(finding, unseen=unseen, parted=parted)
+
+    def _loss_scales(self) -> Iterator[Finding]:
+        """EXACT on the state of a GradScaler."""
+        for name in self.seen:
+            if name.startswith("after/scaler/"):
+                ours, theirs = (loss_scale.change(arm, name) for arm in (self.seen, self.inputs.baseline))
+                yield exact(name.removeprefix("after/"), ours, theirs, None)
