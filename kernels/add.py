@@ -29,8 +29,8 @@ OPERATIONS = 0.5  # of both passes one is work for the device
 
 
 @triton.jit
-def add_forward(a_ptr, b_ptr, y_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    begin(EARLY)
+def add_forward(a_ptr, b_ptr, y_ptr, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     a = wide(load(a_ptr, start, size, BLOCK))
     b = wide(load(b_ptr, start, size, BLOCK))
@@ -134,7 +134,7 @@ KERNEL = Kernel(
         Case("two dtypes", lambda fill: (fill(300), fill(300).float())),
     ],
     large=Case("large", lambda fill: (fill(2**31 + 5), fill(2**31 + 5))),
-    mistakes=[
+    invalid_cases=[
         Case("shapes that differ", lambda fill: (fill(4, 3), fill(3))),
         Case("integers", lambda fill: (fill(4).int(), fill(4))),
     ],

@@ -1,4 +1,4 @@
-"""gelu(x + bias) in one pass: what follows a product whose bias was left out."""
+"""gelu(x + bias) in one pass: what follows a GEMM whose bias was left out."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ OPERATIONS = 1.5  # forward is worth torch's two, its gradient one
 @triton.jit
 def bias_gelu_forward(
     x_ptr, bias_ptr, y_ptr, rows, columns,
-    TANH: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    TANH: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
+    begin(PDL)
     number, block = place(columns, WHOLE, BLOCK)
     start, offsets, mask, column = tile(tl.cast(number, tl.int64) * ROWS, block, rows, columns, ROWS, BLOCK)
     z = wide(tl.load(x_ptr + start + offsets, mask=mask)) + wide(tl.load(bias_ptr + column, mask=column < columns))
@@ -49,13 +49,13 @@ def bias_gelu_forward(
 def bias_gelu_backward(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, sums_ptr, rows, columns,
     TANH: tl.constexpr, WIDE: tl.constexpr, ALONE: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each group of rows the sum of what arrives at the bias (None: it is in x already).
 
     A tall tile is a lone program's only one, and brings its part of the bias: read earlier, that would hold it up.
     """
-    begin(EARLY, LETS_NEXT=ALONE and STAGES == 1, LETS_SUMS=not ALONE)
+    begin(PDL, LETS_NEXT=ALONE and STAGES == 1, LETS_SUMS=not ALONE)
     tall: tl.constexpr = ALONE and ROWS >= 32
     block, group, count = share(columns, ALONE, BLOCK)
     column = block * BLOCK + tl.arange(0, BLOCK)
@@ -177,7 +177,7 @@ KERNEL = Kernel(
         Case("two dtypes", lambda fill: (fill(5, 64), fill(64).float(), "none")),
     ],
     large=Case("large", lambda fill: (fill(2**21 + 1, 1025), fill(1025), "tanh")),
-    mistakes=[
+    invalid_cases=[
         Case("a bias of another size", lambda fill: (fill(4, 3), fill(4))),
         Case("another form", lambda fill: (fill(4, 3), fill(3), "sigmoid")),
         Case("integers", lambda fill: (fill(4, 3).int(), fill(3))),

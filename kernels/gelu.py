@@ -55,16 +55,16 @@ def derivative(x, TANH: tl.constexpr):
 
 
 @triton.jit
-def gelu_forward(x_ptr, y_ptr, size, TANH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    begin(EARLY)
+def gelu_forward(x_ptr, y_ptr, size, TANH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     x = wide(load(x_ptr, start, size, BLOCK))
     store(y_ptr, start, size, x * cdf(x, TANH), BLOCK)
 
 
 @triton.jit
-def gelu_backward(dy_ptr, x_ptr, dx_ptr, size, TANH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    begin(EARLY)
+def gelu_backward(dy_ptr, x_ptr, dx_ptr, size, TANH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     start = from_last(tl.program_id(0), size, BLOCK)
     x = wide(load(x_ptr, start, size, BLOCK))
     dy = wide(load(dy_ptr, start, size, BLOCK))
@@ -182,7 +182,7 @@ KERNEL = Kernel(
         Case("far out", lambda fill: (fill(2048) * 6, "tanh")),
     ],
     large=Case("large", lambda fill: (fill(2**31 + 5), "tanh")),
-    mistakes=[
+    invalid_cases=[
         Case("another form", lambda fill: (fill(4), "sigmoid")),
         Case("integers", lambda fill: (fill(4).int(),)),
     ],

@@ -40,14 +40,14 @@ LONGEST = 16384  # columns whose two gradient sums fit in registers beside the r
 @triton.jit
 def layernorm_forward(
     x_ptr, weight_ptr, bias_ptr, mean_ptr, scale_ptr, y_ptr, rows, columns, eps: tl.float64,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Tiles of ROWS whole rows. The variance is that of the differences from the mean: a large mean costs nothing.
 
     A program that loops keeps weight and bias; one that does not loads them when registers are free again, or at once
     (without stages). Then there is no loop: what is made of them in front of one would hold up x until they are there.
     """
-    begin(EARLY, LETS_NEXT=STAGES <= 1)
+    begin(PDL, LETS_NEXT=STAGES <= 1)
     column = tl.arange(0, BLOCK)[None, :]
     weight = 0.0
     bias = 0.0
@@ -105,13 +105,13 @@ def gradient(g, normal, scale, columns):
 @triton.jit
 def layernorm_backward(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, sums_ptr, rows, columns,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each program the sums over its rows that weight (dy·x̂) and bias (dy) get.
 
     dx is the `gradient` of g = dy·weight.
     """
-    begin(EARLY, LETS_NEXT=False, LETS_SUMS=BLOCK <= 1024)  # registers then have room for what adds them up
+    begin(PDL, LETS_NEXT=False, LETS_SUMS=BLOCK <= 1024)  # registers then have room for what adds them up
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     dtype = sums_ptr.dtype.element_ty
     to_weight = tl.zeros([ROWS, BLOCK], dtype)
@@ -136,7 +136,7 @@ def layernorm_backward(
         tl.store(dx_ptr + start + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         to_weight += dy * normal
         to_bias += dy
-    if EARLY and BLOCK > 1024:  # else now
+    if PDL and BLOCK > 1024:  # else now
         gdc_launch_dependents()
     column = tl.arange(0, BLOCK)
     sums_ptr += tl.program_id(0) * 2 * columns
@@ -200,13 +200,13 @@ def sum_over_rows(dz_ptr, sums_ptr, block, rows, columns, ROWS: tl.constexpr, BL
 @triton.jit
 def layernorm_backward_few(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, to_weight_ptr, to_bias_ptr, rows, columns,
-    dz_ptr, sums_ptr, outputs, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    dz_ptr, sums_ptr, outputs, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Of few rows, in one launch: a program for each, and one for each few columns, which reads all rows again.
 
     Then come columns of dz, where that is given: a matrix of as many rows, whose sums somebody else wants.
     """
-    begin(EARLY)
+    begin(PDL)
     program = tl.program_id(0)
     block = program - rows
     across = tl.cdiv(columns, BLOCK)
@@ -258,11 +258,11 @@ def _normalise(
     operands = (contiguous(tensor) for tensor in (x, weight, bias))
     rows = x.numel() // columns
     one = [Launch(max(1, 1024 // max(power_of_two(columns), 16)), 4, 0, 0)] if rows <= FEW and columns <= 4096 else []
-    in_rows(layernorm_forward, rows, columns, *operands, mean, scale, y, more=_more_ways, first=one, eps=eps)
+    in_rows(layernorm_forward, rows, columns, *operands, mean, scale, y, more=_more_configs, first=one, eps=eps)
 
 
 @cache
-def _more_ways(block: int) -> list[Launch]:
+def _more_configs(block: int) -> list[Launch]:
     """Statistics, weight and bias take registers: with a limit, as many programs run at once as without them."""
     if block <= 1024:
         one = 1024 // block
@@ -288,20 +288,20 @@ def backward_of_rows(
     dx, dweight, dbias = results = fake_gradients(dy, x, weight, mean, scale, columns, bias)
     rows, block = mean.numel(), max(power_of_two(columns), 16)
 
-    def run(how: Launch | str) -> None:
-        if not isinstance(how, Launch):
+    def run(config: Launch | str) -> None:
+        if not isinstance(config, Launch):
             backward_of_few(dy, x, weight, mean, scale, results)
             return
         everywhere = multiprocessors(x.device)
-        programs = sharing(ceil_div(rows, how.rows), how.resident * everywhere, everywhere)
+        programs = sharing(ceil_div(rows, config.rows), config.resident * everywhere, everywhere)
         sums = mean.new_empty((programs, 2, columns))
-        tile = {**how.constants(block), "WHOLE": block == columns}
+        tile = {**config.constants(block), "WHOLE": block == columns}
         launch(layernorm_backward, programs, dy, x, weight, mean, scale, dx, sums, rows, columns, **tile)
         add_up(sums, dweight, dbias)
 
     key = (dy.dtype, x.dtype, None if weight is None else weight.dtype, columns, bucket(rows))
-    ways: list[Launch | str] = [*(["few rows"] if rows <= FEW else []), *_ways(block)]
-    run(fastest("layernorm_backward", key, ways, run, x.device))
+    configs: list[Launch | str] = [*(["few rows"] if rows <= FEW else []), *_configs(block)]
+    run(fastest("layernorm_backward", key, configs, run, x.device))
     return dx, dweight, dbias
 
 
@@ -338,7 +338,7 @@ def _few_rows(rows: int, block: int, element_size: int) -> dict[str, int]:
 
 
 @cache
-def _ways(block: int) -> list[Launch]:
+def _configs(block: int) -> list[Launch]:
     """Each program writes its sums: few programs write little, and must have more on its way at once.
 
     As many programs as stand here fit at once: else the last would run without company.
@@ -479,7 +479,7 @@ KERNEL = Kernel(
         Case("a large mean", lambda fill: (fill(9, 200) + 40, (200,), fill(200), fill(200))),
     ],
     large=Case("large", lambda fill: (fill(2**21 + 1, 1025), (1025,), fill(1025), fill(1025))),
-    mistakes=[
+    invalid_cases=[
         Case("another shape", lambda fill: (fill(4, 3), (4,))),
         Case("no shape", lambda fill: (fill(4, 3), ())),
         Case("a weight of another size", lambda fill: (fill(4, 3), (3,), fill(4))),

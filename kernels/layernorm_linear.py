@@ -1,17 +1,17 @@
-"""LayerNorm and the linear layer after it as one product: normalised rows are never written.
+"""LayerNorm and the linear layer after it as one GEMM: normalised rows are never written.
 
 With r = 1/deviation and μ the mean of a row, γ and β the norm's parameters:
 
     y = r·(x·(γ⊙w)ᵀ) − r·μ·Σ(γ⊙w) + (w·β + bias)
 
-The sum over γ⊙w is taken of the rounded values that the product sees, so that the mean cancels exactly; what the
+The sum over γ⊙w is taken of the rounded values that the GEMM sees, so that the mean cancels exactly; what the
 accumulators lose to a mean that is large beside the deviation, does not: such tiles are done again from centred rows.
 
 Where a weight, or a parameter of the norm, is infinite, so are these sums, and infinities would cancel that do not in
-the norm and the product one after the other: such tiles are made again as those are, of normalised rows and w itself.
+the norm and the GEMM one after the other: such tiles are made again as those are, of normalised rows and w itself.
 
-Folding reads and writes all of w. Not on Hopper, where γ goes to x on its way into the product (`hopper_product.cu`):
-w is only summed over. Of few rows, blocks there normalise what they multiply (`few_rows.cu`).
+Folding reads and writes all of w. Not on Hopper, where γ goes to x on its way into the GEMM (`hopper_gemm.cu`):
+w is only summed over. Of few rows, blocks there normalise what they multiply (`few_rows_gemm.cu`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from optexp.kernelkit import extension, hopper
 from optexp.kernelkit.elementwise import FEW as FEW_SUMMED
 from optexp.kernelkit.elementwise import begin, from_last, share, summed, tile
-from optexp.kernelkit.gemm import TILINGS, Tiling, in_rows, in_shape, multiply, place, product, takes
+from optexp.kernelkit.gemm import TILINGS, Tiling, in_rows, in_shape, launch_gemm, multiply, place, takes
 from optexp.kernelkit.kernel import (
     REFUSED,
     Case,
@@ -58,9 +58,9 @@ from optexp.kernels.layernorm import (
     layernorm_gradients,
     normalised_rows,
 )
-from optexp.kernels.linear_gelu import check_linear, is_small_product
+from optexp.kernels.linear_gelu import check_linear, is_small_gemm
 
-FEW, SHORT = 512, 2048  # rows and columns up to which few_rows.cu is asked
+FEW, SHORT = 512, 2048  # rows and columns up to which few_rows_gemm.cu is asked
 
 LARGE_MEAN = tl.constexpr(16.0)  # deviations; the accumulators then hold 4 bits that cancel
 INFINITE = tl.constexpr(float("inf"))
@@ -69,10 +69,10 @@ INFINITE = tl.constexpr(float("inf"))
 @triton.jit
 def layernorm_linear_fold(
     w_ptr, gamma_ptr, beta_ptr, bias_ptr, folded_ptr, sum_ptr, offset_ptr, k, w_stride,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row of γ⊙w, its sum after rounding, and its w·β + bias. Where Σw·β is not finite, neither is the sum."""
-    begin(EARLY)
+    begin(PDL)
     row = tl.program_id(0)
     w_ptr += row.to(tl.int64) * w_stride
     folded_ptr += row.to(tl.int64) * k
@@ -100,7 +100,7 @@ def unfolded(
     x_ptr, w_ptr, gamma_ptr, beta_ptr, rows, columns, mean, scale, n, k, x_stride, w_stride,
     M: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the product of normalised rows, rounded as the norm rounds them, and w. Short steps take few registers:
+    """A tile of the GEMM of normalised rows, rounded as the norm rounds them, and w. Short steps take few registers:
     the rest of the kernel leaves none."""
     x_ptr += rows[:, None] * x_stride
     w_ptr += tl.minimum(columns, n - 1).to(tl.int64)[:, None] * w_stride
@@ -127,8 +127,8 @@ def layernorm_linear_forward(
 ):  # fmt: skip
     """Tiles of y from x and the folded w; mean and deviation of the rows come out of the same loop.
 
-    What the sums read comes by a load of its own, and what the product reads is read by nothing else: of a tile that
-    both read, Triton (to 3.7 at least) keeps one buffer less than its asynchronous product needs.
+    What the sums read comes by a load of its own, and what the GEMM reads is read by nothing else: of a tile that
+    both read, Triton (to 3.7 at least) keeps one buffer less than its asynchronous GEMM needs.
     """
     x_stride, inside = x_stride // 8 * 8, k // 8 * 8  # which they are: 16 bytes at a time
     across_m, across_n = tl.cdiv(m, M), tl.cdiv(n, N)
@@ -185,10 +185,10 @@ def layernorm_linear_forward(
 def bias_gradient(
     dy_ptr, sums_ptr, rows, columns,
     WIDE: tl.constexpr, ALONE: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """For each group of rows their sum."""
-    begin(EARLY, LETS_NEXT=ALONE and STAGES == 1, LETS_SUMS=not ALONE)
+    begin(PDL, LETS_NEXT=ALONE and STAGES == 1, LETS_SUMS=not ALONE)
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([ROWS, BLOCK], WIDE)
     for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=STAGES):
@@ -220,48 +220,50 @@ def layernorm_linear_plain(
 
 
 def _computed(
-    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep: bool
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor, ...]:
-    """The result; and where they are to be kept the normalised rows, their means and 1/deviations."""
+    """The result; and where they are to be saved the normalised rows, their means and 1/deviations."""
     rows = in_rows(x)
     count, columns = rows.shape
 
-    def run(how: Tiling | str) -> tuple[Tensor, ...]:
+    def run(config: Tiling | str) -> tuple[Tensor, ...]:
         operands = (rows, gamma, beta, weight, bias, eps)
-        if isinstance(how, Tiling):
-            return (by_tiles(how, *operands),)
-        if how == "hopper":
+        if isinstance(config, Tiling):
+            return (by_tiles(config, *operands),)
+        if config == "hopper":
             return (by_hopper(*operands),)
-        if how == "few":
+        if config == "few":
             return (by_few(*operands),)
-        norm = forward_of_rows if keep else normalised_rows
+        norm = forward_of_rows if save else normalised_rows
         normal, *statistics = norm(rows, gamma, beta, columns, eps, weight.dtype)
         y = multiply(normal, weight, bias)
-        return (y, normal, *statistics) if keep else (y,)
+        return (y, normal, *statistics) if save else (y,)
 
-    ways: list[Tiling | str] = ["library"]
-    if not keep and columns % 8 == 0 and takes(rows, weight):
+    configs: list[Tiling | str] = ["library"]
+    if not save and columns % 8 == 0 and takes(rows, weight):
         # Of float16, γ⊙w or γ⊙x could overflow, or lose bits below its smallest normal number.
         if weight.dtype == torch.bfloat16:
-            ways += TILINGS
+            configs += TILINGS
             if hopper.takes(rows, gamma, beta, bias):
-                ways.append("hopper")
-        if count <= FEW and columns <= SHORT and hopper.takes(rows, gamma, beta, bias, source="few_rows"):
+                configs.append("hopper")
+        if count <= FEW and columns <= SHORT and hopper.takes(rows, gamma, beta, bias, source="few_rows_gemm"):
             # First, as where nothing can be raced, if all its blocks run at once: of small calls only graphs come here.
-            ways.insert(0 if few_blocks(count, weight.shape[0]) <= multiprocessors(x.device) else len(ways), "few")
+            configs.insert(
+                0 if few_blocks(count, weight.shape[0]) <= multiprocessors(x.device) else len(configs), "few"
+            )
     # Each 32 rows that are few may be more tiles, which may or may not be made at once.
     size = f"{ceil_div(count, 32)} times 32" if count <= FEW else bucket(count)
-    key = (x.dtype, weight.dtype, keep, gamma is None, size, *weight.shape)
-    y, *kept = run(fastest("layernorm_linear", key, ways, run, x.device))
-    return in_shape(y, x), *kept
+    key = (x.dtype, weight.dtype, save, gamma is None, size, *weight.shape)
+    y, *saved = run(fastest("layernorm_linear", key, configs, run, x.device))
+    return in_shape(y, x), *saved
 
 
 def _forward(
-    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep: bool
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same with empty tensors for what is not kept."""
-    y, *kept = _computed(x, gamma, beta, weight, bias, eps, keep)
-    normal, mean, scale = kept or (x.new_empty(0) for _ in range(3))
+    """The same with empty tensors for what is not saved."""
+    y, *saved = _computed(x, gamma, beta, weight, bias, eps, save)
+    normal, mean, scale = saved or (x.new_empty(0) for _ in range(3))
     return y, normal, mean, scale
 
 
@@ -274,7 +276,7 @@ def by_tiles(
     bias: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """By our own product, of matrices that it takes."""
+    """By our own GEMM, of matrices that it takes."""
     n, k = weight.shape
     folded, (total, offset) = weight.new_empty(n, k), weight.new_empty(2, n, dtype=torch.float32)
     block = min(power_of_two(k), 4096)
@@ -282,7 +284,7 @@ def by_tiles(
     launch(layernorm_linear_fold, n, *given, folded, total, offset, k, weight.stride(0), BLOCK=block)
     y = x.new_empty(x.shape[0], n)
     settings = {"x_stride": x.stride(0), "w_stride": weight.stride(0), "eps": eps}
-    product(layernorm_linear_forward, tiling, x, folded, y, x, total, offset, *given, **settings)
+    launch_gemm(layernorm_linear_forward, tiling, x, folded, y, x, total, offset, *given, **settings)
     return y
 
 
@@ -295,23 +297,23 @@ def by_hopper(
     eps: float,
     beside: bool | None = None,
     apart: bool | None = None,
-    patience: int = 1000,
+    max_polls: int = 1000,
 ) -> Tensor:
     """In CUDA C++, of matrices that `hopper.takes`: x goes through registers there, where γ is multiplied to it, and
-    mean and deviation are summed beside the product. Whoever sums first, the bits are the same.
+    mean and deviation are summed beside the GEMM. Whoever sums first, the bits are the same.
 
-    beside:    whether some blocks sum over w beside the product, and no kernel before it; None: where they have time
+    beside:    whether some blocks sum over w beside the GEMM, and no kernel before it; None: where they have time
     apart:     whether warps that multiply nothing sum over x, in an order of their own, of up to 32768 rows; None:
                where they keep up
-    patience:  how often a block looks for what another sums before it does so itself; 0: never
+    max_polls:  how often a block looks for what another sums before it does so itself; 0: never
     """
     (m, k), n = x.shape, weight.shape[0]
     columns = weight.new_empty(ceil_div(n, 256) * 256, 4)  # of all that tiles have
     y = x.new_empty(m, n)
     parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
     choices = (-1 if choice is None else choice for choice in (beside, apart))
-    sizes = (m, n, k, x.stride(0), weight.stride(0), eps, *choices, patience)
-    extension.run("hopper_product", "layernorm_linear", x, *parameters, columns, y, *sizes)
+    sizes = (m, n, k, x.stride(0), weight.stride(0), eps, *choices, max_polls)
+    extension.run("hopper_gemm", "layernorm_linear", x, *parameters, columns, y, *sizes)
     return y
 
 
@@ -328,14 +330,14 @@ def by_few(
     y = x.new_empty(m, n)
     parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
     sizes = (m, n, k, x.stride(0), weight.stride(0), eps, x.dtype)
-    extension.run("few_rows", "layernorm_linear", x, *parameters, y, *sizes)
+    extension.run("few_rows_gemm", "layernorm_linear", x, *parameters, y, *sizes)
     return y
 
 
 def _cuda_forward(
-    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep: bool
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The norm in CUDA C++, the product by the library."""
+    """The norm in CUDA C++, the GEMM by the library."""
     rows = in_rows(x).contiguous()
     normal = weight.new_empty(rows.shape)
     mean = x.new_empty(len(rows), dtype=torch.float32)
@@ -347,14 +349,14 @@ def _cuda_forward(
         sizes = (*rows.shape, eps, dtype, weight.dtype, x.dtype)
         extension.run("layernorm_linear", "forward", rows, *parameters, normal, mean, scale, *sizes)
     y = in_shape(F.linear(normal, weight, bias), x)
-    return (y, normal, mean, scale) if keep else (y, x.new_empty(0), x.new_empty(0), x.new_empty(0))
+    return (y, normal, mean, scale) if save else (y, x.new_empty(0), x.new_empty(0), x.new_empty(0))
 
 
 def _fake(
-    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep: bool
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     y = weight.new_empty(*x.shape[:-1], weight.shape[0])
-    if not keep:
+    if not save:
         return y, x.new_empty(0), x.new_empty(0), x.new_empty(0)
     rows = x.numel() // x.shape[-1]
     mean = x.new_empty(rows, dtype=torch.promote_types(x.dtype, torch.float32))
@@ -371,22 +373,22 @@ def _gradients(
     bias: torch.dtype | None,
     dz: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Those of the norm, and the sums over rows of dz, the product's: of few rows maybe in one launch."""
+    """Those of the norm, and the sums over rows of dz, the GEMM's: of few rows maybe in one launch."""
 
     rows, outputs = dz.shape
 
-    def run(way: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        if way == "apart":
+    def run(config: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if config == "apart":
             results = backward_of_rows(dy, x, weight, mean, scale, columns, bias)
             return *results, summed(bias_gradient, dz.dtype, dz.contiguous())
         results, sums = fake_gradients(dy, x, weight, mean, scale, columns, bias), dz.new_empty(outputs)
         backward_of_few(dy, x, weight, mean, scale, results, dz, sums)
         return *results, sums
 
-    ways = ["together", "apart"] if rows <= FEW_SUMMED and dz.numel() < 2**31 else ["apart"]
+    configs = ["together", "apart"] if rows <= FEW_SUMMED and dz.numel() < 2**31 else ["apart"]
     dtypes = (dy.dtype, x.dtype, None if weight is None else weight.dtype, dz.dtype)
     key = (*dtypes, columns, outputs, bucket(rows))
-    return run(fastest("layernorm_linear_backward", key, ways, run, x.device))
+    return run(fastest("layernorm_linear_backward", key, configs, run, x.device))
 
 
 def _fake_gradients(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -404,7 +406,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None
     if dy is None:
         return (None,) * 7
     x, gamma, beta, weight, bias, normal, mean, scale = ctx.saved_tensors
-    if is_differentiated(dy):  # and what was kept depends on x
+    if is_differentiated(dy):  # and what was saved depends on x
 
         def plainly(x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             normal = F.layer_norm(x, x.shape[-1:], gamma, beta, ctx.eps)
@@ -437,11 +439,11 @@ def layernorm_linear(
 ) -> Tensor:
     """F.linear(F.layer_norm(x, normalized_shape, gamma, beta, eps), weight, bias), over the last dimension.
 
-    A shape on which the norm and a library's product are faster, one after the other, is given to those. In float32
-    they always are one after the other, and the product may be three of TF32 (see `multiply`).
+    A shape on which the norm and a library's GEMM are faster, one after the other, is given to those. In float32
+    they always are one after the other, and the GEMM may be three of TF32 (see `multiply`).
     """
     one = isinstance(normalized_shape, int) or len(normalized_shape) == 1  # dimension, where torch would take several
-    if one and is_small_product(x, weight, bias, _operations):
+    if one and is_small_gemm(x, weight, bias, _operations):
         try:
             return F.linear(torch.layer_norm(x, as_shape(normalized_shape), gamma, beta, eps), weight, bias)
         except REFUSED:
@@ -457,7 +459,7 @@ def layernorm_linear(
 def worthwhile(
     x: Tensor, normalized_shape: Any, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, *_: Any
 ) -> bool:
-    """Whether it can pay. A product costs as much as an element-wise operation for each 128 of its outputs, and a call
+    """Whether it can pay. A GEMM costs as much as an element-wise operation for each 128 of its outputs, and a call
     of ours the host as much as four of others."""
     return pays(x, _operations(weight)) and 0 < x.shape[-1] <= LONGEST
 
@@ -586,7 +588,7 @@ KERNEL = Kernel(
         Case("a large mean", lambda fill: (fill(37, 72) + 40, *_arguments(37, 72, 88)(fill)[1:])),
     ],
     large=Case("large", _arguments(2**21 + 1, 1032, 64)),
-    mistakes=[
+    invalid_cases=[
         Case("another shape", lambda fill: (fill(4, 3), (4,), None, None, fill(5, 3))),
         Case("two dimensions", lambda fill: (fill(4, 3), (4, 3), None, None, fill(5, 3))),
         Case("sizes that do not fit", lambda fill: (fill(4, 3), (3,), None, None, fill(5, 4))),
@@ -606,5 +608,5 @@ KERNEL = Kernel(
         ),
     ],
     worthwhile=worthwhile,
-    floor=lambda x, normalized_shape, gamma, beta, weight, bias: F.linear(x, weight, bias),
+    lower_bound=lambda x, normalized_shape, gamma, beta, weight, bias: F.linear(x, weight, bias),
 )

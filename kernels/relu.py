@@ -1,4 +1,4 @@
-"""ReLU, also in place. What backward needs to know of an element is a bit, and that is what is kept for it."""
+"""ReLU, also in place. What backward needs to know of an element is a bit, and that is what is saved for it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from optexp.kernelkit.launching import launch
 
 
 @triton.jit
-def relu_forward(x_ptr, passed_ptr, y_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    begin(EARLY)
+def relu_forward(x_ptr, passed_ptr, y_ptr, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     x = wide(load(x_ptr, start, size, BLOCK))
     stopped = x <= 0  # compared this way, NaN passes
@@ -42,15 +42,15 @@ def relu_forward(x_ptr, passed_ptr, y_ptr, size, BLOCK: tl.constexpr, EARLY: tl.
 
 
 @triton.jit
-def relu_backward(dy_ptr, kept_ptr, dx_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """What was kept is the result, or of each element whether it passed."""
-    begin(EARLY)
+def relu_backward(dy_ptr, saved_ptr, dx_ptr, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """What was saved is the result, or of each element whether it passed."""
+    begin(PDL)
     start = from_last(tl.program_id(0), size, BLOCK)
     dy = load(dy_ptr, start, size, BLOCK)  # on its way before a barrier: bits are handed out to threads
-    if kept_ptr.dtype.element_ty == tl.int32:
-        passed = load_bits(kept_ptr, start, size, BLOCK)
+    if saved_ptr.dtype.element_ty == tl.int32:
+        passed = load_bits(saved_ptr, start, size, BLOCK)
     else:
-        passed = (load(kept_ptr, start, size, BLOCK) <= 0) == 0
+        passed = (load(saved_ptr, start, size, BLOCK) <= 0) == 0
     store(dx_ptr, start, size, tl.where(passed, dy, 0.0), BLOCK)
 
 
@@ -71,23 +71,23 @@ def _fake(x: Tensor, bits: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), bits_for(x, bits)
 
 
-def _backward(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
-    """Of a result that had these strides; `kept` is that, or bits."""
-    dx = _like_result(dy, kept, strides)
-    if kept.dtype == torch.int32:
-        return over_vector(relu_backward, dx, dy, bits=[kept])
-    return over_vector(relu_backward, dx, dy, kept)
+def _backward(dy: Tensor, saved: Tensor, strides: Sequence[int]) -> Tensor:
+    """Of a result that had these strides; `saved` is that, or bits."""
+    dx = _like_result(dy, saved, strides)
+    if saved.dtype == torch.int32:
+        return over_vector(relu_backward, dx, dy, bits=[saved])
+    return over_vector(relu_backward, dx, dy, saved)
 
 
-def _like_result(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
+def _like_result(dy: Tensor, saved: Tensor, strides: Sequence[int]) -> Tensor:
     return dy.new_empty_strided(dy.shape, strides)
 
 
-def _derived(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
+def _derived(dy: Tensor, saved: Tensor, strides: Sequence[int]) -> Tensor:
     """The same in plain PyTorch, to be differentiated again."""
-    if kept.dtype == torch.int32:
-        return torch.where(unpacked(kept).as_strided(dy.shape, strides) != 0, dy, 0.0)
-    return derived(torch.relu, [kept], dy)[0]  # type: ignore[no-any-return]
+    if saved.dtype == torch.int32:
+        return torch.where(unpacked(saved).as_strided(dy.shape, strides) != 0, dy, 0.0)
+    return derived(torch.relu, [saved], dy)[0]  # type: ignore[no-any-return]
 
 
 def _remember(ctx: Any, inputs: tuple[Tensor, bool], output: tuple[Tensor, Tensor]) -> None:
@@ -185,13 +185,13 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
-    kept=lambda x: bits_for(x, has_many(x)).nbytes,
+    saved_bytes=lambda x: bits_for(x, has_many(x)).nbytes,
     cases=[
         Case("tail", lambda fill: (fill(7, 613),)),
         Case("one element", lambda fill: (fill(1),)),
     ],
     large=Case("large", lambda fill: (fill(2**31 + 5),)),
-    mistakes=[Case("integers", lambda fill: (fill(4).int(),))],
+    invalid_cases=[Case("integers", lambda fill: (fill(4).int(),))],
     benchmarks=[
         Case("16384²", lambda fill: (fill(16384, 16384),)),
         Case("1 K", lambda fill: (fill(1024),)),

@@ -1,6 +1,6 @@
 """(relu(x) + bias)·scale in one pass: three operations that would each go through all of memory.
 
-What backward needs to know of an element of x is whether it passed: of many elements a bit of each is kept, and not x.
+What backward needs to know of an element of x is whether it passed: of many elements a bit of each is saved, and not x.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from optexp.kernelkit.launching import launch
 @triton.jit
 def relu_bias_scale_forward(
     x_ptr, bias_ptr, passed_ptr, y_ptr, rows, columns, scale: tl.float64,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
+    begin(PDL)
     number, block = place(columns, WHOLE, BLOCK)
     first = tl.cast(number, tl.int64) * ROWS
     start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
@@ -61,7 +61,7 @@ def relu_bias_scale_forward(
 @triton.jit
 def relu_bias_scale_backward(
     dy_ptr,
-    kept_ptr,
+    saved_ptr,
     dx_ptr,
     sums_ptr,
     rows,
@@ -72,24 +72,24 @@ def relu_bias_scale_backward(
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """dx, and for each group of rows the sum of what arrives at the bias.
 
-    What was kept is x, or of each element a bit: whether it passed.
+    What was saved is x, or of each element a bit: whether it passed.
     """
-    bits: tl.constexpr = kept_ptr.dtype.element_ty == tl.int32
-    begin(EARLY, LETS_NEXT=ALONE and STAGES == 1, LETS_SUMS=not ALONE)
+    bits: tl.constexpr = saved_ptr.dtype.element_ty == tl.int32
+    begin(PDL, LETS_NEXT=ALONE and STAGES == 1, LETS_SUMS=not ALONE)
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([BLOCK], WIDE)
     for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=STAGES):
         first = from_last(number, rows, ROWS)
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
         if not bits:
-            x = tl.load(kept_ptr + start + offsets, mask=mask).to(WIDE)
+            x = tl.load(saved_ptr + start + offsets, mask=mask).to(WIDE)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE) * tl.cast(scale, WIDE)
         # Behind dy: bits are handed out to threads, by a barrier.
-        passed = load_tile_of_bits(kept_ptr, first, block, rows, columns, ROWS, BLOCK) if bits else (x <= 0) == 0
+        passed = load_tile_of_bits(saved_ptr, first, block, rows, columns, ROWS, BLOCK) if bits else (x <= 0) == 0
         tl.store(dx_ptr + start + offsets, tl.where(passed, dy, 0.0).to(dx_ptr.dtype.element_ty), mask=mask)
         sums += tl.sum(dy, axis=0)
     column = block * BLOCK + tl.arange(0, BLOCK)
@@ -146,27 +146,27 @@ def _fake(x: Tensor, bias: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype))
 
 
-def _backward(dy: Tensor, kept: Tensor, scale: float, dtype: torch.dtype, bias: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of the bias, in their dtypes; `kept` is x, or bits."""
+def _backward(dy: Tensor, saved: Tensor, scale: float, dtype: torch.dtype, bias: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the bias, in their dtypes; `saved` is x, or bits."""
     dx = dy.new_empty(dy.shape, dtype=dtype)
-    return over_columns(relu_bias_scale_backward, dx, bias, dy.contiguous(), kept.contiguous(), scale=scale)
+    return over_columns(relu_bias_scale_backward, dx, bias, dy.contiguous(), saved.contiguous(), scale=scale)
 
 
-def fake_of_kept(dy: Tensor, kept: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def fake_of_saved(dy: Tensor, saved: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     *_, dtype, bias = rest
     return dy.new_empty(dy.shape, dtype=dtype), dy.new_empty(dy.shape[-1], dtype=bias)
 
 
-def _derived(dy: Tensor, kept: Tensor, scale: float, dtype: torch.dtype, bias: torch.dtype) -> tuple[Tensor, Tensor]:
+def _derived(dy: Tensor, saved: Tensor, scale: float, dtype: torch.dtype, bias: torch.dtype) -> tuple[Tensor, Tensor]:
     """The same in plain PyTorch, to be differentiated again."""
-    return derived_backward(dy, x_of(kept, dy.shape[-1], dtype), scale, bias)
+    return derived_backward(dy, x_of(saved, dy.shape[-1], dtype), scale, bias)
 
 
-def x_of(kept: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
-    """What was kept of x; of bits, 1 and −1: what relu lets through and what it stops."""
-    if kept.dtype != torch.int32:
-        return kept
-    return unpacked(kept)[..., :columns].to(dtype) * 2 - 1
+def x_of(saved: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """What was saved of x; of bits, 1 and −1: what relu lets through and what it stops."""
+    if saved.dtype != torch.int32:
+        return saved
+    return unpacked(saved)[..., :columns].to(dtype) * 2 - 1
 
 
 def fake_backward(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -192,7 +192,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None,
     return *_relu_bias_scale_backward(dy, *ctx.saved_tensors, ctx.scale, *ctx.dtypes), None, None
 
 
-_relu_bias_scale_backward = operation("relu_bias_scale_backward", _backward, fake_of_kept, reference=_derived)
+_relu_bias_scale_backward = operation("relu_bias_scale_backward", _backward, fake_of_saved, reference=_derived)
 _relu_bias_scale = operation("relu_bias_scale", _forward, fake_with_bits, _remember, _differentiate)
 
 
@@ -266,7 +266,7 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
-    kept=lambda x, *_: rows_of_bits(x, has_many(x)).nbytes,
+    saved_bytes=lambda x, *_: rows_of_bits(x, has_many(x)).nbytes,
     cases=[
         Case("tail", lambda fill: (fill(11, 1711), fill(1711), 1.5)),
         Case("one row", lambda fill: (fill(1024), fill(1024), -0.75)),
@@ -274,7 +274,7 @@ KERNEL = Kernel(
         Case("two dtypes", lambda fill: (fill(5, 64), fill(64).float(), 1.5)),
     ],
     large=Case("large", lambda fill: (fill(2**21 + 1, 1025), fill(1025), 1.5)),
-    mistakes=[
+    invalid_cases=[
         Case("a bias of another size", lambda fill: (fill(4, 3), fill(4), 1.5)),
         Case("a bias of two dimensions", lambda fill: (fill(4, 3), fill(4, 3), 1.5)),
         Case("a number", lambda fill: (fill(4, 3)[0, 0], fill(1), 1.5)),

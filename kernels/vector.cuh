@@ -8,7 +8,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "early.cuh"
+#include "pdl.cuh"
 
 namespace optexp {
 

@@ -6,6 +6,7 @@ import json
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from optexp.commands import kernel_benchmark
 from optexp.commands.kernel_benchmark import MARKS, Row
-from optexp.kernelkit.kernel import Case, is_small, kernels
+from optexp.kernelkit.kernel import Case, Fill, is_small, kernels
 from optexp.kernelkit.recording import rehearsals
 from optexp.measurement.clock import Timing
 from optexp.records.profile import Calibration
@@ -22,12 +23,18 @@ from optexp.records.profile import Calibration
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels whose calls take no time."""
+
+    def gemm(fill: Fill) -> tuple[Any, ...]:
+        return fill(4, 8), fill(8, 8), fill(8), "tanh"
+
     gelu, linear, add = (kernels()[name] for name in ("gelu", "linear_gelu", "add"))
     some = {
         "add": replace(add, benchmarks=[Case("10", lambda fill: (fill(10), fill(10)))], cuda=None),
         "gelu": replace(gelu, benchmarks=[Case("4×5", lambda fill: (fill(4, 5), "tanh"))], cuda=None),
         "linear_gelu": replace(
-            linear, benchmarks=[Case("4×8→8", lambda fill: (fill(4, 8), fill(8, 8), fill(8), "tanh"))], rival=None
+            linear,
+            benchmarks=[Case("4×8→8", lambda fill: (fill(4, 8), fill(8, 8), fill(8), "tanh"))],
+            best_library=None,
         ),
     }
     monkeypatch.setattr(kernel_benchmark, "kernels", lambda: some)
@@ -53,7 +60,7 @@ def test_rows_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     ]
     assert [row.moved for row in rows if row.cache == "cold"] == [120, 160, 240, None, None]
     for row in rows:
-        assert set(row.us) - {"plain"} == {"floor", "eager", "ours"}
+        assert set(row.us) - {"plain"} == {"lower_bound", "eager", "ours"}
         assert ("plain" in row.us) == (row.direction == "forward")
         timed = {name: us for name, us in row.us.items() if us is not None or row.direction != "backward"}
         assert all(us is not None and us > 0 for us in timed.values())
@@ -107,16 +114,14 @@ def test_what_fails_is_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == "bad: out of luck\n"
 
 
-def test_the_faster_copy_is_the_floor() -> None:
+def test_the_faster_copy_is_the_lower_bound() -> None:
     calls = kernel_benchmark.copying(1000, torch.device("cpu"), 2)
     for made in calls.values():
         assert [call().nbytes for call in made] == [512, 512]  # read, and written: no less than the 1000
-    assert kernel_benchmark.lowest({"ours": 3.0, "copy engine": 2.0, "copy kernel": 1.0}) == {"ours": 3.0, "floor": 1.0}
-    assert kernel_benchmark.lowest({"ours": 3.0, "copy engine": None, "copy kernel": 1.0}) == {
-        "ours": 3.0,
-        "floor": 1.0,
-    }
-    assert kernel_benchmark.lowest({"ours": 3.0, "floor": 2.0}) == {"ours": 3.0, "floor": 2.0}  # a bare product
+    fastest = {"ours": 3.0, "lower_bound": 1.0}
+    assert kernel_benchmark.lowest({"ours": 3.0, "copy engine": 2.0, "copy kernel": 1.0}) == fastest
+    assert kernel_benchmark.lowest({"ours": 3.0, "copy engine": None, "copy kernel": 1.0}) == fastest
+    assert kernel_benchmark.lowest(fastest) == fastest  # a bare GEMM
     assert kernel_benchmark.copying(None, torch.device("cpu")) == {}
 
 
@@ -171,8 +176,8 @@ def test_backward_is_both_passes_less_a_forward_pass(monkeypatch: pytest.MonkeyP
     forward, backward = kernel_benchmark.rows_of(
         kernels()["relu"], case, "float32", "cold", torch.device("cpu"), settings
     )
-    assert {name: time for name, time in forward.us.items() if time} == {"eager": 5.0, "ours": 4.0, "floor": 1.0}
-    assert backward.us == {"eager": 4.0, "ours": 5.0, "floor": 1.0, "cuda": None}
+    assert {name: time for name, time in forward.us.items() if time} == {"eager": 5.0, "ours": 4.0, "lower_bound": 1.0}
+    assert backward.us == {"eager": 4.0, "ours": 5.0, "lower_bound": 1.0, "cuda": None}
     assert backward.moved == 3 * 16  # x, what arrives, and what goes on
     monkeypatch.setattr("optexp.kernelkit.bitmask.BITS_FROM", 4)
     _, backward = kernel_benchmark.rows_of(kernels()["relu"], case, "float32", "cold", torch.device("cpu"), settings)
@@ -208,12 +213,12 @@ def row(goal: float | None = None, **us: float | None) -> Row:
 @pytest.mark.parametrize(
     ("found", "missed"),
     [
-        (row(1.05, ours=100.0, floor=98.0, eager=120.0), None),
-        (row(1.01, ours=100.0, floor=98.0, eager=120.0), "1.020 times the floor, and the goal is 1.01"),
-        (row(ours=100.0, floor=50.0, eager=99.0, rival=99.0), None),  # within noise
-        (row(ours=100.0, floor=50.0, eager=120.0, rival=80.0, cuda=10.0), "1.25 times rival"),
-        (row(ours=100.0, floor=50.0, eager=120.0, cuda=130.0), "the one in CUDA C++ 1.08 times eager"),
-        (row(ours=2.1, floor=1.0, eager=2.0), None),  # a tenth of a microsecond is nothing
+        (row(1.05, ours=100.0, lower_bound=98.0, eager=120.0), None),
+        (row(1.01, ours=100.0, lower_bound=98.0, eager=120.0), "1.020 times the lower bound, and the goal is 1.01"),
+        (row(ours=100.0, lower_bound=50.0, eager=99.0, best_library=99.0), None),  # within noise
+        (row(ours=100.0, lower_bound=50.0, eager=120.0, best_library=80.0, cuda=10.0), "1.25 times best library"),
+        (row(ours=100.0, lower_bound=50.0, eager=120.0, cuda=130.0), "the one in CUDA C++ 1.08 times eager"),
+        (row(ours=2.1, lower_bound=1.0, eager=2.0), None),  # a tenth of a microsecond is nothing
         (row(ours=None, eager=2.0), "ours has no figure"),
     ],
 )

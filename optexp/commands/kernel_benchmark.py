@@ -3,11 +3,11 @@
 Each call is recorded in a CUDA graph, so that what is timed is the device; blocks of all candidates take turns.
 Cold: each call reads inputs that have left L2, and writes memory of its own, as the copies do. Warm: the same inputs
 again and again, where L2 can hold some of them.
-The floor is the faster of two copies of the same bytes, by the copy engine and by a kernel; for products, the bare one.
-Backward is the time of both passes less that of as many forward passes without gradients: what forward writes only for
-backward counts as backward's. All forward passes come first: right behind its own, a backward pass would find in L2
-what that has read last. Products are timed in both passes together, for what forward leaves to backward differs. Last
-comes what misses its goal: the floor, or whatever else is faster.
+The lower bound is the faster of two copies of the same bytes, by the copy engine and by a kernel; for GEMMs the bare
+GEMM. Backward = time(forward + backward) − time(forward under no_grad); writes that forward does only for backward are
+charged to backward. All forward passes come first: behind its own forward pass, a backward pass would find in L2 what
+that read last. GEMMs are timed in both passes together, because candidates save different tensors for backward. The
+report ends with the goals that are missed: the lower bound, or a faster alternative.
 """
 
 from __future__ import annotations
@@ -40,13 +40,18 @@ from optexp.records.profile import Calibration
 Call = Callable[[], Any]
 
 COMPILED = {"none": (), "default": ("default",), "all": ("default", "max-autotune-no-cudagraphs")}
-COLUMNS = ("floor", "eager", "compile", "max-autotune", "rival", "plain", "cuda", "ours")
-OTHERS = ("eager", "compile", "max-autotune", "rival")  # none of which may be faster than ours
-BACKWARD = 1.10  # times the floor, where that is memory
+COLUMNS = ("lower_bound", "eager", "compile", "max-autotune", "best_library", "plain", "cuda", "ours")
+OTHERS = ("eager", "compile", "max-autotune", "best_library")  # none of which may be faster than ours
+BACKWARD = 1.10  # times the lower bound, where that is memory
 NOISE = 1.02  # two medians of the same call differ by so much, and by a tenth of a µs
-FLOORS = ("copy engine", "copy kernel")
+COPIES = ("copy engine", "copy kernel")
 ALIGNED = 512  # bytes, as the allocator's: what is not divisible is copied more slowly
 MARKS = ("<!-- kernels: begin -->", "<!-- kernels: end -->")
+
+
+def shown(column: str) -> str:
+    """The name of a column as readers see it."""
+    return column.replace("_", " ")
 
 
 @dataclass
@@ -54,8 +59,8 @@ class Row:
     """One line of the table.
 
     us:     µs of a call by candidate; None where it failed or does not exist
-    moved:  bytes that had to be read and written; None for products, which are not about that
-    goal:   how many times the floor ours may take; None: no more than the others
+    moved:  bytes that had to be read and written; None for GEMMs, which memory does not bound
+    goal:   most of ours, in lower bounds; None: no more than the others
     """
 
     kernel: str
@@ -69,9 +74,9 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Ours beside the floor."""
-        ours, floor = self.us.get("ours"), self.us.get("floor")
-        return ours / floor if ours and floor else None
+        """Ours in lower bounds."""
+        ours, bound = self.us.get("ours"), self.us.get("lower_bound")
+        return ours / bound if ours and bound else None
 
     @property
     def name(self) -> str:
@@ -84,12 +89,12 @@ class Row:
             return [f"{self.name}: ours has no figure"]
         found = []
         if self.ratio and self.goal and self.ratio > self.goal:
-            found.append(f"{self.name}: {self.ratio:.3f} times the floor, and the goal is {self.goal}")
-        rival, best = min(
+            found.append(f"{self.name}: {self.ratio:.3f} times the lower bound, and the goal is {self.goal}")
+        other, best = min(
             ((n, us) for n in OTHERS if (us := self.us.get(n))), key=lambda pair: pair[1], default=("", 0.0)
         )
-        if rival and ours > NOISE * best + 0.1:
-            found.append(f"{self.name}: {ours / best:.2f} times {rival}")
+        if other and ours > NOISE * best + 0.1:
+            found.append(f"{self.name}: {ours / best:.2f} times {shown(other)}")
         cuda, eager = self.us.get("cuda"), self.us.get("eager")
         if cuda and eager and cuda > NOISE * eager + 0.1:
             found.append(f"{self.name}: the one in CUDA C++ {cuda / eager:.2f} times eager")
@@ -180,7 +185,7 @@ def rows_of(
     with torch.no_grad():
         arriving = torch.randn_like(kernel.reference(*sets[0]))
         calls = {name: forward_passes(f, sets) for name, f in candidates.items()}
-        moved = None if kernel.floor else bytes_of(sets[0]) + arriving.nbytes
+        moved = None if kernel.lower_bound else bytes_of(sets[0]) + arriving.nbytes
         calls |= copying(moved, device, len(sets))
         if kernel.plain is not None:
             calls["plain"] = forward_passes(kernel.plain, sets)
@@ -190,22 +195,22 @@ def rows_of(
     begin()
     if options.forward or all(grad is None or grad.data_ptr() == arriving.data_ptr() for grad in end()):
         return  # what arrives is passed on as it is
-    kept = 2 * kernel.kept(*sets[0]) if kernel.kept is not None else 0  # written, too
+    kept = 2 * kernel.saved_bytes(*sets[0]) if kernel.saved_bytes is not None else 0  # written, too
     once = (kept or bytes_of(sets[0])) + bytes_of(sets[0]) + arriving.nbytes  # for gradients, these, and what arrives
     if cache == "warm":  # as often as takes the device longer than the host
         sets *= max(4, min(64, 2**28 // once))
     dys = [arriving if cache == "warm" else torch.randn_like(arriving) for _ in sets]
     both = {name: passes(f, sets, dys, apart=cache == "cold") for name, f in candidates.items()}
-    if kernel.floor is not None:
+    if kernel.lower_bound is not None:
         times = {name: us and 2 * us for name, us in race(both, device, *timing).items()}
         yield Row(kernel.name, case.name, dtype, "both passes", cache, None, times)
         return
     # Forward again, beside both: of a difference, each part is to meet the same card, and warm there are more sets now.
     first = {f"{name}, forward": forward_passes(f, sets) for name, f in candidates.items()}
-    floors = copying(once, device, 1 if cache == "warm" else len(sets))
-    found = race(both | first | floors, device, *timing)
+    bounds = copying(once, device, 1 if cache == "warm" else len(sets))
+    found = race(both | first | bounds, device, *timing)
     backward = {name: _second(found[name], found[f"{name}, forward"]) for name in both}
-    backward |= lowest({name: found[name] for name in floors})
+    backward |= lowest({name: found[name] for name in bounds})
     goal = BACKWARD if once > 2**25 else None  # what is smaller costs launches
     yield Row(kernel.name, case.name, dtype, "backward", cache, once, backward, goal)
 
@@ -221,10 +226,10 @@ def functions(kernel: Kernel, modes: Sequence[str]) -> dict[str, Callable[..., T
     for mode in modes:
         compiled = torch.compile(kernel.reference, mode=mode, dynamic=False)
         found["compile" if mode == "default" else "max-autotune"] = compiled
-    if kernel.rival is not None:
-        found["rival"] = kernel.rival
-    if kernel.floor is not None:
-        found["floor"] = kernel.floor
+    if kernel.best_library is not None:
+        found["best_library"] = kernel.best_library
+    if kernel.lower_bound is not None:
+        found["lower_bound"] = kernel.lower_bound
     if kernel.cuda is not None:
         found["cuda"] = kernel.cuda
     return {**found, "ours": kernel.function}
@@ -261,15 +266,15 @@ def copying(moved: int | None, device: torch.device, count: int = 1) -> dict[str
     numbers = ceil_div(moved, 2 * ALIGNED) * ALIGNED // 4
     sources = [torch.empty(numbers, dtype=torch.int32, device=device).random_() for _ in range(count)]
     return {
-        FLOORS[0]: [partial(torch.empty_like(source).copy_, source) for source in sources],
-        FLOORS[1]: [partial(torch.neg, source, out=torch.empty_like(source)) for source in sources],
+        COPIES[0]: [partial(torch.empty_like(source).copy_, source) for source in sources],
+        COPIES[1]: [partial(torch.neg, source, out=torch.empty_like(source)) for source in sources],
     }
 
 
 def lowest(times: dict[str, float | None]) -> dict[str, float | None]:
-    """Of the copies that both are a floor, the faster, under its name."""
-    floors = [us for name in FLOORS if (us := times.pop(name, None))]
-    return times | ({"floor": min(floors)} if floors else {})
+    """The times with the faster of both copies as the lower bound."""
+    bounds = [us for name in COPIES if (us := times.pop(name, None))]
+    return times | ({"lower_bound": min(bounds)} if bounds else {})
 
 
 def bytes_of(args: Sequence[Any]) -> int:
@@ -335,7 +340,7 @@ def race(
     samples: dict[str, list[float]] = {name: [] for name in ready}
     order, shuffle = list(ready), random.Random(0).shuffle
     for _ in range(rounds):
-        shuffle(order)  # whoever comes after a long product meets a hotter card
+        shuffle(order)  # after a long GEMM the card is hotter
         for name in order:
             work, count, steps = ready[name]
             if steps == 1 and samples[name]:
@@ -427,24 +432,25 @@ def sweep(kernel: Kernel, device: torch.device) -> list[Row]:
 
 
 def draw(kernel: Kernel, rows: Sequence[Row], ceilings: Calibration, path: Path) -> None:
-    """GB/s over size beside the measured copy rate; TFLOP/s where the work is a product."""
+    """GB/s over size beside the measured copy rate; TFLOP/s where the work is a GEMM."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    product = kernel.floor is not None
+    is_gemm = kernel.lower_bound is not None
     figure = Figure(figsize=(6.5, 4), layout="constrained")
     axes = figure.subplots()
-    for index, name in enumerate(("eager", "rival", "cuda", "ours", "floor")):
-        shown = {int(row.shape): us for row in rows if (us := row.us.get(name))}
-        if shown:
-            label = "bare product" if name == "floor" and product else "copy" if name == "floor" else name
-            rates = [_work(kernel, size) / us * 1e6 for size, us in shown.items()]
-            axes.plot(list(shown), rates, color=f"C{index}", marker="o", markersize=3, label=label)
-    ceiling = ceilings.matrix.get("bfloat16", 0.0) / 1e12 if product else ceilings.bandwidth / 1e9
+    for index, name in enumerate(("eager", "best_library", "cuda", "ours", "lower_bound")):
+        times = {int(row.shape): us for row in rows if (us := row.us.get(name))}
+        if times:
+            bound = "bare GEMM" if is_gemm else "copy"
+            label = bound if name == "lower_bound" else shown(name)
+            rates = [_work(kernel, size) / us * 1e6 for size, us in times.items()]
+            axes.plot(list(times), rates, color=f"C{index}", marker="o", markersize=3, label=label)
+    ceiling = ceilings.matrix.get("bfloat16", 0.0) / 1e12 if is_gemm else ceilings.bandwidth / 1e9
     axes.axhline(ceiling, color="grey", linewidth=0.8, linestyle="--")
     axes.set_xscale("log", base=2)
     axes.set_xlabel("elements of the input, bfloat16, cold")
-    axes.set_ylabel("TFLOP/s" if product else "GB/s, read and written")
+    axes.set_ylabel("TFLOP/s" if is_gemm else "GB/s, read and written")
     axes.set_title(f"{kernel.name} on {ceilings.device}; dashed: the measured ceiling", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
@@ -453,10 +459,10 @@ def draw(kernel: Kernel, rows: Sequence[Row], ceilings: Calibration, path: Path)
 
 
 def _work(kernel: Kernel, size: int) -> float:
-    """Of a call: GB moved, or 10¹² operations of a product."""
+    """Of a call: GB moved, or 10¹² operations of a GEMM."""
     fakes = kernel.sweep(partial(torch.empty, device="meta", dtype=torch.bfloat16), size)
     result = kernel.reference(*fakes)
-    if kernel.floor is None:
+    if kernel.lower_bound is None:
         return (bytes_of(fakes) + result.nbytes) / 1e9
     return 2 * result.numel() * int(fakes[0].shape[-1]) / 1e12
 
@@ -466,17 +472,17 @@ def _work(kernel: Kernel, size: int) -> float:
 
 def line(row: Row) -> str:
     """As it is found, for the terminal."""
-    times = ", ".join(f"{name} {us:.4g}" for name, us in row.us.items() if us is not None)
+    times = ", ".join(f"{shown(name)} {us:.4g}" for name, us in row.us.items() if us is not None)
     goal = f" (goal {row.goal})" if row.goal else ""
-    ours, others = row.us.get("ours"), {name: row.us.get(name) for name in ("floor", "eager", "plain")}
-    ratios = ", ".join(f"{ours / us:.3f} {name}" for name, us in others.items() if ours and us)
+    ours, others = row.us.get("ours"), {name: row.us.get(name) for name in ("lower_bound", "eager", "plain")}
+    ratios = ", ".join(f"{ours / us:.3f} {shown(name)}" for name, us in others.items() if ours and us)
     return f"{row.name}: {times} µs; ours {ratios}{goal}"
 
 
 def report(rows: Sequence[Row], overheads: Sequence[dict[str, Any]], ceilings: Calibration) -> str:
     """The table, as Markdown."""
     columns = [name for name in COLUMNS if any(row.us.get(name) is not None for row in rows)]
-    head = ["kernel, shape, dtype", "pass", "L2", *columns, "ours / floor", "goal", "GB/s"]
+    head = ["kernel, shape, dtype", "pass", "L2", *map(shown, columns), "ours / lower bound", "goal", "GB/s"]
     body = [
         [
             f"{row.kernel} {row.shape}, {row.dtype}",

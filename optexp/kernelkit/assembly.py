@@ -38,7 +38,7 @@ class Code:
 
     @property
     def instructions(self) -> Counter[str]:
-        """Of the kinds that tell how good it is: `LDG.128` is a 16-byte read, `HGMMA` a product on tensor cores."""
+        """Instructions by kind: `LDG.128` is a 16-byte load, `HGMMA` a tensor-core multiplication, `STL` a spill."""
         return Counter(".".join(filter(None, match.groups())) for match in INTERESTING.finditer(self.sass))
 
 

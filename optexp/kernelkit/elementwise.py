@@ -23,15 +23,15 @@ AT_ONCE = tl.constexpr(512)  # programs: of four warps a quarter of an H100, of 
 
 
 @triton.jit
-def begin(EARLY: tl.constexpr, LETS_NEXT: tl.constexpr = True, LETS_SUMS: tl.constexpr = False):
-    """A kernel's first line. If EARLY it was launched while the one before still runs, and waits until that has ended,
+def begin(PDL: tl.constexpr, LETS_NEXT: tl.constexpr = True, LETS_SUMS: tl.constexpr = False):
+    """A kernel's first line. If PDL it was launched while the one before still runs, and waits until that has ended,
     with all that came before it: it has waited, too.
 
     Where all programs run at once, and soon end, the next kernel may be launched now, if it LETS_NEXT. Else its
     programs would sit there for long, and few that loop would not be dealt out evenly to multiprocessors, but as these
     have room. What adds its sums up is welcome to sit there: it LETS_SUMS, where that comes next.
     """
-    if EARLY:
+    if PDL:
         if LETS_SUMS or (LETS_NEXT and tl.num_programs(0) <= AT_ONCE):
             gdc_launch_dependents()
         gdc_wait()
@@ -124,13 +124,13 @@ def share(columns, ALONE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def column_sums(
-    sums_ptr, first_ptr, second_ptr, groups, columns, GROUPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    sums_ptr, first_ptr, second_ptr, groups, columns, GROUPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     """A block of columns of one of the results: all groups are added in an order that never changes, and rounded once.
 
     It waits for a kernel that may loop, and does not let the next begin, which may loop, too: see `begin`.
     """
-    begin(EARLY, LETS_NEXT=False)
+    begin(PDL, LETS_NEXT=False)
     across = (columns - 1) // BLOCK + 1
     is_second, width = 0, columns
     if second_ptr is not None:
@@ -182,8 +182,10 @@ def tiles_of(columns: int, element_size: int) -> list[Tile]:
 
 
 def is_raced(result: Tensor) -> bool:
-    """Whether every multiprocessor would get a small piece, at least. Of float64 there is one way, as its last bits may
-    differ from those of another."""
+    """Whether tile sizes are raced: where each multiprocessor gets a piece of 2 KiB or more.
+
+    float64 has one config, because the last bits of two configs may differ.
+    """
     return result.nbytes > 2048 * multiprocessors(result.device) and result.dtype != torch.float64
 
 
@@ -202,8 +204,8 @@ def over_vector(
         launch(kernel, ceil_div(size, block), *given, result, size, BLOCK=block, num_warps=piece.warps, **constants)
 
     alike = element_size * max(256, power_of_two(ceil_div(size, multiprocessors(result.device))))
-    ways = PIECES if is_raced(result) else [Piece(min(4096, alike))]
-    run(fastest(kernel.__name__, (*told_apart([*given, result], constants), bucket(size)), ways, run, result.device))
+    configs = PIECES if is_raced(result) else [Piece(min(4096, alike))]
+    run(fastest(kernel.__name__, (*told_apart([*given, result], constants), bucket(size)), configs, run, result.device))
     return result
 
 
@@ -216,10 +218,10 @@ def over_tiles(kernel: Any, result: Tensor, *operands: Tensor | None, **constant
         how = {**constants, "WHOLE": across == 1, "ROWS": tile.rows, "BLOCK": tile.block, "num_warps": tile.warps}
         launch(kernel, ceil_div(rows, tile.rows) * across, *operands, result, rows, columns, **how)
 
-    ways = tiles_of(columns, result.element_size())
-    ways = ways if is_raced(result) else ways[:1]
+    configs = tiles_of(columns, result.element_size())
+    configs = configs if is_raced(result) else configs[:1]
     key = (*told_apart([*operands, result], constants), columns, bucket(rows))
-    run(fastest(kernel.__name__, key, ways, run, result.device))
+    run(fastest(kernel.__name__, key, configs, run, result.device))
     return result
 
 
@@ -296,11 +298,11 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, **constant
         if groups > 1:
             add_up(sums, total)
 
-    ways = GROUPINGS if columns <= 1024 * multiprocessors(last.device) else [*GROUPINGS, BROAD]
+    configs = GROUPINGS if columns <= 1024 * multiprocessors(last.device) else [*GROUPINGS, BROAD]
     if rows <= FEW and columns < 2**24:  # a tile's offsets are counted in 32 bits
-        ways = [*ALONE, *ways] if rows >= 8 else ALONE[:1]  # of fewer rows a race is a matter of luck
+        configs = [*ALONE, *configs] if rows >= 8 else ALONE[:1]  # of fewer rows a race is a matter of luck
     key = (*told_apart(operands, constants), columns, bucket(rows))
-    run(fastest(kernel.__name__, key, ways, run, last.device))
+    run(fastest(kernel.__name__, key, configs, run, last.device))
     return total
 
 

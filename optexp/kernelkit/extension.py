@@ -21,7 +21,7 @@ from optexp.kernelkit.launching import launching
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # what `with_type` in vector.cuh understands
 
 # Sources for one architecture, whose own instructions they use.
-ONLY = {"hopper_product": ["9.0a"], "few_rows": ["9.0a"]}
+ONLY = {"hopper_gemm": ["9.0a"], "few_rows_gemm": ["9.0a"]}
 
 loaded: dict[str, Path] = {}  # by the name of the source
 

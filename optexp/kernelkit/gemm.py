@@ -1,4 +1,4 @@
-"""Tiled products x·wᵀ for tensor cores, in whose accumulators a kernel does the rest of its work before it writes.
+"""Tiled GEMMs x·wᵀ for tensor cores, in whose accumulators a kernel does the rest of its work before it writes.
 
 Tiles come and go by the copy engine (TMA), which wants rows that begin at multiples of 16 bytes; it fills in zeros
 beyond the edges and writes nothing there.
@@ -74,8 +74,8 @@ def in_rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
-def library_ways(rows: int, weight: Tensor, bias: Tensor | None) -> list[str]:
-    """A library's product of so many rows, with its bias or that "apart", by one kernel more; the likely fastest first.
+def library_configs(rows: int, weight: Tensor, bias: Tensor | None) -> list[str]:
+    """A library's GEMM of so many rows, with its bias or that "apart", by one kernel more; the likely fastest first.
 
     Of few rows in float32 cuBLAS shares out the sums over columns. It does not where cuBLASLt adds a bias:
     128×1024→1024 takes twice as long.
@@ -94,7 +94,7 @@ def in_shape(y: Tensor, x: Tensor) -> Tensor:
 def tilings(x: Tensor, w: Tensor) -> list[Tiling]:
     """What tensor cores and the copy engine can multiply these matrices by; nothing where they can't.
 
-    Of float32 a product is three of TF32: of what TF32 keeps of both, and of what it leaves of each. The accumulators
+    Of float32 a GEMM is three of TF32: of what TF32 keeps of both, and of what it leaves of each. The accumulators
     begin anew with each step, and are added up in float32: errors are 0.2 to 0.4 of cuBLAS's, twice of these where it
     shares out the sums over columns. Below 5e-35 what TF32 leaves of a number is not normal, and lost (6e-6 of a
     result of 1e-36, 2e-4 of one of 3e-38); from 3.402e38 on, just below the largest number, it rounds to infinity.
@@ -130,7 +130,7 @@ def has_copy_engine(device: torch.device) -> bool:
     return INTERPRETED or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def product(kernel: Any, tiling: Tiling, x: Tensor, w: Tensor, y: Tensor, *args: Any, **constants: Any) -> None:
+def launch_gemm(kernel: Any, tiling: Tiling, x: Tensor, w: Tensor, y: Tensor, *args: Any, **constants: Any) -> None:
     """Run a kernel that computes tiles of a result with rows of x and columns of w, one program a multiprocessor."""
     (m, k), n = x.shape, w.shape[0]
     tiles = ceil_div(m, tiling.m) * ceil_div(n, tiling.n) * tiling.parts
@@ -161,14 +161,14 @@ def stands(matrix: Tensor) -> bool:
 
 
 @triton.jit
-def float32_product(
+def float32_gemm(
     bias_ptr, x_desc, w_desc, y_desc, m, n, k, parts,
     STANDS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """Tiles of y = x·wᵀ + bias; of sums shared out in parts, of these one below the other. Beyond k there are zeros.
 
     Where x stands, that costs nothing on its way to registers; of w, which tensor cores read from shared memory, it
-    would cost more than the product.
+    would cost more than the GEMM.
     """
     across_m, across_n = tl.cdiv(m, M), tl.cdiv(n, N)
     steps = tl.cdiv(tl.cdiv(k, K), parts)
@@ -195,7 +195,7 @@ def multiply_by_tiles(tiling: Tiling, x: Tensor, w: Tensor, bias: Tensor | None 
     rows = ceil_div(m, tiling.m) * tiling.m if shared else m  # a tile's last rows must not lie in the next part
     y = x.new_empty(tiling.parts * rows, n)
     form = {"STANDS": stands(x), "FLATTEN": tiling.resident > 0}
-    product(float32_product, tiling, x, w, y, None if shared else contiguous(bias), parts=tiling.parts, **form)
+    launch_gemm(float32_gemm, tiling, x, w, y, None if shared else contiguous(bias), parts=tiling.parts, **form)
     if not shared:
         return y
     y = y.view(tiling.parts, rows, n)[:, :m].sum(0)
@@ -214,18 +214,18 @@ def float32_tilings(x: Tensor, w: Tensor) -> list[Tiling]:
 
 
 def _multiply(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    def run(how: Tiling | str) -> Tensor:
-        if isinstance(how, Tiling):
-            return multiply_by_tiles(how, x, w, bias)
-        if how == "apart" and bias is not None:
+    def run(config: Tiling | str) -> Tensor:
+        if isinstance(config, Tiling):
+            return multiply_by_tiles(config, x, w, bias)
+        if config == "apart" and bias is not None:
             return (x @ w.T).add_(bias)
         return F.linear(x, w, bias)
 
-    ways: list[Tiling | str] = [*library_ways(x.shape[0], w, bias), *float32_tilings(x, w)]
-    # With TF32, where the user allows it, the library's product takes a third of its time.
+    configs: list[Tiling | str] = [*library_configs(x.shape[0], w, bias), *float32_tilings(x, w)]
+    # With TF32, where the user allows it, the library's GEMM takes a third of its time.
     precision = torch.backends.cuda.matmul.fp32_precision
     key = (precision, bias is None, lies_in_rows(x), lies_in_rows(w), *map(bucket, x.shape), w.shape[0])
-    return run(fastest("multiply", key, ways, run, x.device))
+    return run(fastest("multiply", key, configs, run, x.device))
 
 
 _multiply_float32 = operation("multiply", _multiply, lambda x, w, bias: x.new_empty(x.shape[0], w.shape[0]))
@@ -234,7 +234,7 @@ _multiply_float32 = operation("multiply", _multiply, lambda x, w, bias: x.new_em
 def multiply(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """x·wᵀ + bias of matrices m × k and n × k, for a kernel's own use: it has no gradient.
 
-    Of float32 by whatever is fastest, a library's product or our three of TF32 (see `tilings`); else by the library.
+    Of float32 by whatever is fastest, a library's GEMM or our three of TF32 (see `tilings`); else by the library.
     """
     if x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type):
         return F.linear(x, w, bias)

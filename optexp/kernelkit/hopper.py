@@ -1,4 +1,4 @@
-"""Whether a product can go to what multiplies with what only Hopper has: hopper_product.cu, few_rows.cu."""
+"""Whether a GEMM can go to what multiplies with what only Hopper has: hopper_gemm.cu, few_rows_gemm.cu."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from optexp.kernelkit import extension
 
 
-def takes(x: Tensor, *parameters: Tensor | None, source: str = "hopper_product") -> bool:
-    """Whether that source multiplies, on this card, matrices that `products.takes`.
+def takes(x: Tensor, *parameters: Tensor | None, source: str = "hopper_gemm") -> bool:
+    """Whether that source multiplies, on this card, matrices that `gemm.takes`.
 
     Parameters are read as the dtype of x, 16 bytes at a time.
     """
@@ -31,7 +31,7 @@ def _runs(device: torch.device, source: str) -> bool:
         return False
     try:
         extension.library(source, device.index)
-    except (RuntimeError, OSError) as error:  # a compiler that is too old, say: there are other ways
+    except (RuntimeError, OSError) as error:  # a compiler that is too old, say: there are other configs
         warnings.warn(f"{source}.cu could not be built: {error}", stacklevel=2)
         return False
     return True

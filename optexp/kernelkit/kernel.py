@@ -33,7 +33,7 @@ Fill = Callable[..., Tensor]  # fill(*shape) -> standard normal tensor of a case
 class Case:
     """One call of a kernel: `arguments(fill)` are its positional arguments.
 
-    goal:  how many times the floor forward may take; None: no more than anything else takes
+    goal:  most of forward's time, in lower bounds; None: no more than the fastest alternative takes
     """
 
     name: str
@@ -43,38 +43,38 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """The contract of `kernels/<name>.py`, whose `KERNEL` this is; tests, benchmark and rewriting follow it.
+    """The contract of `kernels/<name>.py`: its `KERNEL`. Tests, benchmark and rewriting follow it.
 
-    function:    what users call; ValueError where it cannot serve the arguments
-    reference:   the same in plain PyTorch, in any dtype and on any device
-    plain:       the kernel as it is first taught, forward only, for studies
-    cuda:        `function` by CUDA C++; what that does not serve, it gives to torch
-    cases:       calls that are worth a test: tails, one row, many
-    large:       a call whose first tensor has more than 2³¹ elements
-    mistakes:    calls that must end in a ValueError
-    benchmarks:  calls that are worth timing
-    sweep:       the arguments of a call whose first tensor has about so many elements, from `fill` and `size`
-    patterns:    how models write it, as functions with the parameters of `function`
-    kept:        bytes that forward must keep for backward; none, or None: its arguments, which there are anyway
-    worthwhile:  whether putting it into a model can pay, from (fake) arguments
-    floor:       what no implementation beats: the bare product; None: a copy of the bytes that must move
-    rival:       the best known library, where that is not what `reference` calls
+    function:       users call it; raises ValueError for arguments that it cannot serve
+    reference:      the same in plain PyTorch, in any dtype and on any device
+    plain:          the textbook kernel, forward only, for studies
+    cuda:           `function` in CUDA C++; calls that CUDA C++ cannot serve go to torch
+    cases:          calls that are worth a test: tails, one row, many
+    large:          a call whose first tensor has more than 2³¹ elements
+    invalid_cases:  calls that must raise ValueError
+    benchmarks:     calls that are worth timing
+    sweep:          `sweep(fill, size)`: arguments of a call whose first tensor has about `size` elements
+    patterns:       the forms in which models write it: functions with the parameters of `function`
+    saved_bytes:    bytes that forward saves for backward; 0, or None: backward needs the arguments alone
+    worthwhile:     whether the kernel can pay in a model, from (fake) arguments
+    lower_bound:    a call that no implementation beats: the bare GEMM; None: a copy of the bytes that must move
+    best_library:   the best known library call, where `reference` does not make it
     """
 
     function: Callable[..., Tensor]
     reference: Callable[..., Tensor]
     cases: Sequence[Case]
     large: Case
-    mistakes: Sequence[Case]
+    invalid_cases: Sequence[Case]
     benchmarks: Sequence[Case]
     sweep: Callable[..., tuple[Any, ...]]
     patterns: Sequence[Callable[..., Any]]
     plain: Callable[..., Tensor] | None = None
     cuda: Callable[..., Tensor] | None = None
-    kept: Callable[..., int] | None = None
+    saved_bytes: Callable[..., int] | None = None
     worthwhile: Callable[..., bool] = lambda *_: True
-    floor: Callable[..., Tensor] | None = None
-    rival: Callable[..., Tensor] | None = None
+    lower_bound: Callable[..., Tensor] | None = None
+    best_library: Callable[..., Tensor] | None = None
 
     @property
     def name(self) -> str:
@@ -82,8 +82,7 @@ class Kernel:
 
 
 def for_graphs(kernel: Kernel) -> Kernel:
-    """The kernel for what a CUDA Graph records: ours for small calls too, already in the steps before, in which ways
-    are raced."""
+    """The kernel in a CUDA graph: it serves small calls too, also in the steps before capture, which race configs."""
 
     def in_graph(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -245,7 +244,7 @@ def check_row(name: str, x: Tensor, what: str, row: Tensor) -> None:
 
 
 def lowered(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The operands of a product as autocast has them, where it is on."""
+    """The operands of a GEMM as autocast has them, where it is on."""
     device = next(tensor.device.type for tensor in tensors if tensor is not None)
     if not torch.is_autocast_enabled(device):
         return tensors

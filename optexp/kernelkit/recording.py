@@ -16,7 +16,7 @@ rehearsals: list[None] = []  # one for each that is under way; what another thre
 @contextmanager
 def rehearsal() -> Iterator[None]:
     """What is called inside is called again while a CUDA graph records it. So ours are launched however small the call,
-    and choose among their ways: where a graph records what never ran before, it is the first way."""
+    and choose among their configs: where a graph records what never ran before, it takes the first config."""
     rehearsals.append(None)
     try:
         yield

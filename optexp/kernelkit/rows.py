@@ -54,9 +54,9 @@ def in_rows(
     first: Sequence[Launch] = (),
     **constants: Any,
 ) -> None:
-    """Run the kernel over tiles of whole rows, in the fastest way; the last of `args` is what it writes.
+    """Run the kernel over tiles of whole rows, in the fastest config; the last of `args` is what it writes.
 
-    more:   ways that this kernel has besides `tiles`, from the block
+    more:   configs that this kernel has besides `tiles`, from the block
     first:  those that come before them: where nothing can be raced, the first is taken
     """
     if rows == 0 or columns == 0:
@@ -64,12 +64,12 @@ def in_rows(
     result = args[-1]
     block = max(power_of_two(columns), 16)
 
-    def run(how: Launch) -> None:
-        programs = ceil_div(rows, how.rows)
-        if how.resident:
-            programs = min(programs, how.resident * multiprocessors(result.device))
-        launch(kernel, programs, *args, rows, columns, **constants, **how.constants(block))
+    def run(config: Launch) -> None:
+        programs = ceil_div(rows, config.rows)
+        if config.resident:
+            programs = min(programs, config.resident * multiprocessors(result.device))
+        launch(kernel, programs, *args, rows, columns, **constants, **config.constants(block))
 
     dtypes = [arg.dtype for arg in args if isinstance(arg, Tensor)]
-    ways = list(dict.fromkeys([*first, *tiles(block), *(more(block) if more else ())]))  # none races twice
-    run(fastest(kernel.__name__, (*dtypes, columns, bucket(rows)), ways, run, result.device))
+    configs = list(dict.fromkeys([*first, *tiles(block), *(more(block) if more else ())]))  # none races twice
+    run(fastest(kernel.__name__, (*dtypes, columns, bucket(rows)), configs, run, result.device))

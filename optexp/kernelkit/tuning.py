@@ -1,4 +1,4 @@
-"""Which of a few ways to compute the same thing is fastest on this card: measured once, remembered per card."""
+"""Which of a few configs that compute the same is fastest on this card: measured once, remembered per card."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fastest(what: str, key: Key, candidates: Sequence[T], run: Callable[[T], obj
     """
     if device.type != "cuda" or len(candidates) == 1:
         return candidates[0]
-    known = (what, device.index, *key, *candidates)  # of another layout there may be fewer ways
+    known = (what, device.index, *key, *candidates)  # of another layout there may be fewer configs
     choice = _chosen.get(known)
     if choice is not None:
         return choice  # type: ignore[return-value]
@@ -103,7 +103,7 @@ def _file(device: torch.device) -> Path:
 
 @cache
 def _sources() -> str:
-    """Stands for the code that was timed: of another, another way may be the fastest."""
+    """Stands for the code that was timed: of another, another config may be the fastest."""
     folders = [Path(next(iter(import_module("optexp.kernels").__path__))), Path(__file__).parent]
     files = [file for folder in folders for kind in ("*.py", "*.cu*") for file in sorted(folder.glob(kind))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -28,8 +28,8 @@ seen = set()
 
 def launch(function: Any, programs: int, *args: Any, **constants: Any) -> None:
     """In the place of `launching.launch`: compile, and leave the result unwritten."""
-    if "EARLY" in function.arg_names:
-        constants |= {"EARLY": True, "launch_pdl": not constants.pop("late", False)}
+    if "PDL" in function.arg_names:
+        constants |= {"PDL": True, "launch_pdl": not constants.pop("without_pdl", False)}
     options = {name: constants.pop(name) for name in OPTIONS if name in constants}
     given = dict(zip(function.arg_names, args, strict=False)) | constants
     signature: dict[str, str] = {}
@@ -64,7 +64,7 @@ def launch(function: Any, programs: int, *args: Any, **constants: Any) -> None:
     print(json.dumps({**fact, "instructions": code.instructions}, default=str), flush=True)
 
 
-def every_way(what: str, key: object, candidates: Any, run: Any, device: torch.device) -> Any:
+def every_config(what: str, key: object, candidates: Any, run: Any, device: torch.device) -> Any:
     """In the place of `optexp.kernelkit.tuning.fastest`: walk through all."""
     for candidate in candidates:
         run(candidate)
@@ -80,7 +80,7 @@ def main(names: list[str]) -> None:
         elementwise,
         *(importlib.import_module(f"optexp.kernels.{n}") for n in kernel.kernels()),
     ]
-    replaced = {"launch": launch, "fastest": every_way, "INTERPRETED": True}
+    replaced = {"launch": launch, "fastest": every_config, "INTERPRETED": True}
     replaced["runs_on"] = lambda device: True
     for module in modules:
         for name, value in {**replaced, "multiprocessors": lambda device: 132}.items():

@@ -123,7 +123,7 @@ def test_relu_over_its_input_has_a_gradient() -> None:
 
 
 @pytest.mark.gpu
-def test_the_plain_norm_and_product() -> None:
+def test_the_plain_norm_and_gemm() -> None:
     case = layernorm_linear.KERNEL.cases[0]
     args = case.arguments(lambda *shape: torch.randn(*shape, device="cuda"))
     torch.testing.assert_close(
@@ -155,9 +155,9 @@ if hopper.takes(torch.empty(8, 8, device="cuda")):
         by_few(x, gamma, beta, weight, bias, 1e-5)
         by_few(x, None, None, weight, None, 1e-5)
         by_hopper_then_gelu(x, weight, bias, "tanh")
-        for beside, apart, patience in ((False, False, 1000), (True, False, 1000), (True, True, 1000), (True, True, 0)):
-            by_hopper(x, gamma, beta, weight, bias, 1e-5, beside, apart, patience)
-            by_hopper(x, None, None, weight, None, 1e-5, beside, apart, patience)
+        for beside, apart, polls in ((False, False, 1000), (True, False, 1000), (True, True, 1000), (True, True, 0)):
+            by_hopper(x, gamma, beta, weight, bias, 1e-5, beside, apart, polls)
+            by_hopper(x, None, None, weight, None, 1e-5, beside, apart, polls)
 torch.cuda.synchronize()
 print("walked")
 """
