@@ -25,6 +25,7 @@ from optexp.kernelkit.kernel import (
 )
 from optexp.kernelkit.launching import launch
 
+SOURCE = extension.Source("add")
 OPERATIONS = 0.5  # of both passes one is work for the device
 
 
@@ -52,7 +53,7 @@ def _forward(a: Tensor, b: Tensor) -> Tensor:
 def _cuda_forward(a: Tensor, b: Tensor) -> Tensor:
     y = torch.empty_like(a)
     if y.numel():
-        extension.run("add", "forward", laid_out_like(a, y), laid_out_like(b, y), y, y.numel(), y.dtype)
+        SOURCE.run("forward", laid_out_like(a, y), laid_out_like(b, y), y, y.numel(), y.dtype)
     return y
 
 
@@ -92,7 +93,7 @@ def cuda(a: Tensor, b: Tensor) -> Tensor:
 def launched(a: Tensor, b: Tensor, blocks: int, threads: int) -> Tensor:
     """a + b of contiguous tensors on a GPU, by this many blocks of threads, however few: for studies."""
     y = torch.empty_like(a)
-    extension.run("add", "strided", a, b, y, y.numel(), blocks, threads, y.dtype)
+    SOURCE.run("strided", a, b, y, y.numel(), blocks, threads, y.dtype)
     return y
 
 
@@ -128,6 +129,7 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
+    sources=[SOURCE],
     cases=[
         Case("tail", lambda fill: (fill(3, 1711), fill(3, 1711))),
         Case("one element", lambda fill: (fill(1), fill(1))),

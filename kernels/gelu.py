@@ -27,6 +27,7 @@ from optexp.kernelkit.kernel import (
 )
 from optexp.kernelkit.launching import launch
 
+SOURCE = extension.Source("gelu")
 FORMS = ("none", "tanh")
 
 
@@ -92,7 +93,7 @@ def _backward(dy: Tensor, x: Tensor, approximate: str) -> Tensor:
 def _cuda_forward(x: Tensor, approximate: str) -> Tensor:
     y = torch.empty_like(x)
     if x.numel():
-        extension.run("gelu", "forward", laid_out_like(x, y), y, x.numel(), approximate == "tanh", x.dtype)
+        SOURCE.run("forward", laid_out_like(x, y), y, x.numel(), approximate == "tanh", x.dtype)
     return y
 
 
@@ -100,7 +101,7 @@ def _cuda_backward(dy: Tensor, x: Tensor, approximate: str) -> Tensor:
     dx = torch.empty_like(x)
     if x.numel():
         operands = (laid_out_like(dy, dx), laid_out_like(x, dx))
-        extension.run("gelu", "backward", *operands, dx, x.numel(), approximate == "tanh", x.dtype)
+        SOURCE.run("backward", *operands, dx, x.numel(), approximate == "tanh", x.dtype)
     return dx
 
 
@@ -175,6 +176,7 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
+    sources=[SOURCE],
     cases=[
         Case("tanh", lambda fill: (fill(7, 613), "tanh")),
         Case("exact", lambda fill: (fill(7, 613), "none")),

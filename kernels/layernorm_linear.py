@@ -26,6 +26,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from optexp.kernelkit import extension, hopper
+from optexp.kernelkit.capability import WGMMA
 from optexp.kernelkit.elementwise import FEW as FEW_SUMMED
 from optexp.kernelkit.elementwise import begin, from_last, share, summed, tile
 from optexp.kernelkit.gemm import TILINGS, Tiling, in_rows, in_shape, launch_gemm, multiply, place, takes
@@ -58,8 +59,10 @@ from optexp.kernels.layernorm import (
     layernorm_gradients,
     normalised_rows,
 )
-from optexp.kernels.linear_gelu import check_linear, is_small_gemm
+from optexp.kernels.linear_gelu import HOPPER_GEMM, check_linear, is_small_gemm
 
+SOURCE = extension.Source("layernorm_linear")
+FEW_ROWS_GEMM = extension.Source("few_rows_gemm", needs=WGMMA)
 FEW, SHORT = 512, 2048  # rows and columns up to which few_rows_gemm.cu is asked
 
 LARGE_MEAN = tl.constexpr(16.0)  # deviations; the accumulators then hold 4 bits that cancel
@@ -244,9 +247,9 @@ def _computed(
         # Of float16, γ⊙w or γ⊙x could overflow, or lose bits below its smallest normal number.
         if weight.dtype == torch.bfloat16:
             configs += TILINGS
-            if hopper.takes(rows, gamma, beta, bias):
+            if hopper.takes(HOPPER_GEMM, rows, gamma, beta, bias):
                 configs.append("hopper")
-        if count <= FEW and columns <= SHORT and hopper.takes(rows, gamma, beta, bias, source="few_rows_gemm"):
+        if count <= FEW and columns <= SHORT and hopper.takes(FEW_ROWS_GEMM, rows, gamma, beta, bias):
             # First, as where nothing can be raced, if all its blocks run at once: of small calls only graphs come here.
             configs.insert(
                 0 if few_blocks(count, weight.shape[0]) <= multiprocessors(x.device) else len(configs), "few"
@@ -313,7 +316,7 @@ def by_hopper(
     parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
     choices = (-1 if choice is None else choice for choice in (beside, apart))
     sizes = (m, n, k, x.stride(0), weight.stride(0), eps, *choices, max_polls)
-    extension.run("hopper_gemm", "layernorm_linear", x, *parameters, columns, y, *sizes)
+    HOPPER_GEMM.run("layernorm_linear", x, *parameters, columns, y, *sizes)
     return y
 
 
@@ -330,7 +333,7 @@ def by_few(
     y = x.new_empty(m, n)
     parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
     sizes = (m, n, k, x.stride(0), weight.stride(0), eps, x.dtype)
-    extension.run("few_rows_gemm", "layernorm_linear", x, *parameters, y, *sizes)
+    FEW_ROWS_GEMM.run("layernorm_linear", x, *parameters, y, *sizes)
     return y
 
 
@@ -347,7 +350,7 @@ def _cuda_forward(
         dtype = x.dtype if all(p.dtype == x.dtype for p in given) else torch.float32
         parameters = (0 if p is None else p.to(dtype).contiguous() for p in (gamma, beta))
         sizes = (*rows.shape, eps, dtype, weight.dtype, x.dtype)
-        extension.run("layernorm_linear", "forward", rows, *parameters, normal, mean, scale, *sizes)
+        SOURCE.run("forward", rows, *parameters, normal, mean, scale, *sizes)
     y = in_shape(F.linear(normal, weight, bias), x)
     return (y, normal, mean, scale) if save else (y, x.new_empty(0), x.new_empty(0), x.new_empty(0))
 
@@ -547,7 +550,7 @@ def cuda_plain(
     """The same in CUDA C++: a block normalises a row, and each of its threads makes outputs of its own."""
     y = x.new_empty(x.shape[0], weight.shape[0])
     operands = (x, gamma.float(), beta.float(), weight, bias, y)
-    extension.run("layernorm_linear", "plain", *operands, *x.shape, weight.shape[0], float(eps), x.dtype)
+    SOURCE.run("plain", *operands, *x.shape, weight.shape[0], float(eps), x.dtype)
     return y
 
 
@@ -577,6 +580,7 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
+    sources=[SOURCE, HOPPER_GEMM, FEW_ROWS_GEMM],
     cases=[
         Case("tail", _arguments(37, 72, 88)),
         Case("divisible by nothing", _arguments(7, 13, 11)),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from optexp.kernelkit import extension, hopper
+from optexp.kernelkit.capability import WGMMA
 from optexp.kernelkit.elementwise import over_columns
 from optexp.kernelkit.gemm import (
     Tiling,
@@ -47,6 +48,7 @@ from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward
 from optexp.kernels.gelu import cdf, check_form, gelu, gelu_forward
 from optexp.kernels.relu_bias_scale import fake_backward
 
+HOPPER_GEMM = extension.Source("hopper_gemm", needs=WGMMA)
 CHUNKS = (2**24, 2**25)  # bytes, of L2's 50 MB
 
 # Of cuBLASLt's epilogue, whose tanh is good to 6e-6: too little in float32, by the gates.
@@ -120,7 +122,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, s
         configs.insert(0, "addmm")
     tiles = tilings(rows, weight)
     configs += tiles
-    if not save and takes(rows, weight) and hopper.takes(rows, bias):
+    if not save and takes(rows, weight) and hopper.takes(HOPPER_GEMM, rows, bias):
         configs.append("hopper")
     if not save and not tiles:
         configs += chunks(rows.shape[0], weight.shape[0] * x.element_size())
@@ -167,7 +169,7 @@ def by_hopper(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) 
     (m, k), n = x.shape, weight.shape[0]
     y = x.new_empty(m, n)
     sizes = (m, n, k, x.stride(0), weight.stride(0), approximate == "tanh", x.dtype)
-    extension.run("hopper_gemm", "linear_gelu", x, weight, 0 if bias is None else bias, y, *sizes)
+    HOPPER_GEMM.run("linear_gelu", x, weight, 0 if bias is None else bias, y, *sizes)
     return y
 
 
@@ -292,6 +294,7 @@ KERNEL = Kernel(
     function=linear_gelu,
     reference=reference,
     plain=plain,
+    sources=[HOPPER_GEMM],
     cases=[
         Case("tail", lambda fill: (fill(37, 72), fill(88, 72) / 8, fill(88), "tanh")),
         Case("exact", lambda fill: (fill(37, 72), fill(88, 72) / 8, fill(88), "none")),

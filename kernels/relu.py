@@ -29,6 +29,8 @@ from optexp.kernelkit.kernel import (
 )
 from optexp.kernelkit.launching import launch
 
+SOURCE = extension.Source("relu")
+
 
 @triton.jit
 def relu_forward(x_ptr, passed_ptr, y_ptr, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
@@ -108,14 +110,14 @@ _relu = operation("relu", _forward, _fake, _remember, _differentiate)
 def _cuda_forward(x: Tensor) -> Tensor:
     y = torch.empty_like(x)
     if x.numel():
-        extension.run("relu", "forward", laid_out_like(x, y), y, x.numel(), x.dtype)
+        SOURCE.run("forward", laid_out_like(x, y), y, x.numel(), x.dtype)
     return y
 
 
 def _cuda_backward(dy: Tensor, y: Tensor) -> Tensor:
     dx = torch.empty_like(y)
     if y.numel():
-        extension.run("relu", "backward", laid_out_like(dy, dx), laid_out_like(y, dx), dx, y.numel(), y.dtype)
+        SOURCE.run("backward", laid_out_like(dy, dx), laid_out_like(y, dx), dx, y.numel(), y.dtype)
     return dx
 
 
@@ -157,7 +159,7 @@ def relu_(x: Tensor) -> Tensor:
     if not extension.takes(x) or not dense or is_traced((x,)) or needs_gradient((x,)):
         return F.relu_(x)
     if x.numel():
-        extension.run("relu", "forward", x, x, x.numel(), x.dtype)
+        SOURCE.run("forward", x, x, x.numel(), x.dtype)
         torch.autograd.graph.increment_version(x)
     return x
 
@@ -185,6 +187,7 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
+    sources=[SOURCE],
     saved_bytes=lambda x: bits_for(x, has_many(x)).nbytes,
     cases=[
         Case("tail", lambda fill: (fill(7, 613),)),

@@ -39,6 +39,8 @@ from optexp.kernelkit.kernel import (
 )
 from optexp.kernelkit.launching import launch
 
+SOURCE = extension.Source("relu_bias_scale")
+
 
 @triton.jit
 def relu_bias_scale_forward(
@@ -120,7 +122,7 @@ def _cuda_forward(x: Tensor, bias: Tensor, scale: float) -> Tensor:
     y, (rows, columns) = x.new_empty(x.shape), matrix(x)
     if y.numel():
         sizes = (rows, columns, _groups(rows, columns, x))
-        extension.run("relu_bias_scale", "forward", x.contiguous(), bias.contiguous(), y, *sizes, scale, x.dtype)
+        SOURCE.run("forward", x.contiguous(), bias.contiguous(), y, *sizes, scale, x.dtype)
     return y
 
 
@@ -132,7 +134,7 @@ def _cuda_backward(dy: Tensor, x: Tensor, scale: float, dtype: torch.dtype) -> t
     total = x.new_empty(columns)
     sums = total if groups == 1 else x.new_empty((groups, columns), dtype=torch.float32)
     operands = (dy.contiguous(), x.contiguous(), dx, sums, total, rows, columns, groups)
-    extension.run("relu_bias_scale", "backward", *operands, scale, x.dtype)
+    SOURCE.run("backward", *operands, scale, x.dtype)
     return dx, total.to(dtype)
 
 
@@ -266,6 +268,7 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
+    sources=[SOURCE],
     saved_bytes=lambda x, *_: rows_of_bits(x, has_many(x)).nbytes,
     cases=[
         Case("tail", lambda fill: (fill(11, 1711), fill(1711), 1.5)),

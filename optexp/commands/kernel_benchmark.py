@@ -314,13 +314,15 @@ def differentiated(function: Callable[..., Tensor], args: Sequence[Any], dy: Ten
 
 
 def build(chosen: Sequence[Kernel], device: torch.device) -> None:
-    """All that is in CUDA C++, side by side, not one after the other when called; what fails will fail there."""
-    names = [kernel.name for kernel in chosen if kernel.cuda is not None]
-    if device.type == "cuda" and names and extension.why_not(device) is None:
-        index = torch.cuda.current_device() if device.index is None else device.index
-        with ThreadPoolExecutor(len(names)) as pool:
-            for name in names:
-                pool.submit(extension.library, name, index)
+    """Compile all CUDA C++ of these kernels in parallel; a source that fails here fails again when it is called."""
+    if device.type != "cuda" or extension.why_not(device) is not None:
+        return
+    sources = {source for kernel in chosen for source in kernel.sources}
+    usable = [source for source in sources if source.needs is None or source.needs.met_by(device)]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    with ThreadPoolExecutor(max(1, len(usable))) as pool:
+        for source in usable:
+            pool.submit(extension.library, source, index)
 
 
 def race(

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from optexp.kernelkit.capability import TMA
 from optexp.kernelkit.kernel import ceil_div, contiguous, multiprocessors, operation
 from optexp.kernelkit.launching import INTERPRETED, launch
 from optexp.kernelkit.tuning import bucket, fastest
@@ -127,7 +128,7 @@ def takes(x: Tensor, w: Tensor) -> bool:
 
 @cache
 def has_copy_engine(device: torch.device) -> bool:
-    return INTERPRETED or torch.cuda.get_device_capability(device) >= (9, 0)
+    return INTERPRETED or TMA.met_by(device)
 
 
 def launch_gemm(kernel: Any, tiling: Tiling, x: Tensor, w: Tensor, y: Tensor, *args: Any, **constants: Any) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from triton.runtime import KernelInterface
 from optexp.kernelkit.launching import INTERPRETED, current_stream
 from optexp.kernelkit.recording import rehearsal, rehearsals
 from optexp.kernelkit.small_calls import quick
+
+if TYPE_CHECKING:
+    from optexp.kernelkit.extension import Source
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SUPPORTED = (*DTYPES, torch.float64)  # float64 is there to be exact, not to be fast
@@ -49,6 +52,7 @@ class Kernel:
     reference:      the same in plain PyTorch, in any dtype and on any device
     plain:          the textbook kernel, forward only, for studies
     cuda:           `function` in CUDA C++; calls that CUDA C++ cannot serve go to torch
+    sources:        the CUDA C++ that it launches, each with the capability that it needs
     cases:          calls that are worth a test: tails, one row, many
     large:          a call whose first tensor has more than 2³¹ elements
     invalid_cases:  calls that must raise ValueError
@@ -71,6 +75,7 @@ class Kernel:
     patterns: Sequence[Callable[..., Any]]
     plain: Callable[..., Tensor] | None = None
     cuda: Callable[..., Tensor] | None = None
+    sources: Sequence[Source] = ()
     saved_bytes: Callable[..., int] | None = None
     worthwhile: Callable[..., bool] = lambda *_: True
     lower_bound: Callable[..., Tensor] | None = None

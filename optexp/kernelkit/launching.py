@@ -1,4 +1,4 @@
-"""Kernel launches: on the tensors' device, visible to a profiler, with PDL from Hopper on, cached by their arguments."""
+"""Kernel launches: on the tensors' device, visible to a profiler, with PDL from Hopper on, cached by arguments."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch.autograd import profiler
 from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from optexp.kernelkit import capability
 
 CUDA = torch.backends.cuda.is_built()  # without, even a fake tensor may say it lies on such a device
 NVIDIA = CUDA and torch.version.hip is None
@@ -100,7 +102,7 @@ def _key(kernel: Any, args: Sequence[Any], constants: dict[str, Any]) -> tuple[A
 def _pdl(device: torch.device, without: bool) -> dict[str, bool]:
     """Programmatic dependent launch, from Hopper on:
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization"""
-    possible = NVIDIA and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    possible = NVIDIA and device.type == "cuda" and capability.PDL.met_by(device)
     return {"PDL": True, "launch_pdl": not without} if possible else {"PDL": False}
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from optexp.kernelkit.capability import TRITON
+
 
 def missing(device: torch.device, triton: bool = False) -> str | None:
     """What stands in the way of torch.compile (of Triton, where only that is asked for); None where nothing does."""
@@ -24,8 +26,8 @@ def missing(device: torch.device, triton: bool = False) -> str | None:
     if device.type == "cuda":
         if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
             return "Triton needs a C compiler, and none was found: install gcc"
-        if torch.cuda.get_device_capability(device) < (7, 0):
-            return f"Triton needs compute capability 7.0, and {torch.cuda.get_device_name(device)} is older"
+        if not TRITON.met_by(device):
+            return f"Triton needs compute capability {TRITON}, and {torch.cuda.get_device_name(device)} is older"
     return None
 
 

@@ -13,15 +13,17 @@ import torch
 from torch.utils import cpp_extension
 
 from optexp.kernelkit import assembly, extension
+from optexp.kernelkit.kernel import kernels
 from optexp.kernels import add, layernorm_linear, relu
 
-SOURCES = sorted(path.stem for path in extension.sources("add")[0].parent.glob("*.cu"))
+SOURCES = sorted(path.stem for path in extension.source_files("add")[0].parent.glob("*.cu"))
 CUDA = torch.device("cuda")
 
 
 def compile(name: str, output: Path) -> str:
     """To machine code of an H100; returns what the compiler said."""
-    (target,) = extension.ONLY.get(name, ["9.0"])
+    declared = {source.name: source for kernel in kernels().values() for source in kernel.sources}
+    (target,) = declared[name].targets(CUDA)
     # What torch defines for extensions.
     defined = [f"-D__CUDA_NO_{what}__" for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS")]
     flags = [
@@ -32,7 +34,7 @@ def compile(name: str, output: Path) -> str:
         "-Werror",
         "all-warnings",
     ]
-    command = ["nvcc", "-cubin", *flags, "-Xptxas", "-v", str(extension.sources(name)[0]), "-o", str(output)]
+    command = ["nvcc", "-cubin", *flags, "-Xptxas", "-v", str(extension.source_files(name)[0]), "-o", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stderr
@@ -138,7 +140,7 @@ import torch
 from optexp.kernel import kernels
 from optexp.kernelkit import extension, hopper
 from optexp.kernels.layernorm_linear import by_few, by_hopper
-from optexp.kernels.linear_gelu import by_hopper as by_hopper_then_gelu
+from optexp.kernels.linear_gelu import HOPPER_GEMM, by_hopper as by_hopper_then_gelu
 
 if sys.argv[1] == "racecheck":  # see hopper.cuh
     extension.FLAGS.append("-DOPTEXP_FOR_RACECHECK")
@@ -148,7 +150,7 @@ for kernel in kernels().values():
             args = case.arguments(lambda *shape: torch.randn(*shape, device="cuda"))
             args = [a.detach().requires_grad_() if isinstance(a, torch.Tensor) else a for a in args]
             kernel.cuda(*args).sum().backward()
-if hopper.takes(torch.empty(8, 8, device="cuda")):
+if hopper.takes(HOPPER_GEMM, torch.empty(8, 8, device="cuda")):
     for m, n, k in ((1, 8, 8), (65, 136, 520), (130, 264, 2048)):
         sizes = ((m, k), (n, k), (k,), (k,), (n,))
         x, weight, gamma, beta, bias = (torch.randn(*size, device="cuda").bfloat16() for size in sizes)

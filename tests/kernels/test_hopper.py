@@ -47,7 +47,9 @@ RUNS = 20  # a race shows now and then
 
 @pytest.fixture(autouse=True)
 def _hopper(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("gpu") and not hopper.takes(torch.empty(8, 8, device=CUDA)):
+    if request.node.get_closest_marker("gpu") and not hopper.takes(
+        linear_gelu.HOPPER_GEMM, torch.empty(8, 8, device=CUDA)
+    ):
         pytest.skip("needs a Hopper GPU and a CUDA compiler")
 
 
@@ -347,7 +349,7 @@ def test_shapes_take_turns_on_a_stream(normal) -> None:
 
 @pytest.mark.gpu
 def test_graphs_at_once(normal) -> None:
-    """Captured on one stream and replayed on several, each has a workspace of its own, also where nothing ran before."""
+    """Captured on one stream and replayed on several, each has its own workspace, also where nothing ran before."""
     weight, inputs = normal(4096, 256) / 16, [normal(4096, 256), normal(4096, 256) * 3 + 1]
     graphs, found = [], []
     for x in inputs:
@@ -482,9 +484,10 @@ def test_it_is_one_of_the_configs(normal, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_only_where_it_runs_and_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not hopper.takes(torch.empty(8, 8, dtype=torch.bfloat16))
+    few_rows = layernorm_linear.FEW_ROWS_GEMM
+    assert not hopper.takes(few_rows, torch.empty(8, 8, dtype=torch.bfloat16))
 
-    def broken(name: str, index: int) -> None:
+    def broken(source: extension.Source, index: int) -> None:
         raise RuntimeError("no such option")
 
     hopper._runs.cache_clear()
@@ -492,10 +495,10 @@ def test_only_where_it_runs_and_can_be_built(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(extension, "why_not", lambda device: None)
     monkeypatch.setattr(extension, "library", broken)
     with pytest.warns(UserWarning, match=r"few_rows_gemm\.cu could not be built: no such option"):
-        assert not hopper._runs(CUDA, "few_rows_gemm")
+        assert not hopper._runs(CUDA, few_rows)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     hopper._runs.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not hopper._runs(CUDA, "few_rows_gemm")
+        assert not hopper._runs(CUDA, few_rows)
     hopper._runs.cache_clear()
