@@ -1,17 +1,7 @@
 """LayerNorm and the linear layer after it as one GEMM: normalised rows are never written.
 
-With r = 1/deviation and μ the mean of a row, γ and β the norm's parameters:
-
-    y = r·(x·(γ⊙w)ᵀ) − r·μ·Σ(γ⊙w) + (w·β + bias)
-
-The sum over γ⊙w is taken of the rounded values that the GEMM sees, so that the mean cancels exactly; what the
-accumulators lose to a mean that is large beside the deviation, does not: such tiles are done again from centred rows.
-
-Where a weight, or a parameter of the norm, is infinite, so are these sums, and infinities would cancel that do not in
-the norm and the GEMM one after the other: such tiles are made again as those are, of normalised rows and w itself.
-
-Folding reads and writes all of w. Not on Hopper, where γ goes to x on its way into the GEMM (`hopper_gemm.cu`):
-w is only summed over. Of few rows, blocks there normalise what they multiply (`few_rows_gemm.cu`).
+Three implementations beside the library's are raced: a Triton GEMM with folded weights (`_layernorm_linear_folded`),
+and on Hopper two in CUDA C++ (`_layernorm_linear_cuda`).
 """
 
 from __future__ import annotations
@@ -26,17 +16,15 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from optexp.kernelkit import extension, hopper
-from optexp.kernelkit.capability import WGMMA
 from optexp.kernelkit.elementwise import FEW as FEW_SUMMED
 from optexp.kernelkit.elementwise import begin, from_last, share, summed, tile
-from optexp.kernelkit.gemm import TILINGS, Tiling, in_rows, in_shape, launch_gemm, multiply, place, takes
+from optexp.kernelkit.gemm import TILINGS, Tiling, in_rows, in_shape, multiply, takes
 from optexp.kernelkit.kernel import (
     REFUSED,
     Case,
     Fill,
     Kernel,
     ceil_div,
-    contiguous,
     derived,
     is_differentiated,
     lowered,
@@ -48,140 +36,27 @@ from optexp.kernelkit.kernel import (
 )
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tuning import bucket, fastest
+from optexp.kernels._layernorm_gradients import backward_of_few, backward_of_rows, fake_gradients
+from optexp.kernels._layernorm_linear_cuda import (
+    FEW_ROWS_GEMM,
+    SOURCE,
+    by_few,
+    by_hopper,
+    few_blocks,
+    norm_then_library,
+)
+from optexp.kernels._layernorm_linear_folded import by_tiles
 from optexp.kernels.layernorm import (
     LONGEST,
     as_shape,
-    backward_of_few,
-    backward_of_rows,
     check_norm,
-    fake_gradients,
     forward_of_rows,
     layernorm_gradients,
     normalised_rows,
 )
 from optexp.kernels.linear_gelu import HOPPER_GEMM, check_linear, is_small_gemm
 
-SOURCE = extension.Source("layernorm_linear")
-FEW_ROWS_GEMM = extension.Source("few_rows_gemm", needs=WGMMA)
-FEW, SHORT = 512, 2048  # rows and columns up to which few_rows_gemm.cu is asked
-
-LARGE_MEAN = tl.constexpr(16.0)  # deviations; the accumulators then hold 4 bits that cancel
-INFINITE = tl.constexpr(float("inf"))
-
-
-@triton.jit
-def layernorm_linear_fold(
-    w_ptr, gamma_ptr, beta_ptr, bias_ptr, folded_ptr, sum_ptr, offset_ptr, k, w_stride,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """One row of γ⊙w, its sum after rounding, and its w·β + bias. Where Σw·β is not finite, neither is the sum."""
-    begin(PDL)
-    row = tl.program_id(0)
-    w_ptr += row.to(tl.int64) * w_stride
-    folded_ptr += row.to(tl.int64) * k
-    total = tl.zeros([BLOCK], tl.float32)
-    offset = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, k, BLOCK):
-        inner = first + tl.arange(0, BLOCK)
-        w = tl.load(w_ptr + inner, mask=inner < k, other=0.0).to(tl.float32)
-        if beta_ptr is not None:
-            offset += w * tl.load(beta_ptr + inner, mask=inner < k, other=0.0).to(tl.float32)
-        if gamma_ptr is not None:
-            w *= tl.load(gamma_ptr + inner, mask=inner < k, other=0.0).to(tl.float32)
-        folded = w.to(folded_ptr.dtype.element_ty)
-        tl.store(folded_ptr + inner, folded, mask=inner < k)
-        total += folded.to(tl.float32)
-    constant = tl.sum(offset, axis=0)
-    tl.store(sum_ptr + row, tl.where(tl.abs(constant) < INFINITE, tl.sum(total, axis=0), constant))
-    if bias_ptr is not None:
-        constant += tl.load(bias_ptr + row).to(tl.float32)
-    tl.store(offset_ptr + row, constant)
-
-
-@triton.jit
-def unfolded(
-    x_ptr, w_ptr, gamma_ptr, beta_ptr, rows, columns, mean, scale, n, k, x_stride, w_stride,
-    M: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    """A tile of the GEMM of normalised rows, rounded as the norm rounds them, and w. Short steps take few registers:
-    the rest of the kernel leaves none."""
-    x_ptr += rows[:, None] * x_stride
-    w_ptr += tl.minimum(columns, n - 1).to(tl.int64)[:, None] * w_stride
-    z = tl.zeros([M, N], tl.float32)
-    for first in tl.range(0, k, STEP, num_stages=1):
-        inner = first + tl.arange(0, STEP)
-        inside = inner < k
-        x = tl.load(x_ptr + inner[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
-        w = tl.load(w_ptr + inner[None, :], mask=inside[None, :], other=0.0)
-        x = (x - mean[:, None]) * scale[:, None]
-        if gamma_ptr is not None:
-            x *= tl.load(gamma_ptr + inner, mask=inside, other=0.0).to(tl.float32)[None, :]
-        if beta_ptr is not None:
-            x += tl.load(beta_ptr + inner, mask=inside, other=0.0).to(tl.float32)[None, :]
-        z = tl.dot(tl.where(inside[None, :], x, 0.0).to(w.dtype), w.T, z)
-    return z
-
-
-@triton.jit
-def layernorm_linear_forward(
-    x_ptr, sum_ptr, offset_ptr, w_ptr, gamma_ptr, beta_ptr, bias_ptr, x_desc, w_desc, y_desc, m, n, k,
-    x_stride, w_stride, eps: tl.float64,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-):  # fmt: skip
-    """Tiles of y from x and the folded w; mean and deviation of the rows come out of the same loop.
-
-    What the sums read comes by a load of its own, and what the GEMM reads is read by nothing else: of a tile that
-    both read, Triton (to 3.7 at least) keeps one buffer less than its asynchronous GEMM needs.
-    """
-    x_stride, inside = x_stride // 8 * 8, k // 8 * 8  # which they are: 16 bytes at a time
-    across_m, across_n = tl.cdiv(m, M), tl.cdiv(n, N)
-    for number in tl.range(tl.program_id(0), across_m * across_n, tl.num_programs(0)):
-        row, column = place(number, across_m, across_n, GROUP=8)
-        rows = tl.minimum(row * M + tl.arange(0, M), m - 1).to(tl.int64)
-        z = tl.zeros([M, N], tl.float32)
-        mean = tl.zeros([M], tl.float32)
-        square = tl.zeros([M], tl.float32)
-        for step in range(tl.cdiv(k, K)):
-            inner = step * K + tl.arange(0, K)[None, :]
-            again = tl.load(x_ptr + rows[:, None] * x_stride + inner, mask=inner < inside, other=0.0)
-            x = x_desc.load([row * M, step * K])
-            w = w_desc.load([column * N, step * K])
-            z = tl.dot(x, w.T, z)
-            wide = again.to(tl.float32)
-            mean += tl.sum(wide, axis=1)
-            square += tl.sum(wide * wide, axis=1)
-        whole = mean
-        mean /= k
-        variance = tl.maximum(square / k - mean * mean, 0.0)
-        if tl.max(mean * mean - LARGE_MEAN * LARGE_MEAN * variance, axis=0) > 0.0:
-            z = tl.zeros([M, N], tl.float32)
-            square = tl.zeros([M], tl.float32)
-            left = tl.zeros([M], tl.float32)  # of the mean: a small one can be rounded away again
-            for step in tl.range(0, tl.cdiv(k, K), num_stages=1):
-                x = x_desc.load([row * M, step * K]).to(tl.float32) - mean[:, None]
-                x = tl.where(step * K + tl.arange(0, K)[None, :] < k, x, 0.0)
-                square += tl.sum(x * x, axis=1)
-                rounded = x.to(y_desc.dtype)
-                left += tl.sum(rounded.to(tl.float32), axis=1)
-                z = tl.dot(rounded, w_desc.load([column * N, step * K]).T, z)
-            variance = square / k
-            mean = left / k
-        scale = 1.0 / tl.sqrt(variance + tl.cast(eps, tl.float32))
-        columns = column * N + tl.arange(0, N)
-        total = tl.load(sum_ptr + columns, mask=columns < n, other=0.0)
-        offset = tl.load(offset_ptr + columns, mask=columns < n, other=0.0)
-        if tl.max(tl.where(tl.abs(total) < INFINITE, 0, 1), axis=0) > 0:
-            mean = tl.div_rn(whole, tl.full([M], k, tl.float32))  # x may be as near it as float32 can tell
-            z = unfolded(
-                x_ptr, w_ptr, gamma_ptr, beta_ptr, rows, columns, mean, scale, n, k, x_stride, w_stride, M, N, STEP=32
-            )
-            mean, scale = tl.zeros([M], tl.float32), tl.full([M], 1.0, tl.float32)
-            total = tl.zeros([N], tl.float32)
-            offset = total
-            if bias_ptr is not None:
-                offset = tl.load(bias_ptr + columns, mask=columns < n, other=0.0).to(tl.float32)
-        y = (z - mean[:, None] * total[None, :]) * scale[:, None] + offset[None, :]
-        y_desc.store([row * M, column * N], y.to(y_desc.dtype))
+FEW, SHORT = 512, 2048  # most rows, most columns for few_rows_gemm.cu
 
 
 @triton.jit
@@ -225,7 +100,7 @@ def layernorm_linear_plain(
 def _computed(
     x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor, ...]:
-    """The result; and where they are to be saved the normalised rows, their means and 1/deviations."""
+    """The result y; with `save` also the normalised rows, their means and 1/deviations."""
     rows = in_rows(x)
     count, columns = rows.shape
 
@@ -264,95 +139,10 @@ def _computed(
 def _forward(
     x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same with empty tensors for what is not saved."""
+    """The same, always four tensors: empty ones where nothing is saved."""
     y, *saved = _computed(x, gamma, beta, weight, bias, eps, save)
     normal, mean, scale = saved or (x.new_empty(0) for _ in range(3))
     return y, normal, mean, scale
-
-
-def by_tiles(
-    tiling: Tiling,
-    x: Tensor,
-    gamma: Tensor | None,
-    beta: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-) -> Tensor:
-    """By our own GEMM, of matrices that it takes."""
-    n, k = weight.shape
-    folded, (total, offset) = weight.new_empty(n, k), weight.new_empty(2, n, dtype=torch.float32)
-    block = min(power_of_two(k), 4096)
-    given = (weight, *(contiguous(parameter) for parameter in (gamma, beta, bias)))
-    launch(layernorm_linear_fold, n, *given, folded, total, offset, k, weight.stride(0), BLOCK=block)
-    y = x.new_empty(x.shape[0], n)
-    settings = {"x_stride": x.stride(0), "w_stride": weight.stride(0), "eps": eps}
-    launch_gemm(layernorm_linear_forward, tiling, x, folded, y, x, total, offset, *given, **settings)
-    return y
-
-
-def by_hopper(
-    x: Tensor,
-    gamma: Tensor | None,
-    beta: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    beside: bool | None = None,
-    apart: bool | None = None,
-    max_polls: int = 1000,
-) -> Tensor:
-    """In CUDA C++, of matrices that `hopper.takes`: x goes through registers there, where γ is multiplied to it, and
-    mean and deviation are summed beside the GEMM. Whoever sums first, the bits are the same.
-
-    beside:    whether some blocks sum over w beside the GEMM, and no kernel before it; None: where they have time
-    apart:     whether warps that multiply nothing sum over x, in an order of their own, of up to 32768 rows; None:
-               where they keep up
-    max_polls:  how often a block looks for what another sums before it does so itself; 0: never
-    """
-    (m, k), n = x.shape, weight.shape[0]
-    columns = weight.new_empty(ceil_div(n, 256) * 256, 4)  # of all that tiles have
-    y = x.new_empty(m, n)
-    parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
-    choices = (-1 if choice is None else choice for choice in (beside, apart))
-    sizes = (m, n, k, x.stride(0), weight.stride(0), eps, *choices, max_polls)
-    HOPPER_GEMM.run("layernorm_linear", x, *parameters, columns, y, *sizes)
-    return y
-
-
-def few_blocks(rows: int, outputs: int) -> int:
-    """Of `by_few`."""
-    return 2 * ceil_div(rows, 32) * ceil_div(outputs, 64)
-
-
-def by_few(
-    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
-) -> Tensor:
-    """In CUDA C++, of matrices that `hopper.takes`, of up to SHORT columns, in one launch."""
-    (m, k), n = x.shape, weight.shape[0]
-    y = x.new_empty(m, n)
-    parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
-    sizes = (m, n, k, x.stride(0), weight.stride(0), eps, x.dtype)
-    FEW_ROWS_GEMM.run("layernorm_linear", x, *parameters, y, *sizes)
-    return y
-
-
-def _cuda_forward(
-    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, save: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The norm in CUDA C++, the GEMM by the library."""
-    rows = in_rows(x).contiguous()
-    normal = weight.new_empty(rows.shape)
-    mean = x.new_empty(len(rows), dtype=torch.float32)
-    scale = torch.empty_like(mean)
-    if rows.numel():
-        given = [p for p in (gamma, beta) if p is not None]
-        dtype = x.dtype if all(p.dtype == x.dtype for p in given) else torch.float32
-        parameters = (0 if p is None else p.to(dtype).contiguous() for p in (gamma, beta))
-        sizes = (*rows.shape, eps, dtype, weight.dtype, x.dtype)
-        SOURCE.run("forward", rows, *parameters, normal, mean, scale, *sizes)
-    y = in_shape(F.linear(normal, weight, bias), x)
-    return (y, normal, mean, scale) if save else (y, x.new_empty(0), x.new_empty(0), x.new_empty(0))
 
 
 def _fake(
@@ -376,8 +166,7 @@ def _gradients(
     bias: torch.dtype | None,
     dz: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Those of the norm, and the sums over rows of dz, the GEMM's: of few rows maybe in one launch."""
-
+    """The gradients of x, γ and β, and the sum over rows of dz (m × n): for few rows perhaps in one launch."""
     rows, outputs = dz.shape
 
     def run(config: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -428,7 +217,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None
 
 all_gradients = operation("layernorm_linear_backward", _gradients, _fake_gradients)
 _layernorm_linear = operation("layernorm_linear", _forward, _fake, _save, _differentiate, inference=_computed)
-_layernorm_linear_cuda = operation("layernorm_linear_cuda", _cuda_forward, _fake, _save, _differentiate)
+_layernorm_linear_cuda = operation("layernorm_linear_cuda", norm_then_library, _fake, _save, _differentiate)
 
 
 def layernorm_linear(
@@ -535,22 +324,6 @@ def plain(
     y, block = x.new_empty(rows, outputs), power_of_two(columns)
     operands = (x, gamma, beta, weight, bias, y, columns, outputs, eps)
     launch(layernorm_linear_plain, rows * ceil_div(outputs, 16), *operands, OUTPUTS=16, BLOCK=block)
-    return y
-
-
-def cuda_plain(
-    x: Tensor,
-    normalized_shape: int | Sequence[int],
-    gamma: Tensor,
-    beta: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float = 1e-5,
-) -> Tensor:
-    """The same in CUDA C++: a block normalises a row, and each of its threads makes outputs of its own."""
-    y = x.new_empty(x.shape[0], weight.shape[0])
-    operands = (x, gamma.float(), beta.float(), weight, bias, y)
-    SOURCE.run("plain", *operands, *x.shape, weight.shape[0], float(eps), x.dtype)
     return y
 
 

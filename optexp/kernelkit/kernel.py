@@ -104,9 +104,9 @@ def for_graphs(kernel: Kernel) -> Kernel:
 
 @cache
 def kernels() -> dict[str, Kernel]:
-    """Every kernel of the folder, by the name of its file."""
+    """Every kernel of the folder, by the name of its file; files that begin with an underscore are parts of kernels."""
     folder = importlib.import_module("optexp.kernels").__path__
-    names = sorted(module.name for module in pkgutil.iter_modules(folder))
+    names = sorted(module.name for module in pkgutil.iter_modules(folder) if not module.name.startswith("_"))
     return {name: importlib.import_module(f"optexp.kernels.{name}").KERNEL for name in names}
 
 

@@ -98,7 +98,7 @@ def _by_launch(kernel: Kernel, multiprocessors: int | None) -> str:
 def _passes() -> re.Pattern[str]:
     """The names of kernels that read and write once: Inductor's pointwise ones, and ours but for GEMMs."""
     files = pkgutil.iter_modules(importlib.import_module("optexp.kernels").__path__)
-    ours = "|".join(file.name for file in files if "linear" not in file.name)
+    ours = "|".join(file.name for file in files if not re.match(r"_|.*linear", file.name))
     return re.compile(rf"triton_poi_|({ours})_(forward|backward)$")
 
 

@@ -15,6 +15,7 @@ from torch.utils import cpp_extension
 from optexp.kernelkit import assembly, extension
 from optexp.kernelkit.kernel import kernels
 from optexp.kernels import add, layernorm_linear, relu
+from optexp.kernels._layernorm_linear_cuda import cuda_plain
 
 SOURCES = sorted(path.stem for path in extension.source_files("add")[0].parent.glob("*.cu"))
 CUDA = torch.device("cuda")
@@ -128,9 +129,7 @@ def test_relu_over_its_input_has_a_gradient() -> None:
 def test_the_plain_norm_and_gemm() -> None:
     case = layernorm_linear.KERNEL.cases[0]
     args = case.arguments(lambda *shape: torch.randn(*shape, device="cuda"))
-    torch.testing.assert_close(
-        layernorm_linear.cuda_plain(*args), layernorm_linear.reference(*args), atol=1e-5, rtol=1e-4
-    )
+    torch.testing.assert_close(cuda_plain(*args), layernorm_linear.reference(*args), atol=1e-5, rtol=1e-4)
 
 
 WALK = f"""
@@ -139,7 +138,7 @@ sys.path[:] = {sys.path!r}
 import torch
 from optexp.kernel import kernels
 from optexp.kernelkit import extension, hopper
-from optexp.kernels.layernorm_linear import by_few, by_hopper
+from optexp.kernels._layernorm_linear_cuda import by_few, by_hopper
 from optexp.kernels.linear_gelu import HOPPER_GEMM, by_hopper as by_hopper_then_gelu
 
 if sys.argv[1] == "racecheck":  # see hopper.cuh

@@ -13,7 +13,7 @@ from optexp.equivalence.gates import Limits, Yardstick, error, measure, name_of,
 from optexp.kernelkit.elementwise import FEW
 from optexp.kernelkit.gemm import TILINGS, Tiling, library_configs
 from optexp.kernels import layernorm, layernorm_linear
-from optexp.kernels.layernorm_linear import by_tiles, layernorm_linear_forward
+from optexp.kernels._layernorm_linear_folded import by_tiles, layernorm_linear_forward
 from optexp.support.tolerances import TOLERANCES
 from tests.kernels.golden import exact
 

@@ -13,7 +13,7 @@ from triton.runtime.errors import OutOfResources
 from optexp.kernelkit import rows
 from optexp.kernelkit.elementwise import FEW
 from optexp.kernelkit.rows import Launch, tiles
-from optexp.kernels import layernorm, softmax
+from optexp.kernels import _layernorm_gradients, layernorm, softmax
 
 COLUMNS = (700, 5000, 16_000)  # a tile holds several rows; one; one that only many threads hold
 AGAIN = [*softmax._read_again(16_384), *softmax._half_held(16_384)]  # rows of which a part is read more than once
@@ -79,7 +79,7 @@ def test_both_configs_of_long_rows(device: str, config: str, monkeypatch: pytest
 
 
 def configs_back(columns: int) -> list[Launch | str]:
-    return ["few rows", *layernorm._configs(1 << (columns - 1).bit_length())]
+    return ["few rows", *_layernorm_gradients._configs(1 << (columns - 1).bit_length())]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def configs_back(columns: int) -> list[Launch | str]:
 def test_every_config_back_through_a_norm(
     columns: int, how: Launch | str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layernorm, "fastest", lambda what, key, configs, run, on: how)
+    monkeypatch.setattr(_layernorm_gradients, "fastest", lambda what, key, configs, run, on: how)
     torch.manual_seed(0)
     x, dy = (torch.randn(601 if device == "cuda" else 21, columns, device=device) for _ in range(2))
     weight, bias = (torch.randn(columns, device=device) for _ in range(2))
@@ -114,7 +114,7 @@ def test_few_rows_take_another_config_back(rows: int, monkeypatch: pytest.Monkey
     """In one launch, which is the first config, for that is what a graph captures."""
     offered = []
     monkeypatch.setattr(
-        layernorm, "fastest", lambda what, key, configs, run, on: offered.append(configs[0]) or configs[0]
+        _layernorm_gradients, "fastest", lambda what, key, configs, run, on: offered.append(configs[0]) or configs[0]
     )
     x = torch.randn(rows, 5, requires_grad=True)
     layernorm.layernorm(x, (5,)).sum().backward()
