@@ -71,7 +71,8 @@ def every_config(what: str, key: object, candidates: Any, run: Any, device: torc
 
 
 def main(names: list[str]) -> None:
-    chosen = names or sorted(kernel.kernels())  # which imports them
+    every = kernel.kernels()  # imports their modules
+    chosen = names or sorted(every)
     modules = [
         kernel,
         gemm,
@@ -86,7 +87,7 @@ def main(names: list[str]) -> None:
             if hasattr(module, name):
                 setattr(module, name, value)
     for name in chosen:
-        one = kernel.kernels()[name]
+        one = every[name]
         for dtype in (torch.float32, torch.bfloat16):
             for case in one.benchmarks:
                 # Rows are cut: what is compiled does not depend on their number.
