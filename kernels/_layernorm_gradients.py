@@ -145,7 +145,13 @@ def layernorm_backward_few(
 def backward_of_rows(
     dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, columns: int, bias: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, and the gradients of weight and of a bias of this dtype, where there are such; both as one row."""
+    """dx, and the gradients of weight and bias as vectors of `columns` elements.
+
+    dy, x:        of one shape, in rows of `columns` elements
+    weight:       of `columns` elements, or None
+    mean, scale:  mean and 1/deviation of every row
+    bias:         the dtype of the bias; None: there is none
+    """
     dy, x, weight = dy.contiguous(), x.contiguous(), contiguous(weight)
     dx, dweight, dbias = results = fake_gradients(dy, x, weight, mean, scale, columns, bias)
     rows, block = mean.numel(), max(power_of_two(columns), 16)
@@ -177,7 +183,12 @@ def backward_of_few(
     dz: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> None:
-    """Write the same of few rows, in one launch, and in that the sums over rows of `dz`, a matrix with as many."""
+    """Write the gradients of few rows in one launch, which also sums `dz` over its rows.
+
+    results:  dx and the gradients of weight and bias
+    dz:       rows × n, or None
+    sums:     n, or None
+    """
     (_, dweight, _), rows = results, mean.numel()
     columns, outputs = dweight.numel(), 0 if sums is None else sums.numel()
     how = _few_rows(rows, max(power_of_two(columns), 16), x.element_size())

@@ -151,7 +151,12 @@ def by_tiles(
     bias: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """By our own GEMM, of matrices that it takes."""
+    """The result, m × n.
+
+    x, weight:    m × k and n × k, of which `tilings` has this tiling
+    gamma, beta:  k, or None
+    bias:         n, or None
+    """
     n, k = weight.shape
     folded, (total, offset) = weight.new_empty(n, k), weight.new_empty(2, n, dtype=torch.float32)
     block = min(power_of_two(k), 4096)

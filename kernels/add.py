@@ -74,12 +74,18 @@ _add_cuda = operation("add_cuda", _cuda_forward, _fake, _save, _differentiate)
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
-    """a + b, of the same shape."""
+    """a + b.
+
+    a, b:  of one shape
+
+    Raises:
+        ValueError: Shapes, dtypes or devices do not fit; the message has the remedy.
+    """
     if are_small_alike(a, b, OPERATIONS):
         try:
             return torch.add(a, b)  # as an operator it takes Python a tenth longer
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     check_same(a, b)
     return _add(a, b) if pays(a, OPERATIONS) else reference(a, b)
 
@@ -91,14 +97,22 @@ def cuda(a: Tensor, b: Tensor) -> Tensor:
 
 
 def launched(a: Tensor, b: Tensor, blocks: int, threads: int) -> Tensor:
-    """a + b of contiguous tensors on a GPU, by this many blocks of threads, however few: for studies."""
+    """a + b of contiguous tensors on a GPU, by a grid-stride loop: for studies of the launch configuration.
+
+    Raises:
+        RuntimeError: The source does not compile, or the launch fails.
+    """
     y = torch.empty_like(a)
     SOURCE.run("strided", a, b, y, y.numel(), blocks, threads, y.dtype)
     return y
 
 
 def check_same(a: Tensor, b: Tensor) -> None:
-    """ValueError unless the shapes are equal."""
+    """Check that the shapes are equal.
+
+    Raises:
+        ValueError: They are not.
+    """
     check_tensors("add", a, b)
     if a.shape != b.shape:
         raise ValueError(
@@ -111,7 +125,7 @@ def reference(a: Tensor, b: Tensor) -> Tensor:
 
 
 def plain(a: Tensor, b: Tensor) -> Tensor:
-    """Of contiguous tensors."""
+    """The textbook kernel, of contiguous tensors."""
     y = torch.empty_like(a)
     launch(add_plain, ceil_div(a.numel(), 1024), a, b, y, a.numel(), BLOCK=1024)
     return y

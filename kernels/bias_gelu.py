@@ -1,4 +1,4 @@
-"""gelu(x + bias) in one pass: what follows a GEMM whose bias was left out."""
+"""gelu(x + bias) in one pass, after a GEMM without bias."""
 
 from __future__ import annotations
 
@@ -127,7 +127,15 @@ _bias_gelu = operation("bias_gelu", _forward, _fake, _save, _differentiate)
 
 
 def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
-    """gelu(x + bias), with a bias for each element of the last dimension; `approximate` is "none" or "tanh"."""
+    """gelu(x + bias).
+
+    x:            … × n
+    bias:         n
+    approximate:  "none" (with erf) or "tanh"
+
+    Raises:
+        ValueError: Shapes, dtypes or devices do not fit; the message has the remedy.
+    """
     if is_small_with_row(x, bias, OPERATIONS):
         try:
             z = x + bias
@@ -135,7 +143,7 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
                 return F.gelu(z, approximate=approximate)
             return gelu_(z, approximate=approximate)
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     check_tensors("bias_gelu", x, bias)
     check_row("bias_gelu", x, "bias", bias)
     check_form("bias_gelu", approximate)
@@ -147,14 +155,14 @@ def reference(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
 
 
 def plain(x: Tensor, bias: Tensor, approximate: str = "tanh") -> Tensor:
-    """The tanh form, of contiguous tensors."""
+    """The textbook kernel in the tanh form, of contiguous tensors."""
     y = torch.empty_like(x)
     launch(bias_gelu_plain, ceil_div(x.numel(), 1024), x, bias, y, x.numel(), x.shape[-1], BLOCK=1024)
     return y
 
 
 class BiasGELU(nn.Module):
-    """GELU of x + bias, a parameter that begins as zero; `approximate` is "none" (with erf) or "tanh"."""
+    """GELU of x + bias; the bias is a parameter, initially zero. `approximate` is "none" (with erf) or "tanh"."""
 
     def __init__(self, features: int, approximate: str = "none", **options: Any) -> None:
         super().__init__()

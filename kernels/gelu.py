@@ -129,12 +129,18 @@ _gelu_cuda = _operation("gelu_cuda", _cuda_forward, _cuda_backward)
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """GELU of every element; `approximate` is "none" (with erf) or "tanh"."""
+    """GELU of every element.
+
+    approximate:  "none" (with erf) or "tanh"
+
+    Raises:
+        ValueError: `approximate` is neither, or x has an unsupported dtype.
+    """
     if is_small(x):
         try:
             return F.gelu(x, approximate=approximate)
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     check_tensors("gelu", x)
     check_form("gelu", approximate)
     return _gelu(x, approximate) if pays(x) else reference(x, approximate)
@@ -148,7 +154,11 @@ def cuda(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def check_form(name: str, approximate: str) -> None:
-    """ValueError where there is no such form of GELU."""
+    """Check that GELU has this form.
+
+    Raises:
+        ValueError: It has not.
+    """
     if approximate not in FORMS:
         raise ValueError(f"{name}: approximate is {approximate!r}, and must be one of {', '.join(FORMS)}")
 
@@ -158,7 +168,7 @@ def reference(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def plain(x: Tensor, approximate: str = "tanh") -> Tensor:
-    """The tanh form, of a contiguous tensor."""
+    """The textbook kernel in the tanh form, of a contiguous tensor."""
     y = torch.empty_like(x)
     launch(gelu_plain, ceil_div(x.numel(), 1024), x, y, x.numel(), BLOCK=1024)
     return y

@@ -108,7 +108,11 @@ def layernorm_plain(x_ptr, weight_ptr, bias_ptr, y_ptr, columns, eps, BLOCK: tl.
 def forward_of_rows(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, columns: int, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The result, and mean and 1/deviation of every row."""
+    """The result, and mean and 1/deviation of every row.
+
+    columns:  elements of a row
+    dtype:    of the result
+    """
     y, mean, scale = _fake(x, weight, bias, columns, eps, dtype)
     _normalise(x, weight, bias, mean, scale, y, columns, eps)
     return y, mean, scale
@@ -187,15 +191,21 @@ def layernorm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Normalise over the last dimensions, whose shape is given; then times weight, plus bias, where there are some.
+    """F.layer_norm(x, normalized_shape, weight, bias, eps), over the last dimensions.
 
     Under autocast on a GPU the result is float32, as torch's.
+
+    x:             … × normalized_shape
+    weight, bias:  of normalized_shape, or None
+
+    Raises:
+        ValueError: Shapes, dtypes or devices do not fit; the message has the remedy.
     """
     if is_small(x):
         try:
             return torch.layer_norm(x, as_shape(normalized_shape), weight, bias, eps)  # without what F does in Python
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     columns = check_norm("layernorm", x, normalized_shape, weight, bias)
     if not (pays(x) and 0 < columns <= LONGEST):
         return reference(x, normalized_shape, weight, bias, eps)
@@ -205,7 +215,7 @@ def layernorm(
 
 
 def worthwhile(x: Tensor, normalized_shape: int | Sequence[int], *_: Any) -> bool:
-    """Whether it can pay."""
+    """Whether the kernel can pay, from (fake) arguments of `layernorm`."""
     return pays(x) and 0 < math.prod(as_shape(normalized_shape)) <= LONGEST
 
 
@@ -217,7 +227,11 @@ def as_shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
 def check_norm(
     name: str, x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None, bias: Tensor | None
 ) -> int:
-    """How many elements are normalised together; ValueError where the shapes do not fit."""
+    """The number of elements that are normalised together.
+
+    Raises:
+        ValueError: The shapes do not fit.
+    """
     check_tensors(name, x, weight, bias)
     shape = as_shape(normalized_shape)
     if not shape or x.shape[-len(shape) :] != shape:
@@ -240,7 +254,7 @@ def reference(
 
 
 def plain(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """Of a contiguous matrix along its rows."""
+    """The textbook kernel, of a contiguous matrix along its rows."""
     y, (rows, columns) = torch.empty_like(x), matrix(x)
     launch(layernorm_plain, rows, x, weight, bias, y, columns, eps, BLOCK=power_of_two(columns))
     return y

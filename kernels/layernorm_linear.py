@@ -229,17 +229,26 @@ def layernorm_linear(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """F.linear(F.layer_norm(x, normalized_shape, gamma, beta, eps), weight, bias), over the last dimension.
+    """F.linear(F.layer_norm(x, normalized_shape, gamma, beta, eps), weight, bias), … × n.
 
-    A shape on which the norm and a library's GEMM are faster, one after the other, is given to those. In float32
-    they always are one after the other, and the GEMM may be three of TF32 (see `multiply`).
+    A shape on which the norm and a library's GEMM are faster, one after the other, goes to these. In float32 they
+    always run one after the other, and the GEMM may be three TF32 GEMMs (see `multiply`).
+
+    x:                 … × k
+    normalized_shape:  k: the last dimension alone
+    gamma, beta:       k, or None
+    weight:            n × k
+    bias:              n, or None
+
+    Raises:
+        ValueError: Shapes, dtypes or devices do not fit; the message has the remedy.
     """
     one = isinstance(normalized_shape, int) or len(normalized_shape) == 1  # dimension, where torch would take several
     if one and is_small_gemm(x, weight, bias, _operations):
         try:
             return F.linear(torch.layer_norm(x, as_shape(normalized_shape), gamma, beta, eps), weight, bias)
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     check_arguments(x, normalized_shape, gamma, beta, weight, bias)
     if not worthwhile(x, normalized_shape, gamma, beta, weight):
         return reference(x, normalized_shape, gamma, beta, weight, bias, eps)
@@ -251,8 +260,11 @@ def layernorm_linear(
 def worthwhile(
     x: Tensor, normalized_shape: Any, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, *_: Any
 ) -> bool:
-    """Whether it can pay. A GEMM costs as much as an element-wise operation for each 128 of its outputs, and a call
-    of ours the host as much as four of others."""
+    """Whether the kernel can pay, from (fake) arguments of `layernorm_linear`.
+
+    A GEMM costs as much as one element-wise operation for each 128 outputs; a call of ours costs the host as much as
+    four calls of torch.
+    """
     return pays(x, _operations(weight)) and 0 < x.shape[-1] <= LONGEST
 
 
@@ -288,7 +300,11 @@ def check_arguments(
     weight: Tensor,
     bias: Tensor | None,
 ) -> int:
-    """How many elements are normalised together; ValueError where the shapes do not fit."""
+    """The number of elements that are normalised together.
+
+    Raises:
+        ValueError: The shapes do not fit.
+    """
     columns = check_norm("layernorm_linear", x, normalized_shape, gamma, beta)
     check_linear("layernorm_linear", x, weight, bias)
     if columns != x.shape[-1]:
@@ -319,7 +335,7 @@ def plain(
     bias: Tensor,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Of contiguous matrices, without tensor cores."""
+    """The textbook kernel, of contiguous matrices, without tensor cores."""
     (rows, columns), outputs = x.shape, weight.shape[0]
     y, block = x.new_empty(rows, outputs), power_of_two(columns)
     operands = (x, gamma, beta, weight, bias, y, columns, outputs, eps)

@@ -1,4 +1,4 @@
-"""gelu(x·wᵀ + bias): the activation is applied to the GEMM's accumulators, and what it reads never exists."""
+"""gelu(x·wᵀ + bias): GELU in the GEMM's epilogue reads the accumulators, so z = x·wᵀ + bias is never written."""
 
 from __future__ import annotations
 
@@ -136,7 +136,10 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, s
 def by_tiles(
     tiling: Tiling, x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, save: bool
 ) -> tuple[Tensor, Tensor]:
-    """By our own GEMM, of matrices that it takes."""
+    """The result, m × n, by the Triton GEMM, and z = x·wᵀ + bias where it is to be saved, else an empty tensor.
+
+    x, weight:  m × k and n × k, of which `tilings` has this tiling
+    """
     y = x.new_empty(x.shape[0], weight.shape[0])
     z = torch.empty_like(y) if save else x.new_empty(0)
     saved = TensorDescriptor.from_tensor(z, [tiling.m, tiling.n]) if save else None
@@ -146,13 +149,13 @@ def by_tiles(
 
 
 def chunks(rows: int, row_bytes: int) -> list[int]:
-    """So many rows at a time: what they become stays in L2, and fills the card as often as all rows do together."""
+    """Row counts of chunks whose results stay in L2 and fill the card; `row_bytes` are those of a row of the result."""
     at_once = [size // max(row_bytes, 1) // 256 * 256 for size in CHUNKS]
     return [count for count in at_once if 0 < count < rows]
 
 
 def by_chunks(rows: int, x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
-    """The library's GEMM of so many rows, and then GELU in its place, which it is read from and written to in L2."""
+    """The library's GEMM of so many rows at a time, each followed by GELU in place, in L2."""
     y = x.new_empty(x.shape[0], weight.shape[0])
     for some, z in zip(x.split(rows), y.split(rows), strict=True):
         if bias is None:
@@ -165,7 +168,13 @@ def by_chunks(rows: int, x: Tensor, weight: Tensor, bias: Tensor | None, approxi
 
 
 def by_hopper(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
-    """By CUDA C++, of matrices that `hopper.takes`: GELU runs beside the next GEMM."""
+    """The result, m × n, by CUDA C++: GELU of a tile runs beside the GEMM of the next.
+
+    x, weight:  m × k and n × k that `hopper.takes`
+
+    Raises:
+        RuntimeError: The source does not compile, or the launch fails.
+    """
     (m, k), n = x.shape, weight.shape[0]
     y = x.new_empty(m, n)
     sizes = (m, n, k, x.stride(0), weight.stride(0), approximate == "tanh", x.dtype)
@@ -208,16 +217,24 @@ _linear_gelu = operation("linear_gelu", _forward, _fake, _save, _differentiate)
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None, approximate: str = "none") -> Tensor:
-    """gelu(F.linear(x, weight, bias)); `approximate` is "none" (with erf) or "tanh".
+    """gelu(F.linear(x, weight, bias)), … × n.
 
-    A shape on which a library's GEMM is faster is given to that. Of float32 ours is three GEMMs of TF32, which
-    together are about as exact as one of float32 (see `tilings`).
+    A shape on which a library's GEMM is faster goes to the library. In float32 ours is three TF32 GEMMs, which together
+    are about as exact as one float32 GEMM (see `tilings`).
+
+    x:            … × k
+    weight:       n × k
+    bias:         n, or None
+    approximate:  "none" (with erf) or "tanh"
+
+    Raises:
+        ValueError: Shapes, dtypes or devices do not fit; the message has the remedy.
     """
     if is_small_gemm(x, weight, bias, _operations):
         try:
             return F.gelu(F.linear(x, weight, bias), approximate=approximate)
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     check_linear("linear_gelu", x, weight, bias)
     check_form("linear_gelu", approximate)
     if not runs_on(x.device) or not worthwhile(x, weight, bias, approximate):
@@ -228,21 +245,27 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None, approxima
 
 
 def worthwhile(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> bool:
-    """Whether it can pay. Of few elements launches are all that counts, and only cuBLASLt's epilogue has one less: on
-    the device, for asking for it costs the host as much as two."""
+    """Whether the kernel can pay, from (fake) arguments of `linear_gelu`.
+
+    For few elements only the number of launches counts. cuBLASLt's epilogue alone saves one, on the device; it costs
+    the host as much as two launches.
+    """
     coarse = x.dtype in COARSE or torch.is_autocast_enabled(x.device.type)
     alone = approximate == "tanh" and coarse and not needs_gradient((x, weight, bias))
     return pays(x, _operations(weight)) or alone
 
 
 def _operations(weight: Tensor) -> float:
-    """Elements that are written and read again, z, for each of x."""
+    """Elements of z that are written and read again, for each element of x."""
     outputs, inputs = weight.shape
     return 2 * outputs / max(inputs, 1)
 
 
 def is_small_gemm(x: Any, weight: Any, bias: Any, operations: Callable[[Tensor], float]) -> bool:
-    """As `is_small`, of so many operations with a weight; and it looks for what torch would not refuse."""
+    """`is_small` for F.linear; false for shapes that torch accepts and our checks refuse.
+
+    operations:  operations for each element of x, from the weight
+    """
     return (
         isinstance(weight, Tensor)
         and weight.dim() == 2
@@ -252,7 +275,11 @@ def is_small_gemm(x: Any, weight: Any, bias: Any, operations: Callable[[Tensor],
 
 
 def check_linear(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """ValueError unless F.linear would take these."""
+    """Check that F.linear would take these: … × k, n × k, and n or None.
+
+    Raises:
+        ValueError: It would not.
+    """
     check_tensors(name, x, weight, bias)
     if x.dim() < 1 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
@@ -272,7 +299,7 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, approximate
 
 
 def plain(x: Tensor, weight: Tensor, bias: Tensor, approximate: str = "tanh") -> Tensor:
-    """The tanh form, of contiguous matrices."""
+    """The textbook kernel in the tanh form, of contiguous matrices."""
     (m, k), n = x.shape, weight.shape[0]
     y = x.new_empty(m, n)
     launch(linear_gelu_plain, ceil_div(m, 64) * ceil_div(n, 64), x, weight, bias, y, m, n, k, M=64, N=64, K=32)

@@ -1,4 +1,4 @@
-"""ReLU, also in place. What backward needs to know of an element is a bit, and that is what is saved for it."""
+"""ReLU, also in place. Backward needs one bit of each element, and forward saves no more."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def relu_forward(x_ptr, passed_ptr, y_ptr, size, BLOCK: tl.constexpr, PDL: tl.co
 
 @triton.jit
 def relu_backward(dy_ptr, saved_ptr, dx_ptr, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """What was saved is the result, or of each element whether it passed."""
+    """`saved_ptr` has the result, or one bit for each element: whether it passed."""
     begin(PDL)
     start = from_last(tl.program_id(0), size, BLOCK)
     dy = load(dy_ptr, start, size, BLOCK)  # on its way before a barrier: bits are handed out to threads
@@ -64,7 +64,7 @@ def relu_plain(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
 
 
 def _forward(x: Tensor, bits: bool) -> tuple[Tensor, Tensor]:
-    """The result and, if wanted, which elements passed: a bit for each, in the order in which those lie in memory."""
+    """The result and, with `bits`, one bit for each element in memory order: whether it passed."""
     y, passed = _fake(x, bits)
     return over_vector(relu_forward, y, x, bits=[given(passed)]), passed
 
@@ -139,7 +139,11 @@ _relu_cuda = operation("relu_cuda", _cuda_forward, torch.empty_like, _save, _dif
 
 
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0); NaN stays NaN."""
+    """max(x, 0) of every element; NaN stays NaN.
+
+    Raises:
+        ValueError: x has an unsupported dtype.
+    """
     if is_small(x):
         return torch.relu(x)
     check_tensors("relu", x)
@@ -153,7 +157,11 @@ def cuda(x: Tensor) -> Tensor:
 
 
 def relu_(x: Tensor) -> Tensor:
-    """Written over x, by CUDA C++ where x is on a GPU, dense, and no gradient is wanted; else by torch."""
+    """ReLU in place: by CUDA C++ where x is on a GPU, dense, and needs no gradient, else by torch. Returns x.
+
+    Raises:
+        ValueError: x has an unsupported dtype.
+    """
     check_tensors("relu_", x)
     dense = x.stride() == torch.empty_like(x, device="meta").stride()
     if not extension.takes(x) or not dense or is_traced((x,)) or needs_gradient((x,)):
@@ -169,7 +177,7 @@ def reference(x: Tensor) -> Tensor:
 
 
 def plain(x: Tensor) -> Tensor:
-    """Of a contiguous tensor."""
+    """The textbook kernel, of a contiguous tensor."""
     y = torch.empty_like(x)
     launch(relu_plain, ceil_div(x.numel(), 1024), x, y, x.numel(), BLOCK=1024)
     return y

@@ -54,7 +54,7 @@ def philox(seed, first, second):
 
 @triton.jit
 def factors(seed, first, block, threshold, scale, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """What to multiply a tile by: `scale` where an element stays, as its number is at least the threshold, else zero.
+    """The factors of a tile: `scale` for an element that stays, whose number is at least the threshold, else zero.
 
     As in torch, an infinite element stays visible (inf·0 is NaN). Rounding follows the multiplication, because a choice
     between rounded numbers would move halves of registers.
@@ -96,7 +96,7 @@ def relu_bias_dropout_backward(
 ):  # fmt: skip
     """dx, and for each group of rows the sum of what arrives at the bias.
 
-    What was saved is x, or of each element a bit: whether it passed.
+    Saved is x, or one bit for each element: whether it passed.
     """
     bits: tl.constexpr = saved_ptr.dtype.element_ty == tl.int32
     lone: tl.constexpr = ALONE and STAGES == 1
@@ -188,12 +188,21 @@ _relu_bias_dropout = operation("relu_bias_dropout", _forward, fake_with_bits, _r
 
 
 def relu_bias_dropout(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """dropout(relu(x) + bias), with a bias for each element of the last dimension; p in steps of 1/65536."""
+    """dropout(relu(x) + bias).
+
+    x:         … × n
+    bias:      n
+    p:         probability to drop an element, rounded to steps of 1/65536
+    training:  false: nothing is dropped
+
+    Raises:
+        ValueError: Shapes, dtypes or devices do not fit; the message has the remedy.
+    """
     if is_small_with_row(x, bias, 3):
         try:
             return torch.dropout(torch.relu(x) + bias, p, training)  # without what F does in Python
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     check_tensors("relu_bias_dropout", x, bias)
     check_row("relu_bias_dropout", x, "bias", bias)
     if not isinstance(p, (int, float)) or not 0.0 <= p <= 1.0:
@@ -212,7 +221,7 @@ def reference(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = True) ->
 
 
 def plain(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """Of contiguous tensors; the seed travels through the host."""
+    """The textbook kernel, of contiguous tensors; the seed travels through the host."""
     y, size = torch.empty_like(x), x.numel()
     seed = int(torch.randint(2**31 - 1, ()))
     programs = ceil_div(size, 1024)

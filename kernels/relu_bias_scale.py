@@ -1,6 +1,6 @@
 """(relu(x) + bias)·scale in one pass: three operations that would each go through all of memory.
 
-What backward needs to know of an element of x is whether it passed: of many elements a bit of each is saved, and not x.
+Backward needs one bit of each element of x: whether it passed. Of many elements forward saves these bits, and not x.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def relu_bias_scale_backward(
 ):
     """dx, and for each group of rows the sum of what arrives at the bias.
 
-    What was saved is x, or of each element a bit: whether it passed.
+    Saved is x, or one bit for each element: whether it passed.
     """
     bits: tl.constexpr = saved_ptr.dtype.element_ty == tl.int32
     begin(PDL, LETS_NEXT=ALONE and STAGES == 1, LETS_SUMS=not ALONE)
@@ -108,7 +108,7 @@ def relu_bias_scale_plain(x_ptr, bias_ptr, y_ptr, size, columns, scale, BLOCK: t
 
 
 def _forward(x: Tensor, bias: Tensor, scale: float, bits: bool) -> tuple[Tensor, Tensor]:
-    """The result and, if wanted, which elements passed: a bit for each."""
+    """The result and, with `bits`, one bit for each element: whether it passed."""
     y, passed = fake_with_bits(x, bias, bits)
     operands = (x.contiguous(), bias.contiguous(), given(passed))
     return over_tiles(relu_bias_scale_forward, y, *operands, scale=scale), passed
@@ -165,7 +165,7 @@ def _derived(dy: Tensor, saved: Tensor, scale: float, dtype: torch.dtype, bias: 
 
 
 def x_of(saved: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
-    """What was saved of x; of bits, 1 and −1: what relu lets through and what it stops."""
+    """A stand-in for x with the same gradient: the saved x, or 1 and −1 from bits."""
     if saved.dtype != torch.int32:
         return saved
     return unpacked(saved)[..., :columns].to(dtype) * 2 - 1
@@ -215,12 +215,20 @@ _relu_bias_scale_cuda = operation("relu_bias_scale_cuda", _cuda_forward, _fake, 
 
 
 def relu_bias_scale(x: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """(relu(x) + bias)·scale, with a bias for each element of the last dimension."""
+    """(relu(x) + bias)·scale.
+
+    x:      … × n
+    bias:   n
+    scale:  a number
+
+    Raises:
+        ValueError: Shapes, dtypes or devices do not fit; the message has the remedy.
+    """
     if isinstance(scale, (int, float)) and is_small_with_row(x, bias, 3):
         try:
             return (torch.relu(x) + bias).mul_(scale)
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     check_arguments(x, bias, scale)
     return _relu_bias_scale(x, bias, float(scale), worth_bits(x, bias))[0] if pays(x, 3) else reference(x, bias, scale)
 
@@ -232,7 +240,11 @@ def cuda(x: Tensor, bias: Tensor, scale: float) -> Tensor:
 
 
 def check_arguments(x: Tensor, bias: Tensor, scale: float) -> None:
-    """ValueError where they do not fit together."""
+    """Check that x, … × n, the bias, n, and the scale, a number, fit.
+
+    Raises:
+        ValueError: They do not.
+    """
     check_tensors("relu_bias_scale", x, bias)
     check_row("relu_bias_scale", x, "bias", bias)
     if not isinstance(scale, (int, float)):
@@ -244,7 +256,7 @@ def reference(x: Tensor, bias: Tensor, scale: float) -> Tensor:
 
 
 def plain(x: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """Of contiguous tensors."""
+    """The textbook kernel, of contiguous tensors."""
     y = torch.empty_like(x)
     size = x.numel()
     launch(relu_bias_scale_plain, ceil_div(size, 1024), x, bias, y, size, x.shape[-1], scale, BLOCK=1024)

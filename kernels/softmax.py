@@ -214,15 +214,20 @@ _softmax = operation("softmax", _forward, lambda x, dtype: x.new_empty(x.shape, 
 
 
 def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """Softmax along `dim`, in the dtype of `x` or the one asked for.
+    """torch.softmax(x, dim, dtype).
 
-    Under autocast on a GPU the result is float32, as torch's. Another dimension than the last is torch's business.
+    Under autocast on a GPU the result is float32, as torch's. Dimensions other than the last go to torch.
+
+    dtype:  of the result; None: that of x
+
+    Raises:
+        ValueError: `dim` or `dtype` is out of range, or x has an unsupported dtype.
     """
     if is_small(x):
         try:
             return torch.softmax(x, dim, dtype)
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     check_tensors("softmax", x)
     last = max(x.dim() - 1, 0)
     if not -last - 1 <= dim <= last:
@@ -240,7 +245,7 @@ def reference(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Ten
 
 
 def plain(x: Tensor, dim: int = -1) -> Tensor:
-    """Of a contiguous matrix along its rows."""
+    """The textbook kernel, of a contiguous matrix along its rows."""
     y = torch.empty_like(x)
     launch(softmax_plain, x.shape[0], x, y, x.shape[1], BLOCK=power_of_two(x.shape[1]))
     return y

@@ -1,4 +1,4 @@
-"""What Triton kernels share: tiles of memory, and arithmetic that is wide enough.
+"""Building blocks of Triton kernels: tiles of memory, wide arithmetic, and launches over vectors and matrices.
 
 A mask makes Triton give up 16-byte accesses unless the length divides by 16, so only a last, partial tile has one.
 """
@@ -24,12 +24,13 @@ AT_ONCE = tl.constexpr(512)  # programs: of four warps a quarter of an H100, of 
 
 @triton.jit
 def begin(PDL: tl.constexpr, LETS_NEXT: tl.constexpr = True, LETS_SUMS: tl.constexpr = False):
-    """A kernel's first line. If PDL it was launched while the one before still runs, and waits until that has ended,
-    with all that came before it: it has waited, too.
+    """A kernel's first line: with PDL (programmatic dependent launch) it waits until all earlier kernels have ended.
 
-    Where all programs run at once, and soon end, the next kernel may be launched now, if it LETS_NEXT. Else its
-    programs would sit there for long, and few that loop would not be dealt out evenly to multiprocessors, but as these
-    have room. What adds its sums up is welcome to sit there: it LETS_SUMS, where that comes next.
+    With PDL a kernel is launched while the one before still runs.
+
+    LETS_NEXT:  trigger the next kernel's launch now, where all programs of this one run at once and soon end. Else
+                waiting programs would occupy multiprocessors for long, and looping ones would be spread unevenly.
+    LETS_SUMS:  the next kernel adds up this one's partial sums, and may wait beside it
     """
     if PDL:
         if LETS_SUMS or (LETS_NEXT and tl.num_programs(0) <= AT_ONCE):
@@ -39,13 +40,13 @@ def begin(PDL: tl.constexpr, LETS_NEXT: tl.constexpr = True, LETS_SUMS: tl.const
 
 @triton.jit
 def wide(x):
-    """In the precision that kernels compute in: float32, or float64 where that was given."""
+    """x in the precision of the computation: float64 for float64, else float32."""
     return x if x.dtype == tl.float64 else x.to(tl.float32)
 
 
 @triton.jit
 def exp(x):
-    """tl.exp in half the instructions: what is too small for a normal number becomes zero."""
+    """tl.exp in half the instructions: results below the smallest normal number become zero."""
     return tl.exp2(x * 1.4426950408889634)
 
 
@@ -99,7 +100,7 @@ def tile(first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def place(columns, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
-    """Which row of tiles a program's is in, and which of that row it is: the only one, where tiles have WHOLE rows.
+    """The row of tiles of a program, and its place in that row: 0, where tiles have WHOLE rows.
 
     (`tl.cdiv` would add a block to the columns first, and leave 32 bits where these nearly fill them.)
     """
@@ -147,7 +148,7 @@ def column_sums(
 
 
 def matrix(tensor: Tensor) -> tuple[int, int]:
-    """Rows and columns, when all dimensions but the last are rows."""
+    """Rows and columns of a tensor whose dimensions but the last are all rows."""
     columns = tensor.shape[-1]
     return (tensor.numel() // columns if columns else 0), columns
 
@@ -210,7 +211,11 @@ def over_vector(
 
 
 def over_tiles(kernel: Any, result: Tensor, *operands: Tensor | None, **constants: Any) -> Tensor:
-    """Write `result`, a tile by each program."""
+    """Write `result`, m × n, one tile by each program; the tile is raced. Returns the result.
+
+    kernel:    takes operands, result, rows and columns
+    operands:  m × n, or rows of n; None: left out
+    """
     rows, columns = matrix(result)
 
     def run(tile: Tile) -> None:
@@ -263,12 +268,17 @@ def sharing(tiles: int, most: int, fewest: int) -> int:
 def over_columns(
     kernel: Any, result: Tensor, dtype: torch.dtype, *operands: Tensor | None, **constants: Any
 ) -> tuple[Tensor, Tensor]:
-    """Write `result`, and return with it a sum over its rows, of this dtype, that the kernel makes on the way."""
+    """Write `result`, m × n, in one pass with a sum over rows; returns both.
+
+    kernel:    takes operands, result, sums, rows and columns
+    dtype:     of the sum, n
+    operands:  m × n, or rows of n; None: left out
+    """
     return result, summed(kernel, dtype, *operands, result, **constants)
 
 
 def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, **constants: Any) -> Tensor:
-    """A sum over rows of operands, the last of which has them all.
+    """A sum over rows, n numbers of this dtype, by a kernel like that of `over_columns`; the last operand is m × n.
 
     Each program adds up a group of rows of one column block, in WIDE precision; groups are then added in a fixed order.
     """
@@ -307,9 +317,11 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, **constant
 
 
 def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:
-    """Write the sum over all groups of what each has for `first` and, behind that, for `second`.
+    """Write to `first` (n), and to `second` (n), the sums over all groups.
 
-    There are no more groups than programs at once; so each program reads all that it needs at once: one latency.
+    sums:  groups × n, or groups × 2 n, where the second n belong to `second`
+
+    There are no more groups than programs at once, so each program reads all of its operands at once: one latency.
     """
     at_once, results = power_of_two(len(sums)), 1 if second is None else 2
     block, warps = (32, 4) if at_once <= 256 and results * first.numel() > 4096 else (16, 8)

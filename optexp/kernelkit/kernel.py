@@ -1,4 +1,4 @@
-"""What a kernel file offers: an op, its reference, its cases and the pattern it replaces in a model."""
+"""The contract of a kernel file, the registration of its ops, and the checks and decisions that kernels share."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def symbols() -> frozenset[str]:
 
 
 def compiled_functions() -> Iterator[Any]:
-    """What Triton compiles, of every kernel's own file and of what they share."""
+    """Every function that Triton compiles, of kernel files and of the kit."""
     kernels()  # which imports all of these
     for name, module in sorted(sys.modules.items()):
         if name.startswith(("optexp.kernels.", "optexp.kernelkit.")):
@@ -221,7 +221,11 @@ def needs_gradient(args: Sequence[Any]) -> bool:
 
 
 def check_tensors(name: str, *tensors: Tensor | None) -> None:
-    """ValueError unless all tensors are real numbers of a supported dtype, on the first one's device."""
+    """Check that all tensors have a supported dtype and lie on the first one's device.
+
+    Raises:
+        ValueError: They do not; the message names the kernel and the remedy.
+    """
     device = None
     for tensor in tensors:
         if tensor is None:
@@ -238,7 +242,11 @@ def check_tensors(name: str, *tensors: Tensor | None) -> None:
 
 
 def check_row(name: str, x: Tensor, what: str, row: Tensor) -> None:
-    """ValueError unless `row` has one element for each column of `x`."""
+    """Check that `row` has one element for each column of `x`, … × n.
+
+    Raises:
+        ValueError: It does not.
+    """
     shape = x.shape
     if not shape or row.shape != (shape[-1],):
         columns = f"shape [{shape[-1]}]" if shape else "an input with at least one dimension"
@@ -249,7 +257,7 @@ def check_row(name: str, x: Tensor, what: str, row: Tensor) -> None:
 
 
 def lowered(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The operands of a GEMM as autocast has them, where it is on."""
+    """The operands of a GEMM in autocast's dtype, where autocast is on."""
     device = next(tensor.device.type for tensor in tensors if tensor is not None)
     if not torch.is_autocast_enabled(device):
         return tensors
@@ -298,7 +306,7 @@ LEARNING = 2
 
 
 def pays(x: Tensor, operations: float = 1) -> bool:
-    """Whether to take our kernel for what torch does in so many: a call of ours takes as long as three of torch's."""
+    """Whether our kernel pays in place of so many operations of torch: for the host a call of ours equals three."""
     return not is_small(x, operations) and runs_on(x.device)
 
 
@@ -340,7 +348,7 @@ def _is_of(tensor: Any, dtype: torch.dtype, shape: Sequence[int]) -> bool:
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Of the GPU; 1 under the interpreter, so that what loops there loops here."""
+    """Multiprocessors of the GPU; 1 under the interpreter, so that persistent programs loop there too."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 

@@ -1,4 +1,4 @@
-"""What compiles kernels here, what to install where it is missing, and what it counted."""
+"""The compilers of kernels: the remedy where one is missing, and torch.compile's counters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from optexp.kernelkit.capability import TRITON
 
 
 def missing(device: torch.device, triton: bool = False) -> str | None:
-    """What stands in the way of torch.compile (of Triton, where only that is asked for); None where nothing does."""
+    """The reason why torch.compile (or only Triton) cannot run here, with its remedy; None where it can."""
     if find_spec("triton") is None and (device.type == "cuda" or triton):
         return "fused kernels are written in Triton, and triton is not installed: pip install triton"
     if device.type == "cpu" and not triton:

@@ -1,4 +1,4 @@
-"""Which of a few configs that compute the same is fastest on this card: measured once, remembered per card."""
+"""The fastest of a few configs of one computation on this card: measured once, cached per card."""
 
 from __future__ import annotations
 
@@ -30,10 +30,14 @@ _chosen: dict[Key, object] = {}
 
 
 def fastest(what: str, key: Key, candidates: Sequence[T], run: Callable[[T], object], device: torch.device) -> T:
-    """The candidate whose `run` takes least device time; it may run many times.
+    """The candidate whose `run` takes least device time; each may run many times.
 
-    key:  what else the answer depends on: dtype, shape. Where nothing can be timed (on a CPU, while a graph is
-          captured) and nothing is known, the first candidate.
+    Where nothing can be timed (on a CPU, during graph capture) and the cache has no answer, the first candidate.
+
+    what:        the name of the computation
+    key:         everything else that the answer depends on: dtypes, shapes
+    candidates:  configs; their `str` goes into the cache's key
+    run:         computes with a config
     """
     if device.type != "cuda" or len(candidates) == 1:
         return candidates[0]
@@ -54,7 +58,7 @@ def fastest(what: str, key: Key, candidates: Sequence[T], run: Callable[[T], obj
 
 
 def bucket(count: int) -> int:
-    """Counts that share an answer: those between the same powers of two."""
+    """The key of counts that share an answer: those between the same powers of two."""
     return count.bit_length()
 
 
