@@ -87,7 +87,7 @@ def layernorm_backward_columns(
     dy_ptr, x_ptr, mean_ptr, scale_ptr, to_weight_ptr, to_bias_ptr, block, rows, columns,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What weight and bias get, of a block of columns."""
+    """The gradients of weight and bias, of a block of columns."""
     dtype = mean_ptr.dtype.element_ty
     column = block * BLOCK + tl.arange(0, BLOCK)
     to_weight = tl.zeros([ROWS, BLOCK], dtype)
@@ -108,7 +108,7 @@ def layernorm_backward_columns(
 
 @triton.jit
 def sum_over_rows(dz_ptr, sums_ptr, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Of a block of columns of another matrix."""
+    """The sums over rows of dz, of a block of columns."""
     column = block * BLOCK + tl.arange(0, BLOCK)
     sums = wide(tl.zeros([ROWS, BLOCK], dz_ptr.dtype.element_ty))
     for first in range(0, rows, ROWS):
@@ -124,9 +124,9 @@ def layernorm_backward_few(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, to_weight_ptr, to_bias_ptr, rows, columns,
     dz_ptr, sums_ptr, outputs, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Of few rows, in one launch: a program for each, and one for each few columns, which reads all rows again.
+    """All gradients of few rows in one launch: a program for each row, and one for each few columns of all rows.
 
-    Then come columns of dz, where that is given: a matrix of as many rows, whose sums somebody else wants.
+    Further programs sum columns of dz, a matrix of as many rows, where it is given.
     """
     begin(PDL)
     program = tl.program_id(0)
@@ -199,8 +199,8 @@ def backward_of_few(
 
 
 def _few_rows(rows: int, block: int, element_size: int) -> dict[str, int]:
-    """What `layernorm_backward_few` is compiled for: who sums columns reads a few of them in so many rows at once;
-    who makes dx of a row has all of it in registers."""
+    """The constexprs of `layernorm_backward_few`: programs of columns read ROWS × BLOCK elements at once;
+    programs of rows hold a row in registers."""
     if block > 4096:
         together, width, warps = 128, max(64 // element_size, 16), 16
     elif rows > 128:

@@ -119,7 +119,7 @@ def cuda_plain(
     bias: Tensor,
     eps: float = 1e-5,
 ) -> Tensor:
-    """The same in CUDA C++: a block normalises a row, and each of its threads makes outputs of its own."""
+    """The textbook kernel in CUDA C++: a block normalises a row, and each of its threads has outputs of its own."""
     y = x.new_empty(x.shape[0], weight.shape[0])
     operands = (x, gamma.float(), beta.float(), weight, bias, y)
     SOURCE.run("plain", *operands, *x.shape, weight.shape[0], float(eps), x.dtype)

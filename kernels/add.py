@@ -91,7 +91,7 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 
 
 def cuda(a: Tensor, b: Tensor) -> Tensor:
-    """The same in CUDA C++."""
+    """`add` in CUDA C++; tensors that it does not serve go to torch."""
     check_same(a, b)
     return _add_cuda(a, b) if extension.takes(a, b) else reference(a, b)
 

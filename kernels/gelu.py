@@ -147,7 +147,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def cuda(x: Tensor, approximate: str = "none") -> Tensor:
-    """The same in CUDA C++."""
+    """`gelu` in CUDA C++; tensors that it does not serve go to torch."""
     check_tensors("gelu", x)
     check_form("gelu", approximate)
     return _gelu_cuda(x, approximate) if extension.takes(x) else reference(x, approximate)

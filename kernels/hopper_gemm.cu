@@ -116,7 +116,7 @@ struct Operands {
 
 struct Tile {
     int row, column;
-    int sums;  // its rows, as nobody has told of them before: 0 or 1
+    int sums;  // 1: it sums its rows, whose sums no earlier tile has shared
 
     // Now, and not only when it is wanted.
     __device__ __forceinline__ void settle() { asm volatile("" : "+r"(row), "+r"(column), "+r"(sums)); }
@@ -1096,7 +1096,7 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) persistent
         take_registers<232>();
         multiply_all<T, FORM>(base, warp, y, given);
     }
-    cluster_sync();  // until nobody writes into the other block any more
+    cluster_sync();  // until all writes into the other block are done
 }
 
 }  // namespace optexp::hopper

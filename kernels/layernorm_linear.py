@@ -139,7 +139,7 @@ def _computed(
 def _forward(
     x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same, always four tensors: empty ones where nothing is saved."""
+    """y, normalised rows, means and 1/deviations; the last three are empty where nothing is saved."""
     y, *saved = _computed(x, gamma, beta, weight, bias, eps, save)
     normal, mean, scale = saved or (x.new_empty(0) for _ in range(3))
     return y, normal, mean, scale
@@ -281,7 +281,7 @@ def cuda(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """The same with the norm in CUDA C++, and its gradient in Triton."""
+    """`layernorm_linear` with the norm in CUDA C++, the library's GEMM, and the gradient in Triton."""
     columns = check_arguments(x, normalized_shape, gamma, beta, weight, bias)
     lower_weight, lower_bias = lowered(weight, bias)
     assert lower_weight is not None

@@ -74,7 +74,7 @@ def _fake(x: Tensor, bits: bool) -> tuple[Tensor, Tensor]:
 
 
 def _backward(dy: Tensor, saved: Tensor, strides: Sequence[int]) -> Tensor:
-    """Of a result that had these strides; `saved` is that, or bits."""
+    """dx of a result with these strides; `saved` is the result, or bits."""
     dx = _like_result(dy, saved, strides)
     if saved.dtype == torch.int32:
         return over_vector(relu_backward, dx, dy, bits=[saved])
@@ -86,7 +86,7 @@ def _like_result(dy: Tensor, saved: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 def _derived(dy: Tensor, saved: Tensor, strides: Sequence[int]) -> Tensor:
-    """The same in plain PyTorch, to be differentiated again."""
+    """dx in plain PyTorch, for double backward."""
     if saved.dtype == torch.int32:
         return torch.where(unpacked(saved).as_strided(dy.shape, strides) != 0, dy, 0.0)
     return derived(torch.relu, [saved], dy)[0]  # type: ignore[no-any-return]
@@ -151,7 +151,7 @@ def relu(x: Tensor) -> Tensor:
 
 
 def cuda(x: Tensor) -> Tensor:
-    """The same in CUDA C++."""
+    """`relu` in CUDA C++; tensors that it does not serve go to torch."""
     check_tensors("relu", x)
     return _relu_cuda(x) if extension.takes(x) else reference(x)
 
@@ -209,5 +209,5 @@ KERNEL = Kernel(
     ],
     sweep=lambda fill, size: (fill(size),),
     patterns=[lambda x: torch.relu(x)],
-    worthwhile=lambda x: x.numel() >= 2**24,  # torch is as fast: only where nobody waits for the launch
+    worthwhile=lambda x: x.numel() >= 2**24,  # torch is as fast: only where no host waits for the launch
 )

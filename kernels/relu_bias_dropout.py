@@ -111,7 +111,9 @@ def relu_bias_dropout_backward(
         if not bits:
             x = tl.load(saved_ptr + start + offsets, mask=mask).to(WIDE)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE)
-        if lone:  # nobody else hides a latency: else ptxas makes the numbers while it waits for x, and then loads dy
+        if (
+            lone
+        ):  # no other program hides a latency: else ptxas makes the numbers while it waits for x, and then loads dy
             tl.debug_barrier()
             seed = tl.load(seed_ptr)
         # Behind dy: bits are handed out to threads, by a barrier.
@@ -147,7 +149,7 @@ def _forward(x: Tensor, bias: Tensor, seed: Tensor, p: float, bits: bool) -> tup
     """The result and, if wanted, which elements relu lets through: a bit for each."""
     y, passed = fake_with_bits(x, bias, bits)
     operands = (x.contiguous(), bias.contiguous(), seed, given(passed))
-    # Late: the seed's own kernel, which is torch's, lets nobody begin. With more registers fewer programs would fit.
+    # No PDL: torch's kernel of the seed never triggers dependents. With more registers fewer programs would fit.
     how = {"maxnreg": 40, "without_pdl": True}
     return over_tiles(relu_bias_dropout_forward, y, *operands, **how, **_drop(p)), passed
 

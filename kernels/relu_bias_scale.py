@@ -160,7 +160,7 @@ def fake_of_saved(dy: Tensor, saved: Tensor, *rest: Any) -> tuple[Tensor, Tensor
 
 
 def _derived(dy: Tensor, saved: Tensor, scale: float, dtype: torch.dtype, bias: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The same in plain PyTorch, to be differentiated again."""
+    """The gradients in plain PyTorch, for double backward."""
     return derived_backward(dy, x_of(saved, dy.shape[-1], dtype), scale, bias)
 
 
@@ -176,7 +176,10 @@ def fake_backward(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 def derived_backward(dy: Tensor, x: Tensor, scale: float | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The same, to be differentiated again; the scale may be one for each element."""
+    """The gradients in plain PyTorch, for double backward.
+
+    scale:  a number, or one for each element
+    """
     bias = x.new_zeros(x.shape[-1], dtype=dtype)
     return derived(lambda x, b: ((torch.relu(x) + b) * scale).to(dy.dtype), [x, bias], dy)  # type: ignore[return-value]
 
@@ -234,7 +237,7 @@ def relu_bias_scale(x: Tensor, bias: Tensor, scale: float) -> Tensor:
 
 
 def cuda(x: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """The same in CUDA C++."""
+    """`relu_bias_scale` in CUDA C++; tensors that it does not serve go to torch."""
     check_arguments(x, bias, scale)
     return _relu_bias_scale_cuda(x, bias, float(scale)) if extension.takes(x, bias) else reference(x, bias, scale)
 

@@ -27,7 +27,7 @@ class StreamWorkspaces {
         if (failed(cudaGetDevice(&device))) return nullptr;
         if (failed(cudaStreamGetCaptureInfo(stream, &status, &capture, &graph))) return nullptr;
         const bool captured = status == cudaStreamCaptureStatusActive;
-        // A handle may stand for another stream later. Of one that is captured nobody may ask what its number is.
+        // A handle may stand for another stream later. The id of a captured stream must not be queried.
         if (!captured && failed(cudaStreamGetId(stream, &id))) return nullptr;
         const Key key = {device, id, captured ? capture : 0};
         {
@@ -60,7 +60,7 @@ class StreamWorkspaces {
     int made = 0;
 
     static bool failed(cudaError_t error) {
-        if (error != cudaSuccess) cudaGetLastError();  // nobody else is to find it
+        if (error != cudaSuccess) cudaGetLastError();  // clears the error for later calls
         return error != cudaSuccess;
     }
 
@@ -76,7 +76,7 @@ class StreamWorkspaces {
             made++;
         }
         Workspace* workspace = nullptr;
-        cudaStream_t aside = nullptr;  // which nobody captures
+        cudaStream_t aside = nullptr;  // never captured
         const bool right = !failed(cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking)) &&
                            !failed(cudaMalloc(&workspace, sizeof(Workspace))) &&
                            !failed(cudaMemsetAsync(workspace, 0, sizeof(Workspace), aside)) &&

@@ -74,7 +74,7 @@ def store(pointer, start, size, tile, BLOCK: tl.constexpr):
 
 @triton.jit
 def left(first, rows, ROWS: tl.constexpr):
-    """How many of ROWS rows from `first` on exist, as an int32: elements are compared with it, `first` may have 64."""
+    """The number of rows from `first` on that exist, at most ROWS: an int32, though `first` may have 64 bits."""
     return tl.minimum(rows - first, ROWS).to(tl.int32)
 
 
@@ -87,7 +87,7 @@ def from_last(number, rows, ROWS: tl.constexpr):
 
 @triton.jit
 def tile(first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Where rows `first` … `first` + ROWS of column block `block` lie in a matrix, and which of them exist.
+    """The place in a matrix, rows × columns, of rows `first` … `first` + ROWS of column block `block`.
 
     Returns the offset of the first row (64 bits), offsets from there, a mask, and the columns.
     """
@@ -176,7 +176,7 @@ PIECES = [Piece(4096), Piece(8192, 16), Piece(2048, 8), Piece(2048), Piece(8192)
 
 @cache
 def tiles_of(columns: int, element_size: int) -> list[Tile]:
-    """The same as tiles; the first, which a graph captures, is of 1024 elements: one row, where that has as many."""
+    """`PIECES` as tiles. The first, which a graph takes unraced, has 1024 elements: one row, where a row is as long."""
     sizes = [Piece(1024 * element_size), *PIECES]
     shapes = [(_tile_shape(columns, element_size, size, narrowest=32), warps) for size, warps in sizes]  # words of bits
     return list(dict.fromkeys(Tile(shape["ROWS"], shape["BLOCK"], warps) for shape, warps in shapes))
@@ -259,8 +259,11 @@ ALONE = [Grouping(8192, 0, 1, warps=4), Grouping(8192, 0, 1, warps=8)]
 
 
 def sharing(tiles: int, most: int, fewest: int) -> int:
-    """How many programs share so many tiles, where each program leaves sums to add up: no more than it takes to be done
-    in as few turns as the most would be, and no fewer than the fewest, or a multiprocessor would idle. One at least."""
+    """The number of programs that share `tiles`, at least 1, where each program leaves partial sums to add up.
+
+    most:    programs that fit at once; the result needs no more turns than these would
+    fewest:  programs below which a multiprocessor idles
+    """
     turns = max(1, ceil_div(tiles, most))
     return max(1, min(tiles, max(ceil_div(tiles, turns), fewest)))
 

@@ -300,7 +300,7 @@ def _has_interpreter() -> bool:
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError)  # what torch raises where it cannot serve its arguments
 
 # Elements, times operations. Of fewer, a call costs what its launches cost the host, and torch's are the cheapest.
-# Where somebody learns, Python takes part in backward, too: so it is of so many times as many.
+# With gradients, Python takes part in backward too: there the limit is LEARNING times as high.
 SMALL = 2**24
 LEARNING = 2
 
@@ -331,13 +331,13 @@ def is_small(x: Any, operations: float = 1, /) -> bool:
 
 @quick
 def is_small_with_row(x: Any, row: Any, operations: float, /) -> bool:
-    """The same of what takes a row, as large as those of x: it looks for what torch would not refuse."""
+    """`is_small` for an x, … × n, and a row, n; false for rows that torch accepts and our checks refuse."""
     return is_small(x, operations) and _is_of(row, x.dtype, x.shape[-1:])
 
 
 @quick
 def are_small_alike(a: Any, b: Any, operations: float, /) -> bool:
-    """The same of what takes two of one shape and dtype; not of single numbers, which may lie on two devices."""
+    """`is_small` for two tensors of one shape and dtype; false for scalars, which may lie on two devices."""
     return is_small(a, operations) and _is_of(b, a.dtype, a.shape)
 
 
@@ -353,7 +353,7 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def ceil_div(count: int, size: int) -> int:
-    """As `triton.cdiv`, which takes 1.5 µs."""
+    """⌈count / size⌉; `triton.cdiv` takes 1.5 µs."""
     return -(-count // size)
 
 

@@ -78,7 +78,7 @@ def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
 
 
 def _is_hooked() -> bool:
-    """Whether somebody wants Triton to tell him of launches."""
+    """Whether a launch hook of Triton's is set."""
     for hook in (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
         if getattr(hook, "calls", hook):
             return True

@@ -32,7 +32,7 @@ def missing(device: torch.device, triton: bool = False) -> str | None:
 
 
 def counted() -> dict[str, float]:
-    """What torch.compile counted so far in this process (graphs, breaks, recompiles), as "group/name".
+    """torch.compile's counters of this process (graphs, breaks, recompiles), as "group/name".
 
     In the group "graph_break_at" are the lines from which code went on after a break, as "file.py:12"; in the group
     "given_up" what was compiled anew so often that the rest runs uncompiled, with the limit of times.
@@ -50,7 +50,7 @@ def counted() -> dict[str, float]:
 
 
 def varied(reason: str) -> str:
-    """What was another one each time, in a guard's words: "self.position == 7", "tensor 'tokens' size mismatch at"."""
+    """The varying thing that a guard names: from "self.position == 7" or "tensor 'tokens' size mismatch at"."""
     text = re.sub(r"L\['(\w+)'\]", r"\1", reason.partition(": ")[2].splitlines()[0] if ": " in reason else reason)
     if found := re.match(r"tensor '(.+?)' (size|stride|dtype|rank)", text):
         return f"{found[2]} of {found[1]}"
