@@ -26,7 +26,7 @@ extern "C" int forward(const void* a, const void* b, void* y, int64_t size, int6
         using T = decltype(zero);
         with_width<T>(aligned(a, b, y), [&](auto n) {
             constexpr int N = decltype(n)::value;
-            launch_early(add_forward<T, N>, blocks(size, N), PACKS, 0, stream, a, b, y, size);
+            launch_with_pdl(add_forward<T, N>, blocks(size, N), PACKS, 0, stream, a, b, y, size);
         });
     });
 }

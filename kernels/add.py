@@ -25,12 +25,13 @@ from optexp.kernelkit.kernel import (
 )
 from optexp.kernelkit.launching import launch
 
+SOURCE = extension.Source("add")
 OPERATIONS = 0.5  # of both passes one is work for the device
 
 
 @triton.jit
-def add_forward(a_ptr, b_ptr, y_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    begin(EARLY)
+def add_forward(a_ptr, b_ptr, y_ptr, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     a = wide(load(a_ptr, start, size, BLOCK))
     b = wide(load(b_ptr, start, size, BLOCK))
@@ -52,7 +53,7 @@ def _forward(a: Tensor, b: Tensor) -> Tensor:
 def _cuda_forward(a: Tensor, b: Tensor) -> Tensor:
     y = torch.empty_like(a)
     if y.numel():
-        extension.run("add", "forward", laid_out_like(a, y), laid_out_like(b, y), y, y.numel(), y.dtype)
+        SOURCE.run("forward", laid_out_like(a, y), laid_out_like(b, y), y, y.numel(), y.dtype)
     return y
 
 
@@ -73,31 +74,45 @@ _add_cuda = operation("add_cuda", _cuda_forward, _fake, _save, _differentiate)
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
-    """a + b, of the same shape."""
+    """a + b.
+
+    a, b:  of one shape
+
+    Raises:
+        ValueError: Shapes, dtypes or devices do not fit; the message has the remedy.
+    """
     if are_small_alike(a, b, OPERATIONS):
         try:
             return torch.add(a, b)  # as an operator it takes Python a tenth longer
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     check_same(a, b)
     return _add(a, b) if pays(a, OPERATIONS) else reference(a, b)
 
 
 def cuda(a: Tensor, b: Tensor) -> Tensor:
-    """The same in CUDA C++."""
+    """`add` in CUDA C++; tensors that it does not serve go to torch."""
     check_same(a, b)
     return _add_cuda(a, b) if extension.takes(a, b) else reference(a, b)
 
 
 def launched(a: Tensor, b: Tensor, blocks: int, threads: int) -> Tensor:
-    """a + b of contiguous tensors on a GPU, by this many blocks of threads, however few: for studies."""
+    """a + b of contiguous tensors on a GPU, by a grid-stride loop: for studies of the launch configuration.
+
+    Raises:
+        RuntimeError: The source does not compile, or the launch fails.
+    """
     y = torch.empty_like(a)
-    extension.run("add", "strided", a, b, y, y.numel(), blocks, threads, y.dtype)
+    SOURCE.run("strided", a, b, y, y.numel(), blocks, threads, y.dtype)
     return y
 
 
 def check_same(a: Tensor, b: Tensor) -> None:
-    """ValueError unless the shapes are equal."""
+    """Check that the shapes are equal.
+
+    Raises:
+        ValueError: They are not.
+    """
     check_tensors("add", a, b)
     if a.shape != b.shape:
         raise ValueError(
@@ -110,7 +125,7 @@ def reference(a: Tensor, b: Tensor) -> Tensor:
 
 
 def plain(a: Tensor, b: Tensor) -> Tensor:
-    """Of contiguous tensors."""
+    """The textbook kernel, of contiguous tensors."""
     y = torch.empty_like(a)
     launch(add_plain, ceil_div(a.numel(), 1024), a, b, y, a.numel(), BLOCK=1024)
     return y
@@ -128,13 +143,14 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
+    sources=[SOURCE],
     cases=[
         Case("tail", lambda fill: (fill(3, 1711), fill(3, 1711))),
         Case("one element", lambda fill: (fill(1), fill(1))),
         Case("two dtypes", lambda fill: (fill(300), fill(300).float())),
     ],
     large=Case("large", lambda fill: (fill(2**31 + 5), fill(2**31 + 5))),
-    mistakes=[
+    invalid_cases=[
         Case("shapes that differ", lambda fill: (fill(4, 3), fill(3))),
         Case("integers", lambda fill: (fill(4).int(), fill(4))),
     ],

@@ -1,4 +1,4 @@
-"""gelu(x + bias) in one pass: what follows a product whose bias was left out."""
+"""gelu(x + bias) in one pass, after a GEMM without bias."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ OPERATIONS = 1.5  # forward is worth torch's two, its gradient one
 @triton.jit
 def bias_gelu_forward(
     x_ptr, bias_ptr, y_ptr, rows, columns,
-    TANH: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    TANH: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
+    begin(PDL)
     number, block = place(columns, WHOLE, BLOCK)
     start, offsets, mask, column = tile(tl.cast(number, tl.int64) * ROWS, block, rows, columns, ROWS, BLOCK)
     z = wide(tl.load(x_ptr + start + offsets, mask=mask)) + wide(tl.load(bias_ptr + column, mask=column < columns))
@@ -49,13 +49,13 @@ def bias_gelu_forward(
 def bias_gelu_backward(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, sums_ptr, rows, columns,
     TANH: tl.constexpr, WIDE: tl.constexpr, ALONE: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each group of rows the sum of what arrives at the bias (None: it is in x already).
 
     A tall tile is a lone program's only one, and brings its part of the bias: read earlier, that would hold it up.
     """
-    begin(EARLY, LETS_NEXT=ALONE and STAGES == 1, LETS_SUMS=not ALONE)
+    begin(PDL, LETS_NEXT=ALONE and STAGES == 1, LETS_SUMS=not ALONE)
     tall: tl.constexpr = ALONE and ROWS >= 32
     block, group, count = share(columns, ALONE, BLOCK)
     column = block * BLOCK + tl.arange(0, BLOCK)
@@ -127,7 +127,15 @@ _bias_gelu = operation("bias_gelu", _forward, _fake, _save, _differentiate)
 
 
 def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
-    """gelu(x + bias), with a bias for each element of the last dimension; `approximate` is "none" or "tanh"."""
+    """gelu(x + bias).
+
+    x:            … × n
+    bias:         n
+    approximate:  "none" (with erf) or "tanh"
+
+    Raises:
+        ValueError: Shapes, dtypes or devices do not fit; the message has the remedy.
+    """
     if is_small_with_row(x, bias, OPERATIONS):
         try:
             z = x + bias
@@ -135,7 +143,7 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
                 return F.gelu(z, approximate=approximate)
             return gelu_(z, approximate=approximate)
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     check_tensors("bias_gelu", x, bias)
     check_row("bias_gelu", x, "bias", bias)
     check_form("bias_gelu", approximate)
@@ -147,14 +155,14 @@ def reference(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
 
 
 def plain(x: Tensor, bias: Tensor, approximate: str = "tanh") -> Tensor:
-    """The tanh form, of contiguous tensors."""
+    """The textbook kernel in the tanh form, of contiguous tensors."""
     y = torch.empty_like(x)
     launch(bias_gelu_plain, ceil_div(x.numel(), 1024), x, bias, y, x.numel(), x.shape[-1], BLOCK=1024)
     return y
 
 
 class BiasGELU(nn.Module):
-    """GELU of x + bias, a parameter that begins as zero; `approximate` is "none" (with erf) or "tanh"."""
+    """GELU of x + bias; the bias is a parameter, initially zero. `approximate` is "none" (with erf) or "tanh"."""
 
     def __init__(self, features: int, approximate: str = "none", **options: Any) -> None:
         super().__init__()
@@ -177,7 +185,7 @@ KERNEL = Kernel(
         Case("two dtypes", lambda fill: (fill(5, 64), fill(64).float(), "none")),
     ],
     large=Case("large", lambda fill: (fill(2**21 + 1, 1025), fill(1025), "tanh")),
-    mistakes=[
+    invalid_cases=[
         Case("a bias of another size", lambda fill: (fill(4, 3), fill(4))),
         Case("another form", lambda fill: (fill(4, 3), fill(3), "sigmoid")),
         Case("integers", lambda fill: (fill(4, 3).int(), fill(3))),

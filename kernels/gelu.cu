@@ -37,7 +37,7 @@ extern "C" int forward(const void* x, void* y, int64_t size, int64_t tanh, int64
         with_width<T>(aligned(x, y), [&](auto n) {
             constexpr int N = decltype(n)::value;
             const auto kernel = tanh ? gelu_forward<T, N, true> : gelu_forward<T, N, false>;
-            launch_early(kernel, blocks(size, N), PACKS, 0, stream, x, y, size);
+            launch_with_pdl(kernel, blocks(size, N), PACKS, 0, stream, x, y, size);
         });
     });
 }
@@ -49,7 +49,7 @@ extern "C" int backward(
         with_width<T>(aligned(dy, x, dx), [&](auto n) {
             constexpr int N = decltype(n)::value;
             const auto kernel = tanh ? gelu_backward<T, N, true> : gelu_backward<T, N, false>;
-            launch_early(kernel, blocks(size, N), PACKS, 0, stream, dy, x, dx, size);
+            launch_with_pdl(kernel, blocks(size, N), PACKS, 0, stream, dy, x, dx, size);
         });
     });
 }

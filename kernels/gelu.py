@@ -27,6 +27,7 @@ from optexp.kernelkit.kernel import (
 )
 from optexp.kernelkit.launching import launch
 
+SOURCE = extension.Source("gelu")
 FORMS = ("none", "tanh")
 
 
@@ -55,16 +56,16 @@ def derivative(x, TANH: tl.constexpr):
 
 
 @triton.jit
-def gelu_forward(x_ptr, y_ptr, size, TANH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    begin(EARLY)
+def gelu_forward(x_ptr, y_ptr, size, TANH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     x = wide(load(x_ptr, start, size, BLOCK))
     store(y_ptr, start, size, x * cdf(x, TANH), BLOCK)
 
 
 @triton.jit
-def gelu_backward(dy_ptr, x_ptr, dx_ptr, size, TANH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    begin(EARLY)
+def gelu_backward(dy_ptr, x_ptr, dx_ptr, size, TANH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     start = from_last(tl.program_id(0), size, BLOCK)
     x = wide(load(x_ptr, start, size, BLOCK))
     dy = wide(load(dy_ptr, start, size, BLOCK))
@@ -92,7 +93,7 @@ def _backward(dy: Tensor, x: Tensor, approximate: str) -> Tensor:
 def _cuda_forward(x: Tensor, approximate: str) -> Tensor:
     y = torch.empty_like(x)
     if x.numel():
-        extension.run("gelu", "forward", laid_out_like(x, y), y, x.numel(), approximate == "tanh", x.dtype)
+        SOURCE.run("forward", laid_out_like(x, y), y, x.numel(), approximate == "tanh", x.dtype)
     return y
 
 
@@ -100,7 +101,7 @@ def _cuda_backward(dy: Tensor, x: Tensor, approximate: str) -> Tensor:
     dx = torch.empty_like(x)
     if x.numel():
         operands = (laid_out_like(dy, dx), laid_out_like(x, dx))
-        extension.run("gelu", "backward", *operands, dx, x.numel(), approximate == "tanh", x.dtype)
+        SOURCE.run("backward", *operands, dx, x.numel(), approximate == "tanh", x.dtype)
     return dx
 
 
@@ -128,26 +129,36 @@ _gelu_cuda = _operation("gelu_cuda", _cuda_forward, _cuda_backward)
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """GELU of every element; `approximate` is "none" (with erf) or "tanh"."""
+    """GELU of every element.
+
+    approximate:  "none" (with erf) or "tanh"
+
+    Raises:
+        ValueError: `approximate` is neither, or x has an unsupported dtype.
+    """
     if is_small(x):
         try:
             return F.gelu(x, approximate=approximate)
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     check_tensors("gelu", x)
     check_form("gelu", approximate)
     return _gelu(x, approximate) if pays(x) else reference(x, approximate)
 
 
 def cuda(x: Tensor, approximate: str = "none") -> Tensor:
-    """The same in CUDA C++."""
+    """`gelu` in CUDA C++; tensors that it does not serve go to torch."""
     check_tensors("gelu", x)
     check_form("gelu", approximate)
     return _gelu_cuda(x, approximate) if extension.takes(x) else reference(x, approximate)
 
 
 def check_form(name: str, approximate: str) -> None:
-    """ValueError where there is no such form of GELU."""
+    """Check that GELU has this form.
+
+    Raises:
+        ValueError: It has not.
+    """
     if approximate not in FORMS:
         raise ValueError(f"{name}: approximate is {approximate!r}, and must be one of {', '.join(FORMS)}")
 
@@ -157,7 +168,7 @@ def reference(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def plain(x: Tensor, approximate: str = "tanh") -> Tensor:
-    """The tanh form, of a contiguous tensor."""
+    """The textbook kernel in the tanh form, of a contiguous tensor."""
     y = torch.empty_like(x)
     launch(gelu_plain, ceil_div(x.numel(), 1024), x, y, x.numel(), BLOCK=1024)
     return y
@@ -175,6 +186,7 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
+    sources=[SOURCE],
     cases=[
         Case("tanh", lambda fill: (fill(7, 613), "tanh")),
         Case("exact", lambda fill: (fill(7, 613), "none")),
@@ -182,7 +194,7 @@ KERNEL = Kernel(
         Case("far out", lambda fill: (fill(2048) * 6, "tanh")),
     ],
     large=Case("large", lambda fill: (fill(2**31 + 5), "tanh")),
-    mistakes=[
+    invalid_cases=[
         Case("another form", lambda fill: (fill(4), "sigmoid")),
         Case("integers", lambda fill: (fill(4).int(),)),
     ],

@@ -1,4 +1,4 @@
-// What a product on Hopper (sm_90a) is made of: barriers that count arrivals and bytes, the copy engine, and wgmma.
+// What a GEMM on Hopper (sm_90a) is made of: barriers that count arrivals and bytes, the copy engine, and wgmma.
 #pragma once
 
 #include <cuda.h>
@@ -243,7 +243,7 @@ __device__ inline Word load_shared_16(uint32_t at) {
     return reinterpret_cast<const Word&>(words);
 }
 
-// Four 8×8 matrices as a product's operand has them: lane 8i + j knows where row j of matrix i is.
+// Four 8×8 matrices as a wgmma operand has them: lane 8i + j knows where row j of matrix i is.
 __device__ inline void load_matrices(uint32_t (&x)[4], uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -251,30 +251,30 @@ __device__ inline void load_matrices(uint32_t (&x)[4], uint32_t row) {
                  : "memory");
 }
 
-// Four 8×8 matrices as a product's accumulators have them: lane 8i + j knows where row j of matrix i goes.
+// Four 8×8 matrices as wgmma's accumulators have them: lane 8i + j knows where row j of matrix i goes.
 __device__ inline void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
                  "r"(d)
                  : "memory");
 }
 
-// --- products ----------------------------------------------------------------------------------------------------
+// --- wgmma -------------------------------------------------------------------------------------------------------
 
 // Of rows of 128 bytes, swizzled, eight of them 1024 bytes apart. 16 columns further on is 2 more.
 __device__ inline uint64_t matrix(uint32_t at) {
     return uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 16 | (at & 0x3ffff) >> 4;
 }
 
-__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-__device__ inline void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 template <int STILL>
-__device__ void await_products() {
+__device__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(STILL) : "memory");
 }
 
-// What the compiler knows of z ends here: products have written to it meanwhile.
+// What the compiler knows of z ends here: wgmma writes to it asynchronously.
 template <int N>
 __device__ __forceinline__ void refresh(float (&z)[N]) {
 #pragma unroll

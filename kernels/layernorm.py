@@ -12,27 +12,24 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor, nn
-from triton.language.extra.cuda import gdc_launch_dependents
 
-from optexp.kernelkit.elementwise import FEW, add_up, begin, from_last, left, matrix, sharing, wide
+from optexp.kernelkit.elementwise import FEW, begin, left, matrix, wide
 from optexp.kernelkit.kernel import (
     REFUSED,
     Case,
     Kernel,
-    ceil_div,
     check_tensors,
     contiguous,
     derived,
     is_differentiated,
     is_small,
-    multiprocessors,
     operation,
     pays,
     power_of_two,
 )
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.rows import Launch, in_rows
-from optexp.kernelkit.tuning import bucket, fastest
+from optexp.kernels._layernorm_gradients import backward_of_rows, fake_gradients
 
 LONGEST = 16384  # columns whose two gradient sums fit in registers beside the row; longer rows are torch's business
 
@@ -40,14 +37,14 @@ LONGEST = 16384  # columns whose two gradient sums fit in registers beside the r
 @triton.jit
 def layernorm_forward(
     x_ptr, weight_ptr, bias_ptr, mean_ptr, scale_ptr, y_ptr, rows, columns, eps: tl.float64,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Tiles of ROWS whole rows. The variance is that of the differences from the mean: a large mean costs nothing.
 
     A program that loops keeps weight and bias; one that does not loads them when registers are free again, or at once
     (without stages). Then there is no loop: what is made of them in front of one would hold up x until they are there.
     """
-    begin(EARLY, LETS_NEXT=STAGES <= 1)
+    begin(PDL, LETS_NEXT=STAGES <= 1)
     column = tl.arange(0, BLOCK)[None, :]
     weight = 0.0
     bias = 0.0
@@ -96,131 +93,6 @@ def _tile(
 
 
 @triton.jit
-def gradient(g, normal, scale, columns):
-    """(g − mean(g) − x̂·mean(g·x̂))·scale of whole rows."""
-    mean_g, mean_gn = tl.split(tl.sum(tl.join(g, g * normal), axis=1, keep_dims=True) / columns)
-    return g * scale - mean_g * scale - normal * (mean_gn * scale)
-
-
-@triton.jit
-def layernorm_backward(
-    dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, sums_ptr, rows, columns,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """dx, and for each program the sums over its rows that weight (dy·x̂) and bias (dy) get.
-
-    dx is the `gradient` of g = dy·weight.
-    """
-    begin(EARLY, LETS_NEXT=False, LETS_SUMS=BLOCK <= 1024)  # registers then have room for what adds them up
-    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    dtype = sums_ptr.dtype.element_ty
-    to_weight = tl.zeros([ROWS, BLOCK], dtype)
-    to_bias = tl.zeros([ROWS, BLOCK], dtype)
-    if weight_ptr is not None:
-        weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
-    for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=STAGES):
-        first = from_last(tile, rows, ROWS)
-        start = first * columns
-        exists = row < left(first, rows, ROWS)
-        mask = (column < columns) & exists
-        x = tl.load(x_ptr + start + row * columns + column, mask=mask, other=0.0).to(dtype)
-        dy = tl.load(dy_ptr + start + row * columns + column, mask=mask, other=0.0).to(dtype)
-        scale = tl.load(scale_ptr + first + row, mask=exists, other=0.0)
-        normal = (x - tl.load(mean_ptr + first + row, mask=exists, other=0.0)) * scale
-        if not WHOLE:
-            normal = tl.where(mask, normal, 0.0)
-        g = dy
-        if weight_ptr is not None:
-            g *= weight.to(dtype)
-        dx = gradient(g, normal, scale, columns)
-        tl.store(dx_ptr + start + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
-        to_weight += dy * normal
-        to_bias += dy
-    if EARLY and BLOCK > 1024:  # else now
-        gdc_launch_dependents()
-    column = tl.arange(0, BLOCK)
-    sums_ptr += tl.program_id(0) * 2 * columns
-    tl.store(sums_ptr + column, tl.sum(to_weight, axis=0), mask=column < columns)
-    tl.store(sums_ptr + columns + column, tl.sum(to_bias, axis=0), mask=column < columns)
-
-
-@triton.jit
-def layernorm_backward_row(dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, row, columns, WHOLE: tl.constexpr):
-    """dx of a row."""
-    dtype = mean_ptr.dtype.element_ty
-    first, column = row * columns, tl.arange(0, WHOLE)[None, :]
-    inside = column < columns
-    scale = tl.load(scale_ptr + row)
-    x = tl.load(x_ptr + first + column, mask=inside, other=0.0).to(dtype)
-    g = tl.load(dy_ptr + first + column, mask=inside, other=0.0).to(dtype)
-    if weight_ptr is not None:
-        g *= tl.load(weight_ptr + column, mask=inside, other=0.0).to(dtype)
-    normal = tl.where(inside, (x - tl.load(mean_ptr + row)) * scale, 0.0)
-    dx = gradient(g, normal, scale, columns)
-    tl.store(dx_ptr + first + column, dx.to(dx_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def layernorm_backward_columns(
-    dy_ptr, x_ptr, mean_ptr, scale_ptr, to_weight_ptr, to_bias_ptr, block, rows, columns,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """What weight and bias get, of a block of columns."""
-    dtype = mean_ptr.dtype.element_ty
-    column = block * BLOCK + tl.arange(0, BLOCK)
-    to_weight = tl.zeros([ROWS, BLOCK], dtype)
-    to_bias = tl.zeros([ROWS, BLOCK], dtype)
-    for first in range(0, rows, ROWS):
-        row = first + tl.arange(0, ROWS)[:, None]
-        exists = row < rows
-        offsets, mask = row * columns + column[None, :], exists & (column[None, :] < columns)
-        x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(dtype)
-        dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(dtype)
-        scale = tl.load(scale_ptr + row, mask=exists, other=0.0)
-        to_weight += dy * ((x - tl.load(mean_ptr + row, mask=exists, other=0.0)) * scale)
-        to_bias += dy
-    weighted, plain = tl.sum(to_weight, axis=0), tl.sum(to_bias, axis=0)
-    tl.store(to_weight_ptr + column, weighted.to(to_weight_ptr.dtype.element_ty), mask=column < columns)
-    tl.store(to_bias_ptr + column, plain.to(to_bias_ptr.dtype.element_ty), mask=column < columns)
-
-
-@triton.jit
-def sum_over_rows(dz_ptr, sums_ptr, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Of a block of columns of another matrix."""
-    column = block * BLOCK + tl.arange(0, BLOCK)
-    sums = wide(tl.zeros([ROWS, BLOCK], dz_ptr.dtype.element_ty))
-    for first in range(0, rows, ROWS):
-        row = first + tl.arange(0, ROWS)[:, None]
-        mask = (row < rows) & (column[None, :] < columns)
-        sums += wide(tl.load(dz_ptr + row * columns + column[None, :], mask=mask, other=0.0))
-    total = tl.sum(sums, axis=0).to(sums_ptr.dtype.element_ty)
-    tl.store(sums_ptr + column, total, mask=column < columns)
-
-
-@triton.jit
-def layernorm_backward_few(
-    dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, to_weight_ptr, to_bias_ptr, rows, columns,
-    dz_ptr, sums_ptr, outputs, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """Of few rows, in one launch: a program for each, and one for each few columns, which reads all rows again.
-
-    Then come columns of dz, where that is given: a matrix of as many rows, whose sums somebody else wants.
-    """
-    begin(EARLY)
-    program = tl.program_id(0)
-    block = program - rows
-    across = tl.cdiv(columns, BLOCK)
-    if program < rows:
-        layernorm_backward_row(dy_ptr, x_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, program, columns, WHOLE)
-    elif block < across:
-        layernorm_backward_columns(
-            dy_ptr, x_ptr, mean_ptr, scale_ptr, to_weight_ptr, to_bias_ptr, block, rows, columns, ROWS, BLOCK
-        )
-    elif dz_ptr is not None:
-        sum_over_rows(dz_ptr, sums_ptr, block - across, rows, outputs, ROWS, BLOCK)
-
-
-@triton.jit
 def layernorm_plain(x_ptr, weight_ptr, bias_ptr, y_ptr, columns, eps, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     mask = offsets < columns
@@ -236,7 +108,11 @@ def layernorm_plain(x_ptr, weight_ptr, bias_ptr, y_ptr, columns, eps, BLOCK: tl.
 def forward_of_rows(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, columns: int, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The result, and mean and 1/deviation of every row."""
+    """The result, and mean and 1/deviation of every row.
+
+    columns:  elements of a row
+    dtype:    of the result
+    """
     y, mean, scale = _fake(x, weight, bias, columns, eps, dtype)
     _normalise(x, weight, bias, mean, scale, y, columns, eps)
     return y, mean, scale
@@ -258,11 +134,11 @@ def _normalise(
     operands = (contiguous(tensor) for tensor in (x, weight, bias))
     rows = x.numel() // columns
     one = [Launch(max(1, 1024 // max(power_of_two(columns), 16)), 4, 0, 0)] if rows <= FEW and columns <= 4096 else []
-    in_rows(layernorm_forward, rows, columns, *operands, mean, scale, y, more=_more_ways, first=one, eps=eps)
+    in_rows(layernorm_forward, rows, columns, *operands, mean, scale, y, more=_more_configs, first=one, eps=eps)
 
 
 @cache
-def _more_ways(block: int) -> list[Launch]:
+def _more_configs(block: int) -> list[Launch]:
     """Statistics, weight and bias take registers: with a limit, as many programs run at once as without them."""
     if block <= 1024:
         one = 1024 // block
@@ -278,89 +154,6 @@ def _fake(
     rows, statistics = x.numel() // columns, torch.promote_types(x.dtype, torch.float32)
     mean = x.new_empty(rows, dtype=statistics)
     return x.new_empty(x.shape, dtype=dtype), mean, torch.empty_like(mean)
-
-
-def backward_of_rows(
-    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, columns: int, bias: torch.dtype | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, and the gradients of weight and of a bias of this dtype, where there are such; both as one row."""
-    dy, x, weight = dy.contiguous(), x.contiguous(), contiguous(weight)
-    dx, dweight, dbias = results = fake_gradients(dy, x, weight, mean, scale, columns, bias)
-    rows, block = mean.numel(), max(power_of_two(columns), 16)
-
-    def run(how: Launch | str) -> None:
-        if not isinstance(how, Launch):
-            backward_of_few(dy, x, weight, mean, scale, results)
-            return
-        everywhere = multiprocessors(x.device)
-        programs = sharing(ceil_div(rows, how.rows), how.resident * everywhere, everywhere)
-        sums = mean.new_empty((programs, 2, columns))
-        tile = {**how.constants(block), "WHOLE": block == columns}
-        launch(layernorm_backward, programs, dy, x, weight, mean, scale, dx, sums, rows, columns, **tile)
-        add_up(sums, dweight, dbias)
-
-    key = (dy.dtype, x.dtype, None if weight is None else weight.dtype, columns, bucket(rows))
-    ways: list[Launch | str] = [*(["few rows"] if rows <= FEW else []), *_ways(block)]
-    run(fastest("layernorm_backward", key, ways, run, x.device))
-    return dx, dweight, dbias
-
-
-def backward_of_few(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    mean: Tensor,
-    scale: Tensor,
-    results: tuple[Tensor, Tensor, Tensor],
-    dz: Tensor | None = None,
-    sums: Tensor | None = None,
-) -> None:
-    """Write the same of few rows, in one launch, and in that the sums over rows of `dz`, a matrix with as many."""
-    (_, dweight, _), rows = results, mean.numel()
-    columns, outputs = dweight.numel(), 0 if sums is None else sums.numel()
-    how = _few_rows(rows, max(power_of_two(columns), 16), x.element_size())
-    programs = rows + ceil_div(columns, how["BLOCK"]) + ceil_div(outputs, how["BLOCK"])
-    operands = (contiguous(tensor) for tensor in (dy, x, weight))
-    more = (contiguous(dz), sums, outputs)
-    launch(layernorm_backward_few, programs, *operands, mean, scale, *results, rows, columns, *more, **how)
-
-
-def _few_rows(rows: int, block: int, element_size: int) -> dict[str, int]:
-    """What `layernorm_backward_few` is compiled for: who sums columns reads a few of them in so many rows at once;
-    who makes dx of a row has all of it in registers."""
-    if block > 4096:
-        together, width, warps = 128, max(64 // element_size, 16), 16
-    elif rows > 128:
-        together, width, warps = 128, 16, 8
-    else:
-        together, width, warps = 32, 16, 4
-    return {"WHOLE": block, "ROWS": min(power_of_two(rows), together), "BLOCK": width, "num_warps": warps}
-
-
-@cache
-def _ways(block: int) -> list[Launch]:
-    """Each program writes its sums: few programs write little, and must have more on its way at once.
-
-    As many programs as stand here fit at once: else the last would run without company.
-    """
-    if block <= 1024:
-        one = 1024 // block
-        few = [Launch(4 * one, 4, 1, stages) for stages in (3, 4, 5)]
-        few += [Launch(8 * one, 8, 1, 3), Launch(8 * one, 16, 1)]
-        halves = [Launch(2 * one, 4, resident, stages) for resident, stages in ((1, 6), (2, 4), (3, 3), (4, 3))]
-        return [Launch(4 * one, 4, 2, 3), *few, *halves, Launch(one, 4, 4, 4)]
-    warps = min(max(block // 512, 4), 32)
-    programs = max(1, 16 // warps)
-    few = [Launch(more // warps, more, 16 // more, 3) for more in (8, 16) if more > warps]
-    ahead = [Launch(1, warps, programs, stages) for stages in (3, 4)]
-    return [Launch(1, warps, programs), *ahead, Launch(1, 32, 1, 3), *few]
-
-
-def fake_gradients(
-    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, columns: int, bias: torch.dtype | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    dweight = (mean if weight is None else weight).new_empty(columns)
-    return x.new_empty(x.shape), dweight, mean.new_empty(columns, dtype=bias)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -398,15 +191,21 @@ def layernorm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Normalise over the last dimensions, whose shape is given; then times weight, plus bias, where there are some.
+    """F.layer_norm(x, normalized_shape, weight, bias, eps), over the last dimensions.
 
     Under autocast on a GPU the result is float32, as torch's.
+
+    x:             … × normalized_shape
+    weight, bias:  of normalized_shape, or None
+
+    Raises:
+        ValueError: Shapes, dtypes or devices do not fit; the message has the remedy.
     """
     if is_small(x):
         try:
             return torch.layer_norm(x, as_shape(normalized_shape), weight, bias, eps)  # without what F does in Python
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     columns = check_norm("layernorm", x, normalized_shape, weight, bias)
     if not (pays(x) and 0 < columns <= LONGEST):
         return reference(x, normalized_shape, weight, bias, eps)
@@ -416,7 +215,7 @@ def layernorm(
 
 
 def worthwhile(x: Tensor, normalized_shape: int | Sequence[int], *_: Any) -> bool:
-    """Whether it can pay."""
+    """Whether the kernel can pay, from (fake) arguments of `layernorm`."""
     return pays(x) and 0 < math.prod(as_shape(normalized_shape)) <= LONGEST
 
 
@@ -428,7 +227,11 @@ def as_shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
 def check_norm(
     name: str, x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None, bias: Tensor | None
 ) -> int:
-    """How many elements are normalised together; ValueError where the shapes do not fit."""
+    """The number of elements that are normalised together.
+
+    Raises:
+        ValueError: The shapes do not fit.
+    """
     check_tensors(name, x, weight, bias)
     shape = as_shape(normalized_shape)
     if not shape or x.shape[-len(shape) :] != shape:
@@ -451,7 +254,7 @@ def reference(
 
 
 def plain(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """Of a contiguous matrix along its rows."""
+    """The textbook kernel, of a contiguous matrix along its rows."""
     y, (rows, columns) = torch.empty_like(x), matrix(x)
     launch(layernorm_plain, rows, x, weight, bias, y, columns, eps, BLOCK=power_of_two(columns))
     return y
@@ -479,7 +282,7 @@ KERNEL = Kernel(
         Case("a large mean", lambda fill: (fill(9, 200) + 40, (200,), fill(200), fill(200))),
     ],
     large=Case("large", lambda fill: (fill(2**21 + 1, 1025), (1025,), fill(1025), fill(1025))),
-    mistakes=[
+    invalid_cases=[
         Case("another shape", lambda fill: (fill(4, 3), (4,))),
         Case("no shape", lambda fill: (fill(4, 3), ())),
         Case("a weight of another size", lambda fill: (fill(4, 3), (3,), fill(4))),

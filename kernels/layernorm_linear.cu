@@ -1,4 +1,4 @@
-// The norm in front of a product: rows are read once, kept in shared memory, and written as the product wants them.
+// The norm in front of a GEMM: rows are read once, kept in shared memory, and written as the GEMM wants them.
 #include "vector.cuh"
 
 namespace optexp {
@@ -64,7 +64,7 @@ __global__ void normalise(
     }
 }
 
-// As first taught, norm and product in one kernel: a block normalises a row, then each thread makes outputs of its own.
+// As first taught, norm and GEMM in one kernel: a block normalises a row, then each thread makes outputs of its own.
 template <typename T>
 __global__ void layernorm_linear_plain(
     const T* x, const float* gamma, const float* beta, const T* weight, const T* bias, T* y, int columns, int outputs,
@@ -130,7 +130,7 @@ extern "C" int forward(
                     const size_t bytes = columns * sizeof(float);
                     const auto kernel = normalise<T, R, P, N>;
                     allow(kernel, bytes);
-                    launch_early(kernel, unsigned(rows), threads(rows, columns, N), bytes, stream, x, gamma, beta, y, means,
+                    launch_with_pdl(kernel, unsigned(rows), threads(rows, columns, N), bytes, stream, x, gamma, beta, y, means,
                                  scales, columns, eps);
                 });
             };

@@ -1,17 +1,7 @@
-"""LayerNorm and the linear layer after it as one product: normalised rows are never written.
+"""LayerNorm and the linear layer after it as one GEMM: normalised rows are never written.
 
-With r = 1/deviation and μ the mean of a row, γ and β the norm's parameters:
-
-    y = r·(x·(γ⊙w)ᵀ) − r·μ·Σ(γ⊙w) + (w·β + bias)
-
-The sum over γ⊙w is taken of the rounded values that the product sees, so that the mean cancels exactly; what the
-accumulators lose to a mean that is large beside the deviation, does not: such tiles are done again from centred rows.
-
-Where a weight, or a parameter of the norm, is infinite, so are these sums, and infinities would cancel that do not in
-the norm and the product one after the other: such tiles are made again as those are, of normalised rows and w itself.
-
-Folding reads and writes all of w. Not on Hopper, where γ goes to x on its way into the product (`hopper_product.cu`):
-w is only summed over. Of few rows, blocks there normalise what they multiply (`few_rows.cu`).
+Three implementations beside the library's are raced: a Triton GEMM with folded weights (`_layernorm_linear_folded`),
+and on Hopper two in CUDA C++ (`_layernorm_linear_cuda`).
 """
 
 from __future__ import annotations
@@ -28,14 +18,13 @@ from torch import Tensor, nn
 from optexp.kernelkit import extension, hopper
 from optexp.kernelkit.elementwise import FEW as FEW_SUMMED
 from optexp.kernelkit.elementwise import begin, from_last, share, summed, tile
-from optexp.kernelkit.gemm import TILINGS, Tiling, in_rows, in_shape, multiply, place, product, takes
+from optexp.kernelkit.gemm import TILINGS, Tiling, in_rows, in_shape, multiply, takes
 from optexp.kernelkit.kernel import (
     REFUSED,
     Case,
     Fill,
     Kernel,
     ceil_div,
-    contiguous,
     derived,
     is_differentiated,
     lowered,
@@ -47,148 +36,37 @@ from optexp.kernelkit.kernel import (
 )
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tuning import bucket, fastest
+from optexp.kernels._layernorm_gradients import backward_of_few, backward_of_rows, fake_gradients
+from optexp.kernels._layernorm_linear_cuda import (
+    FEW_ROWS_GEMM,
+    SOURCE,
+    by_few,
+    by_hopper,
+    few_blocks,
+    norm_then_library,
+)
+from optexp.kernels._layernorm_linear_folded import by_tiles
 from optexp.kernels.layernorm import (
     LONGEST,
     as_shape,
-    backward_of_few,
-    backward_of_rows,
     check_norm,
-    fake_gradients,
     forward_of_rows,
     layernorm_gradients,
     normalised_rows,
 )
-from optexp.kernels.linear_gelu import check_linear, is_small_product
+from optexp.kernels.linear_gelu import HOPPER_GEMM, check_linear, is_small_gemm
 
-FEW, SHORT = 512, 2048  # rows and columns up to which few_rows.cu is asked
-
-LARGE_MEAN = tl.constexpr(16.0)  # deviations; the accumulators then hold 4 bits that cancel
-INFINITE = tl.constexpr(float("inf"))
-
-
-@triton.jit
-def layernorm_linear_fold(
-    w_ptr, gamma_ptr, beta_ptr, bias_ptr, folded_ptr, sum_ptr, offset_ptr, k, w_stride,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """One row of γ⊙w, its sum after rounding, and its w·β + bias. Where Σw·β is not finite, neither is the sum."""
-    begin(EARLY)
-    row = tl.program_id(0)
-    w_ptr += row.to(tl.int64) * w_stride
-    folded_ptr += row.to(tl.int64) * k
-    total = tl.zeros([BLOCK], tl.float32)
-    offset = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, k, BLOCK):
-        inner = first + tl.arange(0, BLOCK)
-        w = tl.load(w_ptr + inner, mask=inner < k, other=0.0).to(tl.float32)
-        if beta_ptr is not None:
-            offset += w * tl.load(beta_ptr + inner, mask=inner < k, other=0.0).to(tl.float32)
-        if gamma_ptr is not None:
-            w *= tl.load(gamma_ptr + inner, mask=inner < k, other=0.0).to(tl.float32)
-        folded = w.to(folded_ptr.dtype.element_ty)
-        tl.store(folded_ptr + inner, folded, mask=inner < k)
-        total += folded.to(tl.float32)
-    constant = tl.sum(offset, axis=0)
-    tl.store(sum_ptr + row, tl.where(tl.abs(constant) < INFINITE, tl.sum(total, axis=0), constant))
-    if bias_ptr is not None:
-        constant += tl.load(bias_ptr + row).to(tl.float32)
-    tl.store(offset_ptr + row, constant)
-
-
-@triton.jit
-def unfolded(
-    x_ptr, w_ptr, gamma_ptr, beta_ptr, rows, columns, mean, scale, n, k, x_stride, w_stride,
-    M: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    """A tile of the product of normalised rows, rounded as the norm rounds them, and w. Short steps take few registers:
-    the rest of the kernel leaves none."""
-    x_ptr += rows[:, None] * x_stride
-    w_ptr += tl.minimum(columns, n - 1).to(tl.int64)[:, None] * w_stride
-    z = tl.zeros([M, N], tl.float32)
-    for first in tl.range(0, k, STEP, num_stages=1):
-        inner = first + tl.arange(0, STEP)
-        inside = inner < k
-        x = tl.load(x_ptr + inner[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
-        w = tl.load(w_ptr + inner[None, :], mask=inside[None, :], other=0.0)
-        x = (x - mean[:, None]) * scale[:, None]
-        if gamma_ptr is not None:
-            x *= tl.load(gamma_ptr + inner, mask=inside, other=0.0).to(tl.float32)[None, :]
-        if beta_ptr is not None:
-            x += tl.load(beta_ptr + inner, mask=inside, other=0.0).to(tl.float32)[None, :]
-        z = tl.dot(tl.where(inside[None, :], x, 0.0).to(w.dtype), w.T, z)
-    return z
-
-
-@triton.jit
-def layernorm_linear_forward(
-    x_ptr, sum_ptr, offset_ptr, w_ptr, gamma_ptr, beta_ptr, bias_ptr, x_desc, w_desc, y_desc, m, n, k,
-    x_stride, w_stride, eps: tl.float64,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-):  # fmt: skip
-    """Tiles of y from x and the folded w; mean and deviation of the rows come out of the same loop.
-
-    What the sums read comes by a load of its own, and what the product reads is read by nothing else: of a tile that
-    both read, Triton (to 3.7 at least) keeps one buffer less than its asynchronous product needs.
-    """
-    x_stride, inside = x_stride // 8 * 8, k // 8 * 8  # which they are: 16 bytes at a time
-    across_m, across_n = tl.cdiv(m, M), tl.cdiv(n, N)
-    for number in tl.range(tl.program_id(0), across_m * across_n, tl.num_programs(0)):
-        row, column = place(number, across_m, across_n, GROUP=8)
-        rows = tl.minimum(row * M + tl.arange(0, M), m - 1).to(tl.int64)
-        z = tl.zeros([M, N], tl.float32)
-        mean = tl.zeros([M], tl.float32)
-        square = tl.zeros([M], tl.float32)
-        for step in range(tl.cdiv(k, K)):
-            inner = step * K + tl.arange(0, K)[None, :]
-            again = tl.load(x_ptr + rows[:, None] * x_stride + inner, mask=inner < inside, other=0.0)
-            x = x_desc.load([row * M, step * K])
-            w = w_desc.load([column * N, step * K])
-            z = tl.dot(x, w.T, z)
-            wide = again.to(tl.float32)
-            mean += tl.sum(wide, axis=1)
-            square += tl.sum(wide * wide, axis=1)
-        whole = mean
-        mean /= k
-        variance = tl.maximum(square / k - mean * mean, 0.0)
-        if tl.max(mean * mean - LARGE_MEAN * LARGE_MEAN * variance, axis=0) > 0.0:
-            z = tl.zeros([M, N], tl.float32)
-            square = tl.zeros([M], tl.float32)
-            left = tl.zeros([M], tl.float32)  # of the mean: a small one can be rounded away again
-            for step in tl.range(0, tl.cdiv(k, K), num_stages=1):
-                x = x_desc.load([row * M, step * K]).to(tl.float32) - mean[:, None]
-                x = tl.where(step * K + tl.arange(0, K)[None, :] < k, x, 0.0)
-                square += tl.sum(x * x, axis=1)
-                rounded = x.to(y_desc.dtype)
-                left += tl.sum(rounded.to(tl.float32), axis=1)
-                z = tl.dot(rounded, w_desc.load([column * N, step * K]).T, z)
-            variance = square / k
-            mean = left / k
-        scale = 1.0 / tl.sqrt(variance + tl.cast(eps, tl.float32))
-        columns = column * N + tl.arange(0, N)
-        total = tl.load(sum_ptr + columns, mask=columns < n, other=0.0)
-        offset = tl.load(offset_ptr + columns, mask=columns < n, other=0.0)
-        if tl.max(tl.where(tl.abs(total) < INFINITE, 0, 1), axis=0) > 0:
-            mean = tl.div_rn(whole, tl.full([M], k, tl.float32))  # x may be as near it as float32 can tell
-            z = unfolded(
-                x_ptr, w_ptr, gamma_ptr, beta_ptr, rows, columns, mean, scale, n, k, x_stride, w_stride, M, N, STEP=32
-            )
-            mean, scale = tl.zeros([M], tl.float32), tl.full([M], 1.0, tl.float32)
-            total = tl.zeros([N], tl.float32)
-            offset = total
-            if bias_ptr is not None:
-                offset = tl.load(bias_ptr + columns, mask=columns < n, other=0.0).to(tl.float32)
-        y = (z - mean[:, None] * total[None, :]) * scale[:, None] + offset[None, :]
-        y_desc.store([row * M, column * N], y.to(y_desc.dtype))
+FEW, SHORT = 512, 2048  # most rows, most columns for few_rows_gemm.cu
 
 
 @triton.jit
 def bias_gradient(
     dy_ptr, sums_ptr, rows, columns,
     WIDE: tl.constexpr, ALONE: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """For each group of rows their sum."""
-    begin(EARLY, LETS_NEXT=ALONE and STAGES == 1, LETS_SUMS=not ALONE)
+    begin(PDL, LETS_NEXT=ALONE and STAGES == 1, LETS_SUMS=not ALONE)
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([ROWS, BLOCK], WIDE)
     for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=STAGES):
@@ -220,141 +98,58 @@ def layernorm_linear_plain(
 
 
 def _computed(
-    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep: bool
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor, ...]:
-    """The result; and where they are to be kept the normalised rows, their means and 1/deviations."""
+    """The result y; with `save` also the normalised rows, their means and 1/deviations."""
     rows = in_rows(x)
     count, columns = rows.shape
 
-    def run(how: Tiling | str) -> tuple[Tensor, ...]:
+    def run(config: Tiling | str) -> tuple[Tensor, ...]:
         operands = (rows, gamma, beta, weight, bias, eps)
-        if isinstance(how, Tiling):
-            return (by_tiles(how, *operands),)
-        if how == "hopper":
+        if isinstance(config, Tiling):
+            return (by_tiles(config, *operands),)
+        if config == "hopper":
             return (by_hopper(*operands),)
-        if how == "few":
+        if config == "few":
             return (by_few(*operands),)
-        norm = forward_of_rows if keep else normalised_rows
+        norm = forward_of_rows if save else normalised_rows
         normal, *statistics = norm(rows, gamma, beta, columns, eps, weight.dtype)
         y = multiply(normal, weight, bias)
-        return (y, normal, *statistics) if keep else (y,)
+        return (y, normal, *statistics) if save else (y,)
 
-    ways: list[Tiling | str] = ["library"]
-    if not keep and columns % 8 == 0 and takes(rows, weight):
+    configs: list[Tiling | str] = ["library"]
+    if not save and columns % 8 == 0 and takes(rows, weight):
         # Of float16, γ⊙w or γ⊙x could overflow, or lose bits below its smallest normal number.
         if weight.dtype == torch.bfloat16:
-            ways += TILINGS
-            if hopper.takes(rows, gamma, beta, bias):
-                ways.append("hopper")
-        if count <= FEW and columns <= SHORT and hopper.takes(rows, gamma, beta, bias, source="few_rows"):
+            configs += TILINGS
+            if hopper.takes(HOPPER_GEMM, rows, gamma, beta, bias):
+                configs.append("hopper")
+        if count <= FEW and columns <= SHORT and hopper.takes(FEW_ROWS_GEMM, rows, gamma, beta, bias):
             # First, as where nothing can be raced, if all its blocks run at once: of small calls only graphs come here.
-            ways.insert(0 if few_blocks(count, weight.shape[0]) <= multiprocessors(x.device) else len(ways), "few")
+            configs.insert(
+                0 if few_blocks(count, weight.shape[0]) <= multiprocessors(x.device) else len(configs), "few"
+            )
     # Each 32 rows that are few may be more tiles, which may or may not be made at once.
     size = f"{ceil_div(count, 32)} times 32" if count <= FEW else bucket(count)
-    key = (x.dtype, weight.dtype, keep, gamma is None, size, *weight.shape)
-    y, *kept = run(fastest("layernorm_linear", key, ways, run, x.device))
-    return in_shape(y, x), *kept
+    key = (x.dtype, weight.dtype, save, gamma is None, size, *weight.shape)
+    y, *saved = run(fastest("layernorm_linear", key, configs, run, x.device))
+    return in_shape(y, x), *saved
 
 
 def _forward(
-    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep: bool
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same with empty tensors for what is not kept."""
-    y, *kept = _computed(x, gamma, beta, weight, bias, eps, keep)
-    normal, mean, scale = kept or (x.new_empty(0) for _ in range(3))
+    """y, normalised rows, means and 1/deviations; the last three are empty where nothing is saved."""
+    y, *saved = _computed(x, gamma, beta, weight, bias, eps, save)
+    normal, mean, scale = saved or (x.new_empty(0) for _ in range(3))
     return y, normal, mean, scale
 
 
-def by_tiles(
-    tiling: Tiling,
-    x: Tensor,
-    gamma: Tensor | None,
-    beta: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-) -> Tensor:
-    """By our own product, of matrices that it takes."""
-    n, k = weight.shape
-    folded, (total, offset) = weight.new_empty(n, k), weight.new_empty(2, n, dtype=torch.float32)
-    block = min(power_of_two(k), 4096)
-    given = (weight, *(contiguous(parameter) for parameter in (gamma, beta, bias)))
-    launch(layernorm_linear_fold, n, *given, folded, total, offset, k, weight.stride(0), BLOCK=block)
-    y = x.new_empty(x.shape[0], n)
-    settings = {"x_stride": x.stride(0), "w_stride": weight.stride(0), "eps": eps}
-    product(layernorm_linear_forward, tiling, x, folded, y, x, total, offset, *given, **settings)
-    return y
-
-
-def by_hopper(
-    x: Tensor,
-    gamma: Tensor | None,
-    beta: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    beside: bool | None = None,
-    apart: bool | None = None,
-    patience: int = 1000,
-) -> Tensor:
-    """In CUDA C++, of matrices that `hopper.takes`: x goes through registers there, where γ is multiplied to it, and
-    mean and deviation are summed beside the product. Whoever sums first, the bits are the same.
-
-    beside:    whether some blocks sum over w beside the product, and no kernel before it; None: where they have time
-    apart:     whether warps that multiply nothing sum over x, in an order of their own, of up to 32768 rows; None:
-               where they keep up
-    patience:  how often a block looks for what another sums before it does so itself; 0: never
-    """
-    (m, k), n = x.shape, weight.shape[0]
-    columns = weight.new_empty(ceil_div(n, 256) * 256, 4)  # of all that tiles have
-    y = x.new_empty(m, n)
-    parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
-    choices = (-1 if choice is None else choice for choice in (beside, apart))
-    sizes = (m, n, k, x.stride(0), weight.stride(0), eps, *choices, patience)
-    extension.run("hopper_product", "layernorm_linear", x, *parameters, columns, y, *sizes)
-    return y
-
-
-def few_blocks(rows: int, outputs: int) -> int:
-    """Of `by_few`."""
-    return 2 * ceil_div(rows, 32) * ceil_div(outputs, 64)
-
-
-def by_few(
-    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
-) -> Tensor:
-    """In CUDA C++, of matrices that `hopper.takes`, of up to SHORT columns, in one launch."""
-    (m, k), n = x.shape, weight.shape[0]
-    y = x.new_empty(m, n)
-    parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
-    sizes = (m, n, k, x.stride(0), weight.stride(0), eps, x.dtype)
-    extension.run("few_rows", "layernorm_linear", x, *parameters, y, *sizes)
-    return y
-
-
-def _cuda_forward(
-    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The norm in CUDA C++, the product by the library."""
-    rows = in_rows(x).contiguous()
-    normal = weight.new_empty(rows.shape)
-    mean = x.new_empty(len(rows), dtype=torch.float32)
-    scale = torch.empty_like(mean)
-    if rows.numel():
-        given = [p for p in (gamma, beta) if p is not None]
-        dtype = x.dtype if all(p.dtype == x.dtype for p in given) else torch.float32
-        parameters = (0 if p is None else p.to(dtype).contiguous() for p in (gamma, beta))
-        sizes = (*rows.shape, eps, dtype, weight.dtype, x.dtype)
-        extension.run("layernorm_linear", "forward", rows, *parameters, normal, mean, scale, *sizes)
-    y = in_shape(F.linear(normal, weight, bias), x)
-    return (y, normal, mean, scale) if keep else (y, x.new_empty(0), x.new_empty(0), x.new_empty(0))
-
-
 def _fake(
-    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keep: bool
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, save: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     y = weight.new_empty(*x.shape[:-1], weight.shape[0])
-    if not keep:
+    if not save:
         return y, x.new_empty(0), x.new_empty(0), x.new_empty(0)
     rows = x.numel() // x.shape[-1]
     mean = x.new_empty(rows, dtype=torch.promote_types(x.dtype, torch.float32))
@@ -371,22 +166,21 @@ def _gradients(
     bias: torch.dtype | None,
     dz: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Those of the norm, and the sums over rows of dz, the product's: of few rows maybe in one launch."""
-
+    """The gradients of x, γ and β, and the sum over rows of dz (m × n): for few rows perhaps in one launch."""
     rows, outputs = dz.shape
 
-    def run(way: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        if way == "apart":
+    def run(config: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if config == "apart":
             results = backward_of_rows(dy, x, weight, mean, scale, columns, bias)
             return *results, summed(bias_gradient, dz.dtype, dz.contiguous())
         results, sums = fake_gradients(dy, x, weight, mean, scale, columns, bias), dz.new_empty(outputs)
         backward_of_few(dy, x, weight, mean, scale, results, dz, sums)
         return *results, sums
 
-    ways = ["together", "apart"] if rows <= FEW_SUMMED and dz.numel() < 2**31 else ["apart"]
+    configs = ["together", "apart"] if rows <= FEW_SUMMED and dz.numel() < 2**31 else ["apart"]
     dtypes = (dy.dtype, x.dtype, None if weight is None else weight.dtype, dz.dtype)
     key = (*dtypes, columns, outputs, bucket(rows))
-    return run(fastest("layernorm_linear_backward", key, ways, run, x.device))
+    return run(fastest("layernorm_linear_backward", key, configs, run, x.device))
 
 
 def _fake_gradients(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -404,7 +198,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None
     if dy is None:
         return (None,) * 7
     x, gamma, beta, weight, bias, normal, mean, scale = ctx.saved_tensors
-    if is_differentiated(dy):  # and what was kept depends on x
+    if is_differentiated(dy):  # and what was saved depends on x
 
         def plainly(x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             normal = F.layer_norm(x, x.shape[-1:], gamma, beta, ctx.eps)
@@ -423,7 +217,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None
 
 all_gradients = operation("layernorm_linear_backward", _gradients, _fake_gradients)
 _layernorm_linear = operation("layernorm_linear", _forward, _fake, _save, _differentiate, inference=_computed)
-_layernorm_linear_cuda = operation("layernorm_linear_cuda", _cuda_forward, _fake, _save, _differentiate)
+_layernorm_linear_cuda = operation("layernorm_linear_cuda", norm_then_library, _fake, _save, _differentiate)
 
 
 def layernorm_linear(
@@ -435,17 +229,26 @@ def layernorm_linear(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """F.linear(F.layer_norm(x, normalized_shape, gamma, beta, eps), weight, bias), over the last dimension.
+    """F.linear(F.layer_norm(x, normalized_shape, gamma, beta, eps), weight, bias), … × n.
 
-    A shape on which the norm and a library's product are faster, one after the other, is given to those. In float32
-    they always are one after the other, and the product may be three of TF32 (see `multiply`).
+    A shape on which the norm and a library's GEMM are faster, one after the other, goes to these. In float32 they
+    always run one after the other, and the GEMM may be three TF32 GEMMs (see `multiply`).
+
+    x:                 … × k
+    normalized_shape:  k: the last dimension alone
+    gamma, beta:       k, or None
+    weight:            n × k
+    bias:              n, or None
+
+    Raises:
+        ValueError: Shapes, dtypes or devices do not fit; the message has the remedy.
     """
     one = isinstance(normalized_shape, int) or len(normalized_shape) == 1  # dimension, where torch would take several
-    if one and is_small_product(x, weight, bias, _operations):
+    if one and is_small_gemm(x, weight, bias, _operations):
         try:
             return F.linear(torch.layer_norm(x, as_shape(normalized_shape), gamma, beta, eps), weight, bias)
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     check_arguments(x, normalized_shape, gamma, beta, weight, bias)
     if not worthwhile(x, normalized_shape, gamma, beta, weight):
         return reference(x, normalized_shape, gamma, beta, weight, bias, eps)
@@ -457,8 +260,11 @@ def layernorm_linear(
 def worthwhile(
     x: Tensor, normalized_shape: Any, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, *_: Any
 ) -> bool:
-    """Whether it can pay. A product costs as much as an element-wise operation for each 128 of its outputs, and a call
-    of ours the host as much as four of others."""
+    """Whether the kernel can pay, from (fake) arguments of `layernorm_linear`.
+
+    A GEMM costs as much as one element-wise operation for each 128 outputs; a call of ours costs the host as much as
+    four calls of torch.
+    """
     return pays(x, _operations(weight)) and 0 < x.shape[-1] <= LONGEST
 
 
@@ -475,7 +281,7 @@ def cuda(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """The same with the norm in CUDA C++, and its gradient in Triton."""
+    """`layernorm_linear` with the norm in CUDA C++, the library's GEMM, and the gradient in Triton."""
     columns = check_arguments(x, normalized_shape, gamma, beta, weight, bias)
     lower_weight, lower_bias = lowered(weight, bias)
     assert lower_weight is not None
@@ -494,7 +300,11 @@ def check_arguments(
     weight: Tensor,
     bias: Tensor | None,
 ) -> int:
-    """How many elements are normalised together; ValueError where the shapes do not fit."""
+    """The number of elements that are normalised together.
+
+    Raises:
+        ValueError: The shapes do not fit.
+    """
     columns = check_norm("layernorm_linear", x, normalized_shape, gamma, beta)
     check_linear("layernorm_linear", x, weight, bias)
     if columns != x.shape[-1]:
@@ -525,27 +335,11 @@ def plain(
     bias: Tensor,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Of contiguous matrices, without tensor cores."""
+    """The textbook kernel, of contiguous matrices, without tensor cores."""
     (rows, columns), outputs = x.shape, weight.shape[0]
     y, block = x.new_empty(rows, outputs), power_of_two(columns)
     operands = (x, gamma, beta, weight, bias, y, columns, outputs, eps)
     launch(layernorm_linear_plain, rows * ceil_div(outputs, 16), *operands, OUTPUTS=16, BLOCK=block)
-    return y
-
-
-def cuda_plain(
-    x: Tensor,
-    normalized_shape: int | Sequence[int],
-    gamma: Tensor,
-    beta: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float = 1e-5,
-) -> Tensor:
-    """The same in CUDA C++: a block normalises a row, and each of its threads makes outputs of its own."""
-    y = x.new_empty(x.shape[0], weight.shape[0])
-    operands = (x, gamma.float(), beta.float(), weight, bias, y)
-    extension.run("layernorm_linear", "plain", *operands, *x.shape, weight.shape[0], float(eps), x.dtype)
     return y
 
 
@@ -575,6 +369,7 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
+    sources=[SOURCE, HOPPER_GEMM, FEW_ROWS_GEMM],
     cases=[
         Case("tail", _arguments(37, 72, 88)),
         Case("divisible by nothing", _arguments(7, 13, 11)),
@@ -586,7 +381,7 @@ KERNEL = Kernel(
         Case("a large mean", lambda fill: (fill(37, 72) + 40, *_arguments(37, 72, 88)(fill)[1:])),
     ],
     large=Case("large", _arguments(2**21 + 1, 1032, 64)),
-    mistakes=[
+    invalid_cases=[
         Case("another shape", lambda fill: (fill(4, 3), (4,), None, None, fill(5, 3))),
         Case("two dimensions", lambda fill: (fill(4, 3), (4, 3), None, None, fill(5, 3))),
         Case("sizes that do not fit", lambda fill: (fill(4, 3), (3,), None, None, fill(5, 4))),
@@ -606,5 +401,5 @@ KERNEL = Kernel(
         ),
     ],
     worthwhile=worthwhile,
-    floor=lambda x, normalized_shape, gamma, beta, weight, bias: F.linear(x, weight, bias),
+    lower_bound=lambda x, normalized_shape, gamma, beta, weight, bias: F.linear(x, weight, bias),
 )

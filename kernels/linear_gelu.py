@@ -1,4 +1,4 @@
-"""gelu(x·wᵀ + bias): the activation is applied to the product's accumulators, and what it reads never exists."""
+"""gelu(x·wᵀ + bias): GELU in the GEMM's epilogue reads the accumulators, so z = x·wᵀ + bias is never written."""
 
 from __future__ import annotations
 
@@ -13,8 +13,19 @@ from torch import Tensor, nn
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from optexp.kernelkit import extension, hopper
+from optexp.kernelkit.capability import WGMMA
 from optexp.kernelkit.elementwise import over_columns
-from optexp.kernelkit.gemm import Tiling, in_rows, in_shape, library_ways, multiply, place, product, takes, tilings
+from optexp.kernelkit.gemm import (
+    Tiling,
+    in_rows,
+    in_shape,
+    launch_gemm,
+    library_configs,
+    multiply,
+    place,
+    takes,
+    tilings,
+)
 from optexp.kernelkit.kernel import (
     REFUSED,
     Case,
@@ -37,6 +48,7 @@ from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward
 from optexp.kernels.gelu import cdf, check_form, gelu, gelu_forward
 from optexp.kernels.relu_bias_scale import fake_backward
 
+HOPPER_GEMM = extension.Source("hopper_gemm", needs=WGMMA)
 CHUNKS = (2**24, 2**25)  # bytes, of L2's 50 MB
 
 # Of cuBLASLt's epilogue, whose tanh is good to 6e-6: too little in float32, by the gates.
@@ -82,65 +94,68 @@ def linear_gelu_plain(
     tl.store(y_ptr + rows * n + columns, z * cdf(z, True), mask=(rows < m) & (columns < n))
 
 
-def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, keep: bool) -> tuple[Tensor, Tensor]:
-    """The result, and z = x·wᵀ + bias where it is to be kept, else nothing."""
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, save: bool) -> tuple[Tensor, Tensor]:
+    """The result, and z = x·wᵀ + bias where it is to be saved, else nothing."""
     rows = in_rows(x)
 
-    def run(how: Tiling | int | str) -> tuple[Tensor, Tensor]:
-        if isinstance(how, Tiling):
-            return by_tiles(how, rows, weight, bias, approximate, keep)
-        if isinstance(how, int):
-            return by_chunks(how, rows, weight, bias, approximate), x.new_empty(0)
-        if how == "hopper":
+    def run(config: Tiling | int | str) -> tuple[Tensor, Tensor]:
+        if isinstance(config, Tiling):
+            return by_tiles(config, rows, weight, bias, approximate, save)
+        if isinstance(config, int):
+            return by_chunks(config, rows, weight, bias, approximate), x.new_empty(0)
+        if config == "hopper":
             return by_hopper(rows, weight, bias, approximate), x.new_empty(0)
-        if how == "addmm" and bias is not None:
+        if config == "addmm" and bias is not None:
             return torch._addmm_activation(bias, rows, weight.T, use_gelu=True), x.new_empty(0)
-        if how == "apart" and bias is not None:
+        if config == "apart" and bias is not None:
             z = rows @ weight.T
-            if not keep:
+            if not save:
                 return bias_gelu(z, bias, approximate), x.new_empty(0)
             z += bias
         else:
             z = F.linear(rows, weight, bias)
-        return gelu(z, approximate), z if keep else x.new_empty(0)
+        return gelu(z, approximate), z if save else x.new_empty(0)
 
-    ways: list[Tiling | int | str] = [*library_ways(len(rows), weight, bias)]
+    configs: list[Tiling | int | str] = [*library_configs(len(rows), weight, bias)]
     # cuBLASLt's epilogue, which keeps no z: one launch less, also where nothing is raced. Of no columns it is the bias.
-    if approximate == "tanh" and not keep and bias is not None and x.is_cuda and x.dtype in COARSE and rows.shape[1]:
-        ways.insert(0, "addmm")
+    if approximate == "tanh" and not save and bias is not None and x.is_cuda and x.dtype in COARSE and rows.shape[1]:
+        configs.insert(0, "addmm")
     tiles = tilings(rows, weight)
-    ways += tiles
-    if not keep and takes(rows, weight) and hopper.takes(rows, bias):
-        ways.append("hopper")
-    if not keep and not tiles:
-        ways += chunks(rows.shape[0], weight.shape[0] * x.element_size())
-    # With TF32, where the user allows it, the library's product takes a third of its time.
+    configs += tiles
+    if not save and takes(rows, weight) and hopper.takes(HOPPER_GEMM, rows, bias):
+        configs.append("hopper")
+    if not save and not tiles:
+        configs += chunks(rows.shape[0], weight.shape[0] * x.element_size())
+    # With TF32, where the user allows it, the library's GEMM takes a third of its time.
     precision = torch.backends.cuda.matmul.fp32_precision if x.dtype == torch.float32 else ""
-    key = (x.dtype, precision, approximate, keep, bias is None, bucket(rows.shape[0]), *weight.shape)
-    y, z = run(fastest("linear_gelu", key, ways, run, x.device))
-    return in_shape(y, x), in_shape(z, x) if keep else z
+    key = (x.dtype, precision, approximate, save, bias is None, bucket(rows.shape[0]), *weight.shape)
+    y, z = run(fastest("linear_gelu", key, configs, run, x.device))
+    return in_shape(y, x), in_shape(z, x) if save else z
 
 
 def by_tiles(
-    tiling: Tiling, x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, keep: bool
+    tiling: Tiling, x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, save: bool
 ) -> tuple[Tensor, Tensor]:
-    """By our own product, of matrices that it takes."""
+    """The result, m × n, by the Triton GEMM, and z = x·wᵀ + bias where it is to be saved, else an empty tensor.
+
+    x, weight:  m × k and n × k, of which `tilings` has this tiling
+    """
     y = x.new_empty(x.shape[0], weight.shape[0])
-    z = torch.empty_like(y) if keep else x.new_empty(0)
-    kept = TensorDescriptor.from_tensor(z, [tiling.m, tiling.n]) if keep else None
+    z = torch.empty_like(y) if save else x.new_empty(0)
+    saved = TensorDescriptor.from_tensor(z, [tiling.m, tiling.n]) if save else None
     form = {"TANH": approximate == "tanh", "FLATTEN": tiling.resident > 0}
-    product(linear_gelu_forward, tiling, x, weight, y, contiguous(bias), kept, **form)
+    launch_gemm(linear_gelu_forward, tiling, x, weight, y, contiguous(bias), saved, **form)
     return y, z
 
 
 def chunks(rows: int, row_bytes: int) -> list[int]:
-    """So many rows at a time: what they become stays in L2, and fills the card as often as all rows do together."""
+    """Row counts of chunks whose results stay in L2 and fill the card; `row_bytes` are those of a row of the result."""
     at_once = [size // max(row_bytes, 1) // 256 * 256 for size in CHUNKS]
     return [count for count in at_once if 0 < count < rows]
 
 
 def by_chunks(rows: int, x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
-    """The library's product of so many rows, and then GELU in its place, which it is read from and written to in L2."""
+    """The library's GEMM of so many rows at a time, each followed by GELU in place, in L2."""
     y = x.new_empty(x.shape[0], weight.shape[0])
     for some, z in zip(x.split(rows), y.split(rows), strict=True):
         if bias is None:
@@ -153,17 +168,23 @@ def by_chunks(rows: int, x: Tensor, weight: Tensor, bias: Tensor | None, approxi
 
 
 def by_hopper(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
-    """By CUDA C++, of matrices that `hopper.takes`: GELU runs beside the next product."""
+    """The result, m × n, by CUDA C++: GELU of a tile runs beside the GEMM of the next.
+
+    x, weight:  m × k and n × k that `hopper.takes`
+
+    Raises:
+        RuntimeError: The source does not compile, or the launch fails.
+    """
     (m, k), n = x.shape, weight.shape[0]
     y = x.new_empty(m, n)
     sizes = (m, n, k, x.stride(0), weight.stride(0), approximate == "tanh", x.dtype)
-    extension.run("hopper_product", "linear_gelu", x, weight, 0 if bias is None else bias, y, *sizes)
+    HOPPER_GEMM.run("linear_gelu", x, weight, 0 if bias is None else bias, y, *sizes)
     return y
 
 
-def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, keep: bool) -> tuple[Tensor, Tensor]:
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, save: bool) -> tuple[Tensor, Tensor]:
     y = x.new_empty(*x.shape[:-1], weight.shape[0])
-    return y, torch.empty_like(y) if keep else x.new_empty(0)
+    return y, torch.empty_like(y) if save else x.new_empty(0)
 
 
 def _backward(dy: Tensor, z: Tensor, approximate: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -196,16 +217,24 @@ _linear_gelu = operation("linear_gelu", _forward, _fake, _save, _differentiate)
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None, approximate: str = "none") -> Tensor:
-    """gelu(F.linear(x, weight, bias)); `approximate` is "none" (with erf) or "tanh".
+    """gelu(F.linear(x, weight, bias)), … × n.
 
-    A shape on which a library's product is faster is given to that. Of float32 ours is three products of TF32, which
-    together are about as exact as one of float32 (see `tilings`).
+    A shape on which a library's GEMM is faster goes to the library. In float32 ours is three TF32 GEMMs, which together
+    are about as exact as one float32 GEMM (see `tilings`).
+
+    x:            … × k
+    weight:       n × k
+    bias:         n, or None
+    approximate:  "none" (with erf) or "tanh"
+
+    Raises:
+        ValueError: Shapes, dtypes or devices do not fit; the message has the remedy.
     """
-    if is_small_product(x, weight, bias, _operations):
+    if is_small_gemm(x, weight, bias, _operations):
         try:
             return F.gelu(F.linear(x, weight, bias), approximate=approximate)
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     check_linear("linear_gelu", x, weight, bias)
     check_form("linear_gelu", approximate)
     if not runs_on(x.device) or not worthwhile(x, weight, bias, approximate):
@@ -216,21 +245,27 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None, approxima
 
 
 def worthwhile(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> bool:
-    """Whether it can pay. Of few elements launches are all that counts, and only cuBLASLt's epilogue has one less: on
-    the device, for asking for it costs the host as much as two."""
+    """Whether the kernel can pay, from (fake) arguments of `linear_gelu`.
+
+    For few elements only the number of launches counts. cuBLASLt's epilogue alone saves one, on the device; it costs
+    the host as much as two launches.
+    """
     coarse = x.dtype in COARSE or torch.is_autocast_enabled(x.device.type)
     alone = approximate == "tanh" and coarse and not needs_gradient((x, weight, bias))
     return pays(x, _operations(weight)) or alone
 
 
 def _operations(weight: Tensor) -> float:
-    """Elements that are written and read again, z, for each of x."""
+    """Elements of z that are written and read again, for each element of x."""
     outputs, inputs = weight.shape
     return 2 * outputs / max(inputs, 1)
 
 
-def is_small_product(x: Any, weight: Any, bias: Any, operations: Callable[[Tensor], float]) -> bool:
-    """As `is_small`, of so many operations with a weight; and it looks for what torch would not refuse."""
+def is_small_gemm(x: Any, weight: Any, bias: Any, operations: Callable[[Tensor], float]) -> bool:
+    """`is_small` for F.linear; false for shapes that torch accepts and our checks refuse.
+
+    operations:  operations for each element of x, from the weight
+    """
     return (
         isinstance(weight, Tensor)
         and weight.dim() == 2
@@ -240,7 +275,11 @@ def is_small_product(x: Any, weight: Any, bias: Any, operations: Callable[[Tenso
 
 
 def check_linear(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """ValueError unless F.linear would take these."""
+    """Check that F.linear would take these: … × k, n × k, and n or None.
+
+    Raises:
+        ValueError: It would not.
+    """
     check_tensors(name, x, weight, bias)
     if x.dim() < 1 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
@@ -260,7 +299,7 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, approximate
 
 
 def plain(x: Tensor, weight: Tensor, bias: Tensor, approximate: str = "tanh") -> Tensor:
-    """The tanh form, of contiguous matrices."""
+    """The textbook kernel in the tanh form, of contiguous matrices."""
     (m, k), n = x.shape, weight.shape[0]
     y = x.new_empty(m, n)
     launch(linear_gelu_plain, ceil_div(m, 64) * ceil_div(n, 64), x, weight, bias, y, m, n, k, M=64, N=64, K=32)
@@ -282,6 +321,7 @@ KERNEL = Kernel(
     function=linear_gelu,
     reference=reference,
     plain=plain,
+    sources=[HOPPER_GEMM],
     cases=[
         Case("tail", lambda fill: (fill(37, 72), fill(88, 72) / 8, fill(88), "tanh")),
         Case("exact", lambda fill: (fill(37, 72), fill(88, 72) / 8, fill(88), "none")),
@@ -292,7 +332,7 @@ KERNEL = Kernel(
         Case("one row", lambda fill: (fill(1, 128), fill(64, 128) / 8, fill(64), "tanh")),
     ],
     large=Case("large", lambda fill: (fill(2**21 + 1, 1032), fill(64, 1032) / 32, fill(64), "tanh")),
-    mistakes=[
+    invalid_cases=[
         Case("sizes that do not fit", lambda fill: (fill(4, 3), fill(5, 4))),
         Case("a bias of another size", lambda fill: (fill(4, 3), fill(5, 3), fill(3))),
         Case("a bias that would be spread", lambda fill: (fill(4, 3), fill(5, 3), fill(1))),
@@ -310,6 +350,6 @@ KERNEL = Kernel(
         lambda x, weight, bias, approximate: F.gelu(F.linear(x, weight, bias), approximate=approximate),
     ],
     worthwhile=worthwhile,
-    floor=lambda x, weight, bias, approximate: F.linear(x, weight, bias),
-    rival=lambda x, weight, bias, approximate: torch._addmm_activation(bias, x, weight.T, use_gelu=True),
+    lower_bound=lambda x, weight, bias, approximate: F.linear(x, weight, bias),
+    best_library=lambda x, weight, bias, approximate: torch._addmm_activation(bias, x, weight.T, use_gelu=True),
 )

@@ -23,7 +23,7 @@ extern "C" int forward(const void* x, void* y, int64_t size, int64_t type, cudaS
         using T = decltype(zero);
         with_width<T>(aligned(x, y), [&](auto n) {
             constexpr int N = decltype(n)::value;
-            launch_early(relu_forward<T, N>, blocks(size, N), PACKS, 0, stream, x, y, size);
+            launch_with_pdl(relu_forward<T, N>, blocks(size, N), PACKS, 0, stream, x, y, size);
         });
     });
 }
@@ -33,7 +33,7 @@ extern "C" int backward(const void* dy, const void* y, void* dx, int64_t size, i
         using T = decltype(zero);
         with_width<T>(aligned(dy, y, dx), [&](auto n) {
             constexpr int N = decltype(n)::value;
-            launch_early(relu_backward<T, N>, blocks(size, N), PACKS, 0, stream, dy, y, dx, size);
+            launch_with_pdl(relu_backward<T, N>, blocks(size, N), PACKS, 0, stream, dy, y, dx, size);
         });
     });
 }

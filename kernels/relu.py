@@ -1,4 +1,4 @@
-"""ReLU, also in place. What backward needs to know of an element is a bit, and that is what is kept for it."""
+"""ReLU, also in place. Backward needs one bit of each element, and forward saves no more."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ from optexp.kernelkit.kernel import (
 )
 from optexp.kernelkit.launching import launch
 
+SOURCE = extension.Source("relu")
+
 
 @triton.jit
-def relu_forward(x_ptr, passed_ptr, y_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    begin(EARLY)
+def relu_forward(x_ptr, passed_ptr, y_ptr, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     x = wide(load(x_ptr, start, size, BLOCK))
     stopped = x <= 0  # compared this way, NaN passes
@@ -42,15 +44,15 @@ def relu_forward(x_ptr, passed_ptr, y_ptr, size, BLOCK: tl.constexpr, EARLY: tl.
 
 
 @triton.jit
-def relu_backward(dy_ptr, kept_ptr, dx_ptr, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """What was kept is the result, or of each element whether it passed."""
-    begin(EARLY)
+def relu_backward(dy_ptr, saved_ptr, dx_ptr, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """`saved_ptr` has the result, or one bit for each element: whether it passed."""
+    begin(PDL)
     start = from_last(tl.program_id(0), size, BLOCK)
     dy = load(dy_ptr, start, size, BLOCK)  # on its way before a barrier: bits are handed out to threads
-    if kept_ptr.dtype.element_ty == tl.int32:
-        passed = load_bits(kept_ptr, start, size, BLOCK)
+    if saved_ptr.dtype.element_ty == tl.int32:
+        passed = load_bits(saved_ptr, start, size, BLOCK)
     else:
-        passed = (load(kept_ptr, start, size, BLOCK) <= 0) == 0
+        passed = (load(saved_ptr, start, size, BLOCK) <= 0) == 0
     store(dx_ptr, start, size, tl.where(passed, dy, 0.0), BLOCK)
 
 
@@ -62,7 +64,7 @@ def relu_plain(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
 
 
 def _forward(x: Tensor, bits: bool) -> tuple[Tensor, Tensor]:
-    """The result and, if wanted, which elements passed: a bit for each, in the order in which those lie in memory."""
+    """The result and, with `bits`, one bit for each element in memory order: whether it passed."""
     y, passed = _fake(x, bits)
     return over_vector(relu_forward, y, x, bits=[given(passed)]), passed
 
@@ -71,23 +73,23 @@ def _fake(x: Tensor, bits: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), bits_for(x, bits)
 
 
-def _backward(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
-    """Of a result that had these strides; `kept` is that, or bits."""
-    dx = _like_result(dy, kept, strides)
-    if kept.dtype == torch.int32:
-        return over_vector(relu_backward, dx, dy, bits=[kept])
-    return over_vector(relu_backward, dx, dy, kept)
+def _backward(dy: Tensor, saved: Tensor, strides: Sequence[int]) -> Tensor:
+    """dx of a result with these strides; `saved` is the result, or bits."""
+    dx = _like_result(dy, saved, strides)
+    if saved.dtype == torch.int32:
+        return over_vector(relu_backward, dx, dy, bits=[saved])
+    return over_vector(relu_backward, dx, dy, saved)
 
 
-def _like_result(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
+def _like_result(dy: Tensor, saved: Tensor, strides: Sequence[int]) -> Tensor:
     return dy.new_empty_strided(dy.shape, strides)
 
 
-def _derived(dy: Tensor, kept: Tensor, strides: Sequence[int]) -> Tensor:
-    """The same in plain PyTorch, to be differentiated again."""
-    if kept.dtype == torch.int32:
-        return torch.where(unpacked(kept).as_strided(dy.shape, strides) != 0, dy, 0.0)
-    return derived(torch.relu, [kept], dy)[0]  # type: ignore[no-any-return]
+def _derived(dy: Tensor, saved: Tensor, strides: Sequence[int]) -> Tensor:
+    """dx in plain PyTorch, for double backward."""
+    if saved.dtype == torch.int32:
+        return torch.where(unpacked(saved).as_strided(dy.shape, strides) != 0, dy, 0.0)
+    return derived(torch.relu, [saved], dy)[0]  # type: ignore[no-any-return]
 
 
 def _remember(ctx: Any, inputs: tuple[Tensor, bool], output: tuple[Tensor, Tensor]) -> None:
@@ -108,14 +110,14 @@ _relu = operation("relu", _forward, _fake, _remember, _differentiate)
 def _cuda_forward(x: Tensor) -> Tensor:
     y = torch.empty_like(x)
     if x.numel():
-        extension.run("relu", "forward", laid_out_like(x, y), y, x.numel(), x.dtype)
+        SOURCE.run("forward", laid_out_like(x, y), y, x.numel(), x.dtype)
     return y
 
 
 def _cuda_backward(dy: Tensor, y: Tensor) -> Tensor:
     dx = torch.empty_like(y)
     if y.numel():
-        extension.run("relu", "backward", laid_out_like(dy, dx), laid_out_like(y, dx), dx, y.numel(), y.dtype)
+        SOURCE.run("backward", laid_out_like(dy, dx), laid_out_like(y, dx), dx, y.numel(), y.dtype)
     return dx
 
 
@@ -137,7 +139,11 @@ _relu_cuda = operation("relu_cuda", _cuda_forward, torch.empty_like, _save, _dif
 
 
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0); NaN stays NaN."""
+    """max(x, 0) of every element; NaN stays NaN.
+
+    Raises:
+        ValueError: x has an unsupported dtype.
+    """
     if is_small(x):
         return torch.relu(x)
     check_tensors("relu", x)
@@ -145,19 +151,23 @@ def relu(x: Tensor) -> Tensor:
 
 
 def cuda(x: Tensor) -> Tensor:
-    """The same in CUDA C++."""
+    """`relu` in CUDA C++; tensors that it does not serve go to torch."""
     check_tensors("relu", x)
     return _relu_cuda(x) if extension.takes(x) else reference(x)
 
 
 def relu_(x: Tensor) -> Tensor:
-    """Written over x, by CUDA C++ where x is on a GPU, dense, and no gradient is wanted; else by torch."""
+    """ReLU in place: by CUDA C++ where x is on a GPU, dense, and needs no gradient, else by torch. Returns x.
+
+    Raises:
+        ValueError: x has an unsupported dtype.
+    """
     check_tensors("relu_", x)
     dense = x.stride() == torch.empty_like(x, device="meta").stride()
     if not extension.takes(x) or not dense or is_traced((x,)) or needs_gradient((x,)):
         return F.relu_(x)
     if x.numel():
-        extension.run("relu", "forward", x, x, x.numel(), x.dtype)
+        SOURCE.run("forward", x, x, x.numel(), x.dtype)
         torch.autograd.graph.increment_version(x)
     return x
 
@@ -167,7 +177,7 @@ def reference(x: Tensor) -> Tensor:
 
 
 def plain(x: Tensor) -> Tensor:
-    """Of a contiguous tensor."""
+    """The textbook kernel, of a contiguous tensor."""
     y = torch.empty_like(x)
     launch(relu_plain, ceil_div(x.numel(), 1024), x, y, x.numel(), BLOCK=1024)
     return y
@@ -185,18 +195,19 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
-    kept=lambda x: bits_for(x, has_many(x)).nbytes,
+    sources=[SOURCE],
+    saved_bytes=lambda x: bits_for(x, has_many(x)).nbytes,
     cases=[
         Case("tail", lambda fill: (fill(7, 613),)),
         Case("one element", lambda fill: (fill(1),)),
     ],
     large=Case("large", lambda fill: (fill(2**31 + 5),)),
-    mistakes=[Case("integers", lambda fill: (fill(4).int(),))],
+    invalid_cases=[Case("integers", lambda fill: (fill(4).int(),))],
     benchmarks=[
         Case("16384²", lambda fill: (fill(16384, 16384),)),
         Case("1 K", lambda fill: (fill(1024),)),
     ],
     sweep=lambda fill, size: (fill(size),),
     patterns=[lambda x: torch.relu(x)],
-    worthwhile=lambda x: x.numel() >= 2**24,  # torch is as fast: only where nobody waits for the launch
+    worthwhile=lambda x: x.numel() >= 2**24,  # torch is as fast: only where no host waits for the launch
 )

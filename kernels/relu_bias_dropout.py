@@ -30,7 +30,7 @@ from optexp.kernelkit.kernel import (
     pays,
 )
 from optexp.kernelkit.launching import launch
-from optexp.kernels.relu_bias_scale import derived_backward, fake_of_kept, fake_with_bits, relu_bias_scale, x_of
+from optexp.kernels.relu_bias_scale import derived_backward, fake_of_saved, fake_with_bits, relu_bias_scale, x_of
 
 STEPS = 2**16  # a drawn number has 16 bits: eight elements share the four words that Philox makes at once
 
@@ -39,7 +39,7 @@ STEPS = 2**16  # a drawn number has 16 bits: eight elements share the four words
 def philox(seed, first, second):
     """Four words for each pair of words: Philox4x32-7, the fewest rounds that pass BigCrush (Salmon et al., 2011).
 
-    As `tl.philox`, but one product of 64 bits for what is two there, its high word and its low one.
+    As `tl.philox`, but one multiplication of 64 bits for what is two there, its high word and its low one.
     """
     a, b = first.to(tl.uint32), second.to(tl.uint32)
     c, d = tl.zeros_like(a), tl.zeros_like(b)
@@ -54,10 +54,10 @@ def philox(seed, first, second):
 
 @triton.jit
 def factors(seed, first, block, threshold, scale, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """What to multiply a tile by: `scale` where an element stays, as its number is at least the threshold, else zero.
+    """The factors of a tile: `scale` for an element that stays, whose number is at least the threshold, else zero.
 
-    As torch does it, so that what is infinite does not vanish unseen. Rounding comes after a product, where a choice
-    between numbers would be made of halves of registers.
+    As in torch, an infinite element stays visible (inf·0 is NaN). Rounding follows the multiplication, because a choice
+    between rounded numbers would move halves of registers.
     """
     group = block * (BLOCK // 8) + tl.arange(0, BLOCK // 8)[None, :]
     row = tl.cast(first, tl.int32) + tl.arange(0, ROWS)[:, None]  # beyond 2³¹ rows by their low 32 bits
@@ -72,9 +72,9 @@ def factors(seed, first, block, threshold, scale, ROWS: tl.constexpr, BLOCK: tl.
 @triton.jit
 def relu_bias_dropout_forward(
     x_ptr, bias_ptr, seed_ptr, passed_ptr, y_ptr, rows, columns, threshold, scale: tl.float64,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
+    begin(PDL)
     number, block = place(columns, WHOLE, BLOCK)
     first = tl.cast(number, tl.int64) * ROWS
     start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
@@ -90,17 +90,17 @@ def relu_bias_dropout_forward(
 
 @triton.jit
 def relu_bias_dropout_backward(
-    dy_ptr, kept_ptr, seed_ptr, dx_ptr, sums_ptr, rows, columns, threshold, scale: tl.float64,
+    dy_ptr, saved_ptr, seed_ptr, dx_ptr, sums_ptr, rows, columns, threshold, scale: tl.float64,
     WIDE: tl.constexpr, ALONE: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """dx, and for each group of rows the sum of what arrives at the bias.
 
-    What was kept is x, or of each element a bit: whether it passed.
+    Saved is x, or one bit for each element: whether it passed.
     """
-    bits: tl.constexpr = kept_ptr.dtype.element_ty == tl.int32
+    bits: tl.constexpr = saved_ptr.dtype.element_ty == tl.int32
     lone: tl.constexpr = ALONE and STAGES == 1
-    begin(EARLY, LETS_NEXT=lone, LETS_SUMS=not ALONE)
+    begin(PDL, LETS_NEXT=lone, LETS_SUMS=not ALONE)
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([ROWS, BLOCK], WIDE)
     if not lone:
@@ -109,13 +109,15 @@ def relu_bias_dropout_backward(
         first = from_last(number, rows, ROWS)
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
         if not bits:
-            x = tl.load(kept_ptr + start + offsets, mask=mask).to(WIDE)
+            x = tl.load(saved_ptr + start + offsets, mask=mask).to(WIDE)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE)
-        if lone:  # nobody else hides a latency: else ptxas makes the numbers while it waits for x, and then loads dy
+        if (
+            lone
+        ):  # no other program hides a latency: else ptxas makes the numbers while it waits for x, and then loads dy
             tl.debug_barrier()
             seed = tl.load(seed_ptr)
         # Behind dy: bits are handed out to threads, by a barrier.
-        passed = load_tile_of_bits(kept_ptr, first, block, rows, columns, ROWS, BLOCK) if bits else (x <= 0) == 0
+        passed = load_tile_of_bits(saved_ptr, first, block, rows, columns, ROWS, BLOCK) if bits else (x <= 0) == 0
         dy *= factors(seed, first, block, threshold, tl.cast(scale, WIDE), ROWS, BLOCK)
         tl.store(dx_ptr + start + offsets, tl.where(passed, dy, 0.0).to(dx_ptr.dtype.element_ty), mask=mask)
         sums += dy
@@ -147,24 +149,24 @@ def _forward(x: Tensor, bias: Tensor, seed: Tensor, p: float, bits: bool) -> tup
     """The result and, if wanted, which elements relu lets through: a bit for each."""
     y, passed = fake_with_bits(x, bias, bits)
     operands = (x.contiguous(), bias.contiguous(), seed, given(passed))
-    # Late: the seed's own kernel, which is torch's, lets nobody begin. With more registers fewer programs would fit.
-    how = {"maxnreg": 40, "late": True}
+    # No PDL: torch's kernel of the seed never triggers dependents. With more registers fewer programs would fit.
+    how = {"maxnreg": 40, "without_pdl": True}
     return over_tiles(relu_bias_dropout_forward, y, *operands, **how, **_drop(p)), passed
 
 
 def _backward(
-    dy: Tensor, kept: Tensor, seed: Tensor, p: float, dtype: torch.dtype, bias: torch.dtype
+    dy: Tensor, saved: Tensor, seed: Tensor, p: float, dtype: torch.dtype, bias: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of the bias, in their dtypes; `kept` is x, or bits."""
-    dx, operands = dy.new_empty(dy.shape, dtype=dtype), (dy.contiguous(), kept.contiguous(), seed)
+    """The gradients of x and of the bias, in their dtypes; `saved` is x, or bits."""
+    dx, operands = dy.new_empty(dy.shape, dtype=dtype), (dy.contiguous(), saved.contiguous(), seed)
     return over_columns(relu_bias_dropout_backward, dx, bias, *operands, **_drop(p))
 
 
 def _derived(
-    dy: Tensor, kept: Tensor, seed: Tensor, p: float, dtype: torch.dtype, bias: torch.dtype
+    dy: Tensor, saved: Tensor, seed: Tensor, p: float, dtype: torch.dtype, bias: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """The mask is what comes back where ones arrive at ones."""
-    x = x_of(kept, dy.shape[-1], dtype)
+    x = x_of(saved, dy.shape[-1], dtype)
     ones = torch.ones(x.shape, dtype=dy.dtype, device=dy.device)  # dy may be many at once
     mask, _ = _backward(ones, ones, seed, p, dy.dtype, bias)
     return derived_backward(dy, x, mask, bias)
@@ -183,17 +185,26 @@ def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None,
     return *_relu_bias_dropout_backward(dy, *ctx.saved_tensors, ctx.p, *ctx.dtypes), None, None, None
 
 
-_relu_bias_dropout_backward = operation("relu_bias_dropout_backward", _backward, fake_of_kept, reference=_derived)
+_relu_bias_dropout_backward = operation("relu_bias_dropout_backward", _backward, fake_of_saved, reference=_derived)
 _relu_bias_dropout = operation("relu_bias_dropout", _forward, fake_with_bits, _remember, _differentiate)
 
 
 def relu_bias_dropout(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """dropout(relu(x) + bias), with a bias for each element of the last dimension; p in steps of 1/65536."""
+    """dropout(relu(x) + bias).
+
+    x:         … × n
+    bias:      n
+    p:         probability to drop an element, rounded to steps of 1/65536
+    training:  false: nothing is dropped
+
+    Raises:
+        ValueError: Shapes, dtypes or devices do not fit; the message has the remedy.
+    """
     if is_small_with_row(x, bias, 3):
         try:
             return torch.dropout(torch.relu(x) + bias, p, training)  # without what F does in Python
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     check_tensors("relu_bias_dropout", x, bias)
     check_row("relu_bias_dropout", x, "bias", bias)
     if not isinstance(p, (int, float)) or not 0.0 <= p <= 1.0:
@@ -212,7 +223,7 @@ def reference(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = True) ->
 
 
 def plain(x: Tensor, bias: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """Of contiguous tensors; the seed travels through the host."""
+    """The textbook kernel, of contiguous tensors; the seed travels through the host."""
     y, size = torch.empty_like(x), x.numel()
     seed = int(torch.randint(2**31 - 1, ()))
     programs = ceil_div(size, 1024)
@@ -236,7 +247,7 @@ KERNEL = Kernel(
     function=relu_bias_dropout,
     reference=reference,
     plain=plain,
-    kept=lambda x, *_: rows_of_bits(x, has_many(x)).nbytes,
+    saved_bytes=lambda x, *_: rows_of_bits(x, has_many(x)).nbytes,
     cases=[
         Case("tail", lambda fill: (fill(11, 1711), fill(1711), 0.0)),
         Case("not training", lambda fill: (fill(11, 1711), fill(1711), 0.5, False)),
@@ -246,7 +257,7 @@ KERNEL = Kernel(
         Case("everything dropped", lambda fill: (fill(5, 64), fill(64), 1.0)),
     ],
     large=Case("large", lambda fill: (fill(2**21 + 1, 1025), fill(1025), 0.0)),
-    mistakes=[
+    invalid_cases=[
         Case("a bias of another size", lambda fill: (fill(4, 3), fill(4), 0.5)),
         Case("no probability", lambda fill: (fill(4, 3), fill(3), 1.5)),
         Case("integers", lambda fill: (fill(4, 3).int(), fill(3), 0.5)),

@@ -108,7 +108,7 @@ extern "C" int forward(
         with_width<T>(aligned(x, bias, y) && columns * sizeof(T) % 16 == 0, [&](auto n) {
             constexpr int N = decltype(n)::value;
             const dim3 grid(unsigned((columns / N + 31) / 32), unsigned(groups)), block(32, WARPS);
-            launch_early(relu_bias_scale_forward<T, N>, grid, block, 0, stream, x, bias, y, rows, columns, scale);
+            launch_with_pdl(relu_bias_scale_forward<T, N>, grid, block, 0, stream, x, bias, y, rows, columns, scale);
         });
     });
 }
@@ -123,11 +123,11 @@ extern "C" int backward(
             constexpr int N = decltype(n)::value;
             const dim3 grid(unsigned((columns / N + 31) / 32), unsigned(groups)), block(32, WARPS);
             const auto sum = [&](auto kernel, void* to) {
-                launch_early(kernel, grid, block, 0, stream, dy, x, dx, to, rows, columns, scale);
+                launch_with_pdl(kernel, grid, block, 0, stream, dy, x, dx, to, rows, columns, scale);
             };
             if (groups == 1) return sum(relu_bias_scale_backward<T, N, T>, total);
             sum(relu_bias_scale_backward<T, N, float>, sums);
-            launch_early(add_up<T>, unsigned((columns + 31) / 32), block, 0, stream, sums, total, groups, columns);
+            launch_with_pdl(add_up<T>, unsigned((columns + 31) / 32), block, 0, stream, sums, total, groups, columns);
         });
     });
 }

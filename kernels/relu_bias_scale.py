@@ -1,6 +1,6 @@
 """(relu(x) + bias)·scale in one pass: three operations that would each go through all of memory.
 
-What backward needs to know of an element of x is whether it passed: of many elements a bit of each is kept, and not x.
+Backward needs one bit of each element of x: whether it passed. Of many elements forward saves these bits, and not x.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ from optexp.kernelkit.kernel import (
 )
 from optexp.kernelkit.launching import launch
 
+SOURCE = extension.Source("relu_bias_scale")
+
 
 @triton.jit
 def relu_bias_scale_forward(
     x_ptr, bias_ptr, passed_ptr, y_ptr, rows, columns, scale: tl.float64,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
+    begin(PDL)
     number, block = place(columns, WHOLE, BLOCK)
     first = tl.cast(number, tl.int64) * ROWS
     start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
@@ -61,7 +63,7 @@ def relu_bias_scale_forward(
 @triton.jit
 def relu_bias_scale_backward(
     dy_ptr,
-    kept_ptr,
+    saved_ptr,
     dx_ptr,
     sums_ptr,
     rows,
@@ -72,24 +74,24 @@ def relu_bias_scale_backward(
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """dx, and for each group of rows the sum of what arrives at the bias.
 
-    What was kept is x, or of each element a bit: whether it passed.
+    Saved is x, or one bit for each element: whether it passed.
     """
-    bits: tl.constexpr = kept_ptr.dtype.element_ty == tl.int32
-    begin(EARLY, LETS_NEXT=ALONE and STAGES == 1, LETS_SUMS=not ALONE)
+    bits: tl.constexpr = saved_ptr.dtype.element_ty == tl.int32
+    begin(PDL, LETS_NEXT=ALONE and STAGES == 1, LETS_SUMS=not ALONE)
     block, group, count = share(columns, ALONE, BLOCK)
     sums = tl.zeros([BLOCK], WIDE)
     for number in tl.range(group, (rows - 1) // ROWS + 1, count, num_stages=STAGES):
         first = from_last(number, rows, ROWS)
         start, offsets, mask, column = tile(first, block, rows, columns, ROWS, BLOCK)
         if not bits:
-            x = tl.load(kept_ptr + start + offsets, mask=mask).to(WIDE)
+            x = tl.load(saved_ptr + start + offsets, mask=mask).to(WIDE)
         dy = tl.load(dy_ptr + start + offsets, mask=mask, other=0.0).to(WIDE) * tl.cast(scale, WIDE)
         # Behind dy: bits are handed out to threads, by a barrier.
-        passed = load_tile_of_bits(kept_ptr, first, block, rows, columns, ROWS, BLOCK) if bits else (x <= 0) == 0
+        passed = load_tile_of_bits(saved_ptr, first, block, rows, columns, ROWS, BLOCK) if bits else (x <= 0) == 0
         tl.store(dx_ptr + start + offsets, tl.where(passed, dy, 0.0).to(dx_ptr.dtype.element_ty), mask=mask)
         sums += tl.sum(dy, axis=0)
     column = block * BLOCK + tl.arange(0, BLOCK)
@@ -106,7 +108,7 @@ def relu_bias_scale_plain(x_ptr, bias_ptr, y_ptr, size, columns, scale, BLOCK: t
 
 
 def _forward(x: Tensor, bias: Tensor, scale: float, bits: bool) -> tuple[Tensor, Tensor]:
-    """The result and, if wanted, which elements passed: a bit for each."""
+    """The result and, with `bits`, one bit for each element: whether it passed."""
     y, passed = fake_with_bits(x, bias, bits)
     operands = (x.contiguous(), bias.contiguous(), given(passed))
     return over_tiles(relu_bias_scale_forward, y, *operands, scale=scale), passed
@@ -120,7 +122,7 @@ def _cuda_forward(x: Tensor, bias: Tensor, scale: float) -> Tensor:
     y, (rows, columns) = x.new_empty(x.shape), matrix(x)
     if y.numel():
         sizes = (rows, columns, _groups(rows, columns, x))
-        extension.run("relu_bias_scale", "forward", x.contiguous(), bias.contiguous(), y, *sizes, scale, x.dtype)
+        SOURCE.run("forward", x.contiguous(), bias.contiguous(), y, *sizes, scale, x.dtype)
     return y
 
 
@@ -132,7 +134,7 @@ def _cuda_backward(dy: Tensor, x: Tensor, scale: float, dtype: torch.dtype) -> t
     total = x.new_empty(columns)
     sums = total if groups == 1 else x.new_empty((groups, columns), dtype=torch.float32)
     operands = (dy.contiguous(), x.contiguous(), dx, sums, total, rows, columns, groups)
-    extension.run("relu_bias_scale", "backward", *operands, scale, x.dtype)
+    SOURCE.run("backward", *operands, scale, x.dtype)
     return dx, total.to(dtype)
 
 
@@ -146,27 +148,27 @@ def _fake(x: Tensor, bias: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype))
 
 
-def _backward(dy: Tensor, kept: Tensor, scale: float, dtype: torch.dtype, bias: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of the bias, in their dtypes; `kept` is x, or bits."""
+def _backward(dy: Tensor, saved: Tensor, scale: float, dtype: torch.dtype, bias: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the bias, in their dtypes; `saved` is x, or bits."""
     dx = dy.new_empty(dy.shape, dtype=dtype)
-    return over_columns(relu_bias_scale_backward, dx, bias, dy.contiguous(), kept.contiguous(), scale=scale)
+    return over_columns(relu_bias_scale_backward, dx, bias, dy.contiguous(), saved.contiguous(), scale=scale)
 
 
-def fake_of_kept(dy: Tensor, kept: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def fake_of_saved(dy: Tensor, saved: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     *_, dtype, bias = rest
     return dy.new_empty(dy.shape, dtype=dtype), dy.new_empty(dy.shape[-1], dtype=bias)
 
 
-def _derived(dy: Tensor, kept: Tensor, scale: float, dtype: torch.dtype, bias: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The same in plain PyTorch, to be differentiated again."""
-    return derived_backward(dy, x_of(kept, dy.shape[-1], dtype), scale, bias)
+def _derived(dy: Tensor, saved: Tensor, scale: float, dtype: torch.dtype, bias: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The gradients in plain PyTorch, for double backward."""
+    return derived_backward(dy, x_of(saved, dy.shape[-1], dtype), scale, bias)
 
 
-def x_of(kept: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
-    """What was kept of x; of bits, 1 and −1: what relu lets through and what it stops."""
-    if kept.dtype != torch.int32:
-        return kept
-    return unpacked(kept)[..., :columns].to(dtype) * 2 - 1
+def x_of(saved: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """A stand-in for x with the same gradient: the saved x, or 1 and −1 from bits."""
+    if saved.dtype != torch.int32:
+        return saved
+    return unpacked(saved)[..., :columns].to(dtype) * 2 - 1
 
 
 def fake_backward(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -174,7 +176,10 @@ def fake_backward(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 def derived_backward(dy: Tensor, x: Tensor, scale: float | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The same, to be differentiated again; the scale may be one for each element."""
+    """The gradients in plain PyTorch, for double backward.
+
+    scale:  a number, or one for each element
+    """
     bias = x.new_zeros(x.shape[-1], dtype=dtype)
     return derived(lambda x, b: ((torch.relu(x) + b) * scale).to(dy.dtype), [x, bias], dy)  # type: ignore[return-value]
 
@@ -192,7 +197,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None,
     return *_relu_bias_scale_backward(dy, *ctx.saved_tensors, ctx.scale, *ctx.dtypes), None, None
 
 
-_relu_bias_scale_backward = operation("relu_bias_scale_backward", _backward, fake_of_kept, reference=_derived)
+_relu_bias_scale_backward = operation("relu_bias_scale_backward", _backward, fake_of_saved, reference=_derived)
 _relu_bias_scale = operation("relu_bias_scale", _forward, fake_with_bits, _remember, _differentiate)
 
 
@@ -213,24 +218,36 @@ _relu_bias_scale_cuda = operation("relu_bias_scale_cuda", _cuda_forward, _fake, 
 
 
 def relu_bias_scale(x: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """(relu(x) + bias)·scale, with a bias for each element of the last dimension."""
+    """(relu(x) + bias)·scale.
+
+    x:      … × n
+    bias:   n
+    scale:  a number
+
+    Raises:
+        ValueError: Shapes, dtypes or devices do not fit; the message has the remedy.
+    """
     if isinstance(scale, (int, float)) and is_small_with_row(x, bias, 3):
         try:
             return (torch.relu(x) + bias).mul_(scale)
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     check_arguments(x, bias, scale)
     return _relu_bias_scale(x, bias, float(scale), worth_bits(x, bias))[0] if pays(x, 3) else reference(x, bias, scale)
 
 
 def cuda(x: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """The same in CUDA C++."""
+    """`relu_bias_scale` in CUDA C++; tensors that it does not serve go to torch."""
     check_arguments(x, bias, scale)
     return _relu_bias_scale_cuda(x, bias, float(scale)) if extension.takes(x, bias) else reference(x, bias, scale)
 
 
 def check_arguments(x: Tensor, bias: Tensor, scale: float) -> None:
-    """ValueError where they do not fit together."""
+    """Check that x, … × n, the bias, n, and the scale, a number, fit.
+
+    Raises:
+        ValueError: They do not.
+    """
     check_tensors("relu_bias_scale", x, bias)
     check_row("relu_bias_scale", x, "bias", bias)
     if not isinstance(scale, (int, float)):
@@ -242,7 +259,7 @@ def reference(x: Tensor, bias: Tensor, scale: float) -> Tensor:
 
 
 def plain(x: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """Of contiguous tensors."""
+    """The textbook kernel, of contiguous tensors."""
     y = torch.empty_like(x)
     size = x.numel()
     launch(relu_bias_scale_plain, ceil_div(size, 1024), x, bias, y, size, x.shape[-1], scale, BLOCK=1024)
@@ -266,7 +283,8 @@ KERNEL = Kernel(
     reference=reference,
     plain=plain,
     cuda=cuda,
-    kept=lambda x, *_: rows_of_bits(x, has_many(x)).nbytes,
+    sources=[SOURCE],
+    saved_bytes=lambda x, *_: rows_of_bits(x, has_many(x)).nbytes,
     cases=[
         Case("tail", lambda fill: (fill(11, 1711), fill(1711), 1.5)),
         Case("one row", lambda fill: (fill(1024), fill(1024), -0.75)),
@@ -274,7 +292,7 @@ KERNEL = Kernel(
         Case("two dtypes", lambda fill: (fill(5, 64), fill(64).float(), 1.5)),
     ],
     large=Case("large", lambda fill: (fill(2**21 + 1, 1025), fill(1025), 1.5)),
-    mistakes=[
+    invalid_cases=[
         Case("a bias of another size", lambda fill: (fill(4, 3), fill(4), 1.5)),
         Case("a bias of two dimensions", lambda fill: (fill(4, 3), fill(4, 3), 1.5)),
         Case("a number", lambda fill: (fill(4, 3)[0, 0], fill(1), 1.5)),

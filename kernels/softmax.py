@@ -36,12 +36,12 @@ LOWEST_DOUBLE = tl.constexpr(torch.finfo(torch.float64).min)
 
 @triton.jit
 def softmax_forward(
-    x_ptr, y_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr
+    x_ptr, y_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr
 ):
     """Tiles of ROWS whole rows. Without stages a row is read three times, from L1 where it fits, and never all of it
     is held in float32: then two programs share a multiprocessor.
     """
-    begin(EARLY, LETS_NEXT=STAGES <= 1)
+    begin(PDL, LETS_NEXT=STAGES <= 1)
     ahead: tl.constexpr = STAGES if STAGES > 0 else 1
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=ahead):
@@ -68,10 +68,10 @@ def softmax_forward(
 @triton.jit
 def softmax_backward(
     dy_ptr, y_ptr, dx_ptr, rows, columns,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """dx = y·(dy − Σ y·dy). Without stages dy is read twice, the second time from L2, and only y is held."""
-    begin(EARLY, LETS_NEXT=STAGES <= 1)
+    begin(PDL, LETS_NEXT=STAGES <= 1)
     ahead: tl.constexpr = STAGES if STAGES > 0 else 1
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     for tile in tl.range(tl.program_id(0), (rows - 1) // ROWS + 1, tl.num_programs(0), num_stages=ahead):
@@ -93,9 +93,9 @@ def softmax_backward(
 
 
 @triton.jit
-def softmax_long_forward(x_ptr, y_ptr, columns, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def softmax_long_forward(x_ptr, y_ptr, columns, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """One row a program, in blocks: maximum and sum in one pass, the sum rescaled whenever the maximum grows."""
-    begin(EARLY)
+    begin(PDL)
     x_ptr += tl.program_id(0).to(tl.int64) * columns
     y_ptr += tl.program_id(0).to(tl.int64) * columns
     offsets = tl.arange(0, BLOCK)
@@ -115,9 +115,9 @@ def softmax_long_forward(x_ptr, y_ptr, columns, BLOCK: tl.constexpr, EARLY: tl.c
 
 
 @triton.jit
-def softmax_long_backward(dy_ptr, y_ptr, dx_ptr, columns, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def softmax_long_backward(dy_ptr, y_ptr, dx_ptr, columns, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """One row a program, in blocks."""
-    begin(EARLY)
+    begin(PDL)
     dy_ptr += tl.program_id(0).to(tl.int64) * columns
     y_ptr += tl.program_id(0).to(tl.int64) * columns
     dx_ptr += tl.program_id(0).to(tl.int64) * columns
@@ -167,8 +167,8 @@ def _in_rows(kernel: Any, long: Any, library: Callable[[], Tensor], dtype: torch
         in_rows(kernel, rows, columns, *operands, result, more=more, first=one)
         return result
 
-    def run(way: str) -> Tensor:
-        if way == "library":
+    def run(config: str) -> Tensor:
+        if config == "library":
             return library()
         result = torch.empty_like(operands[0], dtype=dtype)
         launch(long, rows, *operands, result, columns, BLOCK=4096, num_warps=8)
@@ -214,15 +214,20 @@ _softmax = operation("softmax", _forward, lambda x, dtype: x.new_empty(x.shape, 
 
 
 def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """Softmax along `dim`, in the dtype of `x` or the one asked for.
+    """torch.softmax(x, dim, dtype).
 
-    Under autocast on a GPU the result is float32, as torch's. Another dimension than the last is torch's business.
+    Under autocast on a GPU the result is float32, as torch's. Dimensions other than the last go to torch.
+
+    dtype:  of the result; None: that of x
+
+    Raises:
+        ValueError: `dim` or `dtype` is out of range, or x has an unsupported dtype.
     """
     if is_small(x):
         try:
             return torch.softmax(x, dim, dtype)
         except REFUSED:
-            pass  # for a reason that the checks will tell
+            pass  # the checks below name the reason
     check_tensors("softmax", x)
     last = max(x.dim() - 1, 0)
     if not -last - 1 <= dim <= last:
@@ -240,7 +245,7 @@ def reference(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Ten
 
 
 def plain(x: Tensor, dim: int = -1) -> Tensor:
-    """Of a contiguous matrix along its rows."""
+    """The textbook kernel, of a contiguous matrix along its rows."""
     y = torch.empty_like(x)
     launch(softmax_plain, x.shape[0], x, y, x.shape[1], BLOCK=power_of_two(x.shape[1]))
     return y
@@ -274,7 +279,7 @@ KERNEL = Kernel(
         Case("a number", lambda fill: (fill(1)[0], -1)),
     ],
     large=Case("large", lambda fill: (fill(2**21 + 1, 1025), -1)),
-    mistakes=[
+    invalid_cases=[
         Case("no such dimension", lambda fill: (fill(4, 4), 2)),
         Case("integers", lambda fill: (fill(4, 4).int(), -1)),
         Case("to integers", lambda fill: (fill(4, 4), -1, torch.int32)),

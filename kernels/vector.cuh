@@ -8,7 +8,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "early.cuh"
+#include "pdl.cuh"
 
 namespace optexp {
 
@@ -87,7 +87,7 @@ void with_width(bool aligned, F f) {
 // The sum over a block, for all of its threads; `scratch` holds one value for each warp.
 __device__ inline float block_sum(float value, float* scratch) {
     for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffff, value, step);
-    __syncthreads();  // whoever read the last sum has done so
+    __syncthreads();  // all reads of the last sum are done
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
     __syncthreads();
     float total = 0.0f;

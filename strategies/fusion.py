@@ -145,10 +145,10 @@ class Fusion(Strategy):
 
     def taken_along(self, names: list[str], captured: bool) -> str:
         """The kernels that were put in, and what puts them in, as they stand in optexp."""
-        from optexp.kernelkit.extension import sources
+        from optexp.kernelkit.extension import source_files
 
         cuda = self.backend == "cuda"
-        beside = dict.fromkeys(file for name in names for file in sources(name)) if cuda else ()
+        beside = dict.fromkeys(file for name in names for file in source_files(name)) if cuda else ()
         choice = "importlib.import_module('carried.kernelkit.kernel').for_graphs({})" if captured else "{}"
         return carried([*(f"kernels.{name}" for name in names), "transforms.rewriting"], beside) + TAKEN.format(
             names=names,

@@ -6,15 +6,22 @@ import json
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from optexp.commands import kernel_benchmark
-from optexp.commands.kernel_benchmark import MARKS, Row
-from optexp.kernelkit.kernel import Case, is_small, kernels
+from optexp.kernelkit.benchmark import measure
+from optexp.kernelkit.benchmark.calls import copying, forward_passes, passes, with_lower_bound
+from optexp.kernelkit.benchmark.measure import Settings
+from optexp.kernelkit.benchmark.race import host_cost, prepare, race
+from optexp.kernelkit.benchmark.report import MARKS, draw, put_into
+from optexp.kernelkit.benchmark.rows import HostCost, HostTimes, Row
+from optexp.kernelkit.kernel import Case, Fill, is_small, kernels
 from optexp.kernelkit.recording import rehearsals
+from optexp.measurement import clock
 from optexp.measurement.clock import Timing
 from optexp.records.profile import Calibration
 
@@ -22,16 +29,22 @@ from optexp.records.profile import Calibration
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels whose calls take no time."""
+
+    def gemm(fill: Fill) -> tuple[Any, ...]:
+        return fill(4, 8), fill(8, 8), fill(8), "tanh"
+
     gelu, linear, add = (kernels()[name] for name in ("gelu", "linear_gelu", "add"))
     some = {
         "add": replace(add, benchmarks=[Case("10", lambda fill: (fill(10), fill(10)))], cuda=None),
         "gelu": replace(gelu, benchmarks=[Case("4×5", lambda fill: (fill(4, 5), "tanh"))], cuda=None),
         "linear_gelu": replace(
-            linear, benchmarks=[Case("4×8→8", lambda fill: (fill(4, 8), fill(8, 8), fill(8), "tanh"))], rival=None
+            linear,
+            benchmarks=[Case("4×8→8", lambda fill: (fill(4, 8), fill(8, 8), fill(8), "tanh"))],
+            best_library=None,
         ),
     }
     monkeypatch.setattr(kernel_benchmark, "kernels", lambda: some)
-    monkeypatch.setattr(kernel_benchmark.torch._dynamo, "reset", lambda: None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: None)
 
 
 def run(tmp_path: Path, *arguments: str) -> list[Row]:
@@ -53,7 +66,7 @@ def test_rows_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     ]
     assert [row.moved for row in rows if row.cache == "cold"] == [120, 160, 240, None, None]
     for row in rows:
-        assert set(row.us) - {"plain"} == {"floor", "eager", "ours"}
+        assert set(row.us) - {"plain"} == {"lower_bound", "eager", "ours"}
         assert ("plain" in row.us) == (row.direction == "forward")
         timed = {name: us for name, us in row.us.items() if us is not None or row.direction != "backward"}
         assert all(us is not None and us > 0 for us in timed.values())
@@ -90,7 +103,7 @@ def test_a_picture_over_size(tmp_path: Path) -> None:
         rows = [Row(name, str(size), "bfloat16", "forward", "cold", 1, {"ours": 2.0, "eager": None}) for size in sizes]
         drawn = []
         for path in (tmp_path / f"{name}.svg", tmp_path / "again.svg"):
-            kernel_benchmark.draw(kernel_benchmark.kernels()[name], rows, ceilings, path)  # type: ignore[attr-defined]
+            draw(kernel_benchmark.kernels()[name], rows, ceilings, path)  # type: ignore[attr-defined]
             drawn.append(path.read_text())
         assert f"{name} on card" in drawn[0]
         assert ("TFLOP/s" in drawn[0]) == (name == "linear_gelu")
@@ -101,23 +114,21 @@ def test_what_fails_is_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> 
     def fails() -> None:
         raise RuntimeError("out of luck\nand more")
 
-    found = kernel_benchmark.race({"good": [lambda: None], "bad": [fails]}, torch.device("cpu"), 3)
+    found = race({"good": [lambda: None], "bad": [fails]}, torch.device("cpu"), 3)
     assert found["bad"] is None
     assert found["good"] is not None
     assert capsys.readouterr().err == "bad: out of luck\n"
 
 
-def test_the_faster_copy_is_the_floor() -> None:
-    calls = kernel_benchmark.copying(1000, torch.device("cpu"), 2)
+def test_the_faster_copy_is_the_lower_bound() -> None:
+    calls = copying(1000, torch.device("cpu"), 2)
     for made in calls.values():
         assert [call().nbytes for call in made] == [512, 512]  # read, and written: no less than the 1000
-    assert kernel_benchmark.lowest({"ours": 3.0, "copy engine": 2.0, "copy kernel": 1.0}) == {"ours": 3.0, "floor": 1.0}
-    assert kernel_benchmark.lowest({"ours": 3.0, "copy engine": None, "copy kernel": 1.0}) == {
-        "ours": 3.0,
-        "floor": 1.0,
-    }
-    assert kernel_benchmark.lowest({"ours": 3.0, "floor": 2.0}) == {"ours": 3.0, "floor": 2.0}  # a bare product
-    assert kernel_benchmark.copying(None, torch.device("cpu")) == {}
+    fastest = {"ours": 3.0, "lower_bound": 1.0}
+    assert with_lower_bound({"ours": 3.0, "copy engine": 2.0, "copy kernel": 1.0}) == fastest
+    assert with_lower_bound({"ours": 3.0, "copy engine": None, "copy kernel": 1.0}) == fastest
+    assert with_lower_bound(fastest) == fastest  # a bare GEMM
+    assert copying(None, torch.device("cpu")) == {}
 
 
 def test_no_backward_pass_comes_right_behind_its_forward_pass() -> None:
@@ -130,7 +141,7 @@ def test_no_backward_pass_comes_right_behind_its_forward_pass() -> None:
         return y
 
     xs, dys = [torch.tensor(3.0), torch.tensor(5.0)], [torch.tensor(1.0), torch.tensor(10.0)]
-    calls = kernel_benchmark.passes(square, [(x,) for x in xs], dys)
+    calls = passes(square, [(x,) for x in xs], dys)
     for _ in range(2):  # a forward pass alone, as a warm-up makes, leaves nothing behind
         calls[0]()
         order.clear()
@@ -146,7 +157,7 @@ def test_forward_passes_by_themselves_keep_as_many_results() -> None:
         seen.append((y.data_ptr(), torch.is_grad_enabled()))
         return y
 
-    for call in kernel_benchmark.forward_passes(double, [(torch.zeros(1000),)] * 8):
+    for call in forward_passes(double, [(torch.zeros(1000),)] * 8):
         call()
     addresses, with_gradients = zip(*seen, strict=True)
     assert len(set(addresses)) == 8
@@ -156,7 +167,7 @@ def test_forward_passes_by_themselves_keep_as_many_results() -> None:
 @pytest.mark.parametrize("apart", [True, False])
 def test_gradients_have_memory_of_their_own_where_they_are_to_be_cold(apart: bool) -> None:
     x, dy = torch.zeros(1000), torch.ones(1000)
-    calls = kernel_benchmark.passes(torch.sin, [(x,)] * 8, [dy] * 8, apart)
+    calls = passes(torch.sin, [(x,)] * 8, [dy] * 8, apart)
     for begin in calls[:8]:
         begin()
     gradients = [weakref.ref(end()[0]) for end in calls[8:]]
@@ -166,16 +177,14 @@ def test_gradients_have_memory_of_their_own_where_they_are_to_be_cold(apart: boo
 def test_backward_is_both_passes_less_a_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     us = {"eager": 5.0, "eager, forward": 6.0, "ours": 4.0, "ours, forward": 3.0}
     us |= {"copy engine": 2.0, "copy kernel": 1.0}
-    monkeypatch.setattr(kernel_benchmark, "race", lambda calls, *_: {name: us.get(name) for name in calls})
-    case, settings = Case("4", lambda fill: (fill(4),)), kernel_benchmark.parse(["--compile", "none"])
-    forward, backward = kernel_benchmark.rows_of(
-        kernels()["relu"], case, "float32", "cold", torch.device("cpu"), settings
-    )
-    assert {name: time for name, time in forward.us.items() if time} == {"eager": 5.0, "ours": 4.0, "floor": 1.0}
-    assert backward.us == {"eager": 4.0, "ours": 5.0, "floor": 1.0, "cuda": None}
+    monkeypatch.setattr(measure, "race", lambda calls, *_: {name: us.get(name) for name in calls})
+    case, settings = Case("4", lambda fill: (fill(4),)), Settings(compile="none")
+    forward, backward = measure.rows_of(kernels()["relu"], case, "float32", "cold", torch.device("cpu"), settings)
+    assert {name: time for name, time in forward.us.items() if time} == {"eager": 5.0, "ours": 4.0, "lower_bound": 1.0}
+    assert backward.us == {"eager": 4.0, "ours": 5.0, "lower_bound": 1.0, "cuda": None}
     assert backward.moved == 3 * 16  # x, what arrives, and what goes on
     monkeypatch.setattr("optexp.kernelkit.bitmask.BITS_FROM", 4)
-    _, backward = kernel_benchmark.rows_of(kernels()["relu"], case, "float32", "cold", torch.device("cpu"), settings)
+    _, backward = measure.rows_of(kernels()["relu"], case, "float32", "cold", torch.device("cpu"), settings)
     assert backward.moved == 2 * 4 + 2 * 16  # a word of bits, written and read
 
 
@@ -186,7 +195,7 @@ def test_what_a_graph_records_is_ours_before_too(monkeypatch: pytest.MonkeyPatch
     with FakeTensorMode():
         x = torch.empty(1024, device="cuda")
     small: list[bool] = []
-    kernel_benchmark.prepare([lambda: small.append(is_small(x))], torch.device("cpu"), 1e-4)
+    prepare([lambda: small.append(is_small(x))], torch.device("cpu"), 1e-4)
     assert len(small) > 2
     assert not any(small)  # which then are torch's, and nothing races
     assert is_small(x)
@@ -197,8 +206,11 @@ def test_what_cannot_be_prepared_ends_the_rehearsal() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        kernel_benchmark.prepare([call], torch.device("cpu"), 1e-4)
+        prepare([call], torch.device("cpu"), 1e-4)
     assert not rehearsals
+
+
+KINDS = ("", " (grad)", " (both passes)")
 
 
 def row(goal: float | None = None, **us: float | None) -> Row:
@@ -208,12 +220,12 @@ def row(goal: float | None = None, **us: float | None) -> Row:
 @pytest.mark.parametrize(
     ("found", "missed"),
     [
-        (row(1.05, ours=100.0, floor=98.0, eager=120.0), None),
-        (row(1.01, ours=100.0, floor=98.0, eager=120.0), "1.020 times the floor, and the goal is 1.01"),
-        (row(ours=100.0, floor=50.0, eager=99.0, rival=99.0), None),  # within noise
-        (row(ours=100.0, floor=50.0, eager=120.0, rival=80.0, cuda=10.0), "1.25 times rival"),
-        (row(ours=100.0, floor=50.0, eager=120.0, cuda=130.0), "the one in CUDA C++ 1.08 times eager"),
-        (row(ours=2.1, floor=1.0, eager=2.0), None),  # a tenth of a microsecond is nothing
+        (row(1.05, ours=100.0, lower_bound=98.0, eager=120.0), None),
+        (row(1.01, ours=100.0, lower_bound=98.0, eager=120.0), "1.020 times the lower bound, and the goal is 1.01"),
+        (row(ours=100.0, lower_bound=50.0, eager=99.0, best_library=99.0), None),  # within noise
+        (row(ours=100.0, lower_bound=50.0, eager=120.0, best_library=80.0, cuda=10.0), "1.25 times best library"),
+        (row(ours=100.0, lower_bound=50.0, eager=120.0, cuda=130.0), "the one in CUDA C++ 1.08 times eager"),
+        (row(ours=2.1, lower_bound=1.0, eager=2.0), None),  # a tenth of a microsecond is nothing
         (row(ours=None, eager=2.0), "ours has no figure"),
     ],
 )
@@ -222,8 +234,8 @@ def test_goals_that_are_missed_are_told(found: Row, missed: str | None) -> None:
 
 
 def test_what_is_left_of_scatter_is_no_figure() -> None:
-    assert kernel_benchmark._second(1.5, 1.0) == 2.0
-    assert kernel_benchmark._second(0.5, 1.5) is None
+    assert measure.second_pass(1.5, 1.0) == 2.0
+    assert measure.second_pass(0.5, 1.5) is None
 
 
 def test_a_call_that_was_held_up_at_first_is_timed_in_whole_blocks_nevertheless(
@@ -236,27 +248,27 @@ def test_a_call_that_was_held_up_at_first_is_timed_in_whole_blocks_nevertheless(
         blocks.append(steps)
         return Timing(steps, 1e-2 if len(blocks) == 1 else 1e-5 + 1e-5 / steps, None)
 
-    monkeypatch.setattr(kernel_benchmark.clock, "time_block", time_block)  # type: ignore[attr-defined]
+    monkeypatch.setattr(clock, "time_block", time_block)
     add = kernels()["add"]
-    found = kernel_benchmark.overhead(add, Case("4", lambda fill: (fill(4), fill(4))), torch.device("cpu"))
-    assert found["eager"] == pytest.approx(10.1)
+    found = host_cost(add, Case("4", lambda fill: (fill(4), fill(4))), torch.device("cpu"))
+    assert found.eager.forward_us == pytest.approx(10.1)
     assert max(blocks) == 100
 
 
 def test_calls_that_take_longer_than_torchs_are_told() -> None:
-    costs = {"kernel": "gelu", "shape": "4", "eager": 5.0, "ours": 5.2, "eager (grad)": 9.0, "ours (grad)": 19.0}
-    costs |= {"eager (both passes)": 90.0, "ours (both passes)": 50.0}
-    assert kernel_benchmark.slow([costs]) == ["gelu 4 (grad): 19.0 µs by hand, and 9.0 by torch"]
+    cost = HostCost("gelu", "4", eager=HostTimes(5.0, 9.0, 90.0), ours=HostTimes(5.2, 19.0, 50.0))
+    assert cost.slow() == ["gelu 4 (grad): 19.0 µs by hand, and 9.0 by torch"]
+    assert list(cost.by_column()) == [f"{name}{kind}" for name in ("eager", "ours") for kind in KINDS]
 
 
 def test_the_table_goes_between_its_marks(tmp_path: Path) -> None:
     path = tmp_path / "kernels.md"
     path.write_text("# Results\n")
-    kernel_benchmark.put_into(path, "one\n")
-    kernel_benchmark.put_into(path, "two\n")
+    put_into(path, "one\n")
+    put_into(path, "two\n")
     assert path.read_text() == f"# Results\n\n{MARKS[0]}\ntwo\n{MARKS[1]}\n"
     path.write_text(f"a\n{MARKS[0]}\nold\n{MARKS[1]}\nb\n")
-    kernel_benchmark.put_into(path, "new\n")
+    put_into(path, "new\n")
     assert path.read_text() == f"a\n{MARKS[0]}\nnew\n{MARKS[1]}\nb\n"
 
 
@@ -264,6 +276,6 @@ def test_plots_go_beside_the_table(tmp_path: Path) -> None:
     (tmp_path / "kernels-gelu.svg").write_text("<svg/>")
     results = tmp_path / "experiments" / "kernels.md"
     results.parent.mkdir()
-    kernel_benchmark.put_into(results, "a table\n", [tmp_path / "kernels-gelu.svg"])
+    put_into(results, "a table\n", [tmp_path / "kernels-gelu.svg"])
     link = results.read_text().partition("](")[2].partition(")")[0]
     assert (results.parent / link).read_text() == "<svg/>"

@@ -1,1 +1,1 @@
-"""What kernel files are written and built with."""
+"""Tools that kernel files are written and built with."""

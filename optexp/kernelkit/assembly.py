@@ -1,4 +1,4 @@
-"""What compilers made of our kernels: PTX, machine code, registers, spills, width of accesses."""
+"""The compilers' output for our kernels: PTX, machine code, registers, spills, width of accesses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ USAGE = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 class Code:
     """One kernel, compiled for one signature.
 
-    registers: of a thread; spills: instructions that write registers to memory; shared: bytes of a program
+    warps:      of a program
+    registers:  of a thread
+    spills:     instructions that write registers to memory
+    shared:     bytes of shared memory of a program
     """
 
     name: str
@@ -38,7 +41,7 @@ class Code:
 
     @property
     def instructions(self) -> Counter[str]:
-        """Of the kinds that tell how good it is: `LDG.128` is a 16-byte read, `HGMMA` a product on tensor cores."""
+        """Instructions by kind: `LDG.128` is a 16-byte load, `HGMMA` a tensor-core multiplication, `STL` a spill."""
         return Counter(".".join(filter(None, match.groups())) for match in INTERESTING.finditer(self.sass))
 
 
@@ -50,7 +53,7 @@ def compiled() -> Iterator[Code]:
 
 
 def code_of(variant: Any) -> Code:
-    """Of what Triton's compiler returned."""
+    """The code of a variant that Triton's compiler returned."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(variant.asm["cubin"])
@@ -63,10 +66,11 @@ def code_of(variant: Any) -> Code:
 
 
 def write(folder: Path, ran: Collection[tuple[str, int]] | None = None) -> None:
-    """PTX and machine code of every variant that was compiled, the machine code of every library of CUDA C++ that was
-    loaded, and a table of registers and spills; nothing where there are none.
+    """Write PTX and machine code of all compiled variants and loaded libraries, and a table of registers and spills.
 
-    ran: only variants of these names and numbers of warps: the tuner had others compiled too
+    Where nothing was compiled or loaded, there is no folder.
+
+    ran:  the names and numbers of warps of the variants to write, because tuning compiles others too; None: all
     """
     codes = [code for code in compiled() if ran is None or (code.name, code.warps) in ran]
     if not codes and not extension.loaded:

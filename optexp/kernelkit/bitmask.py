@@ -1,4 +1,4 @@
-"""Bits kept for backward in the place of numbers: of each element one, 32 to a word, which a loop can load ahead."""
+"""Bits saved for backward in place of numbers: one for each element, 32 to a word, so that a loop can load ahead."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ BITS_FROM = 2**20  # elements: to pack and to unpack bits of fewer takes longer 
 
 
 def has_many(x: Tensor) -> bool:
-    """Elements enough for bits."""
+    """Whether x has so many elements that bits are faster."""
     return x.numel() >= BITS_FROM
 
 
 def worth_bits(x: Tensor, *others: Tensor) -> bool:
-    """Whether bits are to be kept of x. A size that nobody knows yet is no large one, so that it stays unknown.
+    """Whether to save bits of x. A symbolic size counts as small, so that it stays symbolic.
 
-    Ops are told: torch.compile keeps what it compiled by what a graph says, and knows nothing of a limit in here.
+    The answer is an argument of ops, because torch.compile guards arguments and not the limit in this file.
+
+    others:  the op's further differentiable inputs
     """
     return needs_gradient((x, *others)) and statically_known_true(has_many(x))
 
 
 def bits_for(x: Tensor, bits: bool) -> Tensor:
-    """Memory for a bit of each element, or none."""
+    """Memory for one bit of each element of x: int32 words; empty where `bits` is false."""
     return x.new_empty(ceil_div(x.numel(), 32) if bits else 0, dtype=torch.int32)
 
 
 def rows_of_bits(x: Tensor, bits: bool) -> Tensor:
-    """The same, where each row begins with a word of its own."""
+    """The same, where each row begins with its own word: … × ⌈columns / 32⌉."""
     return x.new_empty((*x.shape[:-1], ceil_div(x.shape[-1], 32)) if bits else (0,), dtype=torch.int32)
 
 
 def unpacked(words: Tensor) -> Tensor:
-    """Their bits, 1 or 0, in plain PyTorch: of each row as many as its words have places."""
+    """The bits of these words, 1 or 0, in plain PyTorch: … × n becomes … × 32 n."""
     return ((words[..., None] >> torch.arange(32, device=words.device, dtype=torch.int32)) & 1).flatten(-2)
 
 
 def given(bits: Tensor) -> Tensor | None:
-    """Memory for bits, where there is some."""
+    """The memory for bits; None where it is empty."""
     return bits if bits.numel() else None
 
 
@@ -57,7 +59,7 @@ def store_bits(pointer, start, size, bits, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_bits(pointer, start, size, BLOCK: tl.constexpr):
-    """What `store_bits` stored; nothing beyond the end."""
+    """The bits that `store_bits` stored; false beyond the end."""
     offsets = tl.arange(0, BLOCK // 32)
     packed = tl.load(pointer + start // 32 + offsets, mask=offsets < (size - start + 31) // 32, other=0)
     return tl.reshape((packed[:, None] >> tl.arange(0, 32)[None, :]) & 1, [BLOCK]) != 0
@@ -75,7 +77,7 @@ def store_tile_of_bits(pointer, first, block, rows, columns, bits, ROWS: tl.cons
 
 @triton.jit
 def load_tile_of_bits(pointer, first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """What `store_tile_of_bits` stored; nothing outside of the matrix."""
+    """The bits that `store_tile_of_bits` stored; false outside of the matrix."""
     start, offsets, mask, _ = tile(first, block, rows, (columns - 1) // 32 + 1, ROWS, BLOCK // 32)
     packed = tl.load(pointer + start + offsets, mask=mask, other=0)
     return tl.reshape((packed[:, :, None] >> tl.arange(0, 32)[None, None, :]) & 1, [ROWS, BLOCK]) != 0

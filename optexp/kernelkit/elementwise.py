@@ -1,4 +1,4 @@
-"""What Triton kernels share: tiles of memory, and arithmetic that is wide enough.
+"""Building blocks of Triton kernels: tiles of memory, wide arithmetic, and launches over vectors and matrices.
 
 A mask makes Triton give up 16-byte accesses unless the length divides by 16, so only a last, partial tile has one.
 """
@@ -23,15 +23,16 @@ AT_ONCE = tl.constexpr(512)  # programs: of four warps a quarter of an H100, of 
 
 
 @triton.jit
-def begin(EARLY: tl.constexpr, LETS_NEXT: tl.constexpr = True, LETS_SUMS: tl.constexpr = False):
-    """A kernel's first line. If EARLY it was launched while the one before still runs, and waits until that has ended,
-    with all that came before it: it has waited, too.
+def begin(PDL: tl.constexpr, LETS_NEXT: tl.constexpr = True, LETS_SUMS: tl.constexpr = False):
+    """A kernel's first line: with PDL (programmatic dependent launch) it waits until all earlier kernels have ended.
 
-    Where all programs run at once, and soon end, the next kernel may be launched now, if it LETS_NEXT. Else its
-    programs would sit there for long, and few that loop would not be dealt out evenly to multiprocessors, but as these
-    have room. What adds its sums up is welcome to sit there: it LETS_SUMS, where that comes next.
+    With PDL a kernel is launched while the one before still runs.
+
+    LETS_NEXT:  trigger the next kernel's launch now, where all programs of this one run at once and soon end. Else
+                waiting programs would occupy multiprocessors for long, and looping ones would be spread unevenly.
+    LETS_SUMS:  the next kernel adds up this one's partial sums, and may wait beside it
     """
-    if EARLY:
+    if PDL:
         if LETS_SUMS or (LETS_NEXT and tl.num_programs(0) <= AT_ONCE):
             gdc_launch_dependents()
         gdc_wait()
@@ -39,13 +40,13 @@ def begin(EARLY: tl.constexpr, LETS_NEXT: tl.constexpr = True, LETS_SUMS: tl.con
 
 @triton.jit
 def wide(x):
-    """In the precision that kernels compute in: float32, or float64 where that was given."""
+    """x in the precision of the computation: float64 for float64, else float32."""
     return x if x.dtype == tl.float64 else x.to(tl.float32)
 
 
 @triton.jit
 def exp(x):
-    """tl.exp in half the instructions: what is too small for a normal number becomes zero."""
+    """tl.exp in half the instructions: results below the smallest normal number become zero."""
     return tl.exp2(x * 1.4426950408889634)
 
 
@@ -73,7 +74,7 @@ def store(pointer, start, size, tile, BLOCK: tl.constexpr):
 
 @triton.jit
 def left(first, rows, ROWS: tl.constexpr):
-    """How many of ROWS rows from `first` on exist, as an int32: elements are compared with it, `first` may have 64."""
+    """The number of rows from `first` on that exist, at most ROWS: an int32, though `first` may have 64 bits."""
     return tl.minimum(rows - first, ROWS).to(tl.int32)
 
 
@@ -86,7 +87,7 @@ def from_last(number, rows, ROWS: tl.constexpr):
 
 @triton.jit
 def tile(first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Where rows `first` … `first` + ROWS of column block `block` lie in a matrix, and which of them exist.
+    """The place in a matrix, rows × columns, of rows `first` … `first` + ROWS of column block `block`.
 
     Returns the offset of the first row (64 bits), offsets from there, a mask, and the columns.
     """
@@ -99,7 +100,7 @@ def tile(first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def place(columns, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
-    """Which row of tiles a program's is in, and which of that row it is: the only one, where tiles have WHOLE rows.
+    """The row of tiles of a program, and its place in that row: 0, where tiles have WHOLE rows.
 
     (`tl.cdiv` would add a block to the columns first, and leave 32 bits where these nearly fill them.)
     """
@@ -124,13 +125,13 @@ def share(columns, ALONE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def column_sums(
-    sums_ptr, first_ptr, second_ptr, groups, columns, GROUPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    sums_ptr, first_ptr, second_ptr, groups, columns, GROUPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     """A block of columns of one of the results: all groups are added in an order that never changes, and rounded once.
 
     It waits for a kernel that may loop, and does not let the next begin, which may loop, too: see `begin`.
     """
-    begin(EARLY, LETS_NEXT=False)
+    begin(PDL, LETS_NEXT=False)
     across = (columns - 1) // BLOCK + 1
     is_second, width = 0, columns
     if second_ptr is not None:
@@ -147,7 +148,7 @@ def column_sums(
 
 
 def matrix(tensor: Tensor) -> tuple[int, int]:
-    """Rows and columns, when all dimensions but the last are rows."""
+    """Rows and columns of a tensor whose dimensions but the last are all rows."""
     columns = tensor.shape[-1]
     return (tensor.numel() // columns if columns else 0), columns
 
@@ -175,15 +176,17 @@ PIECES = [Piece(4096), Piece(8192, 16), Piece(2048, 8), Piece(2048), Piece(8192)
 
 @cache
 def tiles_of(columns: int, element_size: int) -> list[Tile]:
-    """The same as tiles; the first, which a graph captures, is of 1024 elements: one row, where that has as many."""
+    """`PIECES` as tiles. The first, which a graph takes unraced, has 1024 elements: one row, where a row is as long."""
     sizes = [Piece(1024 * element_size), *PIECES]
     shapes = [(_tile_shape(columns, element_size, size, narrowest=32), warps) for size, warps in sizes]  # words of bits
     return list(dict.fromkeys(Tile(shape["ROWS"], shape["BLOCK"], warps) for shape, warps in shapes))
 
 
 def is_raced(result: Tensor) -> bool:
-    """Whether every multiprocessor would get a small piece, at least. Of float64 there is one way, as its last bits may
-    differ from those of another."""
+    """Whether tile sizes are raced: where each multiprocessor gets a piece of 2 KiB or more.
+
+    float64 has one config, because the last bits of two configs may differ.
+    """
     return result.nbytes > 2048 * multiprocessors(result.device) and result.dtype != torch.float64
 
 
@@ -202,13 +205,17 @@ def over_vector(
         launch(kernel, ceil_div(size, block), *given, result, size, BLOCK=block, num_warps=piece.warps, **constants)
 
     alike = element_size * max(256, power_of_two(ceil_div(size, multiprocessors(result.device))))
-    ways = PIECES if is_raced(result) else [Piece(min(4096, alike))]
-    run(fastest(kernel.__name__, (*told_apart([*given, result], constants), bucket(size)), ways, run, result.device))
+    configs = PIECES if is_raced(result) else [Piece(min(4096, alike))]
+    run(fastest(kernel.__name__, (*told_apart([*given, result], constants), bucket(size)), configs, run, result.device))
     return result
 
 
 def over_tiles(kernel: Any, result: Tensor, *operands: Tensor | None, **constants: Any) -> Tensor:
-    """Write `result`, a tile by each program."""
+    """Write `result`, m × n, one tile by each program; the tile is raced. Returns the result.
+
+    kernel:    takes operands, result, rows and columns
+    operands:  m × n, or rows of n; None: left out
+    """
     rows, columns = matrix(result)
 
     def run(tile: Tile) -> None:
@@ -216,10 +223,10 @@ def over_tiles(kernel: Any, result: Tensor, *operands: Tensor | None, **constant
         how = {**constants, "WHOLE": across == 1, "ROWS": tile.rows, "BLOCK": tile.block, "num_warps": tile.warps}
         launch(kernel, ceil_div(rows, tile.rows) * across, *operands, result, rows, columns, **how)
 
-    ways = tiles_of(columns, result.element_size())
-    ways = ways if is_raced(result) else ways[:1]
+    configs = tiles_of(columns, result.element_size())
+    configs = configs if is_raced(result) else configs[:1]
     key = (*told_apart([*operands, result], constants), columns, bucket(rows))
-    run(fastest(kernel.__name__, key, ways, run, result.device))
+    run(fastest(kernel.__name__, key, configs, run, result.device))
     return result
 
 
@@ -252,8 +259,11 @@ ALONE = [Grouping(8192, 0, 1, warps=4), Grouping(8192, 0, 1, warps=8)]
 
 
 def sharing(tiles: int, most: int, fewest: int) -> int:
-    """How many programs share so many tiles, where each program leaves sums to add up: no more than it takes to be done
-    in as few turns as the most would be, and no fewer than the fewest, or a multiprocessor would idle. One at least."""
+    """The number of programs that share `tiles`, at least 1, where each program leaves partial sums to add up.
+
+    most:    programs that fit at once; the result needs no more turns than these would
+    fewest:  programs below which a multiprocessor idles
+    """
     turns = max(1, ceil_div(tiles, most))
     return max(1, min(tiles, max(ceil_div(tiles, turns), fewest)))
 
@@ -261,12 +271,17 @@ def sharing(tiles: int, most: int, fewest: int) -> int:
 def over_columns(
     kernel: Any, result: Tensor, dtype: torch.dtype, *operands: Tensor | None, **constants: Any
 ) -> tuple[Tensor, Tensor]:
-    """Write `result`, and return with it a sum over its rows, of this dtype, that the kernel makes on the way."""
+    """Write `result`, m × n, in one pass with a sum over rows; returns both.
+
+    kernel:    takes operands, result, sums, rows and columns
+    dtype:     of the sum, n
+    operands:  m × n, or rows of n; None: left out
+    """
     return result, summed(kernel, dtype, *operands, result, **constants)
 
 
 def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, **constants: Any) -> Tensor:
-    """A sum over rows of operands, the last of which has them all.
+    """A sum over rows, n numbers of this dtype, by a kernel like that of `over_columns`; the last operand is m × n.
 
     Each program adds up a group of rows of one column block, in WIDE precision; groups are then added in a fixed order.
     """
@@ -296,18 +311,20 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, **constant
         if groups > 1:
             add_up(sums, total)
 
-    ways = GROUPINGS if columns <= 1024 * multiprocessors(last.device) else [*GROUPINGS, BROAD]
+    configs = GROUPINGS if columns <= 1024 * multiprocessors(last.device) else [*GROUPINGS, BROAD]
     if rows <= FEW and columns < 2**24:  # a tile's offsets are counted in 32 bits
-        ways = [*ALONE, *ways] if rows >= 8 else ALONE[:1]  # of fewer rows a race is a matter of luck
+        configs = [*ALONE, *configs] if rows >= 8 else ALONE[:1]  # of fewer rows a race is a matter of luck
     key = (*told_apart(operands, constants), columns, bucket(rows))
-    run(fastest(kernel.__name__, key, ways, run, last.device))
+    run(fastest(kernel.__name__, key, configs, run, last.device))
     return total
 
 
 def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:
-    """Write the sum over all groups of what each has for `first` and, behind that, for `second`.
+    """Write to `first` (n), and to `second` (n), the sums over all groups.
 
-    There are no more groups than programs at once; so each program reads all that it needs at once: one latency.
+    sums:  groups × n, or groups × 2 n, where the second n belong to `second`
+
+    There are no more groups than programs at once, so each program reads all of its operands at once: one latency.
     """
     at_once, results = power_of_two(len(sums)), 1 if second is None else 2
     block, warps = (32, 4) if at_once <= 256 and results * first.numel() > 4096 else (16, 8)

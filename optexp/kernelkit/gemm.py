@@ -1,4 +1,4 @@
-"""Tiled products x·wᵀ for tensor cores, in whose accumulators a kernel does the rest of its work before it writes.
+"""Tiled GEMMs x·wᵀ for tensor cores, in whose accumulators a kernel does the rest of its work before it writes.
 
 Tiles come and go by the copy engine (TMA), which wants rows that begin at multiples of 16 bytes; it fills in zeros
 beyond the edges and writes nothing there.
@@ -17,17 +17,19 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from optexp.kernelkit.capability import TMA
 from optexp.kernelkit.kernel import ceil_div, contiguous, multiprocessors, operation
 from optexp.kernelkit.launching import INTERPRETED, launch
 from optexp.kernelkit.tuning import bucket, fastest
 
 
 class Tiling(NamedTuple):
-    """One tile of the result is m × n, made in steps of k, of which `stages` are on their way at once.
+    """The configuration of a GEMM: tiles of the result are m × n, computed in steps of k.
 
-    resident:  programs of a multiprocessor, which go from tile to tile and load the next while they finish one;
-               0: a program for each tile, several of which fit on a multiprocessor
-    parts:     into how many sums are shared out, which are added up afterwards: where tiles are few
+    stages:    steps in flight at once
+    resident:  persistent programs of a multiprocessor, which load the next tile while they finish one; 0: a program for
+               each tile, several of which fit on a multiprocessor
+    parts:     split-k: parts of the sum over k, added up afterwards, where tiles are few
     """
 
     m: int
@@ -70,15 +72,18 @@ def place(tile, across_m, across_n, GROUP: tl.constexpr):
 
 
 def in_rows(tensor: Tensor) -> Tensor:
-    """As a matrix, when all dimensions but the last are rows; there may be nothing in it."""
+    """The tensor as a matrix whose rows are all dimensions but the last; it may be empty."""
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
-def library_ways(rows: int, weight: Tensor, bias: Tensor | None) -> list[str]:
-    """A library's product of so many rows, with its bias or that "apart", by one kernel more; the likely fastest first.
+def library_configs(rows: int, weight: Tensor, bias: Tensor | None) -> list[str]:
+    """The library's configs, the likely faster first: "library" adds the bias in the GEMM, "apart" in its own kernel.
 
-    Of few rows in float32 cuBLAS shares out the sums over columns. It does not where cuBLASLt adds a bias:
-    128×1024→1024 takes twice as long.
+    For few rows in float32 cuBLAS splits k. cuBLASLt, which adds a bias, does not: 128×1024→1024 takes twice as long.
+
+    rows:    m
+    weight:  n × k
+    bias:    n, or None
     """
     if bias is None or weight.dtype != torch.float32:
         return ["library"]
@@ -86,15 +91,17 @@ def library_ways(rows: int, weight: Tensor, bias: Tensor | None) -> list[str]:
 
 
 def in_shape(y: Tensor, x: Tensor) -> Tensor:
-    """Rows y in the shape that rows of x have. No view: what autograd sees come out as one of several views, nobody
-    could write to in place."""
+    """y, m × n, in the shape … × n that belongs to x, … × k.
+
+    No view: autograd forbids in-place writes to one of several views that an op returns.
+    """
     return y if x.dim() == 2 else torch.ops.aten._unsafe_view.default(y, (*x.shape[:-1], y.shape[1]))
 
 
 def tilings(x: Tensor, w: Tensor) -> list[Tiling]:
-    """What tensor cores and the copy engine can multiply these matrices by; nothing where they can't.
+    """The tilings of x·wᵀ, m × k by n × k, on tensor cores with TMA; none where these cannot take the matrices.
 
-    Of float32 a product is three of TF32: of what TF32 keeps of both, and of what it leaves of each. The accumulators
+    Of float32 a GEMM is three of TF32: of what TF32 keeps of both, and of what it leaves of each. The accumulators
     begin anew with each step, and are added up in float32: errors are 0.2 to 0.4 of cuBLAS's, twice of these where it
     shares out the sums over columns. Below 5e-35 what TF32 leaves of a number is not normal, and lost (6e-6 of a
     result of 1e-36, 2e-4 of one of 3e-38); from 3.402e38 on, just below the largest number, it rounds to infinity.
@@ -105,7 +112,7 @@ def tilings(x: Tensor, w: Tensor) -> list[Tiling]:
 
 
 def multipliable(x: Tensor, w: Tensor) -> bool:
-    """As far as dtypes, the device and sizes go."""
+    """Whether tensor cores and TMA can take x·wᵀ, m × k by n × k, by dtype, device and sizes; layout is not checked."""
     (m, k), n = x.shape, w.shape[0]
     if x.dtype != w.dtype or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return False
@@ -114,24 +121,30 @@ def multipliable(x: Tensor, w: Tensor) -> bool:
 
 
 def lies_in_rows(matrix: Tensor) -> bool:
-    """Rows that begin at multiples of 16 bytes, none of them inside another, as where one is expanded."""
+    """Whether rows begin at multiples of 16 bytes, and none lies inside another, as in an expanded tensor."""
     stride, step = matrix.stride()
     begins = matrix.data_ptr() % 16 == 0 and stride * matrix.element_size() % 16 == 0
     return begins and step == 1 and stride >= matrix.shape[1]
 
 
 def takes(x: Tensor, w: Tensor) -> bool:
-    """Whether that is possible in half precision, which what is written for Hopper alone takes, too."""
+    """Whether there are tilings in 16 bits; GEMMs for Hopper alone take the same matrices."""
     return x.dtype != torch.float32 and bool(tilings(x, w))
 
 
 @cache
 def has_copy_engine(device: torch.device) -> bool:
-    return INTERPRETED or torch.cuda.get_device_capability(device) >= (9, 0)
+    return INTERPRETED or TMA.met_by(device)
 
 
-def product(kernel: Any, tiling: Tiling, x: Tensor, w: Tensor, y: Tensor, *args: Any, **constants: Any) -> None:
-    """Run a kernel that computes tiles of a result with rows of x and columns of w, one program a multiprocessor."""
+def launch_gemm(kernel: Any, tiling: Tiling, x: Tensor, w: Tensor, y: Tensor, *args: Any, **constants: Any) -> None:
+    """Launch a kernel that computes tiles of y = x·wᵀ.
+
+    kernel:     takes args, tensor descriptors of x, w and y, and m, n, k
+    x, w, y:    m × k, n × k, m × n; the profiler counts the GEMM's work by these three
+    args:       further tensors and descriptors
+    constants:  constexprs besides those of the tiling
+    """
     (m, k), n = x.shape, w.shape[0]
     tiles = ceil_div(m, tiling.m) * ceil_div(n, tiling.n) * tiling.parts
     descriptors = (
@@ -146,14 +159,14 @@ def product(kernel: Any, tiling: Tiling, x: Tensor, w: Tensor, y: Tensor, *args:
 
 
 def _described(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Its tiles of so many rows and columns; where it stands, those of its transpose."""
+    """A descriptor of tiles of rows × columns; of a matrix that stands, tiles of its transpose."""
     if stands(matrix):
         return TensorDescriptor.from_tensor(matrix.T, [columns, rows])
     return TensorDescriptor.from_tensor(matrix, [rows, columns])
 
 
 def stands(matrix: Tensor) -> bool:
-    """Whether its columns, not its rows, lie together in memory, as those of a transposed one."""
+    """Whether the matrix is column-major, as a transposed one."""
     return matrix.stride(1) != 1
 
 
@@ -161,14 +174,14 @@ def stands(matrix: Tensor) -> bool:
 
 
 @triton.jit
-def float32_product(
+def float32_gemm(
     bias_ptr, x_desc, w_desc, y_desc, m, n, k, parts,
     STANDS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """Tiles of y = x·wᵀ + bias; of sums shared out in parts, of these one below the other. Beyond k there are zeros.
 
     Where x stands, that costs nothing on its way to registers; of w, which tensor cores read from shared memory, it
-    would cost more than the product.
+    would cost more than the GEMM.
     """
     across_m, across_n = tl.cdiv(m, M), tl.cdiv(n, N)
     steps = tl.cdiv(tl.cdiv(k, K), parts)
@@ -187,7 +200,7 @@ def float32_product(
 
 
 def multiply_by_tiles(tiling: Tiling, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same as `multiply`, of what `float32_tilings` has tilings for."""
+    """x·wᵀ + bias as `multiply`, in float32, by one of `float32_tilings`."""
     (m, _), n = x.shape, w.shape[0]
     if not lies_in_rows(w):
         w = w.clone(memory_format=torch.contiguous_format)
@@ -195,7 +208,7 @@ def multiply_by_tiles(tiling: Tiling, x: Tensor, w: Tensor, bias: Tensor | None 
     rows = ceil_div(m, tiling.m) * tiling.m if shared else m  # a tile's last rows must not lie in the next part
     y = x.new_empty(tiling.parts * rows, n)
     form = {"STANDS": stands(x), "FLATTEN": tiling.resident > 0}
-    product(float32_product, tiling, x, w, y, None if shared else contiguous(bias), parts=tiling.parts, **form)
+    launch_gemm(float32_gemm, tiling, x, w, y, None if shared else contiguous(bias), parts=tiling.parts, **form)
     if not shared:
         return y
     y = y.view(tiling.parts, rows, n)[:, :m].sum(0)
@@ -203,7 +216,7 @@ def multiply_by_tiles(tiling: Tiling, x: Tensor, w: Tensor, bias: Tensor | None 
 
 
 def float32_tilings(x: Tensor, w: Tensor) -> list[Tiling]:
-    """What tensor cores can multiply these by in float32, of which either may stand; nothing where they can't."""
+    """The tilings of x·wᵀ, m × k by n × k, in float32, where either may stand; none where tensor cores cannot."""
     (m, k), n = x.shape, w.shape[0]
     lie = (lies_in_rows(x) or lies_in_rows(x.T)) and (lies_in_rows(w) or k % 4 == 0)  # w is copied, else
     if x.dtype != torch.float32 or not (lie and multipliable(x, w)):
@@ -214,27 +227,32 @@ def float32_tilings(x: Tensor, w: Tensor) -> list[Tiling]:
 
 
 def _multiply(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    def run(how: Tiling | str) -> Tensor:
-        if isinstance(how, Tiling):
-            return multiply_by_tiles(how, x, w, bias)
-        if how == "apart" and bias is not None:
+    def run(config: Tiling | str) -> Tensor:
+        if isinstance(config, Tiling):
+            return multiply_by_tiles(config, x, w, bias)
+        if config == "apart" and bias is not None:
             return (x @ w.T).add_(bias)
         return F.linear(x, w, bias)
 
-    ways: list[Tiling | str] = [*library_ways(x.shape[0], w, bias), *float32_tilings(x, w)]
-    # With TF32, where the user allows it, the library's product takes a third of its time.
+    configs: list[Tiling | str] = [*library_configs(x.shape[0], w, bias), *float32_tilings(x, w)]
+    # With TF32, where the user allows it, the library's GEMM takes a third of its time.
     precision = torch.backends.cuda.matmul.fp32_precision
     key = (precision, bias is None, lies_in_rows(x), lies_in_rows(w), *map(bucket, x.shape), w.shape[0])
-    return run(fastest("multiply", key, ways, run, x.device))
+    return run(fastest("multiply", key, configs, run, x.device))
 
 
 _multiply_float32 = operation("multiply", _multiply, lambda x, w, bias: x.new_empty(x.shape[0], w.shape[0]))
 
 
 def multiply(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x·wᵀ + bias of matrices m × k and n × k, for a kernel's own use: it has no gradient.
+    """x·wᵀ + bias, m × n, for use inside kernels: it has no gradient.
 
-    Of float32 by whatever is fastest, a library's product or our three of TF32 (see `tilings`); else by the library.
+    float32 takes the fastest of the library's GEMM and our three TF32 GEMMs (see `tilings`); other dtypes and autocast
+    take the library's.
+
+    x:     m × k
+    w:     n × k
+    bias:  n, or None
     """
     if x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type):
         return F.linear(x, w, bias)

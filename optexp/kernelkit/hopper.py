@@ -1,4 +1,4 @@
-"""Whether a product can go to what multiplies with what only Hopper has: hopper_product.cu, few_rows.cu."""
+"""Whether a GEMM can go to CUDA C++ for one architecture: its operands, the card and the compiler decide."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import torch
 from torch import Tensor
 
 from optexp.kernelkit import extension
+from optexp.kernelkit.extension import Source
 
 
-def takes(x: Tensor, *parameters: Tensor | None, source: str = "hopper_product") -> bool:
-    """Whether that source multiplies, on this card, matrices that `products.takes`.
+def takes(source: Source, x: Tensor, *parameters: Tensor | None) -> bool:
+    """Whether the source multiplies x by matrices that `gemm.takes`, on the card of x.
 
-    Parameters are read as the dtype of x, 16 bytes at a time.
+    source:      CUDA C++ that declares the capability it needs
+    x:           m × k; k must be divisible by 8, so that rows consist of 16-byte packs
+    parameters:  vectors that it reads as the dtype of x, 16 bytes at a time
+
+    A source that cannot be built is warned of once, and takes nothing.
     """
     given = [p for p in parameters if p is not None]
     return (
@@ -26,12 +31,12 @@ def takes(x: Tensor, *parameters: Tensor | None, source: str = "hopper_product")
 
 
 @cache
-def _runs(device: torch.device, source: str) -> bool:
-    if torch.cuda.get_device_capability(device) != (9, 0) or extension.why_not(device) is not None:
+def _runs(device: torch.device, source: Source) -> bool:
+    if source.needs is None or not source.needs.met_by(device) or extension.why_not(device) is not None:
         return False
     try:
         extension.library(source, device.index)
-    except (RuntimeError, OSError) as error:  # a compiler that is too old, say: there are other ways
-        warnings.warn(f"{source}.cu could not be built: {error}", stacklevel=2)
+    except (RuntimeError, OSError) as error:  # a compiler that is too old, say: there are other configs
+        warnings.warn(f"{source.name}.cu could not be built: {error}", stacklevel=2)
         return False
     return True

@@ -1,4 +1,4 @@
-"""What a kernel file offers: an op, its reference, its cases and the pattern it replaces in a model."""
+"""The contract of a kernel file, the registration of its ops, and the checks and decisions that kernels share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from optexp.kernelkit.launching import INTERPRETED, current_stream
 from optexp.kernelkit.recording import rehearsal, rehearsals
 from optexp.kernelkit.small_calls import quick
 
+if TYPE_CHECKING:
+    from optexp.kernelkit.extension import Source
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SUPPORTED = (*DTYPES, torch.float64)  # float64 is there to be exact, not to be fast
 
@@ -33,7 +36,7 @@ Fill = Callable[..., Tensor]  # fill(*shape) -> standard normal tensor of a case
 class Case:
     """One call of a kernel: `arguments(fill)` are its positional arguments.
 
-    goal:  how many times the floor forward may take; None: no more than anything else takes
+    goal:  most of forward's time, in lower bounds; None: no more than the fastest alternative takes
     """
 
     name: str
@@ -43,38 +46,40 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """The contract of `kernels/<name>.py`, whose `KERNEL` this is; tests, benchmark and rewriting follow it.
+    """The contract of `kernels/<name>.py`: its `KERNEL`. Tests, benchmark and rewriting follow it.
 
-    function:    what users call; ValueError where it cannot serve the arguments
-    reference:   the same in plain PyTorch, in any dtype and on any device
-    plain:       the kernel as it is first taught, forward only, for studies
-    cuda:        `function` by CUDA C++; what that does not serve, it gives to torch
-    cases:       calls that are worth a test: tails, one row, many
-    large:       a call whose first tensor has more than 2³¹ elements
-    mistakes:    calls that must end in a ValueError
-    benchmarks:  calls that are worth timing
-    sweep:       the arguments of a call whose first tensor has about so many elements, from `fill` and `size`
-    patterns:    how models write it, as functions with the parameters of `function`
-    kept:        bytes that forward must keep for backward; none, or None: its arguments, which there are anyway
-    worthwhile:  whether putting it into a model can pay, from (fake) arguments
-    floor:       what no implementation beats: the bare product; None: a copy of the bytes that must move
-    rival:       the best known library, where that is not what `reference` calls
+    function:       users call it; raises ValueError for arguments that it cannot serve
+    reference:      the same in plain PyTorch, in any dtype and on any device
+    plain:          the textbook kernel, forward only, for studies
+    cuda:           `function` in CUDA C++; calls that CUDA C++ cannot serve go to torch
+    sources:        the CUDA C++ that it launches, each with the capability that it needs
+    cases:          calls that are worth a test: tails, one row, many
+    large:          a call whose first tensor has more than 2³¹ elements
+    invalid_cases:  calls that must raise ValueError
+    benchmarks:     calls that are worth timing
+    sweep:          `sweep(fill, size)`: arguments of a call whose first tensor has about `size` elements
+    patterns:       the forms in which models write it: functions with the parameters of `function`
+    saved_bytes:    bytes that forward saves for backward; 0, or None: backward needs the arguments alone
+    worthwhile:     whether the kernel can pay in a model, from (fake) arguments
+    lower_bound:    a call that no implementation beats: the bare GEMM; None: a copy of the bytes that must move
+    best_library:   the best known library call, where `reference` does not make it
     """
 
     function: Callable[..., Tensor]
     reference: Callable[..., Tensor]
     cases: Sequence[Case]
     large: Case
-    mistakes: Sequence[Case]
+    invalid_cases: Sequence[Case]
     benchmarks: Sequence[Case]
     sweep: Callable[..., tuple[Any, ...]]
     patterns: Sequence[Callable[..., Any]]
     plain: Callable[..., Tensor] | None = None
     cuda: Callable[..., Tensor] | None = None
-    kept: Callable[..., int] | None = None
+    sources: Sequence[Source] = ()
+    saved_bytes: Callable[..., int] | None = None
     worthwhile: Callable[..., bool] = lambda *_: True
-    floor: Callable[..., Tensor] | None = None
-    rival: Callable[..., Tensor] | None = None
+    lower_bound: Callable[..., Tensor] | None = None
+    best_library: Callable[..., Tensor] | None = None
 
     @property
     def name(self) -> str:
@@ -82,8 +87,7 @@ class Kernel:
 
 
 def for_graphs(kernel: Kernel) -> Kernel:
-    """The kernel for what a CUDA Graph records: ours for small calls too, already in the steps before, in which ways
-    are raced."""
+    """The kernel in a CUDA graph: it serves small calls too, also in the steps before capture, which race configs."""
 
     def in_graph(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -100,9 +104,9 @@ def for_graphs(kernel: Kernel) -> Kernel:
 
 @cache
 def kernels() -> dict[str, Kernel]:
-    """Every kernel of the folder, by the name of its file."""
+    """Every kernel of the folder, by the name of its file; files that begin with an underscore are parts of kernels."""
     folder = importlib.import_module("optexp.kernels").__path__
-    names = sorted(module.name for module in pkgutil.iter_modules(folder))
+    names = sorted(module.name for module in pkgutil.iter_modules(folder) if not module.name.startswith("_"))
     return {name: importlib.import_module(f"optexp.kernels.{name}").KERNEL for name in names}
 
 
@@ -112,7 +116,7 @@ def symbols() -> frozenset[str]:
 
 
 def compiled_functions() -> Iterator[Any]:
-    """What Triton compiles, of every kernel's own file and of what they share."""
+    """Every function that Triton compiles, of kernel files and of the kit."""
     kernels()  # which imports all of these
     for name, module in sorted(sys.modules.items()):
         if name.startswith(("optexp.kernels.", "optexp.kernelkit.")):
@@ -217,7 +221,11 @@ def needs_gradient(args: Sequence[Any]) -> bool:
 
 
 def check_tensors(name: str, *tensors: Tensor | None) -> None:
-    """ValueError unless all tensors are real numbers of a supported dtype, on the first one's device."""
+    """Check that all tensors have a supported dtype and lie on the first one's device.
+
+    Raises:
+        ValueError: They do not; the message names the kernel and the remedy.
+    """
     device = None
     for tensor in tensors:
         if tensor is None:
@@ -234,7 +242,11 @@ def check_tensors(name: str, *tensors: Tensor | None) -> None:
 
 
 def check_row(name: str, x: Tensor, what: str, row: Tensor) -> None:
-    """ValueError unless `row` has one element for each column of `x`."""
+    """Check that `row` has one element for each column of `x`, … × n.
+
+    Raises:
+        ValueError: It does not.
+    """
     shape = x.shape
     if not shape or row.shape != (shape[-1],):
         columns = f"shape [{shape[-1]}]" if shape else "an input with at least one dimension"
@@ -245,7 +257,7 @@ def check_row(name: str, x: Tensor, what: str, row: Tensor) -> None:
 
 
 def lowered(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The operands of a product as autocast has them, where it is on."""
+    """The operands of a GEMM in autocast's dtype, where autocast is on."""
     device = next(tensor.device.type for tensor in tensors if tensor is not None)
     if not torch.is_autocast_enabled(device):
         return tensors
@@ -288,13 +300,13 @@ def _has_interpreter() -> bool:
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError)  # what torch raises where it cannot serve its arguments
 
 # Elements, times operations. Of fewer, a call costs what its launches cost the host, and torch's are the cheapest.
-# Where somebody learns, Python takes part in backward, too: so it is of so many times as many.
+# With gradients, Python takes part in backward too: there the limit is LEARNING times as high.
 SMALL = 2**24
 LEARNING = 2
 
 
 def pays(x: Tensor, operations: float = 1) -> bool:
-    """Whether to take our kernel for what torch does in so many: a call of ours takes as long as three of torch's."""
+    """Whether our kernel pays in place of so many operations of torch: for the host a call of ours equals three."""
     return not is_small(x, operations) and runs_on(x.device)
 
 
@@ -319,13 +331,13 @@ def is_small(x: Any, operations: float = 1, /) -> bool:
 
 @quick
 def is_small_with_row(x: Any, row: Any, operations: float, /) -> bool:
-    """The same of what takes a row, as large as those of x: it looks for what torch would not refuse."""
+    """`is_small` for an x, … × n, and a row, n; false for rows that torch accepts and our checks refuse."""
     return is_small(x, operations) and _is_of(row, x.dtype, x.shape[-1:])
 
 
 @quick
 def are_small_alike(a: Any, b: Any, operations: float, /) -> bool:
-    """The same of what takes two of one shape and dtype; not of single numbers, which may lie on two devices."""
+    """`is_small` for two tensors of one shape and dtype; false for scalars, which may lie on two devices."""
     return is_small(a, operations) and _is_of(b, a.dtype, a.shape)
 
 
@@ -336,12 +348,12 @@ def _is_of(tensor: Any, dtype: torch.dtype, shape: Sequence[int]) -> bool:
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Of the GPU; 1 under the interpreter, so that what loops there loops here."""
+    """Multiprocessors of the GPU; 1 under the interpreter, so that persistent programs loop there too."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def ceil_div(count: int, size: int) -> int:
-    """As `triton.cdiv`, which takes 1.5 µs."""
+    """⌈count / size⌉; `triton.cdiv` takes 1.5 µs."""
     return -(-count // size)
 
 

@@ -1,4 +1,4 @@
-"""Launches of kernels: on their tensors' device, seen by a profiler, early where possible, quick when repeated."""
+"""Kernel launches: on the tensors' device, visible to a profiler, with PDL from Hopper on, cached by arguments."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch.autograd import profiler
 from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from optexp.kernelkit import capability
 
 CUDA = torch.backends.cuda.is_built()  # without, even a fake tensor may say it lies on such a device
 NVIDIA = CUDA and torch.version.hip is None
@@ -41,16 +43,18 @@ _ready: dict[tuple[Any, ...], Ready] = {}
 def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
     """Run a Triton kernel on the device of its first tensor; nothing where there are no programs to run.
 
-    args:       tensors and numbers, by their places
-    constants:  what is compiled in, how, and other numbers
+    kernel:     a function compiled by `triton.jit`
+    programs:   size of the one-dimensional grid
+    args:       tensors and numbers, by position
+    constants:  constexprs, compiler options (`num_warps`, `maxnreg`), and numbers by name
 
-    One that has EARLY among its constants is told whether it is launched while the kernel before it still runs, as it
-    is where that is possible: it waits for that on the device (see `kernelkit.tiles.begin`). With `late=True` it is
-    not: behind a kernel that lets nobody begin, as torch's, that is 0.2 µs quicker. The next may begin early all the
-    same.
+    From Hopper on, a kernel with the constexpr PDL is launched by programmatic dependent launch (PDL): while the kernel
+    before it still runs, for which it waits on the device (`kernelkit.elementwise.begin`). `without_pdl=True` asks for
+    a normal launch: after a kernel that never triggers dependents (all of torch's), it is 0.2 µs faster than PDL. The
+    kernel itself triggers its dependents in either case.
 
-    Triton takes 10 µs to find what it has compiled for such arguments. What was launched before is remembered by what
-    Triton distinguishes of them, and more, and launched the same way.
+    Triton takes 10 µs to find the compiled variant for such arguments. A launch is cached by every property that Triton
+    distinguishes, and repeated without Triton.
     """
     if programs == 0:
         return
@@ -64,9 +68,9 @@ def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
         if ready is not None:
             ready.run(programs, args, constants)
             return
-        late = constants.pop("late", False)
-        early = _early(device, late) if "EARLY" in kernel.arg_names else {}
-        compiled = kernel[(programs,)](*args, **constants, **early)
+        without_pdl = constants.pop("without_pdl", False)
+        pdl = _pdl(device, without_pdl) if "PDL" in kernel.arg_names else {}
+        compiled = kernel[(programs,)](*args, **constants, **pdl)
     if key is not None and device.index == _current_device() and isinstance(compiled, CompiledKernel):
         if len(_ready) >= MOST:
             _ready.clear()
@@ -74,7 +78,7 @@ def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
 
 
 def _is_hooked() -> bool:
-    """Whether somebody wants Triton to tell him of launches."""
+    """Whether a launch hook of Triton's is set."""
     for hook in (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
         if getattr(hook, "calls", hook):
             return True
@@ -95,11 +99,11 @@ def _key(kernel: Any, args: Sequence[Any], constants: dict[str, Any]) -> tuple[A
 
 
 @cache
-def _early(device: torch.device, late: bool) -> dict[str, bool]:
+def _pdl(device: torch.device, without: bool) -> dict[str, bool]:
     """Programmatic dependent launch, from Hopper on:
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization"""
-    possible = NVIDIA and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-    return {"EARLY": True, "launch_pdl": not late} if possible else {"EARLY": False}
+    possible = NVIDIA and device.type == "cuda" and capability.PDL.met_by(device)
+    return {"PDL": True, "launch_pdl": not without} if possible else {"PDL": False}
 
 
 def launching(name: str, device: torch.device, args: Sequence[Any]) -> AbstractContextManager[Any]:

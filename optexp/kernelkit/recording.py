@@ -15,8 +15,10 @@ rehearsals: list[None] = []  # one for each that is under way; what another thre
 
 @contextmanager
 def rehearsal() -> Iterator[None]:
-    """What is called inside is called again while a CUDA graph records it. So ours are launched however small the call,
-    and choose among their ways: where a graph records what never ran before, it is the first way."""
+    """Inside, calls rehearse a graph capture: small ones launch our kernels too, and race their configs.
+
+    A call that never ran before its capture takes the first config.
+    """
     rehearsals.append(None)
     try:
         yield
@@ -25,10 +27,12 @@ def rehearsal() -> Iterator[None]:
 
 
 def recorded(calls: Sequence[Callable[[], object]], device: torch.device) -> Callable[[], None]:
-    """What makes all of these calls on the device; the graph lives as long as it.
+    """A function that replays all of these calls on the device, from a graph that lives as long as the function.
 
-    Each has run before: here nothing may be compiled. RuntimeError where one cannot be captured; the current stream
-    is then what it was.
+    calls:  each has run before, because nothing may be compiled during capture
+
+    Raises:
+        RuntimeError: A call cannot be captured; the current stream is restored.
     """
     graph = torch.cuda.CUDAGraph()
     clock.synchronize(device)

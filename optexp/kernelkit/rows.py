@@ -1,4 +1,4 @@
-"""How kernels that need whole rows are launched: which tiles may be fastest, and the choice between them."""
+"""Launches of kernels that need whole rows: the tiles that may be fastest, and the race between them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ LONGEST = 32768  # columns that the registers of one program hold
 
 
 class Launch(NamedTuple):
-    """rows of a tile; warps of a program; programs on a multiprocessor, which then loop (0: one tile each);
-    stages of the loop: 1 loads a tile and waits, 3 loads two tiles ahead (2 would wait, too: it has one buffer),
-    0 is what a kernel makes of it: one tile, of which more or less is kept in registers;
-    registers that a thread may have (0: as the compiler likes)."""
+    """The configuration of a kernel of whole rows.
+
+    rows:       of a tile
+    warps:      of a program
+    resident:   programs on a multiprocessor, which loop over tiles; 0: one tile for each program
+    stages:     of the loop: 1 loads a tile and waits, 3 loads two tiles ahead (2 waits too: it has one buffer); 0: one
+                tile, whose use of registers is the kernel's choice
+    registers:  most registers of a thread; 0: the compiler's choice
+    """
 
     rows: int
     warps: int
@@ -28,14 +33,14 @@ class Launch(NamedTuple):
     registers: int = 0
 
     def constants(self, block: int) -> dict[str, int]:
-        """What a kernel of whole rows, of up to `block` columns, is compiled for."""
+        """The constexprs and compiler options of a kernel of up to `block` columns."""
         limit = {"maxnreg": self.registers} if self.registers else {}
         return {"ROWS": self.rows, "BLOCK": block, "STAGES": self.stages, "num_warps": self.warps, **limit}
 
 
 @cache
 def tiles(block: int) -> list[Launch]:
-    """What may be fastest where each program takes one tile of up to `block` columns, the safest first."""
+    """The configs that may be fastest where a program takes one tile of up to `block` columns; the safest first."""
     if block <= 1024:
         one = 1024 // block
         return [Launch(2 * one, 4), Launch(one, 4), Launch(one, 1), Launch(2 * one, 2)]
@@ -54,22 +59,25 @@ def in_rows(
     first: Sequence[Launch] = (),
     **constants: Any,
 ) -> None:
-    """Run the kernel over tiles of whole rows, in the fastest way; the last of `args` is what it writes.
+    """Launch the kernel over tiles of whole rows, in the fastest config.
 
-    more:   ways that this kernel has besides `tiles`, from the block
-    first:  those that come before them: where nothing can be raced, the first is taken
+    kernel:        takes args, rows and columns; it writes the last of args
+    rows, columns: of the matrix
+    more:          the kernel's configs besides `tiles`, by the block of columns
+    first:         configs before all others: where nothing can be raced, the first is taken
+    constants:     constexprs besides those of the config
     """
     if rows == 0 or columns == 0:
         return
     result = args[-1]
     block = max(power_of_two(columns), 16)
 
-    def run(how: Launch) -> None:
-        programs = ceil_div(rows, how.rows)
-        if how.resident:
-            programs = min(programs, how.resident * multiprocessors(result.device))
-        launch(kernel, programs, *args, rows, columns, **constants, **how.constants(block))
+    def run(config: Launch) -> None:
+        programs = ceil_div(rows, config.rows)
+        if config.resident:
+            programs = min(programs, config.resident * multiprocessors(result.device))
+        launch(kernel, programs, *args, rows, columns, **constants, **config.constants(block))
 
     dtypes = [arg.dtype for arg in args if isinstance(arg, Tensor)]
-    ways = list(dict.fromkeys([*first, *tiles(block), *(more(block) if more else ())]))  # none races twice
-    run(fastest(kernel.__name__, (*dtypes, columns, bucket(rows)), ways, run, result.device))
+    configs = list(dict.fromkeys([*first, *tiles(block), *(more(block) if more else ())]))  # none races twice
+    run(fastest(kernel.__name__, (*dtypes, columns, bucket(rows)), configs, run, result.device))

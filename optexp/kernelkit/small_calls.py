@@ -33,7 +33,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def quick(function: Function) -> Function:
-    """What answers as the function does, sooner where it can be sure. torch.compile sees the function."""
+    """The function behind a C++ front, which answers the clear cases sooner; torch.compile sees the function alone."""
     front = _front()
     return function if front is None else in_front_of(function, front)
 
@@ -57,10 +57,16 @@ def _front() -> ModuleType | None:
 
 
 def compiled(device: str) -> ModuleType:
-    """small_calls.cpp for tensors on "CUDA" or, for tests, "CPU"; OSError, SubprocessError or ImportError if it fails.
+    """The module built from small_calls.cpp, from the cache or by the C++ compiler.
 
-    Whoever comes second while it is built builds it, too, and waits for nobody. What cannot be imported is built again
-    by the next process.
+    Processes that start together each build it, without a lock. A library that cannot be imported is deleted, and the
+    next process builds it again.
+
+    device:  "CUDA", or "CPU" for tests
+
+    Raises:
+        OSError, SubprocessError: There is no compiler, or it fails.
+        ImportError: The library cannot be imported.
     """
     torch_home = Path(torch.__file__).parent
     command = [*shlex.split(os.environ.get("CXX", "c++")), "-O2", "-std=c++20", "-shared", "-fPIC"]

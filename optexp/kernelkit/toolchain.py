@@ -1,4 +1,4 @@
-"""What compiles kernels here, what to install where it is missing, and what it counted."""
+"""The compilers of kernels: the remedy where one is missing, and torch.compile's counters."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from pathlib import Path
 
 import torch
 
+from optexp.kernelkit.capability import TRITON
+
 
 def missing(device: torch.device, triton: bool = False) -> str | None:
-    """What stands in the way of torch.compile (of Triton, where only that is asked for); None where nothing does."""
+    """The reason why torch.compile (or only Triton) cannot run here, with its remedy; None where it can."""
     if find_spec("triton") is None and (device.type == "cuda" or triton):
         return "fused kernels are written in Triton, and triton is not installed: pip install triton"
     if device.type == "cpu" and not triton:
@@ -24,13 +26,13 @@ def missing(device: torch.device, triton: bool = False) -> str | None:
     if device.type == "cuda":
         if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
             return "Triton needs a C compiler, and none was found: install gcc"
-        if torch.cuda.get_device_capability(device) < (7, 0):
-            return f"Triton needs compute capability 7.0, and {torch.cuda.get_device_name(device)} is older"
+        if not TRITON.met_by(device):
+            return f"Triton needs compute capability {TRITON}, and {torch.cuda.get_device_name(device)} is older"
     return None
 
 
 def counted() -> dict[str, float]:
-    """What torch.compile counted so far in this process (graphs, breaks, recompiles), as "group/name".
+    """torch.compile's counters of this process (graphs, breaks, recompiles), as "group/name".
 
     In the group "graph_break_at" are the lines from which code went on after a break, as "file.py:12"; in the group
     "given_up" what was compiled anew so often that the rest runs uncompiled, with the limit of times.
@@ -48,7 +50,7 @@ def counted() -> dict[str, float]:
 
 
 def varied(reason: str) -> str:
-    """What was another one each time, in a guard's words: "self.position == 7", "tensor 'tokens' size mismatch at"."""
+    """The varying thing that a guard names: from "self.position == 7" or "tensor 'tokens' size mismatch at"."""
     text = re.sub(r"L\['(\w+)'\]", r"\1", reason.partition(": ")[2].splitlines()[0] if ": " in reason else reason)
     if found := re.match(r"tensor '(.+?)' (size|stride|dtype|rank)", text):
         return f"{found[2]} of {found[1]}"

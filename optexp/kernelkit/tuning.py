@@ -1,4 +1,4 @@
-"""Which of a few ways to compute the same thing is fastest on this card: measured once, remembered per card."""
+"""The fastest of a few configs of one computation on this card: measured once, cached per card."""
 
 from __future__ import annotations
 
@@ -30,14 +30,18 @@ _chosen: dict[Key, object] = {}
 
 
 def fastest(what: str, key: Key, candidates: Sequence[T], run: Callable[[T], object], device: torch.device) -> T:
-    """The candidate whose `run` takes least device time; it may run many times.
+    """The candidate whose `run` takes least device time; each may run many times.
 
-    key:  what else the answer depends on: dtype, shape. Where nothing can be timed (on a CPU, while a graph is
-          captured) and nothing is known, the first candidate.
+    Where nothing can be timed (on a CPU, during graph capture) and the cache has no answer, the first candidate.
+
+    what:        the name of the computation
+    key:         everything else that the answer depends on: dtypes, shapes
+    candidates:  configs; their `str` goes into the cache's key
+    run:         computes with a config
     """
     if device.type != "cuda" or len(candidates) == 1:
         return candidates[0]
-    known = (what, device.index, *key, *candidates)  # of another layout there may be fewer ways
+    known = (what, device.index, *key, *candidates)  # of another layout there may be fewer configs
     choice = _chosen.get(known)
     if choice is not None:
         return choice  # type: ignore[return-value]
@@ -54,7 +58,7 @@ def fastest(what: str, key: Key, candidates: Sequence[T], run: Callable[[T], obj
 
 
 def bucket(count: int) -> int:
-    """Counts that share an answer: those between the same powers of two."""
+    """The key of counts that share an answer: those between the same powers of two."""
     return count.bit_length()
 
 
@@ -103,7 +107,7 @@ def _file(device: torch.device) -> Path:
 
 @cache
 def _sources() -> str:
-    """Stands for the code that was timed: of another, another way may be the fastest."""
+    """Stands for the code that was timed: of another, another config may be the fastest."""
     folders = [Path(next(iter(import_module("optexp.kernels").__path__))), Path(__file__).parent]
     files = [file for folder in folders for kind in ("*.py", "*.cu*") for file in sorted(folder.glob(kind))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

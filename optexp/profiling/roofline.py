@@ -1,7 +1,7 @@
 """What bounds a kernel: memory, arithmetic, or neither. Judged against this device's measured ceilings.
 
 A trace has the shapes and dtypes that went into a kernel's operator, neither its outputs nor addresses. So outputs
-are estimated (the broadcast of the inputs, m×n of a product), the same tensor given twice counts twice, and caches
+are estimated (the broadcast of the inputs, m×n of a GEMM), the same tensor given twice counts twice, and caches
 are not seen. Where even that would be a guess, the kernel stays unclassified.
 """
 
@@ -41,7 +41,8 @@ _ATTENTION = {  # where a mask would be told that leaves part of the work out, a
     "aten::_flash_attention_forward": (8, "False"),
     "aten::_flash_attention_backward": (11, "False"),
 }
-_OUR_PRODUCTS = re.compile(r"optexp\.((\w*linear\w*_forward|float32_product)$|hopper_product\.|few_rows\.)")
+# Names declare GEMMs: `linear` in a kernel's name, `_gemm` at the end of a shared function or of a source of CUDA C++.
+_OUR_GEMMS = re.compile(r"optexp\.(\w*linear\w*_forward$|\w+_gemm(\.|$))")
 _SHAPE_KEEPING = re.compile(
     r"add|sub|rsub|mul|div|neg|reciprocal|abs|sign|pow|square|r?sqrt|exp2?|log|log1p|erf|sin|cos|relu|elu|mish"
     r"|(threshold|gelu|silu|tanh|sigmoid|leaky_relu|hardtanh|softplus)(_backward)?|clamp(_min|_max)?|maximum|minimum"
@@ -95,9 +96,9 @@ def _by_launch(kernel: Kernel, multiprocessors: int | None) -> str:
 
 @cache
 def _passes() -> re.Pattern[str]:
-    """The names of kernels that read and write once: Inductor's pointwise ones, and ours but for products."""
+    """The names of kernels that read and write once: Inductor's pointwise ones, and ours but for GEMMs."""
     files = pkgutil.iter_modules(importlib.import_module("optexp.kernels").__path__)
-    ours = "|".join(file.name for file in files if "linear" not in file.name)
+    ours = "|".join(file.name for file in files if not re.match(r"_|.*linear", file.name))
     return re.compile(rf"triton_poi_|({ours})_(forward|backward)$")
 
 
@@ -118,10 +119,10 @@ def _by_work(op: Op, kernels: list[Kernel], calibration: Calibration) -> str | N
 
 
 def _ceiling(op: Op, kernels: list[Kernel], reached: float, calibration: Calibration) -> float | None:
-    """The rate this product is held against. float32 that outruns float32 was done in TensorFloat-32: by our own
-    kernels in several products of it, whose flops are counted once."""
+    """The rate this GEMM is held against. float32 that outruns float32 was done in TensorFloat-32: by our own
+    kernels in several TF32 GEMMs, whose flops are counted once."""
     dtype = op.inputs[0][0] if op.inputs else ""
-    if dtype == "float32" and _OUR_PRODUCTS.match(op.name):
+    if dtype == "float32" and _OUR_GEMMS.match(op.name):
         return float32_rate(calibration.matrix)
     rate = calibration.matrix.get(dtype)
     if dtype == "float32" and rate is not None:
@@ -148,7 +149,7 @@ def work_of(op: Op) -> tuple[float, float] | None:
         return _convolution(op, read)
     if op.name in _ATTENTION:
         return _attention(op, read)
-    if _OUR_PRODUCTS.match(op.name):
+    if _OUR_GEMMS.match(op.name):
         return read, 2.0 * _multiplied(op)
     if op.name.startswith(("triton_", "optexp.")) and not re.match(r"triton_(tem|mm)", op.name):
         return read, 0.0  # outputs are among the arguments
@@ -210,7 +211,7 @@ def _attention(op: Op, read: float) -> tuple[float, float] | None:
 
 
 def matrix_flop(trace: Trace) -> float:
-    """Floating-point operations in the matrix products of a step; those in graphs and fused kernels are not seen."""
+    """Floating-point operations in the GEMMs of a step; those in graphs and fused kernels are not seen."""
     works = (work_of(op) for op in trace.ops if op.name in _MATRIX)
     return sum(work[1] for work in works if work is not None) / len(trace.steps)
 

@@ -1,4 +1,4 @@
-"""The fastest way is found once: in this process, and by the next from the file of this card."""
+"""The fastest config is found once: in this process, and by the next from the file of this card."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from optexp.kernels.softmax import softmax
 from optexp.measurement.clock import Timing
 
 CUDA = torch.device("cuda", 0)
-WAYS = ["slow", "fast", "broken"]
+CONFIGS = ["slow", "fast", "broken"]
 
 
 class Card:
-    """Times what is asked of it, and counts the races. The fast way takes Python long to ask for."""
+    """Times what is asked of it, and counts the races. The fast config takes Python long to ask for."""
 
     def __init__(self) -> None:
         self.races: list[str] = []
@@ -30,21 +30,21 @@ class Card:
 
     def device_step_s(self, work, steps: int, device: torch.device) -> float:
         if work in self.graphs:
-            way, calls = self.graphs[work]
-            return calls * {"slow": 2e-6, "fast": 1e-6}[way]
+            config, calls = self.graphs[work]
+            return calls * {"slow": 2e-6, "fast": 1e-6}[config]
         return {"loose": 5e-7}[work.args[0]]
 
     def time_block(self, work, steps: int, device: torch.device) -> Timing:
-        way = work.args[0]
-        self.races.append(way)
-        return Timing(steps, 1.0, {"slow": 9e-6, "fast": 30e-6, "loose": 5e-7}[way])
+        config = work.args[0]
+        self.races.append(config)
+        return Timing(steps, 1.0, {"slow": 9e-6, "fast": 30e-6, "loose": 5e-7}[config])
 
     def recorded(self, calls, device: torch.device):
-        way = calls[0].args[0]
-        if way == "loose":
+        config = calls[0].args[0]
+        if config == "loose":
             raise RuntimeError("operation not permitted when stream is capturing")
-        graph = partial(run, way)
-        self.graphs[graph] = way, len(calls)
+        graph = partial(run, config)
+        self.graphs[graph] = config, len(calls)
         return graph
 
 
@@ -60,35 +60,35 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Card:
     return card
 
 
-def run(way: str) -> None:
-    if way == "broken":
+def run(config: str) -> None:
+    if config == "broken":
         error = tuning.triton.runtime.errors.OutOfResources(1, 2, "shared memory")  # type: ignore[attr-defined]
         raise error  # which has a name here, as where Triton raises it: the frame and its error hold each other
 
 
 def test_the_fastest_that_works_is_remembered(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tuning.fastest("kernel", (torch.float32, 7), WAYS, run, CUDA) == "fast"
+    assert tuning.fastest("kernel", (torch.float32, 7), CONFIGS, run, CUDA) == "fast"
     raced = len(card.races)
-    assert tuning.fastest("kernel", (torch.float32, 7), WAYS, run, CUDA) == "fast"
+    assert tuning.fastest("kernel", (torch.float32, 7), CONFIGS, run, CUDA) == "fast"
     monkeypatch.setattr(tuning, "_chosen", {})  # as in another process
-    assert tuning.fastest("kernel", (torch.float32, 7), WAYS, run, CUDA) == "fast"
+    assert tuning.fastest("kernel", (torch.float32, 7), CONFIGS, run, CUDA) == "fast"
     assert len(card.races) == raced
-    tuning.fastest("kernel", (torch.float32, 8), WAYS, run, CUDA)
+    tuning.fastest("kernel", (torch.float32, 8), CONFIGS, run, CUDA)
     assert len(card.races) > raced
-    tuning.fastest("kernel", (torch.float32, 7), WAYS[:2], run, CUDA)  # other ways, another answer
+    tuning.fastest("kernel", (torch.float32, 7), CONFIGS[:2], run, CUDA)  # other configs, another answer
     assert len(card.races) > 1.5 * raced
 
 
 def test_while_a_graph_is_captured_nothing_is_timed(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert tuning.fastest("kernel", (), WAYS, run, CUDA) == "slow"
+    assert tuning.fastest("kernel", (), CONFIGS, run, CUDA) == "slow"
     assert not card.races
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    assert tuning.fastest("kernel", (), WAYS, run, CUDA) == "fast"
+    assert tuning.fastest("kernel", (), CONFIGS, run, CUDA) == "fast"
 
 
 def test_a_way_that_is_not_offered_is_not_taken(card: Card) -> None:
-    """What suits aligned memory may be the fastest there; of the same shape elsewhere it is not among the ways."""
+    """What suits aligned memory may be the fastest there; of the same shape elsewhere it is not among the configs."""
     assert tuning.fastest("kernel", (7,), ["slow", "fast"], run, CUDA) == "fast"
     assert tuning.fastest("kernel", (7,), ["slow", "broken"], run, CUDA) == "slow"
 
@@ -106,7 +106,7 @@ def test_a_way_that_does_not_fit_keeps_nothing_alive(card: Card) -> None:
 
     def backward() -> weakref.ref[Graph]:
         graph = Graph()
-        assert tuning.fastest("kernel", (), WAYS, run, CUDA) == "fast"
+        assert tuning.fastest("kernel", (), CONFIGS, run, CUDA) == "fast"
         return weakref.ref(graph)
 
     collecting = gc.isenabled()
@@ -129,7 +129,7 @@ def test_what_other_code_found_is_not_believed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_on_a_cpu_it_is_the_first(card: Card) -> None:
-    assert tuning.fastest("kernel", (), WAYS, run, torch.device("cpu")) == "slow"
+    assert tuning.fastest("kernel", (), CONFIGS, run, torch.device("cpu")) == "slow"
     assert not card.races
 
 
@@ -137,7 +137,7 @@ def test_a_folder_that_cannot_be_written_costs_time_alone(
     card: Card, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "cache").write_text("not a folder")
-    assert tuning.fastest("kernel", (), WAYS, run, CUDA) == "fast"
+    assert tuning.fastest("kernel", (), CONFIGS, run, CUDA) == "fast"
 
 
 @pytest.mark.gpu
@@ -154,16 +154,16 @@ def test_python_s_time_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(tuning, "_chosen", {})
     monkeypatch.setattr(tuning, "_file", lambda device: tmp_path / "tuning.json")
 
-    def work(way: tuple[float, int]) -> None:
-        host_s, cycles = way
+    def work(config: tuple[float, int]) -> None:
+        host_s, cycles = config
         if host_s < 0 and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("this one wants to see its result")
         time.sleep(max(host_s, 0.0))
         torch.cuda._sleep(cycles)
 
     stream = torch.cuda.current_stream()
-    ways = [(0.0, 200_000), (3e-4, 20_000), (-1.0, 2_000_000)]
-    assert tuning.fastest("sleep", (), ways, work, CUDA) == (3e-4, 20_000)
+    configs = [(0.0, 200_000), (3e-4, 20_000), (-1.0, 2_000_000)]
+    assert tuning.fastest("sleep", (), configs, work, CUDA) == (3e-4, 20_000)
     assert torch.cuda.current_stream() == stream
     assert not torch.cuda.is_current_stream_capturing()
 
@@ -185,19 +185,19 @@ def test_backward_can_be_captured_when_a_way_did_not_fit(monkeypatch: pytest.Mon
 
 
 def test_a_way_without_enough_memory_loses(card: Card) -> None:
-    def greedy(way: str) -> None:
-        if way == "fast":
+    def greedy(config: str) -> None:
+        if config == "fast":
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    assert tuning.fastest("kernel", (), WAYS[:2], greedy, CUDA) == "slow"
+    assert tuning.fastest("kernel", (), CONFIGS[:2], greedy, CUDA) == "slow"
 
 
 def test_what_is_close_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one short look a way was often called the fastest that was not; what is far off is looked at once."""
+    """By one short look a config was often called the fastest that was not; what is far off is looked at once."""
     looks = 1 + tuning.TURNS
     times = {"lucky": [1.00, 1.04, 1.03] + [1.04] * (looks - 3), "steady": [1.02] * looks, "far": [1.5]}
-    left = {way: iter(values) for way, values in times.items()}
+    left = {config: iter(values) for config, values in times.items()}
     monkeypatch.setattr(tuning, "_seconds", lambda work, device: next(left[work.args[0]]))
-    ways = list(times)
-    assert ways[tuning._race(ways, run, CUDA)] == "steady"
+    configs = list(times)
+    assert configs[tuning._race(configs, run, CUDA)] == "steady"
     assert [next(rest, None) for rest in left.values()] == [None] * 3

@@ -5,7 +5,6 @@ Prints a line of JSON for each variant that the benchmarks' calls and their grad
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import sys
@@ -28,8 +27,8 @@ seen = set()
 
 def launch(function: Any, programs: int, *args: Any, **constants: Any) -> None:
     """In the place of `launching.launch`: compile, and leave the result unwritten."""
-    if "EARLY" in function.arg_names:
-        constants |= {"EARLY": True, "launch_pdl": not constants.pop("late", False)}
+    if "PDL" in function.arg_names:
+        constants |= {"PDL": True, "launch_pdl": not constants.pop("without_pdl", False)}
     options = {name: constants.pop(name) for name in OPTIONS if name in constants}
     given = dict(zip(function.arg_names, args, strict=False)) | constants
     signature: dict[str, str] = {}
@@ -64,7 +63,7 @@ def launch(function: Any, programs: int, *args: Any, **constants: Any) -> None:
     print(json.dumps({**fact, "instructions": code.instructions}, default=str), flush=True)
 
 
-def every_way(what: str, key: object, candidates: Any, run: Any, device: torch.device) -> Any:
+def every_config(what: str, key: object, candidates: Any, run: Any, device: torch.device) -> Any:
     """In the place of `optexp.kernelkit.tuning.fastest`: walk through all."""
     for candidate in candidates:
         run(candidate)
@@ -72,22 +71,23 @@ def every_way(what: str, key: object, candidates: Any, run: Any, device: torch.d
 
 
 def main(names: list[str]) -> None:
-    chosen = names or sorted(kernel.kernels())
+    every = kernel.kernels()  # imports their modules
+    chosen = names or sorted(every)
     modules = [
         kernel,
         gemm,
         rows,
         elementwise,
-        *(importlib.import_module(f"optexp.kernels.{n}") for n in kernel.kernels()),
+        *(module for name, module in sorted(sys.modules.items()) if name.startswith("optexp.kernels.")),
     ]
-    replaced = {"launch": launch, "fastest": every_way, "INTERPRETED": True}
+    replaced = {"launch": launch, "fastest": every_config, "INTERPRETED": True}
     replaced["runs_on"] = lambda device: True
     for module in modules:
         for name, value in {**replaced, "multiprocessors": lambda device: 132}.items():
             if hasattr(module, name):
                 setattr(module, name, value)
     for name in chosen:
-        one = kernel.kernels()[name]
+        one = every[name]
         for dtype in (torch.float32, torch.bfloat16):
             for case in one.benchmarks:
                 # Rows are cut: what is compiled does not depend on their number.

@@ -30,8 +30,8 @@ def _however_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _first_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several ways the first: to compile all for every shape would take long, and they have tests of their own."""
+def _first_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first config of several: compiling all for every shape would take long; other tests run each config."""
     monkeypatch.setattr(tuning, "_chosen", {})
     monkeypatch.setattr(tuning, "_remembered", lambda file: {})
     monkeypatch.setattr(tuning, "_remember", lambda file, label, index: None)

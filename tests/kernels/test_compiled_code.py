@@ -1,4 +1,4 @@
-"""Machine code for an H100, made without one: memory is accessed 16 bytes at a time, products run on tensor cores."""
+"""Machine code for an H100, made without one: memory is accessed 16 bytes at a time, GEMMs run on tensor cores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from optexp.kernelkit.kernel import kernels
 
 SCRIPT = Path(__file__).with_name("compile_without_a_gpu.py")
-PRODUCTS = {"linear_gelu_forward", "layernorm_linear_forward", "float32_product"}
+GEMMS = {"linear_gelu_forward", "layernorm_linear_forward", "float32_gemm"}
 
 # Whose programs may have less than 16 bytes for each thread: of small tensors, so that more multiprocessors take part,
 # and of large ones, where that may be quicker.
@@ -57,7 +57,7 @@ def test_compiles_well(name: str) -> None:
             assert order[0] == "PREEXIT", code
         elif code["name"] == "column_sums":
             assert "PREEXIT" not in order, code
-        if code["name"] in PRODUCTS:
+        if code["name"] in GEMMS:
             assert {"HGMMA", "UTMALDG"} <= made.keys(), code
         elif code["name"] == "column_sums":  # few columns a program: of half precision, less than 16 bytes a thread
             assert made.get("LDG.128"), code
@@ -69,4 +69,4 @@ def test_compiles_well(name: str) -> None:
         else:
             assert made.get("LDG.128") or made.get("LDGSTS"), code
             assert made.get("STG.128"), code
-    assert not any(best.values()), best  # of each kernel there is a way that spills nothing
+    assert not any(best.values()), best  # of each kernel there is a config that spills nothing

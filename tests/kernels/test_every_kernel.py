@@ -31,7 +31,7 @@ class KeepingBits(Kernel):
     """For backward, however few its elements."""
 
 
-IN_BITS = [KeepingBits(**vars(kernel)) for kernel in KERNELS if kernel.kept is not None]
+IN_BITS = [KeepingBits(**vars(kernel)) for kernel in KERNELS if kernel.saved_bytes is not None]
 IN_CUDA = [replace(kernel, function=kernel.cuda) for kernel in KERNELS if kernel.cuda is not None]
 
 
@@ -56,7 +56,9 @@ def everywhere(*more: Callable[[Kernel], Sequence[Any]]) -> list[Any]:
 
 every_kernel = pytest.mark.parametrize(("kernel", "device"), everywhere())
 every_case = pytest.mark.parametrize(("kernel", "device", "case"), everywhere(lambda kernel: kernel.cases))
-every_mistake = pytest.mark.parametrize(("kernel", "device", "mistake"), everywhere(lambda kernel: kernel.mistakes))
+every_invalid_case = pytest.mark.parametrize(
+    ("kernel", "device", "invalid"), everywhere(lambda kernel: kernel.invalid_cases)
+)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 on_gpus = pytest.mark.parametrize(("kernel", "device"), [p for p in everywhere() if p.values[1] == "cuda"])
 
@@ -102,7 +104,7 @@ def assert_as_good_as_the_reference(kernel: Kernel, args: Arguments, dtype: torc
     ours = differentiated(kernel.function, args, dy)
     theirs = differentiated(kernel.reference, plain, dy)
     golden = differentiated(kernel.reference, changed(plain, Tensor.double), dy)
-    with torch.no_grad():  # where there may be other ways
+    with torch.no_grad():  # where there may be other configs
         ours["inference"] = kernel.function(*args)
     theirs["inference"], golden["inference"] = theirs["output"], golden["output"]
     assert ours.keys() == theirs.keys()
@@ -313,10 +315,10 @@ def test_the_transforms_of_torch_func_and_forward_mode(kernel: Kernel, device: s
             torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(y).tangent, tangent)
 
 
-@every_mistake
-def test_a_mistake_is_a_value_error(kernel: Kernel, mistake: Case, device: str) -> None:
+@every_invalid_case
+def test_an_invalid_case_is_a_value_error(kernel: Kernel, invalid: Case, device: str) -> None:
     with pytest.raises(ValueError, match=kernel.name):
-        kernel.function(*arguments(mistake, device))
+        kernel.function(*arguments(invalid, device))
 
 
 def _is_number(x: Any, operations: float = 1) -> bool:
@@ -334,14 +336,14 @@ def treat_as_small(kernel: Kernel, device: str, monkeypatch: pytest.MonkeyPatch)
     return module
 
 
-@every_mistake
-def test_a_mistake_in_a_small_call_is_a_value_error(
-    kernel: Kernel, mistake: Case, device: str, monkeypatch: pytest.MonkeyPatch
+@every_invalid_case
+def test_an_invalid_case_in_a_small_call_is_a_value_error(
+    kernel: Kernel, invalid: Case, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though torch sees it first."""
     treat_as_small(kernel, device, monkeypatch)
     with pytest.raises(ValueError, match=kernel.name):
-        kernel.function(*arguments(mistake, device))
+        kernel.function(*arguments(invalid, device))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -398,7 +400,7 @@ def test_a_profiler_sees_what_a_kernel_was_given(kernel: Kernel, device: str, mo
     seen = [event.input_shapes for event in profiler.events() if event.name.startswith("optexp.")]
     elements = {math.prod(shape) for shapes in seen for shape in shapes}
     x = next(arg for arg in args if isinstance(arg, Tensor))
-    assert {x.numel(), y.numel()} & elements  # of a library's product the one or the other
+    assert {x.numel(), y.numel()} & elements  # of a library's GEMM the one or the other
 
 
 @on_gpus

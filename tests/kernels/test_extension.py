@@ -13,15 +13,18 @@ import torch
 from torch.utils import cpp_extension
 
 from optexp.kernelkit import assembly, extension
+from optexp.kernelkit.kernel import kernels
 from optexp.kernels import add, layernorm_linear, relu
+from optexp.kernels._layernorm_linear_cuda import cuda_plain
 
-SOURCES = sorted(path.stem for path in extension.sources("add")[0].parent.glob("*.cu"))
+SOURCES = sorted(path.stem for path in extension.source_files("add")[0].parent.glob("*.cu"))
 CUDA = torch.device("cuda")
 
 
 def compile(name: str, output: Path) -> str:
     """To machine code of an H100; returns what the compiler said."""
-    (target,) = extension.ONLY.get(name, ["9.0"])
+    declared = {source.name: source for kernel in kernels().values() for source in kernel.sources}
+    (target,) = declared[name].targets(CUDA)
     # What torch defines for extensions.
     defined = [f"-D__CUDA_NO_{what}__" for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS")]
     flags = [
@@ -32,7 +35,7 @@ def compile(name: str, output: Path) -> str:
         "-Werror",
         "all-warnings",
     ]
-    command = ["nvcc", "-cubin", *flags, "-Xptxas", "-v", str(extension.sources(name)[0]), "-o", str(output)]
+    command = ["nvcc", "-cubin", *flags, "-Xptxas", "-v", str(extension.source_files(name)[0]), "-o", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stderr
@@ -123,12 +126,10 @@ def test_relu_over_its_input_has_a_gradient() -> None:
 
 
 @pytest.mark.gpu
-def test_the_plain_norm_and_product() -> None:
+def test_the_plain_norm_and_gemm() -> None:
     case = layernorm_linear.KERNEL.cases[0]
     args = case.arguments(lambda *shape: torch.randn(*shape, device="cuda"))
-    torch.testing.assert_close(
-        layernorm_linear.cuda_plain(*args), layernorm_linear.reference(*args), atol=1e-5, rtol=1e-4
-    )
+    torch.testing.assert_close(cuda_plain(*args), layernorm_linear.reference(*args), atol=1e-5, rtol=1e-4)
 
 
 WALK = f"""
@@ -137,8 +138,8 @@ sys.path[:] = {sys.path!r}
 import torch
 from optexp.kernel import kernels
 from optexp.kernelkit import extension, hopper
-from optexp.kernels.layernorm_linear import by_few, by_hopper
-from optexp.kernels.linear_gelu import by_hopper as by_hopper_then_gelu
+from optexp.kernels._layernorm_linear_cuda import by_few, by_hopper
+from optexp.kernels.linear_gelu import HOPPER_GEMM, by_hopper as by_hopper_then_gelu
 
 if sys.argv[1] == "racecheck":  # see hopper.cuh
     extension.FLAGS.append("-DOPTEXP_FOR_RACECHECK")
@@ -148,16 +149,16 @@ for kernel in kernels().values():
             args = case.arguments(lambda *shape: torch.randn(*shape, device="cuda"))
             args = [a.detach().requires_grad_() if isinstance(a, torch.Tensor) else a for a in args]
             kernel.cuda(*args).sum().backward()
-if hopper.takes(torch.empty(8, 8, device="cuda")):
+if hopper.takes(HOPPER_GEMM, torch.empty(8, 8, device="cuda")):
     for m, n, k in ((1, 8, 8), (65, 136, 520), (130, 264, 2048)):
         sizes = ((m, k), (n, k), (k,), (k,), (n,))
         x, weight, gamma, beta, bias = (torch.randn(*size, device="cuda").bfloat16() for size in sizes)
         by_few(x, gamma, beta, weight, bias, 1e-5)
         by_few(x, None, None, weight, None, 1e-5)
         by_hopper_then_gelu(x, weight, bias, "tanh")
-        for beside, apart, patience in ((False, False, 1000), (True, False, 1000), (True, True, 1000), (True, True, 0)):
-            by_hopper(x, gamma, beta, weight, bias, 1e-5, beside, apart, patience)
-            by_hopper(x, None, None, weight, None, 1e-5, beside, apart, patience)
+        for beside, apart, polls in ((False, False, 1000), (True, False, 1000), (True, True, 1000), (True, True, 0)):
+            by_hopper(x, gamma, beta, weight, bias, 1e-5, beside, apart, polls)
+            by_hopper(x, None, None, weight, None, 1e-5, beside, apart, polls)
 torch.cuda.synchronize()
 print("walked")
 """

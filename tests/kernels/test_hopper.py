@@ -1,4 +1,4 @@
-"""The product in CUDA C++ that only Hopper runs: right at every edge, whatever the mean, and the same in every run."""
+"""The GEMM in CUDA C++ that only Hopper runs: right at every edge, whatever the mean, and the same in every run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ RUNS = 20  # a race shows now and then
 
 @pytest.fixture(autouse=True)
 def _hopper(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("gpu") and not hopper.takes(torch.empty(8, 8, device=CUDA)):
+    if request.node.get_closest_marker("gpu") and not hopper.takes(
+        linear_gelu.HOPPER_GEMM, torch.empty(8, 8, device=CUDA)
+    ):
         pytest.skip("needs a Hopper GPU and a CUDA compiler")
 
 
@@ -71,12 +73,12 @@ BOTH = [partial(layernorm_linear.by_hopper, apart=apart) for apart in (True, Fal
 
 def check_norm(*args: Tensor | None) -> None:
     """Whoever sums rows."""
-    for way in BOTH:
-        check_way(way, *args)
+    for by in BOTH:
+        check_by(by, *args)
 
 
-def check_way(by: Callable[..., Tensor], *args: Tensor | None) -> None:
-    """As accurate as the norm and the product one after the other, and the same bits in every run."""
+def check_by(by: Callable[..., Tensor], *args: Tensor | None) -> None:
+    """As accurate as the norm and the GEMM one after the other, and the same bits in every run."""
     first = by(*args, 1e-5)
     golden = normed(*(None if arg is None else arg.double() for arg in args))
     scale = rms(golden)
@@ -97,13 +99,13 @@ def test_the_norm_of_few_rows_before_it(m: int, n: int, k: int, dtype: torch.dty
     x[:, k:], weight[:, k:] = torch.nan, torch.nan
     x, weight = x[:, :k], weight[:, :k]
     gamma, beta, bias = normal(k, dtype=dtype) / 8 + 1, normal(k, dtype=dtype), normal(n, dtype=dtype)
-    check_way(by, x, gamma, beta, weight, bias)
-    check_way(by, x, None, beta, weight, None)
-    check_way(by, x, gamma, None, weight, None)
-    check_way(by, x, None, None, weight, bias)
+    check_by(by, x, gamma, beta, weight, bias)
+    check_by(by, x, None, beta, weight, None)
+    check_by(by, x, gamma, None, weight, None)
+    check_by(by, x, None, None, weight, bias)
     x[m // 2 :] += 40
     x[m // 3, : k // 2] -= 100
-    check_way(by, x, gamma, beta, weight, bias)
+    check_by(by, x, gamma, beta, weight, bias)
     x[m // 2] = 300.0  # without any spread, also beside a block that has no columns
     constant = F.linear(beta.double(), weight.double(), bias.double())
     y = by(x, gamma, beta, weight, bias, 1e-5)
@@ -291,7 +293,7 @@ def test_rows_apart(normal) -> None:
 
 @pytest.mark.gpu
 def test_in_a_graph(normal) -> None:
-    """Sums over rows of w and the product overlap there, too, and the second call works in the memory of the first."""
+    """Sums over rows of w and the GEMM overlap there, too, and the second call works in the memory of the first."""
     x, weight = normal(2048, 1024), normal(1024, 1024) / 32
     expected = layernorm_linear.by_hopper(x, None, None, weight, None, 1e-5)
     graph = torch.cuda.CUDAGraph()
@@ -328,18 +330,18 @@ def test_whoever_sums(m: int, n: int, k: int, normal) -> None:
         for apart in (True, False):
             first = layernorm_linear.by_hopper(*given, 1e-5, beside=False, apart=apart)
             for beside in (True, False):
-                for patience in (0, 1, 100):
-                    y = layernorm_linear.by_hopper(*given, 1e-5, beside=beside, apart=apart, patience=patience)
-                    assert torch.equal(y, first), (apart, beside, patience)
+                for max_polls in (0, 1, 100):
+                    y = layernorm_linear.by_hopper(*given, 1e-5, beside=beside, apart=apart, max_polls=max_polls)
+                    assert torch.equal(y, first), (apart, beside, max_polls)
 
 
 @pytest.mark.gpu
 def test_shapes_take_turns_on_a_stream(normal) -> None:
-    """They have one board, and none reads there what a call of another shape has left."""
+    """They share one workspace, and none reads there what a call of another shape has left."""
     calls = []
     for m, n, k in [(4096, 4096, 256), (1000, 1000, 192), (4096, 512, 256), (300, 4096, 64), (9000, 2048, 128)]:
         calls.append((normal(m, k) * 2 + 1, normal(k), None, normal(n, k) / k**0.5, normal(n), 1e-5))
-    expected = [layernorm_linear.by_hopper(*call, patience=0) for call in calls]
+    expected = [layernorm_linear.by_hopper(*call, max_polls=0) for call in calls]
     for _ in range(RUNS):
         for call, y in zip(calls, expected, strict=True):
             for beside in (True, None):
@@ -348,7 +350,7 @@ def test_shapes_take_turns_on_a_stream(normal) -> None:
 
 @pytest.mark.gpu
 def test_graphs_at_once(normal) -> None:
-    """Captured on one stream and replayed on several, each has a board of its own, also where nothing ran before."""
+    """Captured on one stream and replayed on several, each has its own workspace, also where nothing ran before."""
     weight, inputs = normal(4096, 256) / 16, [normal(4096, 256), normal(4096, 256) * 3 + 1]
     graphs, found = [], []
     for x in inputs:
@@ -371,15 +373,15 @@ def test_graphs_at_once(normal) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("endless", ["weights", "weights, with parameters", "gamma", "beta"])
 @pytest.mark.parametrize(
-    ("beside", "apart", "patience"), [(False, False, 1000), (True, False, 0), (True, True, 1000), (False, True, 0)]
+    ("beside", "apart", "max_polls"), [(False, False, 1000), (True, False, 0), (True, True, 1000), (False, True, 0)]
 )
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(300, 512, 264), (128 * 140, 1000, 192), (100, 264, 64), (90, 512, 328), (90, 512, 1024)]
 )
 def test_what_is_infinite(
-    m: int, n: int, k: int, beside: bool, apart: bool, patience: int, endless: str, normal
+    m: int, n: int, k: int, beside: bool, apart: bool, max_polls: int, endless: str, normal
 ) -> None:
-    """Is so in the result, too, with the sign that norm and product one after the other give it; nothing else is."""
+    """Is so in the result, too, with the sign that norm and GEMM one after the other give it; nothing else is."""
     x, weight = normal(m, k) + 3, normal(n, k) / k**0.5
     places = torch.tensor([0, 7, k - 1], device=CUDA)
     x[:, places] = 3 + 2 * normal(m, 3).sign()
@@ -395,7 +397,7 @@ def test_what_is_infinite(
     weight[2, 7] = weight[255, 0] = weight[n - 1, k - 1] = torch.inf
     weight[256, k - 1], weight[77, 3] = -torch.inf, torch.nan
     parameters = (None, None) if endless == "weights" else (gamma, beta)
-    y = layernorm_linear.by_hopper(x, *parameters, weight, None, 1e-5, beside, apart, patience).float()
+    y = layernorm_linear.by_hopper(x, *parameters, weight, None, 1e-5, beside, apart, max_polls).float()
     gamma, beta, weight = gamma.double(), beta.double(), weight.double()
     expected = exact(x.double(), gamma, beta, weight, None, 1e-5)
     expected[6] = F.linear(0.0 * gamma + beta, weight)
@@ -459,13 +461,13 @@ def test_on_two_streams_at_once(m: int, n: int, k: int, normal) -> None:
 
 
 @pytest.mark.gpu
-def test_it_is_one_of_the_ways(normal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_one_of_the_configs(normal, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the first, which a graph takes of calls that were never raced, where a few rows' blocks all run at once."""
     offered: list[list[object]] = []
 
-    def fastest(what: str, key: object, ways: list[object], *_: object) -> object:
-        offered.append(ways)
-        return "few" if "few" in ways else "hopper"
+    def fastest(what: str, key: object, configs: list[object], *_: object) -> object:
+        offered.append(configs)
+        return "few" if "few" in configs else "hopper"
 
     for module in (layernorm_linear, linear_gelu):
         monkeypatch.setattr(module, "fastest", fastest)
@@ -483,20 +485,21 @@ def test_it_is_one_of_the_ways(normal, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_where_it_runs_and_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not hopper.takes(torch.empty(8, 8, dtype=torch.bfloat16))
+    few_rows = layernorm_linear.FEW_ROWS_GEMM
+    assert not hopper.takes(few_rows, torch.empty(8, 8, dtype=torch.bfloat16))
 
-    def broken(name: str, index: int) -> None:
+    def broken(source: extension.Source, index: int) -> None:
         raise RuntimeError("no such option")
 
     hopper._runs.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(extension, "why_not", lambda device: None)
     monkeypatch.setattr(extension, "library", broken)
-    with pytest.warns(UserWarning, match=r"few_rows\.cu could not be built: no such option"):
-        assert not hopper._runs(CUDA, "few_rows")
+    with pytest.warns(UserWarning, match=r"few_rows_gemm\.cu could not be built: no such option"):
+        assert not hopper._runs(CUDA, few_rows)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     hopper._runs.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not hopper._runs(CUDA, "few_rows")
+        assert not hopper._runs(CUDA, few_rows)
     hopper._runs.cache_clear()

@@ -81,7 +81,7 @@ class Kernel:
     """In the place of a jitted function."""
 
     fn = None
-    arg_names = ("x_ptr", "bias_ptr", "size", "scale", "BLOCK", "EARLY")
+    arg_names = ("x_ptr", "bias_ptr", "size", "scale", "BLOCK", "PDL")
     __name__ = "kernel"
 
     def __init__(self) -> None:
@@ -122,16 +122,16 @@ def test_without_asking_triton_arguments_come_as_its_launcher_wants_them(
     assert kernel.asked == 2
 
 
-def test_where_kernels_can_be_launched_early_one_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lets the next begin all the same; and is not taken for what was launched early before."""
-    possible = {False: {"EARLY": True, "launch_pdl": True}, True: {"EARLY": True, "launch_pdl": False}}
-    monkeypatch.setattr(launching, "_early", lambda device, late: possible[late])
+def test_where_kernels_can_be_launched_with_pdl_one_may_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It triggers dependents all the same; its cached launch differs from the one with PDL."""
+    possible = {False: {"PDL": True, "launch_pdl": True}, True: {"PDL": True, "launch_pdl": False}}
+    monkeypatch.setattr(launching, "_pdl", lambda device, without: possible[without])
     monkeypatch.setattr(launching, "_current_device", lambda: None)
     monkeypatch.setattr(launching, "current_stream", lambda device: 7)
     kernel, x = Kernel(), torch.randn(64)
-    for how, early in (({}, True), ({"late": True}, False)):
+    for how, pdl in (({}, True), ({"without_pdl": True}, False)):
         launch(kernel, 3, x, None, 64, scale=0.0, BLOCK=128, **how)
-        assert kernel.constants == {"scale": 0.0, "BLOCK": 128, "EARLY": True, "launch_pdl": early}
+        assert kernel.constants == {"scale": 0.0, "BLOCK": 128, "PDL": True, "launch_pdl": pdl}
         launch(kernel, 3, x, None, 64, scale=0.0, BLOCK=128, **how)
         assert len(kernel.compiled.launches[-1]) == 9 + len(kernel.arg_names)
     assert (kernel.asked, len(kernel.compiled.launches)) == (2, 2)

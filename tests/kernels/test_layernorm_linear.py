@@ -1,4 +1,4 @@
-"""The folded product of our own: as accurate as the norm and the product one after the other, whatever the mean."""
+"""The folded GEMM of our own: as accurate as the norm and the GEMM one after the other, whatever the mean."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from optexp.equivalence.gates import Limits, Yardstick, measure
 from optexp.equivalence.tensor_math import error, name_of, rms
 from optexp.kernelkit.elementwise import FEW
-from optexp.kernelkit.gemm import TILINGS, Tiling, library_ways
+from optexp.kernelkit.gemm import TILINGS, Tiling, library_configs
 from optexp.kernels import layernorm, layernorm_linear
-from optexp.kernels.layernorm_linear import by_tiles, layernorm_linear_forward
+from optexp.kernels._layernorm_linear_folded import by_tiles, layernorm_linear_forward
 from optexp.support.tolerances import TOLERANCES
 from tests.kernels.golden import exact
 
@@ -149,7 +149,7 @@ def test_every_run_gives_the_same_bits(tiling: Tiling, normal) -> None:
 
 @pytest.mark.gpu
 def test_a_buffer_for_each_stage(normal) -> None:
-    """Of x as of w: with one less, what is loaded overwrites what the product still reads."""
+    """Of x as of w: with one less, what is loaded overwrites what the GEMM still reads."""
     x, weight = normal("cuda", torch.bfloat16, 128, 64), normal("cuda", torch.bfloat16, 64, 64)
     for tiling in TILINGS:
         by_tiles(tiling, x, None, None, weight, None, 1e-5)
@@ -166,26 +166,30 @@ def test_a_buffer_for_each_stage(normal) -> None:
 def test_gradients_of_few_rows_come_out_of_one_launch(
     rows: int, outputs: int, dtype: torch.dtype, device: str, normal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As from launches of their own, but for the order of sums; it is the first way, for that is what a graph takes."""
+    """As from launches of their own, but for the order of sums; it is the first config, the one a graph takes."""
     offered, columns = [], 72
     dy, x, dz = (normal(device, dtype, rows, width) for width in (columns, columns, outputs))
     _, mean, scale = layernorm.forward_of_rows(x, None, None, columns, 1e-5, dtype)
     for weight in (None, normal(device, dtype, columns)):
         found = []
-        for way in ("together", "apart"):
+        for config in ("together", "apart"):
             monkeypatch.setattr(
-                layernorm_linear, "fastest", lambda what, key, ways, *_, way=way: offered.append(ways) or way
+                layernorm_linear,
+                "fastest",
+                lambda what, key, configs, *_, config=config: offered.append(configs) or config,
             )
             found.append(layernorm_linear.all_gradients(dy, x, weight, mean, scale, columns, dtype, dz))
         torch.testing.assert_close(*found)
         torch.testing.assert_close(found[0][3], dz.double().sum(0).to(dtype))
-    assert {ways[0] for ways in offered} == {"together"}
+    assert {configs[0] for configs in offered} == {"together"}
 
 
 @pytest.mark.usefixtures("interpreted")
 def test_gradients_of_many_rows_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     offered = []
-    monkeypatch.setattr(layernorm_linear, "fastest", lambda what, key, ways, *_: offered.append(ways) or ways[0])
+    monkeypatch.setattr(
+        layernorm_linear, "fastest", lambda what, key, configs, *_: offered.append(configs) or configs[0]
+    )
     x, weight, bias = torch.randn(FEW + 1, 5, requires_grad=True), torch.randn(3, 5), torch.randn(3, requires_grad=True)
     layernorm_linear.layernorm_linear(x, 5, None, None, weight, bias).sum().backward()
     assert offered[-1] == ["apart"]
@@ -196,7 +200,9 @@ def test_gradients_of_many_rows_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_bfloat16_is_folded(dtype: torch.dtype, normal, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float16 a product of gamma and w could overflow, or vanish, where the norm's result times w does not."""
     offered: list[Tiling | str] = []
-    monkeypatch.setattr(layernorm_linear, "fastest", lambda what, key, ways, *_: offered.extend(ways) or ways[0])
+    monkeypatch.setattr(
+        layernorm_linear, "fastest", lambda what, key, configs, *_: offered.extend(configs) or configs[0]
+    )
     x, weight = normal("cpu", dtype, 40, 64), normal("cpu", dtype, 32, 64)
     layernorm_linear.layernorm_linear(x, (64,), weight[0], weight[1], weight)
     assert (set(TILINGS) < set(offered)) == (dtype == torch.bfloat16)
@@ -204,10 +210,10 @@ def test_only_bfloat16_is_folded(dtype: torch.dtype, normal, monkeypatch: pytest
 
 @pytest.mark.usefixtures("interpreted")
 def test_a_bias_apart_is_float32_s_alone() -> None:
-    """Where autocast makes the product one of bfloat16, that is not rounded before its bias is added."""
+    """Where autocast makes the GEMM one of bfloat16, that is not rounded before its bias is added."""
     x, gamma, beta, weight, bias = (torch.randn(*shape) for shape in ((37, 72), (72,), (72,), (88, 72), (88,)))
     normal = layernorm.normalised_rows(x, gamma, beta, 72, 1e-5, torch.bfloat16)[0]
     with torch.autocast("cpu", torch.bfloat16):
         ours = layernorm_linear.layernorm_linear(x, 72, gamma, beta, weight, bias)
     assert torch.equal(ours, F.linear(normal, weight.bfloat16(), bias.bfloat16()))
-    assert library_ways(37, weight, bias)[0] == "apart"
+    assert library_configs(37, weight, bias)[0] == "apart"

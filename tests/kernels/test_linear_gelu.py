@@ -1,4 +1,4 @@
-"""The product of our own, whatever its tiles: on a GPU the fastest way is chosen, and need not be ours."""
+"""The GEMM of our own, whatever its tiles: on a GPU the fastest config is chosen, and need not be ours."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_every_tiling(tiling: Tiling, dtype: torch.dtype, device: str) -> None:
         w /= k**0.5
         bias = torch.randn(n, generator=generator, device=device).to(dtype)
         assert tilings(x, w)
-        y, z = by_tiles(tiling, x, w, bias, "tanh", keep=True)
+        y, z = by_tiles(tiling, x, w, bias, "tanh", save=True)
         golden = F.linear(x.double(), w.double(), bias.double())
         unit = torch.finfo(dtype).eps * (8 if dtype == torch.float32 else 1)  # which sums are as exact as, too
         torch.testing.assert_close(z.double(), golden, rtol=unit, atol=unit)
         torch.testing.assert_close(y.double(), F.gelu(golden, approximate="tanh"), rtol=unit, atol=unit)
-        alone, nothing = by_tiles(tiling, x, w, bias, "tanh", keep=False)
+        alone, nothing = by_tiles(tiling, x, w, bias, "tanh", save=False)
         assert torch.equal(alone, y)
         assert nothing.numel() == 0
 
@@ -79,7 +79,7 @@ def test_what_it_does_not_take() -> None:
 @pytest.mark.parametrize("tiling", FLOAT32_TILINGS)
 @pytest.mark.parametrize("change", [torch.Tensor.clone, torch.Tensor.abs], ids=["both signs", "one sign"])
 @pytest.mark.parametrize(("m", "k", "n"), [(300, 1024, 520), (64, 4100, 132), (2048, 60, 2052)])
-def test_three_products_of_tf32_are_nearly_as_exact_as_one_of_float32(
+def test_three_gemms_of_tf32_are_nearly_as_exact_as_one_of_float32(
     tiling: Tiling, change: Callable[[torch.Tensor], torch.Tensor], m: int, k: int, n: int
 ) -> None:
     """Whatever the sums' signs; tensor cores cut off what they add to, which shows where all have the same.
@@ -87,11 +87,11 @@ def test_three_products_of_tf32_are_nearly_as_exact_as_one_of_float32(
     Of few rows cuBLAS shares out the sums over columns, which makes them twice as exact; of many it is the less exact.
     """
     x, w = (change(torch.randn(*shape, device="cuda")) for shape in ((m, k), (n, k)))
-    z = by_tiles(tiling, x, w, None, "none", keep=True)[1]
+    z = by_tiles(tiling, x, w, None, "none", save=True)[1]
     golden = F.linear(x.double(), w.double())
-    ours, theirs = ((product.double() - golden).square().mean().sqrt() for product in (z, F.linear(x, w)))
+    ours, theirs = ((result.double() - golden).square().mean().sqrt() for result in (z, F.linear(x, w)))
     assert ours <= 3 * theirs
-    assert all(torch.equal(by_tiles(tiling, x, w, None, "none", keep=True)[1], z) for _ in range(20))
+    assert all(torch.equal(by_tiles(tiling, x, w, None, "none", save=True)[1], z) for _ in range(20))
 
 
 @pytest.mark.gpu
@@ -101,7 +101,7 @@ def test_what_is_not_finite_in_float32(tiling: Tiling) -> None:
     x, w = torch.randn(300, 96, device="cuda"), torch.randn(520, 96, device="cuda")
     x[3, 5], x[7, 1], x[9, 2], x[11, 5], x[11, 7] = torch.inf, torch.nan, -torch.inf, torch.inf, torch.inf
     w[5, 7], w[3, 5], w[4, 5], w[6, 5] = torch.inf, 1.0, 0.0, -0.5
-    z = by_tiles(tiling, x, w, None, "none", keep=True)[1]
+    z = by_tiles(tiling, x, w, None, "none", save=True)[1]
     golden = F.linear(x, w)
     finite = golden.isfinite()
     torch.testing.assert_close(z[~finite], golden[~finite], rtol=0, atol=0, equal_nan=True)
@@ -114,14 +114,14 @@ def test_what_is_not_finite_in_float32(tiling: Tiling) -> None:
 def test_small_and_large_numbers_in_float32(tiling: Tiling, size: float) -> None:
     """What TF32 leaves of small ones is smaller still, and is lost only below 5e-35, where it is not normal."""
     x, w = torch.randn(130, 96, device="cuda") * size, torch.randn(132, 96, device="cuda")
-    z = by_tiles(tiling, x, w, None, "none", keep=True)[1]
+    z = by_tiles(tiling, x, w, None, "none", save=True)[1]
     golden = F.linear(x.double(), w.double())
     assert (z.double() - golden).square().mean().sqrt() <= 2 * (F.linear(x, w).double() - golden).square().mean().sqrt()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_without_a_gradient_the_first_way_launches_what_the_product_does(dtype: torch.dtype) -> None:
+def test_without_a_gradient_the_first_config_launches_what_the_gemm_does(dtype: torch.dtype) -> None:
     """It is what a graph captures of calls that were torch's before, as small ones are, so that nothing was raced."""
     x, w, bias = (torch.randn(*shape, device="cuda", dtype=dtype) for shape in ((12, 64), (32, 64), (32,)))
     w /= 8

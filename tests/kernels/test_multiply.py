@@ -1,4 +1,4 @@
-"""Products of float32 for forward and backward: of matrices that lie or stand, whatever the tiles, summed in parts."""
+"""GEMMs of float32 for forward and backward: of matrices that lie or stand, whatever the tiles, summed in parts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from optexp.kernelkit.gemm import FLOAT32_TILINGS, TALL, Tiling, float32_tilings
 from optexp.kernelkit.kernel import kernels
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter; the real ones are tested where they run
-SMALL_WAYS = [SMALL, *(SMALL._replace(resident=0, parts=parts) for parts in (1, 2, 8))]
-GPU_WAYS = [*FLOAT32_TILINGS, *(TALL._replace(parts=parts) for parts in (2, 4, 8))]
-WAYS = [
-    *(pytest.param("cpu", tiling) for tiling in SMALL_WAYS),
-    *(pytest.param("cuda", tiling, marks=pytest.mark.gpu) for tiling in GPU_WAYS),
+SMALL_CONFIGS = [SMALL, *(SMALL._replace(resident=0, parts=parts) for parts in (1, 2, 8))]
+GPU_CONFIGS = [*FLOAT32_TILINGS, *(TALL._replace(parts=parts) for parts in (2, 4, 8))]
+CONFIGS = [
+    *(pytest.param("cpu", tiling) for tiling in SMALL_CONFIGS),
+    *(pytest.param("cuda", tiling, marks=pytest.mark.gpu) for tiling in GPU_CONFIGS),
 ]
-every_way = pytest.mark.parametrize(("device", "tiling"), WAYS)
+every_config = pytest.mark.parametrize(("device", "tiling"), CONFIGS)
 everywhere = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 UNIT = 8 * torch.finfo(torch.float32).eps  # which sums are as exact as, too
@@ -64,13 +64,13 @@ def normal():
 
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch):
-    """What is called by `multiply` takes this tiling and no other way. Returns the keys of races, as they come."""
+    """What is called by `multiply` takes this tiling and no other config. Returns the keys of races, as they come."""
 
     def only(tiling: Tiling) -> list[Any]:
         keys: list[Any] = []
 
-        def this(what: str, key: Any, ways: list[Any], run: Any, device: torch.device) -> Tiling:
-            assert set(FLOAT32_TILINGS) < set(ways), "tiles were not offered"
+        def this(what: str, key: Any, configs: list[Any], run: Any, device: torch.device) -> Tiling:
+            assert set(FLOAT32_TILINGS) < set(configs), "tiles were not offered"
             keys.append(key)
             return tiling
 
@@ -82,7 +82,7 @@ def only(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("of_w", [*LAYOUTS, misaligned, strided])
 @pytest.mark.parametrize("of_x", LAYOUTS)
-@every_way
+@every_config
 def test_every_way(
     tiling: Tiling, device: str, of_x: Callable[[Tensor], Tensor], of_w: Callable[[Tensor], Tensor], normal
 ) -> None:
@@ -98,7 +98,7 @@ def test_every_way(
             assert y.is_contiguous()  # as torch.compile is told
 
 
-@every_way
+@every_config
 def test_what_is_not_finite_stays_in_its_row(tiling: Tiling, device: str, normal) -> None:
     """Also of rows beyond the last, which are zeros, times infinity: of a part they lie before the next."""
     m, n, k = 2 * tiling.m + 12, 2 * tiling.n + 8, 2 * tiling.k + 8
@@ -113,7 +113,7 @@ def test_what_is_not_finite_stays_in_its_row(tiling: Tiling, device: str, normal
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tiling", GPU_WAYS)
+@pytest.mark.parametrize("tiling", GPU_CONFIGS)
 @pytest.mark.parametrize("change", [Tensor.clone, Tensor.abs], ids=["both signs", "one sign"])
 @pytest.mark.parametrize("layout", [Tensor.contiguous, standing])
 @pytest.mark.parametrize(("m", "k", "n"), [(300, 1024, 520), (64, 4100, 132), (1024, 8192, 1024)])
@@ -130,7 +130,7 @@ def test_nearly_as_exact_as_float32(
     x, w = (layout(change(normal("cuda", *shape))) for shape in ((m, k), (n, k)))
     y = multiply_by_tiles(tiling, x, w)
     golden = F.linear(x.double(), w.double())
-    ours, theirs = ((product.double() - golden).square().mean().sqrt() for product in (y, F.linear(x, w)))
+    ours, theirs = ((result.double() - golden).square().mean().sqrt() for result in (y, F.linear(x, w)))
     assert ours <= 3 * theirs
     assert all(torch.equal(multiply_by_tiles(tiling, x, w), y) for _ in range(20))
 
@@ -160,8 +160,8 @@ def test_sums_are_shared_out_where_tiles_are_few_and_sums_long(monkeypatch: pyte
     monkeypatch.setattr(gemm, "multiprocessors", lambda device: 132)
 
     def parts(m: int, k: int, n: int) -> list[int]:
-        ways = float32_tilings(torch.empty(m, k), torch.empty(n, k))
-        return [tiling.parts for tiling in ways if tiling.parts > 1]
+        configs = float32_tilings(torch.empty(m, k), torch.empty(n, k))
+        return [tiling.parts for tiling in configs if tiling.parts > 1]
 
     assert parts(128, 1024, 1024) == [2, 4, 8]
     assert parts(128, 512, 1024) == [2, 4]
@@ -186,9 +186,9 @@ GRADIENTS = {
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-@every_way
+@every_config
 def test_gradients_by_every_way(tiling: Tiling, device: str, name: str, normal, only) -> None:
-    """And the forward product that layernorm_linear has it make."""
+    """And the forward GEMM that layernorm_linear has it make."""
     kernel, order = kernels()[name], GRADIENTS[name]
     rows, features, outputs = tiling.m + 12, tiling.n + 8, 2 * tiling.k + 8
     shapes = ((2, rows, features), (features,), (features,), (outputs, features), (outputs,))
@@ -225,7 +225,7 @@ def test_only_gradients_that_are_wanted_are_computed(device: str, name: str, nor
 
 @everywhere
 def test_what_a_race_depends_on(device: str, normal, only) -> None:
-    """Among it whether TF32 is allowed, with which the library's product takes a third of the time."""
+    """Among it whether TF32 is allowed, with which the library's GEMM takes a third of the time."""
     keys = only(SMALL if device == "cpu" else TALL)
     x, w = normal(device, 64, 64), normal(device, 64, 64)
     matmul = torch.backends.cuda.matmul
@@ -242,8 +242,8 @@ def test_what_a_race_depends_on(device: str, normal, only) -> None:
 
 
 @everywhere
-def test_a_product_is_lowered_where_autocast_is_on(device: str, normal, only) -> None:
-    """Every way, as around a backward pass; a compiled one was told a dtype."""
+def test_a_gemm_is_lowered_where_autocast_is_on(device: str, normal, only) -> None:
+    """Every config, as around a backward pass; a compiled one was told a dtype."""
     only(SMALL if device == "cpu" else TALL)
     x, w = normal(device, 64, 64), normal(device, 64, 64)
     with torch.autocast(device, torch.bfloat16):

@@ -1,4 +1,4 @@
-"""Every way to go through whole rows gives the same: tiles of one row or several, one tile a program or a loop."""
+"""Every config of whole rows gives the same: tiles of one row or several, one tile a program or a loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triton.runtime.errors import OutOfResources
 from optexp.kernelkit import rows
 from optexp.kernelkit.elementwise import FEW
 from optexp.kernelkit.rows import Launch, tiles
-from optexp.kernels import layernorm, softmax
+from optexp.kernels import _layernorm_gradients, layernorm, softmax
 
 COLUMNS = (700, 5000, 16_000)  # a tile holds several rows; one; one that only many threads hold
 AGAIN = [*softmax._read_again(16_384), *softmax._half_held(16_384)]  # rows of which a part is read more than once
@@ -58,11 +58,11 @@ def test_every_way(
         torch.testing.assert_close(ours.double(), theirs, rtol=2 * unit, atol=2 * unit * theirs.abs().max().item())
 
 
-@pytest.mark.parametrize("way", ["ours", "library"])
+@pytest.mark.parametrize("config", ["ours", "library"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_both_ways_through_long_rows(device: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_configs_of_long_rows(device: str, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     offered = []
-    monkeypatch.setattr(softmax, "fastest", lambda what, key, ways, run, on: offered.append(ways) or way)
+    monkeypatch.setattr(softmax, "fastest", lambda what, key, configs, run, on: offered.append(configs) or config)
     torch.manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16):
         x, dy = (torch.randn(3, rows.LONGEST + 9, device=device) for _ in range(2))
@@ -78,21 +78,21 @@ def test_both_ways_through_long_rows(device: str, way: str, monkeypatch: pytest.
     assert offered == 4 * [["ours", "library"]]
 
 
-def ways_back(columns: int) -> list[Launch | str]:
-    return ["few rows", *layernorm._ways(1 << (columns - 1).bit_length())]
+def configs_back(columns: int) -> list[Launch | str]:
+    return ["few rows", *_layernorm_gradients._configs(1 << (columns - 1).bit_length())]
 
 
 @pytest.mark.parametrize(
     ("columns", "how", "device"),
     [
-        *((70, how, "cpu") for how in ways_back(70)),
-        *(pytest.param(c, how, "cuda", marks=pytest.mark.gpu) for c in COLUMNS for how in ways_back(c)),
+        *((70, how, "cpu") for how in configs_back(70)),
+        *(pytest.param(c, how, "cuda", marks=pytest.mark.gpu) for c in COLUMNS for how in configs_back(c)),
     ],
 )
-def test_every_way_back_through_a_norm(
+def test_every_config_back_through_a_norm(
     columns: int, how: Launch | str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layernorm, "fastest", lambda what, key, ways, run, on: how)
+    monkeypatch.setattr(_layernorm_gradients, "fastest", lambda what, key, configs, run, on: how)
     torch.manual_seed(0)
     x, dy = (torch.randn(601 if device == "cuda" else 21, columns, device=device) for _ in range(2))
     weight, bias = (torch.randn(columns, device=device) for _ in range(2))
@@ -110,10 +110,12 @@ def test_every_way_back_through_a_norm(
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("rows", [1, 21, FEW, FEW + 1])
-def test_few_rows_go_another_way_back(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one launch, which is the first way, for that is what a graph captures."""
+def test_few_rows_take_another_config_back(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one launch, which is the first config, for that is what a graph captures."""
     offered = []
-    monkeypatch.setattr(layernorm, "fastest", lambda what, key, ways, run, on: offered.append(ways[0]) or ways[0])
+    monkeypatch.setattr(
+        _layernorm_gradients, "fastest", lambda what, key, configs, run, on: offered.append(configs[0]) or configs[0]
+    )
     x = torch.randn(rows, 5, requires_grad=True)
     layernorm.layernorm(x, (5,)).sum().backward()
     assert (offered == ["few rows"]) == (rows <= FEW)

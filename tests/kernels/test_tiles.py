@@ -1,4 +1,4 @@
-"""Every way gives the same: pieces of any size; groups of rows whose sums are added up, or all rows by one program."""
+"""Every config gives the same: pieces of any size; groups of rows with sums added up, or one program for all rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor
 from optexp.kernelkit import elementwise
 from optexp.kernelkit.elementwise import ALONE, BROAD, FEW, GROUPINGS, Grouping, sharing
 from optexp.kernelkit.kernel import kernels
-from optexp.kernels import layernorm, layernorm_linear
+from optexp.kernels import layernorm_linear
+from optexp.kernels._layernorm_gradients import backward_of_rows
 from optexp.kernels.add import add
 from optexp.kernels.bias_gelu import _backward as bias_gelu_gradients
 from optexp.kernels.bias_gelu import bias_gelu, bias_gelu_backward, bias_gelu_forward
@@ -44,13 +45,13 @@ def gradients(function: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, 
     return torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel(), device=y.device).view(y.shape).to(y.dtype))
 
 
-def choose(way: object, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """This of the ways, where it is one of them, else the first. Returns where all that are offered will stand."""
+def choose(config: object, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """This of the configs, where it is one of them, else the first. Returns where all that are offered will stand."""
     offered: list[object] = []
 
-    def fastest(what: str, key: object, ways: list[object], run: object, device: torch.device) -> object:
-        offered.extend(ways)
-        return way if way in ways else ways[0]
+    def fastest(what: str, key: object, configs: list[object], run: object, device: torch.device) -> object:
+        offered.extend(configs)
+        return config if config in configs else configs[0]
 
     monkeypatch.setattr(elementwise, "fastest", fastest)
     return offered
@@ -74,8 +75,8 @@ def test_every_piece_gives_the_same(
     found = []
     for many in (0, x.numel() + 1):
         monkeypatch.setattr("optexp.kernelkit.bitmask.BITS_FROM", many)
-        for way in offered:
-            choose(way, monkeypatch)
+        for config in offered:
+            choose(config, monkeypatch)
             dx, *_ = gradients(ELEMENTWISE[name], *given)
             torch.manual_seed(1)
             found.append((ELEMENTWISE[name](*given), dx))
@@ -88,15 +89,15 @@ MULTIPROCESSORS = 132
 
 @pytest.fixture
 def races(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Tensor], tuple[object, list[dict[str, Any]]]]:
-    """The key of a race, and what each of its ways would launch, of an operation with results like a tensor."""
+    """The key of a race, and what each of its configs would launch, of an operation with results like a tensor."""
     launched: list[dict[str, Any]] = []
     keys: list[object] = []
 
-    def fastest(what: str, key: object, ways: list[Any], run: Callable[[Any], None], device: torch.device) -> object:
+    def fastest(what: str, key: object, configs: list[Any], run: Callable[[Any], None], device: torch.device) -> object:
         keys.append((what, key))
-        for way in ways[1:]:
-            run(way)
-        return ways[0]  # which is run last
+        for config in configs[1:]:
+            run(config)
+        return configs[0]  # which is run last
 
     monkeypatch.setattr(elementwise, "multiprocessors", lambda device: MULTIPROCESSORS)
     monkeypatch.setattr(elementwise, "fastest", fastest)
@@ -130,7 +131,7 @@ FORMS = ["gelu", "gelu tanh", "relu", "relu bits", "bias_gelu", "bias_gelu tanh"
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("columns", [5, 70, 1024, 5000, 2**24])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_no_two_ways_are_the_same_launch(form: str, columns: int, dtype: torch.dtype, races: Any) -> None:
+def test_no_two_configs_are_the_same_launch(form: str, columns: int, dtype: torch.dtype, races: Any) -> None:
     """And the first, which a graph captures, has 4 KiB, or a tile of 1024 elements, for four warps."""
     _, launched = races(form, like(max(1, 2**21 // columns), columns, dtype))
     assert len({tuple(how.items()) for how in launched}) == len(launched) >= (4 if columns < 2**24 else 3)
@@ -168,12 +169,12 @@ def test_every_way_sums_the_same(
     x, bias = torch.randn(rows, 70, device=device).to(dtypes[0]), torch.randn(70, device=device).to(dtypes[1])
     found = []
     monkeypatch.setattr(elementwise, "multiprocessors", lambda device: 2)  # so that programs go through many tiles
-    for way in (*ALONE, *GROUPINGS, BROAD):
-        choose(way, monkeypatch)
+    for config in (*ALONE, *GROUPINGS, BROAD):
+        choose(config, monkeypatch)
         found.append(gradients(SUMMED[name], x, bias))
     monkeypatch.setattr("optexp.kernelkit.bitmask.BITS_FROM", 0)
-    for way in (*ALONE, *GROUPINGS, BROAD):
-        choose(way, monkeypatch)
+    for config in (*ALONE, *GROUPINGS, BROAD):
+        choose(config, monkeypatch)
         found.append(gradients(SUMMED[name], x, bias))
     near = 4 * torch.finfo(dtypes[1]).eps
     for dx, dbias in found[1:]:
@@ -184,13 +185,13 @@ def test_every_way_sums_the_same(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("rows", [1, 21, 300])
-def test_every_way_gives_a_product_s_bias_its_gradient(
+def test_every_config_gives_a_gemm_s_bias_its_gradient(
     rows: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dy = torch.randn(rows, 70, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
     monkeypatch.setattr(elementwise, "multiprocessors", lambda device: 2)  # so that programs go through many tiles
-    for way in (*ALONE, *GROUPINGS, BROAD):
-        choose(way, monkeypatch)
+    for config in (*ALONE, *GROUPINGS, BROAD):
+        choose(config, monkeypatch)
         sums = elementwise.summed(layernorm_linear.bias_gradient, dtype, dy)
         torch.testing.assert_close(sums, dy.double().sum(0).to(dtype))
 
@@ -222,7 +223,7 @@ def test_gradients_right_behind_each_other() -> None:
         for _ in range(4):
             arrives, *sums = bias_gelu_gradients(arrives, x, bias, "tanh")
             between()
-            arrives, *more = layernorm.backward_of_rows(arrives, x, weight, mean, scale, 1024, dy.dtype)
+            arrives, *more = backward_of_rows(arrives, x, weight, mean, scale, 1024, dy.dtype)
             between()
             found += [arrives, *sums, *more]
         return found
@@ -333,9 +334,11 @@ def test_no_more_programs_share_tiles_than_it_takes(number: int, most: int, fewe
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("rows", [1, FEW, FEW + 1])
 def test_few_rows_are_summed_in_one_launch(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is the first way, for that is what a graph captures."""
+    """Which is the first config, for that is what a graph captures."""
     offered = []
-    monkeypatch.setattr(elementwise, "fastest", lambda what, key, ways, run, on: offered.append(ways[0]) or ways[0])
+    monkeypatch.setattr(
+        elementwise, "fastest", lambda what, key, configs, run, on: offered.append(configs[0]) or configs[0]
+    )
     added = []
     monkeypatch.setattr(elementwise, "add_up", lambda *sums: added.append(sums))
     monkeypatch.setattr(elementwise, "multiprocessors", lambda device: 132)
@@ -347,19 +350,21 @@ def test_few_rows_are_summed_in_one_launch(rows: int, monkeypatch: pytest.Monkey
 def test_offsets_within_a_tile_fit_in_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of few rows that are very wide, groups of some are summed: a tile of all would reach too far."""
     offered, reached = [], []
-    monkeypatch.setattr(elementwise, "fastest", lambda what, key, ways, run, on: offered.append(ways) or ways[0])
+    monkeypatch.setattr(
+        elementwise, "fastest", lambda what, key, configs, run, on: offered.append(configs) or configs[0]
+    )
     monkeypatch.setattr(elementwise, "launch", lambda *args, **how: reached.append(how.get("ROWS", 1) * columns))
     for columns in (2**24 - 1, 2**24, 2**30):
         wide = torch.empty(1, dtype=torch.bfloat16).expand(FEW, columns)
         with torch.device("meta"):
             result = torch.empty(FEW, columns, dtype=wide.dtype)
             elementwise.over_columns(bias_gelu_backward, result, torch.float32, wide, TANH=True)
-    assert [ways[0] == ALONE[0] for ways in offered] == [True, False, False]
+    assert [configs[0] == ALONE[0] for configs in offered] == [True, False, False]
     assert max(reached) < 2**31
 
 
 @pytest.mark.parametrize(
-    ("columns", "way", "programs"),
+    ("columns", "config", "programs"),
     [
         pytest.param(1024, Grouping(8192, 1, 4), 132, id="one each"),
         pytest.param(8192, Grouping(8192, 2, 4), 264, id="two each"),
@@ -368,10 +373,10 @@ def test_offsets_within_a_tile_fit_in_32_bits(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_every_multiprocessor_has_work(
-    columns: int, way: Grouping, programs: int, monkeypatch: pytest.MonkeyPatch
+    columns: int, config: Grouping, programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched = []
-    monkeypatch.setattr(elementwise, "fastest", lambda what, key, ways, run, on: run(way) or way)
+    monkeypatch.setattr(elementwise, "fastest", lambda what, key, configs, run, on: run(config) or config)
     monkeypatch.setattr(elementwise, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(elementwise, "launch", lambda kernel, programs, *args, **how: launched.append(programs))
     monkeypatch.setattr(elementwise, "add_up", lambda *sums: None)
@@ -385,7 +390,7 @@ def test_a_program_s_number_is_its_column_block_where_32_bits_count_columns(
     rows: int, columns: int, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    monkeypatch.setattr(elementwise, "fastest", lambda what, key, ways, run, on: ways[0])
+    monkeypatch.setattr(elementwise, "fastest", lambda what, key, configs, run, on: configs[0])
     monkeypatch.setattr(elementwise, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(elementwise, "launch", lambda *args, **how: found.append(how))
     result = torch.empty(rows, columns, dtype=torch.bfloat16, device="meta")

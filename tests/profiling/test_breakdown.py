@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from optexp.kernelkit.gemm import FLOAT32_TILINGS, product
+from optexp.kernelkit.gemm import FLOAT32_TILINGS, launch_gemm
 from optexp.profiling.breakdown import breakdown
 from optexp.profiling.roofline import CLASSES, work_of
 from optexp.trace import Op
@@ -103,16 +103,16 @@ BY_THREE = {"Input type": ["float"] * 3, "Input Dims": [[4096, 4096]] * 3}
     ("op", "kernel", "tflops", "tf32", "expected"),
     [
         ("optexp.linear_gelu_forward", "linear_gelu_forward", 110, 380, "compute_bound"),
-        ("optexp.float32_product", "float32_product", 110, 380, "compute_bound"),
-        ("optexp.float32_product", "float32_product", 45, 380, "latency_bound"),
-        ("optexp.float32_product", "float32_product", 45, 60, "compute_bound"),  # as fast as float32 itself can be
-        ("optexp.float32_product", "float32_product", 20, 60, "latency_bound"),
+        ("optexp.float32_gemm", "float32_gemm", 110, 380, "compute_bound"),
+        ("optexp.float32_gemm", "float32_gemm", 45, 380, "latency_bound"),
+        ("optexp.float32_gemm", "float32_gemm", 45, 60, "compute_bound"),  # as fast as float32 itself can be
+        ("optexp.float32_gemm", "float32_gemm", 20, 60, "latency_bound"),
         ("aten::mm", "cutlass_80_tensorop_s1688gemm_128x256_16x3_tn_align4", 45, 380, "latency_bound"),
         ("aten::mm", "sm90_xmma_gemm_f32f32_tf32f32_f32_tn", 110, 380, "latency_bound"),
         ("aten::mm", "sm90_xmma_gemm_f32f32_tf32f32_f32_tn", 330, 380, "compute_bound"),
     ],
 )
-def test_our_float32_products_are_three_of_tf32(chrome, card, op, kernel, tflops, tf32, expected):
+def test_our_float32_gemms_are_three_of_tf32(chrome, card, op, kernel, tflops, tf32, expected):
     build, card = chrome(), replace(card, matrix={"float32": 50e12, "tf32": tf32 * 1e12})
     trace = build.steps(lambda: build.op(op, 2.0, 2 * 4096**3 / (tflops * 1e6), kernel, **BY_THREE))
     assert breakdown(trace, card).terms[expected] > 0.9
@@ -139,7 +139,7 @@ def test_kernels_of_a_graph_are_what_they_were_outside(chrome, passes, card):
         ("softmax_forward", 40.0, "memory_bound"),
         ("relu_bias_dropout_backward", 40.0, "memory_bound"),
         ("softmax_forward", 4.0, "unclassified"),  # so short that anything may bound it
-        ("linear_gelu_forward", 40.0, "unclassified"),  # a product
+        ("linear_gelu_forward", 40.0, "unclassified"),  # a GEMM
         ("add_forward_of_somebody", 40.0, "unclassified"),
     ],
 )
@@ -171,14 +171,14 @@ STANDING, LYING, WEIGHT = ("float32", (16, 8)), ("float32", (8, 16)), ("float32"
         (("optexp.linear_gelu_forward", ("bfloat16", (4,)), *MATRICES), (456, 1024)),
         (("optexp.linear_gelu_forward", *MATRICES[2:], *MATRICES), (512, 1024)),  # and what goes into GELU
         (("optexp.linear_gelu_forward", *[("float32", (8, 8))] * 3), (768, 1024)),
-        (("optexp.hopper_product.layernorm_linear", *MATRICES[:2], ("float32", (256, 4)), *MATRICES[2:]), (4544, 1024)),
-        (("optexp.few_rows.layernorm_linear", *[("float32", (8, n)) for n in (8, 8, 4, 4, 8)]), (1024, 1024)),
-        (("optexp.few_rows.layernorm_linear", ("float32", (8,))), (32, 0)),
-        (("optexp.float32_product", ("float32", (4,)), LYING, WEIGHT, ("float32", (8, 4))), (912, 1024)),
-        (("optexp.float32_product", STANDING, WEIGHT, ("float32", (8, 4))), (896, 1024)),
-        (("optexp.float32_product", LYING, WEIGHT, ("float32", (2 * 64, 4))), (2816, 1024)),  # halves of the sums
-        (("optexp.float32_product", STANDING, WEIGHT, ("float32", (2 * 64, 4))), (2816, 1024)),
-        (("optexp.float32_product", STANDING, ("float32", (16, 16)), ("float32", (4 * 64, 16))), (17920, 4096)),
+        (("optexp.hopper_gemm.layernorm_linear", *MATRICES[:2], ("float32", (256, 4)), *MATRICES[2:]), (4544, 1024)),
+        (("optexp.few_rows_gemm.layernorm_linear", *[("float32", (8, n)) for n in (8, 8, 4, 4, 8)]), (1024, 1024)),
+        (("optexp.few_rows_gemm.layernorm_linear", ("float32", (8,))), (32, 0)),
+        (("optexp.float32_gemm", ("float32", (4,)), LYING, WEIGHT, ("float32", (8, 4))), (912, 1024)),
+        (("optexp.float32_gemm", STANDING, WEIGHT, ("float32", (8, 4))), (896, 1024)),
+        (("optexp.float32_gemm", LYING, WEIGHT, ("float32", (2 * 64, 4))), (2816, 1024)),  # halves of the sums
+        (("optexp.float32_gemm", STANDING, WEIGHT, ("float32", (2 * 64, 4))), (2816, 1024)),
+        (("optexp.float32_gemm", STANDING, ("float32", (16, 16)), ("float32", (4 * 64, 16))), (17920, 4096)),
         (("aten::convolution", ("float32", (1, 3, 8, 8)), ("float32", (3, 3, 3, 3))), None),
         (("aten::_foreach_add_", ("", (10,))), None),
         (("aten::empty",), None),
@@ -189,9 +189,9 @@ def test_work_of_an_operator(op, expected):
     assert work_of(Op(name, 0, 1, inputs=tuple(inputs))) == expected
 
 
-def test_a_product_of_ours_is_given_what_its_work_is_counted_by(tmp_path):
+def test_a_gemm_of_ours_is_given_what_its_work_is_counted_by(tmp_path):
     class Kernel:
-        __name__ = "float32_product"
+        __name__ = "float32_gemm"
         arg_names = ("x_desc", "w_desc", "y_desc")
         fn = None
 
@@ -199,8 +199,8 @@ def test_a_product_of_ours_is_given_what_its_work_is_counted_by(tmp_path):
             return lambda *args, **constants: None
 
     x, w, bias, y = (torch.empty(shape) for shape in ((64, 32), (16, 32), (16,), (64, 16)))
-    trace = undisturbed(lambda: product(Kernel(), FLOAT32_TILINGS[0], x, w, y, bias), tmp_path / "trace.json.gz")
-    works = [work_of(op) for op in trace.ops if op.name == "optexp.float32_product"]
+    trace = undisturbed(lambda: launch_gemm(Kernel(), FLOAT32_TILINGS[0], x, w, y, bias), tmp_path / "trace.json.gz")
+    works = [work_of(op) for op in trace.ops if op.name == "optexp.float32_gemm"]
     moved = 4 * sum(tensor.numel() for tensor in (x, w, bias, y))
     assert works == [(moved, 2 * 64 * 32 * 16)] * len(trace.steps)
 
@@ -235,14 +235,14 @@ def test_transposed_convolutions_are_left_out():
 def test_attention_without_a_mask_is_counted(name):
     batch, sequence, heads, width = 2, 16, 4, 8
     q = ("bfloat16", (batch, sequence, heads, width))
-    product, tensor = 2 * batch * heads * sequence**2 * width, 2 * batch * sequence * heads * width
+    gemm, tensor = 2 * batch * heads * sequence**2 * width, 2 * batch * sequence * heads * width
     mask = {"_efficient_attention": "01", "_flash_attention": ("False", "True")}[name]
-    for part, tensors, products, moved, place in (
+    for part, tensors, gemms, moved, place in (
         ("_forward", 3, 2, 4, {"_efficient_attention": 9, "_flash_attention": 8}[name]),
         ("_backward", 4, 5, 7, {"_efficient_attention": 14, "_flash_attention": 11}[name]),
     ):
         op = Op(f"aten::{name}{part}", 0, 1, inputs=(q,) * tensors, written=("",) * place + (mask[0],))
-        assert work_of(op) == (moved * tensor, products * product)
+        assert work_of(op) == (moved * tensor, gemms * gemm)
         assert work_of(replace(op, written=("",) * place + (mask[1],))) is None  # half of it would be a guess
         assert work_of(replace(op, written=())) is None
 

@@ -1,4 +1,4 @@
-// LayerNorm of a few rows and the product after it in one launch: blocks normalise what they multiply.
+// LayerNorm of a few rows and the GEMM after it in one launch: blocks normalise what they multiply.
 //
 // Two blocks of a cluster make a tile of y together. Each has half of the columns of the tile's rows of x and w, all of
 // which are on their way at once. It takes its half's own mean from x, multiplies, and tells the other the sums of half of
@@ -7,8 +7,8 @@
 //
 //     y = r·Σ over halves of (Σ(x − m)·γ·w + (m − μ)·Σγ·w) + Σβ·w + bias
 //
-// where γ and β are two more rows of the product. Where a weight, or one of these, is infinite, so are their sums, and
-// infinities would cancel: such columns are made again, slowly, as the norm and the product one after the other make them.
+// where γ and β are two more rows of the GEMM. Where a weight, or one of these, is infinite, so are their sums, and
+// infinities would cancel: such columns are made again, slowly, as the norm and the GEMM one after the other make them.
 //
 // What blocks tell is counted by a barrier of who is told: a barrier of the cluster that orders stores would cost a fence
 // over the whole GPU. Each thread's store is a message of its own, so there are few, of 16 bytes.
@@ -17,7 +17,7 @@
 namespace optexp::hopper {
 
 constexpr int DOWN = 32, ACROSS = 64, SLICE = DOWN / 2;  // rows and columns of a tile, and rows of it that a block finishes
-constexpr int ALL = DOWN + 8;                            // rows of the product: γ and β, too, and six of no use
+constexpr int ALL = DOWN + 8;                            // rows of the GEMM: γ and β, too, and six of no use
 constexpr int THREADS = 256;
 
 template <typename T>
@@ -67,7 +67,7 @@ __device__ inline float deviation(float squares, float inverse) {
     return variance > 0.0f ? sqrtf(variance) : 1.0f;
 }
 
-// By a warp: one row of y by the norm and the product after it, in columns first + i whose bit 4i is set in `which`.
+// By a warp: one row of y by the norm and the GEMM after it, in columns first + i whose bit 4i is set in `which`.
 template <typename T>
 __device__ void make_again(const Operands<T>& given, int row, int first, uint32_t which) {
     const int lane = threadIdx.x % 32;
@@ -219,12 +219,12 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int i = box; i < box + AT_ONCE; i++) {
             wait(shared + Here::HAVE_W + i * 8, 0);
-            begin_products();
+            wgmma_fence();
 #pragma unroll
             for (int step = 0; step < 4; step++) {
                 multiply<T>(z, matrix(shared + Here::W + i * W_BOX) + step * 2, matrix(shared + Here::X + i * X_BOX) + step * 2);
             }
-            end_products();
+            wgmma_commit();
         }
     }
     const float here = all_squares();
@@ -233,7 +233,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
         tell(shared + Here::MOMENTS + (row % SLICE * 2 + rank) * 8, shared + Here::HAVE_MOMENTS, row / SLICE, mean, here);
     }
     if (warp >= 4) return;
-    await_products<0>();
+    wgmma_wait<0>();
     refresh(z);
 
     // Sums of 16 rows for the other block's thread of the same place, which has the same sums of its half.
@@ -305,7 +305,7 @@ int launch(const CUtensorMap& w, const Operands<T>& given, cudaStream_t stream) 
     constexpr int BYTES = Layout<BOXES>::BYTES;
     cudaFuncSetAttribute(few_rows<T, BOXES>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
     const dim3 blocks((given.n + ACROSS - 1) / ACROSS * 2, (given.m + DOWN - 1) / DOWN);
-    return launch_early(few_rows<T, BOXES>, blocks, THREADS, BYTES, stream, w, given);
+    return launch_with_pdl(few_rows<T, BOXES>, blocks, THREADS, BYTES, stream, w, given);
 }
 
 template <typename T>

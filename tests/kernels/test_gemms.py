@@ -15,18 +15,18 @@ from optexp.kernelkit.kernel import Kernel
 from optexp.kernels import layernorm_linear, linear_gelu
 
 SMALL = Tiling(32, 32, 16, 4, 3)  # quick in the interpreter
-WAYS = [pytest.param("cpu", SMALL), *(pytest.param("cuda", t, marks=pytest.mark.gpu) for t in TILINGS)]
-every_way = pytest.mark.parametrize(("device", "tiling"), WAYS)
-every_product = pytest.mark.parametrize("module", [linear_gelu, layernorm_linear], ids=lambda m: m.KERNEL.name)
+CONFIGS = [pytest.param("cpu", SMALL), *(pytest.param("cuda", t, marks=pytest.mark.gpu) for t in TILINGS)]
+every_config = pytest.mark.parametrize(("device", "tiling"), CONFIGS)
+every_gemm = pytest.mark.parametrize("module", [linear_gelu, layernorm_linear], ids=lambda m: m.KERNEL.name)
 
 
 @pytest.fixture
 def tiled(monkeypatch: pytest.MonkeyPatch):
-    """The kernel of a module, which takes this tiling and no other way."""
+    """The kernel of a module, which takes this tiling and no other config."""
 
     def tiled(module: Any, tiling: Tiling) -> Kernel:
-        def this(what: str, key: Any, ways: list[Any], run: Any, device: torch.device) -> Tiling:
-            assert TILINGS[0] in ways, "tiles were not offered"
+        def this(what: str, key: Any, configs: list[Any], run: Any, device: torch.device) -> Tiling:
+            assert TILINGS[0] in configs, "tiles were not offered"
             return tiling
 
         monkeypatch.setattr(module, "fastest", this)
@@ -54,16 +54,16 @@ def padded(tensor: Tensor) -> Tensor:
     return torch.cat([tensor, torch.full_like(tensor[..., :8], torch.nan)], dim=-1)[..., : tensor.shape[-1]]
 
 
-@every_way
-@every_product
+@every_config
+@every_gemm
 def test_rows_apart(module: Any, tiling: Tiling, device: str, tiled) -> None:
     kernel = tiled(module, tiling)
     assert_close(kernel, arguments(kernel, device, lambda t: padded(t) if t.dim() > 1 else t))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@every_way
-@every_product
+@every_config
+@every_gemm
 def test_what_is_not_finite(module: Any, tiling: Tiling, device: str, value: float, tiled) -> None:
     """Goes where the reference lets it."""
     kernel = tiled(module, tiling)
@@ -75,7 +75,7 @@ def test_what_is_not_finite(module: Any, tiling: Tiling, device: str, value: flo
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tiling", TILINGS)
-@every_product
+@every_gemm
 def test_captured_in_a_graph(module: Any, tiling: Tiling, tiled) -> None:
     kernel = tiled(module, tiling)
     args = arguments(kernel, "cuda")
@@ -90,7 +90,7 @@ def test_captured_in_a_graph(module: Any, tiling: Tiling, tiled) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tiling", [TILINGS[0], TILINGS[-1]])  # one loops over tiles, one has a program for each
-@every_product
+@every_gemm
 @pytest.mark.usefixtures("much_memory")
 def test_more_elements_than_an_int32_counts(module: Any, tiling: Tiling, tiled) -> None:
     kernel = tiled(module, tiling)

@@ -1,4 +1,5 @@
-// Kernels that are launched while the one before still runs, and wait for it on the device, from Hopper on:
+// Programmatic dependent launch (PDL): a kernel is launched while the one before still runs, and waits for it on the
+// device. From Hopper on:
 // https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization
 #pragma once
 
@@ -8,8 +9,8 @@
 
 namespace optexp {
 
-// Whether all that this is compiled for can do so; else no launch is early.
-constexpr bool EARLY = [] {
+// Whether every architecture that this is compiled for has PDL; else launches are ordinary.
+constexpr bool PDL = [] {
     for (const int target : {__CUDA_ARCH_LIST__}) {
         if (target < 900) return false;
     }
@@ -37,20 +38,21 @@ __device__ inline void begin() {
     await_previous();
 }
 
-// Its blocks may begin while the kernel before ends: they await that before they read or write. What they read is not called
-// __restrict__, for the loads of what never changes (ld.global.nc) need not see what was written after they began.
+// Launch with PDL. Blocks may begin before the previous kernel ends: `await_previous` comes before each read and write.
+// Inputs are not __restrict__: non-coherent loads (ld.global.nc) need not see writes made after the block began.
 template <typename... A, typename... P>
-int launch_early(void (*kernel)(A...), dim3 blocks, dim3 threads, size_t shared, cudaStream_t stream, const P&... given) {
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+int launch_with_pdl(
+    void (*kernel)(A...), dim3 blocks, dim3 threads, size_t shared, cudaStream_t stream, const P&... given) {
+    cudaLaunchAttribute pdl;
+    pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    pdl.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = blocks;
     config.blockDim = threads;
     config.dynamicSmemBytes = shared;
     config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = EARLY;
+    config.attrs = &pdl;
+    config.numAttrs = PDL;
     return cudaLaunchKernelEx(&config, kernel, A(given)...);
 }
 

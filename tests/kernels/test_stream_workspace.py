@@ -1,4 +1,4 @@
-"""Who gets which memory, and who gives it back: the host's part of board.cuh, with a CUDA of a few lines."""
+"""Who gets which memory, and who gives it back: the host's part of stream_workspace.cuh, with a CUDA of a few lines."""
 
 from __future__ import annotations
 
@@ -74,45 +74,45 @@ inline cudaError_t cudaGraphRetainUserObject(cudaGraph_t g, cudaUserObject_t o, 
 PROGRAM = r"""
 #include <cstdio>
 #include <set>
-#include "board.cuh"
+#include "stream_workspace.cuh"
 
 #define CHECK(what) if (!(what)) return printf("line %d: %s\n", __LINE__, #what), 1
 
 void destroy(Graph& graph) { for (auto& each : graph.destructors) each(); }
 
 int main() {
-    using optexp::Boards;
-    Boards<int> boards;
+    using optexp::StreamWorkspaces;
+    StreamWorkspaces<int> workspaces;
     Stream one{1}, two{2};
-    int* const first = boards.of(&one);
+    int* const first = workspaces.of(&one);
     CHECK(first != nullptr && *first == 0);
-    CHECK(boards.of(&one) == first && boards.of(&two) != first);
+    CHECK(workspaces.of(&one) == first && workspaces.of(&two) != first);
     CHECK(mode == cudaStreamCaptureModeGlobal);  // as it was
     device = 1;
-    CHECK(boards.of(&one) != first);
+    CHECK(workspaces.of(&one) != first);
     device = 0;
 
     Graph graph, again;
     one.graph = &graph, one.capture = 7;
-    int* const captured = boards.of(&one);
-    CHECK(captured != first && boards.of(&one) == captured && graph.destructors.size() == 1);
+    int* const captured = workspaces.of(&one);
+    CHECK(captured != first && workspaces.of(&one) == captured && graph.destructors.size() == 1);
     two.graph = &graph, two.capture = 7;  // forked: another branch of the same graph
-    CHECK(boards.of(&two) != captured);
+    CHECK(workspaces.of(&two) != captured);
     one.graph = nullptr;
-    CHECK(boards.of(&one) == first);
+    CHECK(workspaces.of(&one) == first);
     one.graph = &again, one.capture = 8;  // while the first may be replayed
-    int* const other = boards.of(&one);
+    int* const other = workspaces.of(&one);
     CHECK(other != captured && other != first);
     *captured = 5;
     const int before = allocations;
     destroy(graph);
     Graph third;
     one.graph = &third, one.capture = 9;
-    int* const reused = boards.of(&one);
+    int* const reused = workspaces.of(&one);
     two.graph = &third, two.capture = 9;
-    CHECK(allocations == before && (*reused == 5 || *boards.of(&two) == 5));  // and left as it was
+    CHECK(allocations == before && (*reused == 5 || *workspaces.of(&two) == 5));  // and left as it was
 
-    Boards<int> others;
+    StreamWorkspaces<int> others;
     room = allocations;  // no more memory
     Stream three{3};
     CHECK(others.of(&three) == nullptr && last_error == 0);
@@ -130,9 +130,9 @@ int main() {
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_each_row_of_launches_has_a_board(tmp_path: Path) -> None:
+def test_each_row_of_launches_has_a_workspace(tmp_path: Path) -> None:
     (tmp_path / "cuda_runtime.h").write_text(CUDA)
-    (tmp_path / "board.cuh").write_text((KERNELS / "board.cuh").read_text())
+    (tmp_path / "stream_workspace.cuh").write_text((KERNELS / "stream_workspace.cuh").read_text())
     (tmp_path / "program.cpp").write_text(PROGRAM)
     program = str(tmp_path / "program")
     options = ["-std=c++17", "-Wall", "-Werror", "-pthread"]

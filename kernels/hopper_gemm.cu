@@ -1,10 +1,10 @@
-// x·wᵀ on Hopper with the norm of x's rows before it, or GELU after it, at the rate of the product alone.
+// x·wᵀ on Hopper with the norm of x's rows before it, or GELU after it, at the rate of the GEMM alone.
 //
 // A block is one to a multiprocessor and goes from tile to tile. One of its warps has the copy engine fetch steps of x
 // and w into a ring of stages; two warpgroups multiply them, half of the tile's rows each. Two blocks, one above the
 // other, share what is fetched of w.
 //
-// Products run on their own once begun. So before GELU a tile is only rounded when its last step is done, to half the
+// wgmma runs asynchronously. So before GELU a tile is only rounded when its last step is done, to half the
 // registers, and finished sixteen columns a step while the next tile is multiplied. (Two warpgroups some steps apart,
 // one finishing while the other multiplies, need more steps in shared memory than it holds beside those on their way:
 // the one ahead waits for them until the other has caught up.)
@@ -15,7 +15,7 @@
 //
 //     y = r·((x − c)⊙γ)·wᵀ − r·(μ − c)·Σγw + (Σβw + bias)
 //
-// All four are summed once, and told to others on a board in memory.
+// All four are summed once, and shared with the other blocks through a workspace in memory.
 //
 // μ and r belong to a row of x. Where each row has many tiles, two warps of each block that multiply nothing sum rows, in
 // the order in which tiles come to them, and all tiles look at their end. Where it has few, these warps would not keep up.
@@ -26,15 +26,16 @@
 // So the first clusters sum columns in place of a tile, while others make their first. Where all have a tile in each
 // round, a small kernel before sums them, which costs some 3 µs.
 //
-// Where such a sum is not finite, as with an infinite weight, it would cancel what is infinite in the product, too. So there
-// a column is made again as norm and product one after the other make it, slowly.
+// Where such a sum is not finite, as with an infinite weight, it would cancel what is infinite in the GEMM, too. So there
+// a column is made again as norm and GEMM one after the other make it, slowly.
 //
-// What is not on the board is summed from memory: none waits without an end for another block, which may not have begun.
-// (Two products side by side, each with blocks that wait for others of theirs, could wait for ever.) What a tile finds
+// A block sums from memory what the workspace lacks: it never waits without end for another block, which may not have
+// begun.
+// (Two GEMMs side by side, each with blocks that wait for others of theirs, could wait for ever.) What a tile finds
 // are the bits that it would have summed itself, so that y does not depend on who was first.
 #include <algorithm>
 
-#include "board.cuh"
+#include "stream_workspace.cuh"
 #include "hopper.cuh"
 
 namespace optexp::hopper {
@@ -49,23 +50,23 @@ constexpr int PANEL = 32;                // clusters one above the other, whose 
 constexpr int GROUP_APART = 4;           // where rows are summed apart: fewer, as those of the first round must soon be told
 constexpr int MANY_TILES = 8;            // of a row, for which summing apart keeps up
 constexpr int BLOCK = 384;
-constexpr int MULTIPLIERS = 8, SUMMERS = 2;  // warps
+constexpr int MMA_WARPS = 8, STATS_WARPS = 2;  // issue wgmma; sum rows
 constexpr int CHUNK = 64;                    // columns that are written at once
 constexpr int PARTS = N / 16;                // of a tile, in which it is finished
 
 constexpr int X_BYTES = M * K * 2, W_BYTES = N * K * 2, STAGE = X_BYTES + W_BYTES;
 constexpr int OUT = STAGES * STAGE, OUT_BYTES = 16 * CHUNK * 2;  // two for each warp
-constexpr int GAMMA = OUT + 2 * MULTIPLIERS * OUT_BYTES, GAMMA_BYTES = K * 2;
+constexpr int GAMMA = OUT + 2 * MMA_WARPS * OUT_BYTES, GAMMA_BYTES = K * 2;
 constexpr int COLUMNS = GAMMA + STAGES * GAMMA_BYTES, COLUMNS_BYTES = N * 8;
 constexpr int FULL = COLUMNS + COLUMNS_BYTES, EMPTY = FULL + STAGES * 8, COLUMNS_READ = EMPTY + STAGES * 8;
 constexpr int COLUMNS_FULL = COLUMNS_READ + 8, COLUMNS_KNOWN = COLUMNS_FULL + 8, ENROLLED = COLUMNS_KNOWN + 8;
-constexpr int EPOCH = ENROLLED + 8, KIND = EPOCH + 4, PATIENCE = KIND + 4, SHARED = PATIENCE + MULTIPLIERS * 4;
+constexpr int EPOCH = ENROLLED + 8, KIND = EPOCH + 4, MAX_POLLS = KIND + 4, SHARED = MAX_POLLS + MMA_WARPS * 4;
 static_assert(SHARED <= 227 * 1024);
 
 constexpr uint32_t ONES = 0x3f803f80;  // two of bfloat16
 constexpr float FAR = 2.0f;            // deviations between a row's mean and what was taken for it
 
-// --- the board -----------------------------------------------------------------------------------------------------
+// --- the workspace -------------------------------------------------------------------------------------------------
 
 struct __align__(16) Row {
     float mean, scale;  // as a `Norm` has them
@@ -73,9 +74,9 @@ struct __align__(16) Row {
     int row;
 };
 
-// Where blocks tell each other what they have summed. Zero at first, and then left as it is from one launch to the next,
-// which must not begin before that one has ended: each knows by its epoch what was told in it.
-struct Board {
+// The sums that blocks share. Zero-initialised; persists between launches. A launch must not begin before the one before
+// has ended: its epoch marks the sums that it wrote.
+struct StreamWorkspace {
     static constexpr uint32_t SEATS = 4096;              // more than a launch has blocks
     static constexpr int ROWS = 32768, COLUMNS = 16384;  // rows of x take turns, where they are more
 
@@ -105,17 +106,17 @@ template <typename T>
 struct Operands {
     const T *x, *w, *bias, *gamma, *beta;  // null where there is none
     const uint2* columns;  // of each row of w, as `sum_columns` has them
-    Board* board;          // null where there is no memory for one: then nobody looks
+    StreamWorkspace* workspace;  // null where there is no memory for one: then no block polls
     int64_t x_stride, w_stride;
     int m, n, k;
     float share, eps;  // 1/k
-    int patience;      // how often the board is looked at for what is not there yet; 0: it is not looked at
+    int max_polls;     // polls of the workspace for a sum that is missing; 0: the workspace is not read
     Grid grid;
 };
 
 struct Tile {
     int row, column;
-    int sums;  // its rows, as nobody has told of them before: 0 or 1
+    int sums;  // 1: it sums its rows, whose sums no earlier tile has shared
 
     // Now, and not only when it is wanted.
     __device__ __forceinline__ void settle() { asm volatile("" : "+r"(row), "+r"(column), "+r"(sums)); }
@@ -134,7 +135,7 @@ struct Tiles {
     __device__ bool left() const { return turn < int(grid.summing) + grid.down * grid.across; }
     __device__ void next() { turn += gridDim.x / CLUSTER; }
 
-    // Divisions take long: best beside products.
+    // Divisions take long: best beside wgmma.
     __device__ Tile tile() const {
         const bool panels = FORM == NORM && !grid.apart;
         const int group = FORM == NORM && grid.apart ? GROUP_APART : GROUP, alone = panels;  // columns that come first
@@ -213,8 +214,8 @@ __device__ __forceinline__ float scale_of(float mean, float square, float share,
     return rsqrtf((variance < 0.0f ? 0.0f : variance) + eps);  // NaN stays
 }
 
-// Of the two rows of which a lane has elements, as a product's operand has them, even registers and odd ones: how far
-// the mean is from what was taken for it, and 1/deviation. On the board a row is one word: nothing has to be ordered.
+// Of the two rows of which a lane has elements, as a wgmma operand has them, even registers and odd ones: how far
+// the mean is from what was taken for it, and 1/deviation. In the workspace a row is one word: nothing has to be ordered.
 struct Norm {
     float mean[2], scale[2];
 
@@ -228,22 +229,22 @@ struct Norm {
         for (int half = 0; half < 2; half++) means[half] = twice(unpacked<__nv_bfloat16>(means[half]).x + mean[half]);
     }
 
-    __device__ __forceinline__ void tell(Board& board, uint32_t epoch, int row) const {
+    __device__ __forceinline__ void tell(StreamWorkspace& workspace, uint32_t epoch, int row) const {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const Row own = {mean[half], scale[half], epoch, row + half * 8};
-            post(board.row(own.row), own);
+            post(workspace.row(own.row), own);
         }
     }
 };
 
-// What the board says of the same rows. It takes its time: only `found` waits for it.
+// The workspace's entries of the same rows. The load takes long: only `found` waits for it.
 struct Told {
     Row rows[2];
 
-    __device__ __forceinline__ void look(Board& board, int row) {
+    __device__ __forceinline__ void look(StreamWorkspace& workspace, int row) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) rows[half] = peek(board.row(row + half * 8));
+        for (int half = 0; half < 2; half++) rows[half] = peek(workspace.row(row + half * 8));
     }
 
     __device__ __forceinline__ bool found(Norm& norm, uint32_t epoch, int row) const {
@@ -316,7 +317,7 @@ __device__ __forceinline__ void guess_means(uint32_t (&means)[2], const uint32_t
     }
 }
 
-// A warp's 16 rows, in the order in which they are summed beside products, to the bit.
+// A warp's 16 rows, in the order in which they are summed beside wgmma, to the bit.
 template <typename T>
 __device__ __forceinline__ Norm sum_from_memory(uint32_t mean, uint32_t other_mean, const Operands<T>& given, int row) {
     const int lane = threadIdx.x % 32;
@@ -341,7 +342,7 @@ __device__ __forceinline__ Norm sum_from_memory(uint32_t mean, uint32_t other_me
     return sums.norm(given.share, given.eps);
 }
 
-// Four rows from memory, of which eight lanes have each, in an order of their own; they are told, where there is a board.
+// Four rows from memory, of which eight lanes have each, in an order of their own; the workspace gets them, where there is one.
 template <int AHEAD, typename T>
 __device__ __forceinline__ Row tell_four(const Operands<T>& given, uint32_t epoch, int first) {
     const int own = threadIdx.x % 8, packs = given.k / 8, row = first + threadIdx.x % 32 / 8;
@@ -372,34 +373,34 @@ __device__ __forceinline__ Row tell_four(const Operands<T>& given, uint32_t epoc
     }
     Row told = {mean_of(over_lanes<8>(sum), given.share), 0.0f, epoch, row};
     told.scale = scale_of(told.mean, over_lanes<8>(square), given.share, given.eps);
-    if (own == 0 && given.board != nullptr) post(given.board->row(row), told);
+    if (own == 0 && given.workspace != nullptr) post(given.workspace->row(row), told);
     return told;
 }
 
-// A warp's share of all rows, in the order in which tiles come to them, beside the products of others.
+// A warp's share of all rows, in the order in which tiles come to them, beside the wgmma of others.
 template <typename T>
-__device__ void tell_rows(uint32_t base, int summer, const Operands<T>& given) {
+__device__ void tell_rows(uint32_t base, int stats_warp, const Operands<T>& given) {
     wait(base + ENROLLED, 0);
     const uint32_t epoch = load_shared(base + EPOCH);
-    const int first = (blockIdx.x * SUMMERS + summer) * 4, all = given.grid.down * CLUSTER * M;
-    for (int row = first; row < all; row += gridDim.x * SUMMERS * 4) tell_four<4>(given, epoch, row);
+    const int first = (blockIdx.x * STATS_WARPS + stats_warp) * 4, all = given.grid.down * CLUSTER * M;
+    for (int row = first; row < all; row += gridDim.x * STATS_WARPS * 4) tell_four<4>(given, epoch, row);
 }
 
-// A warp's 16 rows, which are not on the board yet: who has looked in vain sums them, and does not wait again.
+// A warp's 16 rows, which the workspace lacks: a warp that polled in vain sums them, and does not poll again.
 template <typename T>
 __device__ __forceinline__ Norm await_rows(uint32_t base, const Operands<T>& given, int first) {
     const int lane = threadIdx.x % 32, row = first + lane / 4;
     const uint32_t epoch = load_shared(base + EPOCH);
     Norm norm;
     Told told;
-    const auto own_patience = [&] { return base + PATIENCE + threadIdx.x / 32 * 4; };
-    const int patience = __shfl_sync(0xffffffff, load_shared(own_patience()), 0);  // uniform: else registers spill
-    for (int look = 0; look < patience; look++) {
-        told.look(*given.board, row);
+    const auto max_polls_address = [&] { return base + MAX_POLLS + threadIdx.x / 32 * 4; };
+    const int max_polls = __shfl_sync(0xffffffff, load_shared(max_polls_address()), 0);  // uniform: else registers spill
+    for (int look = 0; look < max_polls; look++) {
+        told.look(*given.workspace, row);
         if (__all_sync(0xffffffff, told.found(norm, epoch, row))) return norm;
     }
     __syncwarp();
-    store_shared(own_patience(), 0u);
+    store_shared(max_polls_address(), 0u);
 #pragma unroll 1
     for (int of = 0; of < 16; of += 4) {
         const Row own = tell_four<1>(given, epoch, first + of);
@@ -471,7 +472,7 @@ __device__ __forceinline__ uint32_t split(float value) {
 }
 
 // In place of both sums of a column where one is not finite, as with an infinite weight: twice 0, and the other zero as a
-// mark. They would cancel what is infinite in the product.
+// mark. They would cancel what is infinite in the GEMM.
 constexpr uint2 ENDLESS = {0x80000000, 0};
 
 // Σγw, and Σβw + bias, of a row of w by eight lanes, of which each takes every eighth eight of its elements: always in the
@@ -502,7 +503,7 @@ struct ColumnSums {
     }
 };
 
-constexpr int OWN = N / MULTIPLIERS;  // columns of a tile, of a warp
+constexpr int OWN = N / MMA_WARPS;  // columns of a tile, of a warp
 
 // Of four rows of w by a warp, from memory.
 template <int AHEAD, typename T>
@@ -529,12 +530,12 @@ __device__ __forceinline__ uint2 sum_columns(const Operands<T>& given, int row) 
     return sums.all(given, row);
 }
 
-// Of all, by a kernel of its own. The product may begin on multiprocessors that are done with their rows.
+// Of all, by a kernel of its own. The GEMM may begin on multiprocessors that are done with their rows.
 constexpr int FEW = 64;  // threads, so that a small w is read by many multiprocessors
 template <typename T>
 __global__ void __launch_bounds__(FEW) sum_all_columns(const __grid_constant__ Operands<T> given, uint2* columns) {
     await_previous();
-    let_next_begin();  // only now: the product reads x and w at once
+    let_next_begin();  // only now: the GEMM reads x and w at once
     const int row = blockIdx.x * (FEW / 8) + threadIdx.x / 8;
     const uint2 sums = sum_columns<8>(given, row);
     if (threadIdx.x % 8 == 0 && row < given.n) columns[row] = sums;
@@ -550,7 +551,7 @@ __device__ __forceinline__ bool any_endless(uint32_t base) {
     return __any_sync(0xffffffff, endless);
 }
 
-// Such columns, as norm and product one after the other have them: an element after the other by the lane that has it. The
+// Such columns, as norm and GEMM one after the other have them: an element after the other by the lane that has it. The
 // rest is scaled here, as a scale of 0 would spoil them. x may be as near its mean as float32 can tell, so that is summed
 // anew: what is left of x − c is rounded.
 template <typename T>
@@ -595,10 +596,10 @@ __device__ __forceinline__ void find_columns(uint32_t base, int warp, const Oper
         if (threadIdx.x % 8 == 0) store_shared(base + COLUMNS + row * 8, sums);
     }
     publish_writes();
-    sync_first<MULTIPLIERS * 32>();
+    sync_first<MMA_WARPS * 32>();
 }
 
-// Of a tile's columns, in place of a tile: as fast as the copy engine brings them, which a product would not keep busy.
+// Of a tile's columns, in place of a tile: as fast as the copy engine brings them, which a GEMM would not keep busy.
 __device__ __forceinline__ int columns_of_block() {
     return int(blockIdx.x / CLUSTER * CLUSTER + cluster_rank()) * N;  // beyond n the copy engine finds zeros
 }
@@ -643,12 +644,12 @@ __device__ __forceinline__ void tell_columns(Ring ring, int warp, const Operands
     for (int i = 0; i < OWN / 4; i++) {
         const int row = column + first + i * 4;
         const uint2 all = sums[i].all(given, row);
-        if (own == 0 && column < given.n) given.board->columns[row] = all;
+        if (own == 0 && column < given.n) given.workspace->columns[row] = all;
     }
-    sync_first<MULTIPLIERS * 32>();
+    sync_first<MMA_WARPS * 32>();
     wait(ring.base + ENROLLED, 0);  // by all: threads that were apart cost the main loop its uniform registers
     if (threadIdx.x == 0 && column < given.n) {
-        release(&given.board->told[column / N], load_shared(ring.base + EPOCH));
+        release(&given.workspace->told[column / N], load_shared(ring.base + EPOCH));
     }
 }
 
@@ -677,7 +678,7 @@ __device__ void fetch_all(uint32_t base, const CUtensorMap& x, const CUtensorMap
 
 enum Kind : uint32_t { USUAL, UNTOLD, WITH_ENDLESS };
 
-// What belongs to a tile's columns, from the board, by a warp.
+// What belongs to a tile's columns, from the workspace, by a warp.
 template <typename T>
 __device__ void fetch_columns(uint32_t base, const Operands<T>& given) {
     const int lane = threadIdx.x % 32;
@@ -685,7 +686,7 @@ __device__ void fetch_columns(uint32_t base, const Operands<T>& given) {
     uint32_t parity = 0, epoch = 0;
     await_previous();  // also `sum_all_columns`; so launches enrol one after the other, whichever threads asked for them
     if (first_lane) {
-        if (given.board != nullptr) epoch = given.board->enrol();
+        if (given.workspace != nullptr) epoch = given.workspace->enrol();
         store_shared(base + EPOCH, epoch);
         arrive(base + ENROLLED);
     }
@@ -693,8 +694,8 @@ __device__ void fetch_columns(uint32_t base, const Operands<T>& given) {
         const int column = tiles.tile().column;
         Kind kind = given.grid.summing == 0 ? USUAL : UNTOLD;
         if (first_lane) {
-            for (int look = 0; look < given.patience && kind == UNTOLD; look++) {
-                if (acquire(&given.board->told[column / N]) == epoch) kind = USUAL;
+            for (int look = 0; look < given.max_polls && kind == UNTOLD; look++) {
+                if (acquire(&given.workspace->told[column / N]) == epoch) kind = USUAL;
             }
             wait(base + COLUMNS_READ, parity ^ 1);  // those of the tile before
             if (kind == USUAL) {
@@ -792,7 +793,7 @@ struct Rows {
     }
 };
 
-// The same before GELU, rounded as a product and GELU apart would: half as many registers as the tile had.
+// The same before GELU, rounded as a GEMM and GELU apart would: half as many registers as the tile had.
 template <typename T, Form FORM>
 struct Held : Rows {
     uint32_t pairs[PARTS][4] = {};
@@ -861,7 +862,7 @@ struct HalfHeld : Rows {
     }
 };
 
-// One factor of `distance`·Σγw + Σβw + bias, a product of 8 terms whose other factor has both sums as `sum_columns`
+// One factor of `distance`·Σγw + Σβw + bias, a dot product of 8 terms whose other factor has both sums as `sum_columns`
 // splits them: a row's distance, what rounding leaves of it, 1, and 0, each for two terms.
 __device__ __forceinline__ uint32_t term(float distance) {
     const float high = __bfloat162float(__float2bfloat16_rn(distance));
@@ -894,10 +895,10 @@ __device__ __forceinline__ void normalise(float (&z)[128], const Norm& norm, Hal
 }
 
 // A step of x by registers. What is being multiplied is summed meanwhile, before the next is begun: else the compiler
-// sums all of a step before its last products, longer than those before run, and tensor cores idle. Not at a step's
+// sums all of a step before its last wgmma, longer than those before run, and tensor cores idle. Not at a step's
 // begin, which has waits of its own. So the last 16 columns, `centred`, are left to be summed.
 //
-// Products are begun two by two, with one fence for both: a step has K / 32 of such pairs, and one less may be on its way
+// wgmma is issued two by two, with one fence for both: a step has K / 32 of such pairs, and one less may be on its way
 // when the registers of its counterpart in the step before are written.
 template <bool SUMMED>
 __device__ __forceinline__ void multiply_step(
@@ -916,17 +917,17 @@ __device__ __forceinline__ void multiply_step(
             sums.add(centred);
             if (part > 0) settled = sums.settled(zero);
         }
-        if (part % 2 == 0) await_products<K / 32 - 1>();  // until the registers were read that are written now
+        if (part % 2 == 0) wgmma_wait<K / 32 - 1>();  // until the registers were read that are written now
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             centred[i] = minus(found[i], means[i % 2]);
             own[part][i] = times(centred[i], by[part / 2][part % 2 * 2 + i / 2], settled);
         }
         if (part % 2 == 0) continue;
-        begin_products();
+        wgmma_fence();
         multiply(z, own[part - 1], w + 2 * (part - 1), add || part > 1);
         multiply(z, own[part], w + 2 * part, true);
-        end_products();
+        wgmma_commit();
     }
 }
 
@@ -969,23 +970,23 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
                     const uint32_t zero = uint32_t(given.n) >> 31;
                     multiply_step<true>(z, sums, centred, means, own, w, ring.gamma(), step > 0, zero);
                 } else {
-                    if (step == given.grid.steps - 1 && given.patience > 0) told.look(*given.board, top + lane / 4);
+                    if (step == given.grid.steps - 1 && given.max_polls > 0) told.look(*given.workspace, top + lane / 4);
                     multiply_step<false>(z, sums, centred, means, own, w, ring.gamma(), step > 0);
                 }
             } else {
-                begin_products();
+                wgmma_fence();
 #pragma unroll
                 for (int part = 0; part < K / 16; part++) multiply<T>(z, x + 2 * part, w + 2 * part, step + part > 0);
-                end_products();
+                wgmma_commit();
                 if (rows.next < PARTS) rows.finish_next();
-                await_products<1>();
+                wgmma_wait<1>();
             }
             if (step > 0) arrive_as_warp_in_all<CLUSTER>(before, lane);
             before = ring.empty();
             ring.next();
         };
         advance(0);
-        if constexpr (FORM == NORM) rows.write_rest();  // beside the first products
+        if constexpr (FORM == NORM) rows.write_rest();  // beside the first wgmma
         for (int step = 1; step < given.grid.steps; step++) advance(step);
         tiles.next();
         tile = tiles.tile();
@@ -999,10 +1000,10 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
             if (sum) {
                 sums.add(centred);
                 norm = sums.norm(given.share, given.eps);
-                const bool others = given.grid.across > 1 && given.board != nullptr;  // tiles of the same rows
-                if (others && lane % 4 == 0) norm.tell(*given.board, epoch, top + lane / 4);
+                const bool others = given.grid.across > 1 && given.workspace != nullptr;  // tiles of the same rows
+                if (others && lane % 4 == 0) norm.tell(*given.workspace, epoch, top + lane / 4);
             } else {
-                lost = given.patience == 0 || !__all_sync(0xffffffff, told.found(norm, epoch, top + lane / 4));
+                lost = given.max_polls == 0 || !__all_sync(0xffffffff, told.found(norm, epoch, top + lane / 4));
             }
             again = __any_sync(0xffffffff, norm.far());
             if (again && !lost) norm.correct(means);  // a branch: the wait is not moved in front of all this
@@ -1011,7 +1012,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
             parity ^= 1;
             kind = load_shared(base + KIND);
         }
-        await_products<0>();
+        wgmma_wait<0>();
         refresh(z);
         arrive_as_warp_in_all<CLUSTER>(before, lane);
         if constexpr (FORM == NORM) {
@@ -1052,7 +1053,7 @@ __device__ __forceinline__ void multiply_all(uint32_t base, int warp, const CUte
 }
 
 template <typename T, Form FORM>
-__global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
+__global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) persistent_matmul(
     const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap y,
     const __grid_constant__ Operands<T> given) {
     extern __shared__ __align__(1024) uint8_t memory[];  // as swizzled rows want it
@@ -1062,15 +1063,17 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
         for (int stage = 0; stage < STAGES; stage++) {
             make_barrier(base + FULL + stage * 8, 1);
             // w is fetched for both blocks, by whichever finds it done with in both.
-            make_barrier(base + EMPTY + stage * 8, CLUSTER * MULTIPLIERS * ARRIVALS);
+            make_barrier(base + EMPTY + stage * 8, CLUSTER * MMA_WARPS * ARRIVALS);
         }
-        make_barrier(base + COLUMNS_READ, MULTIPLIERS * ARRIVALS);
+        make_barrier(base + COLUMNS_READ, MMA_WARPS * ARRIVALS);
         make_barrier(base + COLUMNS_FULL, 1);
         make_barrier(base + COLUMNS_KNOWN, ARRIVALS);
         make_barrier(base + ENROLLED, 1);
         publish_barriers();
     }
-    if (FORM == NORM && threadIdx.x < MULTIPLIERS) store_shared(base + PATIENCE + threadIdx.x * 4, uint32_t(given.patience));
+    if (FORM == NORM && threadIdx.x < MMA_WARPS) {
+        store_shared(base + MAX_POLLS + threadIdx.x * 4, uint32_t(given.max_polls));
+    }
     if (FORM == NORM && threadIdx.x < STAGES * GAMMA_BYTES / 4) {  // for no γ, and beyond its end
         reinterpret_cast<uint32_t*>(memory + GAMMA)[threadIdx.x] = ONES;
         publish_writes();
@@ -1080,20 +1083,20 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(BLOCK, 1) product(
     // `sum_all_columns` lets it begin when all before has ended: x and w are there.
     if (FORM != NORM || given.grid.summing > 0) await_previous();
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
-    if (warp >= MULTIPLIERS) {
+    if (warp >= MMA_WARPS) {
         give_registers<40>();  // of 168 each: 128·40 + 256·232 = 384·168
         const bool first_lane = threadIdx.x % 32 == 0;
-        if (warp == MULTIPLIERS && first_lane) fetch_all<T, FORM>(base, x, w, given);
+        if (warp == MMA_WARPS && first_lane) fetch_all<T, FORM>(base, x, w, given);
         if constexpr (FORM == NORM) {
-            if (warp == MULTIPLIERS + 1) fetch_columns(base, given);
-            const int summer = warp - (MULTIPLIERS + 2);
-            if (summer >= 0 && given.grid.apart && given.board != nullptr) tell_rows(base, summer, given);
+            if (warp == MMA_WARPS + 1) fetch_columns(base, given);
+            const int stats_warp = warp - (MMA_WARPS + 2);
+            if (stats_warp >= 0 && given.grid.apart && given.workspace != nullptr) tell_rows(base, stats_warp, given);
         }
     } else {
         take_registers<232>();
         multiply_all<T, FORM>(base, warp, y, given);
     }
-    cluster_sync();  // until nobody writes into the other block any more
+    cluster_sync();  // until all writes into the other block are done
 }
 
 }  // namespace optexp::hopper
@@ -1112,8 +1115,8 @@ int launch(const Operands<T>& given, void* y, int blocks, cudaStream_t stream) {
     if (int status = describe(maps[0], HALF, given.x, given.m, given.k, given.x_stride, M)) return status;
     if (int status = describe(maps[1], HALF, given.w, given.n, given.k, given.w_stride, N / CLUSTER)) return status;
     if (int status = describe(maps[2], HALF, y, given.m, given.n, given.n, 16)) return status;
-    cudaFuncSetAttribute(product<T, FORM>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
-    return launch_early(product<T, FORM>, blocks, BLOCK, SHARED, stream, maps[0], maps[1], maps[2], given);
+    cudaFuncSetAttribute(persistent_matmul<T, FORM>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
+    return launch_with_pdl(persistent_matmul<T, FORM>, blocks, BLOCK, SHARED, stream, maps[0], maps[1], maps[2], given);
 }
 
 // At once, on this device.
@@ -1121,7 +1124,7 @@ int possible_clusters() {
     int device = 0, multiprocessors = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    return std::min(multiprocessors / CLUSTER, int(Board::SEATS) / CLUSTER);
+    return std::min(multiprocessors / CLUSTER, int(StreamWorkspace::SEATS) / CLUSTER);
 }
 
 Grid grid_of(int64_t m, int64_t n, int64_t k) { return {pieces(m, M * CLUSTER), pieces(n, N), pieces(k, K), 0, false}; }
@@ -1131,33 +1134,35 @@ Grid grid_of(int64_t m, int64_t n, int64_t k) { return {pieces(m, M * CLUSTER), 
 // columns:   to work in, 8 bytes for each row of w that whole tiles have: beyond n it does not matter what they are
 // beside:    1: some blocks sum columns beside tiles, 0: a kernel before does, -1: whichever is likely quicker
 // apart:     1: warps that multiply nothing sum rows, 0: tiles do, -1: whichever is likely quicker
-// patience:  how often the board is looked at for what is awaited, some 0.4 µs each, before a block sums for itself
+// max_polls:  polls of the workspace, 0.4 µs each, before a block computes the sum itself
 extern "C" int layernorm_linear(
     const void* x, const void* gamma, const void* beta, const void* w, const void* bias, void* columns, void* y, int64_t m,
-    int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, int64_t beside, int64_t apart, int64_t patience,
+    int64_t n, int64_t k, int64_t x_stride, int64_t w_stride, double eps, int64_t beside, int64_t apart, int64_t max_polls,
     cudaStream_t stream) {
     using T = __nv_bfloat16;
     Operands<T> given = {
         (const T*)x, (const T*)w, (const T*)bias, (const T*)gamma, (const T*)beta, (const uint2*)columns,
-        nullptr, x_stride, w_stride, int(m), int(n), int(k), 1.0f / k, float(eps), int(patience), grid_of(m, n, k)};
-    static auto& boards = *new Boards<Board>;  // never destroyed: a graph may be after the program's end
-    given.board = boards.of(stream);
-    if (given.board == nullptr) given.patience = 0;
-    // By the shape alone, as the order of sums is another. Summers do not wait until others have looked.
-    given.grid.apart = m <= Board::ROWS && (apart == 1 || (apart < 0 && given.grid.across >= MANY_TILES));
+        nullptr, x_stride, w_stride, int(m), int(n), int(k), 1.0f / k, float(eps), int(max_polls), grid_of(m, n, k)};
+    // Never destroyed: a graph may be, after the program's end.
+    static auto& workspaces = *new StreamWorkspaces<StreamWorkspace>;
+    given.workspace = workspaces.of(stream);
+    if (given.workspace == nullptr) given.max_polls = 0;
+    // By the shape alone, as the order of sums is another. Stats warps do not wait until others have polled.
+    given.grid.apart = m <= StreamWorkspace::ROWS && (apart == 1 || (apart < 0 && given.grid.across >= MANY_TILES));
     const int tiles = given.grid.down * given.grid.across, summing = pieces(given.grid.across, CLUSTER);
     const int clusters = possible_clusters();
-    const bool fits = given.board != nullptr && summing <= clusters && given.grid.across * N <= Board::COLUMNS;
+    const bool fits =
+        given.workspace != nullptr && summing <= clusters && given.grid.across * N <= StreamWorkspace::COLUMNS;
     const bool free = pieces(tiles + summing, clusters) == pieces(tiles, clusters);  // no round more
     if (fits && (beside == 1 || (beside < 0 && free))) {
         given.grid.summing = summing;
-        given.columns = given.board->columns;
+        given.columns = given.workspace->columns;
     } else {
-        // As much shared memory as the product has: else multiprocessors stop to share theirs out anew.
+        // As much shared memory as the GEMM has: else multiprocessors stop to share theirs out anew.
         cudaFuncSetAttribute(
             sum_all_columns<T>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
         const int blocks = pieces(n, FEW / 8);
-        if (int status = launch_early(sum_all_columns<T>, blocks, FEW, 0, stream, given, (uint2*)columns)) return status;
+        if (int status = launch_with_pdl(sum_all_columns<T>, blocks, FEW, 0, stream, given, (uint2*)columns)) return status;
     }
     return launch<T, NORM>(given, y, std::min(tiles + int(given.grid.summing), clusters) * CLUSTER, stream);
 }

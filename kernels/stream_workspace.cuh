@@ -1,4 +1,4 @@
-// Memory that launches find as the one before has left it: zero at first, one for each row of launches.
+// Zero-initialised per-stream workspace that persists between launches.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,11 +15,11 @@ namespace optexp {
 // Of launches that come one after the other: those of a stream; and, as two graphs may run at once, those of a stream
 // while it is captured, until the graph is gone. Torch knows nothing of this memory: what it has while a graph is captured
 // would belong to the graph. What a graph gives back is left as it is, too.
-template <typename Board>
-class Boards {
+template <typename Workspace>
+class StreamWorkspaces {
    public:
     // Null where there is no memory, or too many have some.
-    Board* of(cudaStream_t stream) {
+    Workspace* of(cudaStream_t stream) {
         int device = 0;
         unsigned long long id = reinterpret_cast<uintptr_t>(stream), capture = 0;
         cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -27,7 +27,7 @@ class Boards {
         if (failed(cudaGetDevice(&device))) return nullptr;
         if (failed(cudaStreamGetCaptureInfo(stream, &status, &capture, &graph))) return nullptr;
         const bool captured = status == cudaStreamCaptureStatusActive;
-        // A handle may stand for another stream later. Of one that is captured nobody may ask what its number is.
+        // A handle may stand for another stream later. The id of a captured stream must not be queried.
         if (!captured && failed(cudaStreamGetId(stream, &id))) return nullptr;
         const Key key = {device, id, captured ? capture : 0};
         {
@@ -36,67 +36,68 @@ class Boards {
         }
         auto mode = cudaStreamCaptureModeRelaxed;  // memory may be asked for though this or another thread captures
         cudaThreadExchangeStreamCaptureMode(&mode);
-        Board* board = spare(device);
-        if (board != nullptr) {
-            const auto [own, is_new] = give(board, key);
+        Workspace* workspace = spare(device);
+        if (workspace != nullptr) {
+            const auto [own, is_new] = give(workspace, key);
             if (is_new && captured) await_end(graph, key);
-            board = own;
+            workspace = own;
         }
         cudaThreadExchangeStreamCaptureMode(&mode);
-        return board;
+        return workspace;
     }
 
    private:
     using Key = std::tuple<int, unsigned long long, unsigned long long>;  // device, stream, capture
     struct Loan {
-        Boards* boards;
+        StreamWorkspaces* workspaces;
         Key key;
     };
     static constexpr int MOST = 256;
 
     std::mutex mutex;  // never held while CUDA is asked for something
-    std::map<Key, Board*> given;
-    std::map<int, std::vector<Board*>> spares;
+    std::map<Key, Workspace*> given;
+    std::map<int, std::vector<Workspace*>> spares;
     int made = 0;
 
     static bool failed(cudaError_t error) {
-        if (error != cudaSuccess) cudaGetLastError();  // nobody else is to find it
+        if (error != cudaSuccess) cudaGetLastError();  // clears the error for later calls
         return error != cudaSuccess;
     }
 
-    Board* spare(int device) {
+    Workspace* spare(int device) {
         {
             const std::lock_guard<std::mutex> lock(mutex);
             if (auto& of_device = spares[device]; !of_device.empty()) {
-                Board* board = of_device.back();
+                Workspace* workspace = of_device.back();
                 of_device.pop_back();
-                return board;
+                return workspace;
             }
             if (made == MOST) return nullptr;
             made++;
         }
-        Board* board = nullptr;
-        cudaStream_t aside = nullptr;  // which nobody captures
+        Workspace* workspace = nullptr;
+        cudaStream_t aside = nullptr;  // never captured
         const bool right = !failed(cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking)) &&
-                           !failed(cudaMalloc(&board, sizeof(Board))) &&
-                           !failed(cudaMemsetAsync(board, 0, sizeof(Board), aside)) && !failed(cudaStreamSynchronize(aside));
+                           !failed(cudaMalloc(&workspace, sizeof(Workspace))) &&
+                           !failed(cudaMemsetAsync(workspace, 0, sizeof(Workspace), aside)) &&
+                           !failed(cudaStreamSynchronize(aside));
         if (aside != nullptr) failed(cudaStreamDestroy(aside));
-        if (right) return board;
-        if (board != nullptr) failed(cudaFree(board));
+        if (right) return workspace;
+        if (workspace != nullptr) failed(cudaFree(workspace));
         const std::lock_guard<std::mutex> lock(mutex);
         made--;
         return nullptr;
     }
 
     // What the key has now, and whether it is this.
-    std::pair<Board*, bool> give(Board* board, const Key& key) {
+    std::pair<Workspace*, bool> give(Workspace* workspace, const Key& key) {
         const std::lock_guard<std::mutex> lock(mutex);
-        const auto [place, is_new] = given.emplace(key, board);
-        if (!is_new) spares[std::get<0>(key)].push_back(board);  // another thread was quicker
+        const auto [place, is_new] = given.emplace(key, workspace);
+        if (!is_new) spares[std::get<0>(key)].push_back(workspace);  // another thread was quicker
         return {place->second, is_new};
     }
 
-    // The graph has its board as long as it can be replayed. If that can't be told, it has it for good.
+    // The graph owns its workspace until it is destroyed; for good, where CUDA can't report that.
     void await_end(cudaGraph_t graph, const Key& key) {
         cudaUserObject_t object;
         auto* loan = new Loan{this, key};
@@ -109,12 +110,12 @@ class Boards {
 
     static void CUDART_CB give_back(void* what) {  // where CUDA must not be called
         auto* loan = static_cast<Loan*>(what);
-        Boards& boards = *loan->boards;
+        StreamWorkspaces& workspaces = *loan->workspaces;
         {
-            const std::lock_guard<std::mutex> lock(boards.mutex);
-            if (auto found = boards.given.find(loan->key); found != boards.given.end()) {
-                boards.spares[std::get<0>(loan->key)].push_back(found->second);
-                boards.given.erase(found);
+            const std::lock_guard<std::mutex> lock(workspaces.mutex);
+            if (auto found = workspaces.given.find(loan->key); found != workspaces.given.end()) {
+                workspaces.spares[std::get<0>(loan->key)].push_back(found->second);
+                workspaces.given.erase(found);
             }
         }
         delete loan;

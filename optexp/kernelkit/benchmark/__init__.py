@@ -1,0 +1,1 @@
+"""Kernels timed beside all alternatives: rows of the table, calls, races and the report."""
