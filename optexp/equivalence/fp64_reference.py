@@ -297,7 +297,7 @@ class Fp64Reference:
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Bring the fp64 program to `state`, and to the Python state that was adopted last."""
-        memory, optimizer = self.program.memory, self.program.optimizer
+        memory, optimizer = self.program.step_state, self.program.optimizer
         if memory is not None:
             memory.write({**memory.first, **memory.unpack(self.drawn.memory)})
         if self.program.keeps is not None:
@@ -312,7 +312,7 @@ class Fp64Reference:
     def _noting(self, index: int) -> Iterator[None]:
         """What the optimizer is called with, where a user's step may have changed it just before."""
         optimizer = self.program.optimizer
-        if optimizer is None or self.program.memory is None:
+        if optimizer is None or self.program.step_state is None:
             yield
             return
 

@@ -50,8 +50,8 @@ def observed(
     before/buffer/<name>, before/param/<name>, param/<name>
                            where there is none: only what is no longer as it was at first, the last one after the step
     changed/<name>         of `Program.state()`, where there is none: only what the step changed
-    memory/<name>          of `Program.memory`, packed, before: only what is no longer as it was at first
-    remembers/<name>       of `Program.memory`, packed, before and after: only what the step changed
+    memory/<name>          of `Program.step_state`, packed, before: only what is no longer as it was at first
+    remembers/<name>       of `Program.step_state`, packed, before and after: only what the step changed
     keeps/<name>           of `Program.keeps`, packed, before: only what is no longer as it was at first
     moves/<name>           of `Program.keeps`, packed, before and after: only what the step changed
     flag/inputs_intact     1 where the step left its batch as it was
@@ -73,8 +73,8 @@ def observed(
     before = {name: _copy(tensor) for name, tensor in program.state().items()}
     earlier = before if states else carried(before, initial or {})
     seen = {f"before/{name}": tensor for name, tensor in earlier.items()}
-    memory = program.memory.read() if program.memory is not None else {}
-    seen |= _packed("memory", program.memory.news(memory)) if program.memory is not None else {}
+    memory = program.step_state.read() if program.step_state is not None else {}
+    seen |= _packed("memory", program.step_state.news(memory)) if program.step_state is not None else {}
     keeps = program.keeps
     table = keeps.read() if keeps is not None else Table()
     seen |= _packed("keeps", keeps.news(table)) if keeps is not None else {}
@@ -100,8 +100,8 @@ def observed(
         seen |= {name: _copy(tensor) for name, tensor in moved.items()}
         changed = [name for name, tensor in before.items() if not identical(_copy(now[name]), tensor)]
         seen |= {f"changed/{name}": torch.tensor(1, dtype=torch.uint8) for name in changed}
-    if program.memory is not None:
-        seen |= _packed("remembers", program.memory.changed(memory, program.memory.read()))
+    if program.step_state is not None:
+        seen |= _packed("remembers", program.step_state.changed(memory, program.step_state.read()))
     if keeps is not None:
         seen |= _packed("moves", keeps.moves(table))
     if program.device.type == "cuda":

@@ -233,9 +233,10 @@ class UserWorkload(Workload):
         for code in (own_step, parts.loss if trains else None):
             if code is not None:
                 move(code, model, device, dtype)
-        memory = TrackedStepState(own_step, model, optimizer) if own_step and optimizer else None
-        if memory is not None and memory.lost:
-            self.remarks.append(f"train_step keeps what cannot be put back from step to step: {', '.join(memory.lost)}")
+        step_state = TrackedStepState(own_step, model, optimizer) if own_step and optimizer else None
+        if step_state is not None and step_state.lost:
+            lost = ", ".join(step_state.lost)
+            self.remarks.append(f"train_step keeps what cannot be put back from step to step: {lost}")
         program = Program(
             model=model,
             step=TrainStep(own_step, self.unpack) if own_step else STEPS[self.mode],
@@ -245,7 +246,7 @@ class UserWorkload(Workload):
             constants=self.layout.constants,
             optimizer=optimizer,
             made_with=(parts.model.args, parts.model.kwargs),
-            memory=memory,
+            step_state=step_state,
         )
         torchs_loss = trains and not own_step and (self.loss is not None or parts.loss is None)
         if torchs_loss and dtype is not torch.float64 and not self.odd_batch:
