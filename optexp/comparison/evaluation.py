@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
 
+from optexp.comparison import distrust
 from optexp.comparison.adjudicate import Examined
+from optexp.comparison.case import Case, StepTraits
 from optexp.comparison.referee import Referee
 from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import advise
@@ -19,12 +21,13 @@ from optexp.profiling.piled import piled_up, tells, work
 from optexp.records.profile import ArmProfile, Bottleneck, Calibration
 from optexp.records.verification import Verification
 from optexp.result import ArmSummary, Engagement
-from optexp.strategy import Strategy
+from optexp.strategy import Notes, Strategy
 from optexp.trace import Trace
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
-from optexp.workers.messages import PeakMemory
+from optexp.workers.messages import PeakMemory, SetUp
 from optexp.workers.peer import Peer
+from optexp.workers.reference import Reference
 
 WARP = 32  # threads
 MOST_ROWS = 60  # of a table in the record
@@ -76,73 +79,130 @@ class Evaluation:
     stacked: Profile
     setups: dict[str, float]  # seconds to the first result, by arm: "bare" and "stacked"
     referee: Referee
+    replaced: bool  # its process has other functions than it began with, by which time is told or results are read
     distrust: str | None  # why nothing that its process says about time can be believed
     bottlenecks: list[Bottleneck]
     bare_bottlenecks: list[Bottleneck]
 
     def facts(self, prefix: str = "") -> Examined:
         """For the verdict; `prefix` starts a reason that is about this stack."""
-        return Examined(self.verification, self.evidence, self.distrust or "", self.referee.replaced, prefix)
+        return Examined(self.verification, self.evidence, self.distrust or "", self.replaced, prefix)
+
+
+@dataclass(frozen=True)
+class Started:
+    """Arms that were set up for one stack.
+
+    bare, name: the names of the bare program's arm and of the stack's
+    """
+
+    bare: str
+    name: str
+    arms: dict[str, Client[Arm]]
+    judge: Client[Reference]
+    setups: dict[str, SetUp]
+
+    @property
+    def pair(self) -> tuple[Client[Arm], Client[Arm]]:
+        """The bare program's arm, and the stack's."""
+        return self.arms[self.bare], self.arms[self.name]
+
+    @property
+    def checked(self) -> dict[str, Client[Arm]]:
+        """With a yardstick, which may be the bare program itself."""
+        return {"yardstick": self.arms[self.bare], **self.arms}
 
 
 def examine(
     session: Session, stack: Sequence[Strategy], name: str, meanwhile: Callable[[], None] = lambda: None
 ) -> Evaluation:
     """Verify, profile and question a stack, in arms of its own. While they set up, `meanwhile` is done here."""
-    referee, bare = Referee(session, stack, name), "bare" if session.baseline else "baseline"
-    specs = {bare: session.spec((), generic=True), **referee.specs()}
-    plain = referee.promise.dtype is None
-    if plain:
+    case = Case.of(session, stack, name)
+    started = start(case, meanwhile)
+    setup, setups = started.setups[name], started.setups
+    case = replace(case, steps=StepTraits.of(setups[started.bare]))
+    if name == "candidate":
+        announce(case, started)
+    referee = Referee(case)
+    verification = referee.verify(started.checked, started.judge, started.arms[started.bare])
+    verification.varied = told(setup.varied)
+    if setup.random and not case.steps.random:
+        verification.notes.append(f"the {name} draws random numbers; the bare program draws none")
+    bare, stacked = profiles(case, started)
+    bare_arm, arm = started.pair
+    bottlenecks, bare_bottlenecks = advised(arm, stacked, stack), advised(bare_arm, bare, ())
+    replaced = bool(arm.call(Arm.replaced))
+    reason = distrusted(referee, started, bare.trace, stacked.trace)
+    referee.stay(started.arms, started.bare)
+    return Evaluation(
+        verification=verification,
+        evidence=engagements(stack, bare, stacked, setup.notes),
+        bare=bare,
+        stacked=stacked,
+        setups={"bare": setups[started.bare].setup_s, "stacked": setup.setup_s},
+        referee=referee,
+        replaced=replaced,
+        distrust=reason,
+        bottlenecks=bottlenecks,
+        bare_bottlenecks=bare_bottlenecks,
+    )
+
+
+def start(case: Case, meanwhile: Callable[[], None]) -> Started:
+    """Set up the arms, and take from them what they know of the workload."""
+    session, name, bare = case.session, case.name, "bare" if case.session.baseline else "baseline"
+    specs = {bare: session.spec((), generic=True), **case.specs()}
+    if case.promise.dtype is None:
         del specs["yardstick"]  # which the bare program is itself
     with session.working("arms", f"starting the arms of the {name}"), alongside(meanwhile):
         # What fails in the plain program too is no strategy's fault: that arm says it first. The stack's own is next:
         # what cannot run under autocast fails in the yardstick too, and a strategy says it better.
-        arms, judge, setups, facts = session.set_up(specs, referee.reference_spec(), [bare, name])
+        arms, judge, setups, facts = session.set_up(specs, case.reference_spec(), [bare, name])
     session.prove({built: arms[built] for built in (bare, name)})
     session.learn(setups[bare], setups.values(), facts)
-    if name == "candidate":
-        files = arms[bare].call(Arm.repro, packed=specs[name].pack(), notes=setups[name].notes)
-        for file, content in files.items():
-            (session.output / file).write_bytes(content)
-    referee.random, referee.carries = setups[bare].random, setups[bare].carries
-    referee.keeps, referee.step_s = setups[bare].keeps, setups[bare].step_s
-    if name == "candidate":
-        slower_s = max(setups[bare].setup_s, setups[name].setup_s)
-        session.forecast(arms[bare], setups[bare], slower_s, referee.plan().steps)
-    verification = referee.verify({"yardstick": arms[bare], **arms} if plain else arms, judge, arms[bare])
-    verification.varied = told(setups[name].varied)
-    if setups[name].random and not referee.random:
-        verification.notes.append(f"the {name} draws random numbers; the bare program draws none")
-    with session.working("profile", f"tracing a few steady steps of the {name}"):
-        rest(session, judge, *arms.values())
-        calibration = ceilings(session, judge)
-        profiles = {bare: profile(session, arms[bare], bare, calibration)}
-        rest(session, arms[bare])
-        profiles[name] = profile(session, arms[name], name, calibration, beside=profiles[bare].trace)
-        bottlenecks = advised(arms[name], profiles[name], stack)
-        bare_bottlenecks = advised(arms[bare], profiles[bare], ())
-    distrust = referee.distrust(arms[name])
-    traces = profiles[bare].trace, profiles[name].trace
-    distrust = distrust or referee.uncopied(*traces, setups[bare].batch_bytes)
-    if distrust is None and (piled := piled_up(*shares(arms[bare], arms[name], *traces, setups[bare].turn))):
-        distrust = f"the {name} does not compute each step: {piled}"
-    referee.stay(arms, bare)
-    notes = setups[name].notes
-    traces, counters = (profiles[bare].trace, profiles[name].trace), profiles[name].counters
-    proofs = [(s.name, s.evidence(*traces, notes.get(s.name, {}), counters)) for s in stack]
-    evidence = [Engagement(strategy, proof.engaged, proof.text) for strategy, proof in proofs]
-    seconds = {"bare": setups[bare].setup_s, "stacked": setups[name].setup_s}
-    return Evaluation(
-        verification,
-        evidence,
-        profiles[bare],
-        profiles[name],
-        seconds,
-        referee,
-        distrust,
-        bottlenecks,
-        bare_bottlenecks,
-    )
+    return Started(bare, name, arms, judge, setups)
+
+
+def announce(case: Case, started: Started) -> None:
+    """Write `repro.py` and what lies beside it, and forecast how long the comparison takes."""
+    session, setups, bare = case.session, started.setups, started.arms[started.bare]
+    files = bare.call(Arm.repro, packed=case.specs()[case.name].pack(), notes=setups[case.name].notes)
+    for file, content in files.items():
+        (session.output / file).write_bytes(content)
+    slower_s = max(setups[started.bare].setup_s, setups[case.name].setup_s)
+    session.forecast(bare, setups[started.bare], slower_s, case.plan().steps)
+
+
+def profiles(case: Case, started: Started) -> tuple[Profile, Profile]:
+    """Of the bare program, and of the stack."""
+    session, (bare, arm) = case.session, started.pair
+    with session.working("profile", f"tracing a few steady steps of the {case.name}"):
+        rest(session, started.judge, *started.arms.values())
+        calibration = ceilings(session, started.judge)
+        before = profile(session, bare, started.bare, calibration)
+        rest(session, bare)
+        return before, profile(session, arm, case.name, calibration, beside=before.trace)
+
+
+def distrusted(referee: Referee, started: Started, before: Trace, after: Trace) -> str | None:
+    """Why nothing that the stack's process says about time can be believed."""
+    case, (bare, arm), setup = referee.case, started.pair, started.setups[started.bare]
+    reason = distrust.tampers(case, arm, referee.found.state, referee.changed)
+    reason = reason or distrust.leaves_out_copies(case, before, after, setup.batch_bytes)
+    if reason is None and (piled := piled_up(*shares(bare, arm, before, after, setup.turn))):
+        reason = f"the {case.name} does not compute each step: {piled}"
+    return reason
+
+
+def engagements(
+    stack: Sequence[Strategy], bare: Profile, stacked: Profile, notes: Mapping[str, Notes]
+) -> list[Engagement]:
+    """Whether each strategy did what it is for."""
+    found = []
+    for strategy in stack:
+        proof = strategy.evidence(bare.trace, stacked.trace, notes.get(strategy.name, {}), stacked.counters)
+        found.append(Engagement(strategy.name, proof.engaged, proof.text))
+    return found
 
 
 def shares(

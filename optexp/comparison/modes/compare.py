@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from optexp.comparison import textbook
 from optexp.comparison.adjudicate import Facts, adjudicate
+from optexp.comparison.after_timing import verify_timed
 from optexp.comparison.conclusion import conclude
 from optexp.comparison.evaluation import examine, members, show_where_time_goes
 from optexp.comparison.measure import explain_the_host, judge_controls, refuse_company, rounds, say_how_to_lock, timing
@@ -80,7 +81,7 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
     else:
         with timing(session) as timed:
             rounds(session, timed)
-            candidate.referee.again(timed.arms, timed.samples)
+            verify_timed(candidate.referee, timed.arms, timed.samples)
             timed.close_arms()
             if adjudicate(facts):  # the timed process is not the verified one
                 return
