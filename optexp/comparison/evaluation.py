@@ -8,6 +8,7 @@ from itertools import islice
 from math import prod
 
 from optexp.comparison.adjudicate import Examined
+from optexp.comparison.checklist import checklist
 from optexp.comparison.referee import Referee
 from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import advise
@@ -16,7 +17,7 @@ from optexp.measurement.neighbours import neighbours
 from optexp.profiling.breakdown import Breakdown, breakdown
 from optexp.profiling.operators import by_name, by_path, call_tree
 from optexp.profiling.piled import piled_up, tells, work
-from optexp.records.profile import ArmProfile, Bottleneck, Calibration
+from optexp.records.profile import ArmProfile, Bottleneck, Calibration, Check
 from optexp.records.verification import Verification
 from optexp.result import ArmSummary, Engagement
 from optexp.strategy import Strategy
@@ -79,6 +80,7 @@ class Evaluation:
     distrust: str | None  # why nothing that its process says about time can be believed
     bottlenecks: list[Bottleneck]
     bare_bottlenecks: list[Bottleneck]
+    checks: list[Check]
 
     def facts(self, prefix: str = "") -> Examined:
         """For the verdict; `prefix` starts a reason that is about this stack."""
@@ -120,6 +122,7 @@ def examine(
         rest(session, arms[bare])
         profiles[name] = profile(session, arms[name], name, calibration, beside=profiles[bare].trace)
         bottlenecks = advised(arms[name], profiles[name], stack)
+        checks = checked(arms[name], profiles[name], bottlenecks, stack)
         bare_bottlenecks = advised(arms[bare], profiles[bare], ())
     distrust = referee.distrust(arms[name])
     traces = profiles[bare].trace, profiles[name].trace
@@ -142,6 +145,7 @@ def examine(
         distrust,
         bottlenecks,
         bare_bottlenecks,
+        checks,
     )
 
 
@@ -153,6 +157,13 @@ def shares(
     if all(tells(steps, turn) for steps in found):
         return found
     return bare.call(Arm.turn_s, rounds=TURNS), arm.call(Arm.turn_s, rounds=TURNS)
+
+
+def checked(
+    arm: Client[Arm], found: Profile, bottlenecks: Sequence[Bottleneck], stack: Sequence[Strategy]
+) -> list[Check]:
+    """The checklist of a profiled arm."""
+    return checklist(arm, found.trace, found.calibration, found.breakdown.metrics(), bottlenecks, stack)
 
 
 def advised(arm: Client[Arm], found: Profile, stack: Sequence[Strategy]) -> list[Bottleneck]:
@@ -195,13 +206,15 @@ def ceilings(session: Session, arm: Client[Peer]) -> Calibration:
     return arm.call(Peer.calibrate, keep=alone)
 
 
-def show_where_time_goes(session: Session, profiles: Mapping[str, Profile], bottlenecks: Sequence[Bottleneck]) -> None:
-    """Profiles into the result, and what holds the last of them back."""
+def show_where_time_goes(
+    session: Session, profiles: Mapping[str, Profile], bottlenecks: Sequence[Bottleneck], checks: Sequence[Check]
+) -> None:
+    """Profiles into the result, with bottlenecks and checklist of the last of them."""
     result = session.result
     for name, found in profiles.items():
         setattr(result.profile, name, found.record())
         found.fill(getattr(result, name))
-    result.profile.bottlenecks = list(bottlenecks)
+    result.profile.bottlenecks, result.profile.checklist = list(bottlenecks), list(checks)
 
 
 def members(stack: Sequence[Strategy]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import median
 
 from optexp.comparison.adjudicate import Decision, Facts
-from optexp.comparison.evaluation import advised, members, profile, show_where_time_goes
+from optexp.comparison.evaluation import advised, checked, members, profile, show_where_time_goes
 from optexp.comparison.measure import say_how_to_lock
 from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import suggestion
@@ -35,7 +35,8 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
     with session.working("profile", "tracing a few steady steps"):
         found = profile(session, arm, "baseline")
         causes = advised(arm, found, session.baseline)
-        show_where_time_goes(session, {"baseline": found}, causes)
+        checks = checked(arm, found, causes, session.baseline)
+        show_where_time_goes(session, {"baseline": found}, causes, checks)
         result.profile.suggestion = suggestion(causes, members(session.baseline))
     arm.close()
     reason = f"{causes[0].label} ({causes[0].why})" if causes else "no single bottleneck"
