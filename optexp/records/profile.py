@@ -214,7 +214,7 @@ class ProfileRecord:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> ProfileRecord:
         """From a record, also from one of schema 1."""
-        record = {name: value or None for name, value in record.items()}
+        record = {name: value for name, value in record.items() if value}  # the rest has its default
         bottlenecks = [
             {"try_" if name == "try" else name: value for name, value in row.items()}
             for row in record.get("bottlenecks") or ()
