@@ -10,6 +10,7 @@ from math import prod
 from optexp.comparison import distrust
 from optexp.comparison.adjudicate import Examined
 from optexp.comparison.case import Case, StepTraits
+from optexp.comparison.checklist import checklist
 from optexp.comparison.referee import Referee
 from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import advise
@@ -18,7 +19,7 @@ from optexp.measurement.neighbours import neighbours
 from optexp.profiling.breakdown import Breakdown, breakdown
 from optexp.profiling.operators import by_name, by_path, call_tree
 from optexp.profiling.piled import piled_up, tells, work
-from optexp.records.profile import ArmProfile, Bottleneck, Calibration
+from optexp.records.profile import ArmProfile, Bottleneck, Calibration, Check
 from optexp.records.verification import Verification
 from optexp.result import ArmSummary, Engagement
 from optexp.strategy import Notes, Strategy
@@ -83,6 +84,7 @@ class Evaluation:
     distrust: str | None  # why nothing that its process says about time can be believed
     bottlenecks: list[Bottleneck]
     bare_bottlenecks: list[Bottleneck]
+    checks: list[Check]
 
     def facts(self, prefix: str = "") -> Examined:
         """For the verdict; `prefix` starts a reason that is about this stack."""
@@ -108,7 +110,7 @@ class Started:
         return self.arms[self.bare], self.arms[self.name]
 
     @property
-    def checked(self) -> dict[str, Client[Arm]]:
+    def judged(self) -> dict[str, Client[Arm]]:
         """With a yardstick, which may be the bare program itself."""
         return {"yardstick": self.arms[self.bare], **self.arms}
 
@@ -124,13 +126,16 @@ def examine(
     if name == "candidate":
         announce(case, started)
     referee = Referee(case)
-    verification = referee.verify(started.checked, started.judge, started.arms[started.bare])
+    verification = referee.verify(started.judged, started.judge, started.arms[started.bare])
     verification.varied = told(setup.varied)
     if setup.random and not case.steps.random:
         verification.notes.append(f"the {name} draws random numbers; the bare program draws none")
-    bare, stacked = profiles(case, started)
     bare_arm, arm = started.pair
-    bottlenecks, bare_bottlenecks = advised(arm, stacked, stack), advised(bare_arm, bare, ())
+    with session.working("profile", f"tracing a few steady steps of the {name}"):
+        bare, stacked = profiles(case, started)
+        bottlenecks = advised(arm, stacked, stack)
+        checks = checked(arm, stacked, bottlenecks, stack)
+        bare_bottlenecks = advised(bare_arm, bare, ())
     replaced = bool(arm.call(Arm.replaced))
     reason = distrusted(referee, started, bare.trace, stacked.trace)
     referee.stay(started.arms, started.bare)
@@ -145,6 +150,7 @@ def examine(
         distrust=reason,
         bottlenecks=bottlenecks,
         bare_bottlenecks=bare_bottlenecks,
+        checks=checks,
     )
 
 
@@ -176,12 +182,11 @@ def announce(case: Case, started: Started) -> None:
 def profiles(case: Case, started: Started) -> tuple[Profile, Profile]:
     """Of the bare program, and of the stack."""
     session, (bare, arm) = case.session, started.pair
-    with session.working("profile", f"tracing a few steady steps of the {case.name}"):
-        rest(session, started.judge, *started.arms.values())
-        calibration = ceilings(session, started.judge)
-        before = profile(session, bare, started.bare, calibration)
-        rest(session, bare)
-        return before, profile(session, arm, case.name, calibration, beside=before.trace)
+    rest(session, started.judge, *started.arms.values())
+    calibration = ceilings(session, started.judge)
+    before = profile(session, bare, started.bare, calibration)
+    rest(session, bare)
+    return before, profile(session, arm, case.name, calibration, beside=before.trace)
 
 
 def distrusted(referee: Referee, started: Started, before: Trace, after: Trace) -> str | None:
@@ -213,6 +218,13 @@ def shares(
     if all(tells(steps, turn) for steps in found):
         return found
     return bare.call(Arm.turn_s, rounds=TURNS), arm.call(Arm.turn_s, rounds=TURNS)
+
+
+def checked(
+    arm: Client[Arm], found: Profile, bottlenecks: Sequence[Bottleneck], stack: Sequence[Strategy]
+) -> list[Check]:
+    """The checklist of a profiled arm."""
+    return checklist(arm, found.trace, found.calibration, found.breakdown.metrics(), bottlenecks, stack)
 
 
 def advised(arm: Client[Arm], found: Profile, stack: Sequence[Strategy]) -> list[Bottleneck]:
@@ -255,13 +267,15 @@ def ceilings(session: Session, arm: Client[Peer]) -> Calibration:
     return arm.call(Peer.calibrate, keep=alone)
 
 
-def show_where_time_goes(session: Session, profiles: Mapping[str, Profile], bottlenecks: Sequence[Bottleneck]) -> None:
-    """Profiles into the result, and what holds the last of them back."""
+def show_where_time_goes(
+    session: Session, profiles: Mapping[str, Profile], bottlenecks: Sequence[Bottleneck], checks: Sequence[Check]
+) -> None:
+    """Profiles into the result, with bottlenecks and checklist of the last of them."""
     result = session.result
     for name, found in profiles.items():
         setattr(result.profile, name, found.record())
         found.fill(getattr(result, name))
-    result.profile.bottlenecks = list(bottlenecks)
+    result.profile.bottlenecks, result.profile.checklist = list(bottlenecks), list(checks)
 
 
 def members(stack: Sequence[Strategy]) -> list[str]:

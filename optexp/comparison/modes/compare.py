@@ -58,7 +58,9 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
     before = baseline.stacked if baseline else candidate.bare
     result.baseline.setup_s = baseline.setups["stacked"] if baseline else candidate.setups["bare"]
     result.candidate.setup_s = candidate.setups["stacked"]
-    show_where_time_goes(session, {"baseline": before, "candidate": candidate.stacked}, candidate.bottlenecks)
+    show_where_time_goes(
+        session, {"baseline": before, "candidate": candidate.stacked}, candidate.bottlenecks, candidate.checks
+    )
     causes = baseline.bottlenecks if baseline else candidate.bare_bottlenecks
     result.profile.suggestion = next_step(session, causes, candidate.bottlenecks, helps=False)
     result.explanation = explain(before.trace, candidate.stacked.trace, before.breakdown, candidate.stacked.breakdown)
