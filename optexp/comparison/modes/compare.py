@@ -11,8 +11,9 @@ from optexp.comparison import textbook
 from optexp.comparison.adjudicate import Facts, adjudicate
 from optexp.comparison.after_timing import verify_timed
 from optexp.comparison.conclusion import conclude
-from optexp.comparison.evaluation import examine, members, show_where_time_goes
+from optexp.comparison.evaluation import examine, members
 from optexp.comparison.measure import explain_the_host, judge_controls, refuse_company, rounds, say_how_to_lock, timing
+from optexp.comparison.profiles import show_where_time_goes
 from optexp.comparison.session import Session
 from optexp.comparison.suggestions import suggestion
 from optexp.errors import Failure

@@ -10,8 +10,9 @@ from random import Random
 
 from optexp.comparison.adjudicate import Decision, Facts
 from optexp.comparison.conclusion import summarize
-from optexp.comparison.evaluation import advised, checked, members, profile, show_where_time_goes
+from optexp.comparison.evaluation import members
 from optexp.comparison.measure import refuse_company, say_how_to_lock
+from optexp.comparison.profiles import advised, checked, profile, show_where_time_goes
 from optexp.comparison.sampling import sample_alone
 from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import suggestion
