@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from optexp.profiling.breakdown import SLOWED, Breakdown
-from optexp.records.profile import TopEntry
+from optexp.records.profile import SAME_STEP, TopEntry
 from optexp.support.units import duration
 from optexp.trace import MATRIX_OPS, Trace
 
@@ -67,7 +67,7 @@ def _step(before: Breakdown, after: Breakdown) -> str:
     """The difference of the step and the terms it is made of, which add up to it."""
     difference = after.wall_us - before.wall_us
     verb = "got slower" if difference > 0 else "got faster"
-    if abs(difference) < 0.03 * before.wall_us:
+    if abs(difference) < SAME_STEP * before.wall_us:
         verb = "takes about as long"
     names = sorted({*before.terms, *after.terms}, key=lambda name: -abs(after.us(name) - before.us(name)))
     changes = [(_WORDS.get(name, name), after.us(name) - before.us(name)) for name in names]

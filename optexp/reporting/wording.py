@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from optexp.records.profile import SAME_STEP, ProfileRecord
 from optexp.records.verification import Verification
 from optexp.result import Result, Verdict
 from optexp.support.units import at_least, percent, ratio
@@ -121,11 +122,17 @@ def replayed(result: Result) -> str:
     return "; a replay, on inputs of an earlier run" if result.draws and result.draws.replayed else ""
 
 
-def agreeing(verdict: Verdict, explanation: list[str]) -> list[str]:
-    """The explanation without what the measurement did not confirm: a profile is a few steps of one process."""
+def agreeing(verdict: Verdict, explanation: list[str], profile: ProfileRecord) -> list[str]:
+    """The explanation, whose first sentence is about the step, without what the measurement did not confirm: a profile
+    is a few steps of one process."""
     if not explanation:
         return []
-    step, *changes = explanation
-    if (verdict is Verdict.FASTER and "got slower" in step) or (verdict is Verdict.SLOWER and "got faster" in step):
+    _, *changes = explanation
+    arms = profile.arms()
+    before, after = (
+        arms[name].metrics.get("step_us", 0.0) if name in arms else 0.0 for name in ("baseline", "candidate")
+    )
+    shown = 0 if abs(after - before) < SAME_STEP * before else 1 if after > before else -1
+    if shown == {Verdict.FASTER: 1, Verdict.SLOWER: -1}.get(verdict):
         return ["The traced steps do not show this difference; what else they show:", *changes]
     return explanation if verdict in (Verdict.FASTER, Verdict.SLOWER) else changes

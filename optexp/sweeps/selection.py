@@ -45,7 +45,7 @@ def corrected(results: Sequence[Result]) -> list[Result]:
             alone = result.headline
             result.by_itself = result.by_itself or ByItself(result.verdict, alone)
             result.verdict = decision.verdict
-            result.explanation = agreeing(result.verdict, result.explanation)
+            result.explanation = agreeing(result.verdict, result.explanation, result.profile)
             result.headline = corrected_headline(decision.verdict, decision.reason, alone)
     return list(results)
 

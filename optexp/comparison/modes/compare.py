@@ -95,7 +95,7 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
         conclude(session, facts, timed)
         decision = adjudicate(facts)
         verdict = decision.verdict if decision else Verdict.ERROR
-        result.explanation = agreeing(verdict, result.explanation)
+        result.explanation = agreeing(verdict, result.explanation, result.profile)
         helps = verdict is not Verdict.SLOWER and result.speedup is not None and result.speedup.estimate >= 1
         result.profile.suggestion = next_step(session, causes, candidate.bottlenecks, helps)
 
