@@ -29,7 +29,8 @@ from optexp.reporting import terminal
 from optexp.result import Result
 from optexp.user_code.adapters import Copies, kind, maker, travelling
 from optexp.user_code.listing import Spelled
-from optexp.user_code.workload import Parts, UserWorkload
+from optexp.user_code.parts import Parts
+from optexp.user_code.workload import UserWorkload
 from optexp.workers import launching
 
 Stack = str | Mapping[str, Mapping[str, Any]] | Sequence[str | Mapping[str, Mapping[str, Any]]]

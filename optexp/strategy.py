@@ -118,6 +118,7 @@ class Strategy(ABC):
 
     stage: ClassVar[Stage]
     preload: ClassVar[tuple[str, ...]] = ()  # slow imports of `workers.pool.SHARED`, made once before arms are forked
+    level: ClassVar[str] = ""  # kernel, system, memory or application; of the report's checklist, else by the stage
 
     @property
     def name(self) -> str:

@@ -26,6 +26,7 @@ class CpuAffinity(Strategy):
     """
 
     stage = Stage.MEMORY
+    level = "system"
 
     cores: Any = "auto"
 

@@ -20,6 +20,7 @@ class InferenceMode(Strategy):
     """torch.inference_mode around the step, which by itself runs under no_grad."""
 
     stage = Stage.MEMORY  # after all that makes the step anew, and before it is captured
+    level = "application"
 
     @property
     def contract(self) -> Contract:

@@ -61,6 +61,7 @@ class Inplace(Strategy):
     """Rewrites the model's graph; a value is overwritten only where no reader, and no backward, can tell."""
 
     stage = Stage.REWRITE
+    level = "memory"
 
     @property
     def contract(self) -> Contract:

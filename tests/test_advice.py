@@ -35,7 +35,7 @@ ADVICE = [
 def taken(mode: str, strategies: Sequence[Strategy]) -> list[bool]:
     arm = Arm()
     arm.setup(Spec(Mlp(mode=mode, dim=8, layers=1, batch_size=4), (), "cpu", "float32", 0).pack())
-    return arm.takes(cloudpickle.dumps(strategies))
+    return [not reason for reason in arm.refusals(cloudpickle.dumps(strategies))]
 
 
 CAUSES = ("dispatch", "many_small_kernels", "many_small_ops", "memory_bound", "memory_passes", "compute_bound")

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 
+from optexp.comparison.case import Case
 from optexp.comparison.referee import Referee
 from optexp.comparison.session import Session
 from optexp.config import Experiment
@@ -127,9 +128,9 @@ def test_members_are_asked_once_what_they_promise_and_are_called(
     with Progress() as progress:
         session = Session(asked, "cpu", tmp_path, Stopwatch(), progress)
         try:
-            judged = Referee(session, session.stack, "candidate")
+            judged = Referee(Case.of(session, session.stack, "candidate"))
             assert session.result.strategy == [label(session.stack)] == [session.result.config["strategy"]]
-            assert judged.promise == session.contract == contract(session.stack)
+            assert judged.case.promise == session.contract == contract(session.stack)
             assert judged.found.contract == str(session.contract)
         finally:
             session.close()

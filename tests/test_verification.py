@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from optexp.comparison.referee import Referee
+from optexp.comparison.case import Case, StepTraits
+from optexp.comparison.distrust import leaves_out_copies, remembers_results, works_in_reset
 from optexp.strategy import BITWISE, Contract, precision
 from optexp.support.draws import Draws
 from optexp.trace import Copy, Span, Trace
@@ -50,7 +51,7 @@ def test_a_gain_that_fresh_batches_do_not_have_is_refused(
 ) -> None:
     samples = made(constant(1e-3 * faster), constant(1e-3), processes=2)
     arms: Any = {"candidate": Told(novelty=ours), "baseline": Told(novelty=theirs)}
-    reason = referee(BITWISE).only_seen_before(arms, samples)
+    reason = remembers_results(case(BITWISE), arms, samples)
     assert reason is None if accused is None else accused in (reason or "")
 
 
@@ -58,7 +59,7 @@ def test_a_gain_that_fresh_batches_do_not_have_is_refused(
 def test_batches_of_a_loader_are_others_in_another_order(ours: float, accused: bool) -> None:
     samples = made(constant(4e-3), constant(1e-3), processes=2)
     arms: Any = {name: Told(novelty=None, reordered=r) for name, r in (("candidate", ours), ("baseline", 1.0))}
-    assert (referee(BITWISE).only_seen_before(arms, samples) is not None) is accused
+    assert (remembers_results(case(BITWISE), arms, samples) is not None) is accused
 
 
 @pytest.mark.parametrize(("ours", "quickest", "refused"), [(4e-4, 1e-3, False), (7e-4, 2e-3, True), (3e-4, 4e-4, True)])
@@ -67,7 +68,7 @@ def test_a_feed_does_not_compute_before_the_clock_starts(ours: float, quickest: 
     samples = made(constant(1e-3), constant(1e-5), processes=2)
     samples[1].alone = {"baseline": [9e-3, quickest]}
     arms: Any = {"candidate": Told(restart_s=ours), "baseline": Told(restart_s=1e-6)}
-    assert (referee(BITWISE).restarts(arms, samples) is not None) is refused
+    assert (works_in_reset(case(BITWISE), arms, samples) is not None) is refused
 
 
 @pytest.mark.parametrize(
@@ -79,14 +80,12 @@ def test_steps_that_change_what_the_next_one_starts_from_are_followed(mode: str,
     session: Any = SimpleNamespace(
         workload=Mlp(mode), settings=settings, experiment=experiment, in_turns=False, draws=Draws("key")
     )
-    assert Referee(session, (), "candidate", carries=carries).plan().steps == steps
+    assert Case(session, (), "candidate", BITWISE, StepTraits(carries=carries)).plan().steps == steps
 
 
-def referee(promise: Contract, dtype: str = "float32") -> Referee:
+def case(promise: Contract, dtype: str = "float32") -> Case:
     session: Any = SimpleNamespace(experiment=SimpleNamespace(dtype=dtype), draws=Draws("key"))
-    found = Referee(session, (), "candidate")
-    found.promise = promise
-    return found
+    return Case(session, (), "candidate", promise)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +107,7 @@ def referee(promise: Contract, dtype: str = "float32") -> Referee:
 def test_batches_that_reach_the_device_untimed_are_refused(
     promise: Contract, theirs: Trace, ours: Trace, refused: bool
 ) -> None:
-    reason = referee(promise).uncopied(theirs, ours, 4 * MIB)
+    reason = leaves_out_copies(case(promise), theirs, ours, 4 * MIB)
     assert (reason is not None) is refused
     if reason:
         assert reason.startswith("the candidate copies ")

@@ -142,6 +142,32 @@ def sample(
     return ready
 
 
+def sample_alone(
+    arm: Client[Arm],
+    settings: MeasurementSettings,
+    order: Random,
+    read: Read = lambda: None,
+    cycle: int = 1,
+    tell: Callable[[int], None] = lambda done: None,
+) -> Sample:
+    """Measure one arm, "baseline", where there is none to compare it with: each pair is the same block twice."""
+    result = Sample()
+    ready = _warmed("baseline", arm, settings, order, cycle, result)
+    ready = replace(ready, steps=_multiple(ready.steps, cycle), turn=cycle)
+    compiled, begin, before = _compilations(arm), now(), read()
+    long = result.planned_s["baseline"] >= settings.block_ms / 1e3
+    for index in range(settings.pairs):
+        if index >= (FEWEST if long else 10) and now() - begin > settings.process_s:
+            break
+        timing = ready.block(ready.jittered(_swing(order)), settings.l2 == COLD)
+        after = read()
+        result.pairs.append(Pair(timing, timing, True, MAIN, _known(before, after)))
+        before = after
+        tell(index + 1)
+    result.recompiled = compiled != _compilations(arm)
+    return result
+
+
 def _in_turn(
     ready: Mapping[str, Ready], order: Random, cold: bool, result: Sample
 ) -> tuple[tuple[Timing, Timing], bool]:

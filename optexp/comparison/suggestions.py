@@ -37,8 +37,8 @@ def advise(
         return []
     bottlenecks, proposed = answered(bottlenecks, installed(), trace, calibration)
     fitting = {text: strategy for text, strategy in proposed.items() if goes_with(strategy, stack)}
-    taken = arm.call(Arm.takes, packed=cloudpickle.dumps([*fitting.values()])) if fitting else []
-    return narrowed(bottlenecks, {text for text, takes in zip(fitting, taken, strict=True) if takes})
+    refused = arm.call(Arm.refusals, packed=cloudpickle.dumps([*fitting.values()])) if fitting else []
+    return narrowed(bottlenecks, {text for text, reason in zip(fitting, refused, strict=True) if not reason})
 
 
 def installed() -> list[Strategy]:

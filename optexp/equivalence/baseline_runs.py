@@ -141,14 +141,14 @@ def _compare_integers(inputs: InputSet, run: BaselineObservation) -> None:
 
 def _compare_python_state(inputs: InputSet, run: BaselineObservation) -> None:
     """Python state of a user's step that differs between runs, as a time, has no value to be equal to."""
-    if (memory := inputs.fp64.program.memory) is None:
+    if (step_state := inputs.fp64.program.step_state) is None:
         return
     first_run, spread = inputs.yardsticks.steps[run.step].python_state, inputs.yardsticks.state_spread
     unit = inputs.arithmetic.row.unit
     for name, packed in unpacked("remembers", run.seen).items():
         first, perturbed = first_run.setdefault(name, (packed, run.perturbed))
-        apart = memory.apart(packed, first)
-        if inf in apart or not (run.perturbed or perturbed or memory.alike(packed, first, unit)):
+        apart = step_state.apart(packed, first)
+        if inf in apart or not (run.perturbed or perturbed or step_state.alike(packed, first, unit)):
             inputs.traits.unrepeated_state.add(f"remembers/{name}")
         spread[name] = list(map(max, zip_longest(apart, spread.get(name, ()), fillvalue=0.0)))
         if perturbed and not run.perturbed:

@@ -69,13 +69,13 @@ class CandidateStep:
         ours, theirs = ({n: t for n, t in arm.items() if n not in ignored} for arm in (self.seen, inputs.baseline))
         theirs["flag/inputs_intact"] = torch.tensor(not inputs.traits.writes_inputs)  # a repeated batch may hide it
         by_value = not inputs.arithmetic.keeps_precision
-        return list(broken_effects(ours, theirs, initial, by_value, skips, self._same_memory))
+        return list(broken_effects(ours, theirs, initial, by_value, skips, self._same_step_state))
 
-    def _same_memory(self, name: str, ours: bytes, theirs: bytes) -> bool:
+    def _same_step_state(self, name: str, ours: bytes, theirs: bytes) -> bool:
         """Whether both arms hold the same Python state, up to rounding and the baseline's own spread."""
-        memory = self.inputs.fp64.program.memory
+        step_state = self.inputs.fp64.program.step_state
         unit, spread = self.inputs.arithmetic.row.unit, self.inputs.yardsticks.state_spread.get(name, ())
-        return ours == theirs or (memory is not None and memory.alike(ours, theirs, unit, spread))
+        return ours == theirs or (step_state is not None and step_state.alike(ours, theirs, unit, spread))
 
     def _remarks(self, skips: bool) -> Iterator[Finding]:
         """Findings without a gate, for the notes."""

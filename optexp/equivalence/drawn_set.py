@@ -1,4 +1,4 @@
-"""One set of inputs in fp64: its batches, fp64's results on them, and what optimizer steps need besides."""
+"""One set of inputs in fp64: its batches, and what was computed on them; each object lives as long as the set."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ from torch import Tensor
 from optexp.equivalence.checksums import LARGE
 from optexp.equivalence.input_families import NORMAL
 from optexp.equivalence.observation import Observation
-from optexp.program import Batch, Packed
+from optexp.program import Batch, Packed, tensors_of
 
 
-@dataclass
+@dataclass(frozen=True)
 class DrawnSet:
-    """One set of inputs, and fp64's results on it.
+    """One set of inputs.
 
     batches: in the arms' dtype where real
-    results: of each step from the initial state, which all arms share
-    memory:  Python state of the baseline's user step before the step to come;  kept: the same of its model
-    zeros, terms: see `Fp64Reference.zeros` and `Fp64Reference.all_terms`; None before they are asked for
     """
 
     batches: list[Batch] = field(default_factory=list)
     family: str = NORMAL
-    results: dict[int, Observation] = field(default_factory=dict)
-    memory: Packed = field(default_factory=dict)
-    kept: Packed = field(default_factory=dict)
-    zeros: dict[str, float] | None = None
-    terms: dict[str, float] | None = None
 
-    def forget_large(self) -> None:
-        """Give back large results: one step's at a time is all that fits."""
-        if any(tensor.nbytes > LARGE for golden in self.results.values() for tensor in golden.values()):
-            self.results.clear()
+    @property
+    def is_large(self) -> bool:
+        """Whether a second set may not fit beside this one."""
+        return any(tensor.nbytes > LARGE for batch in self.batches for tensor in tensors_of(batch).values())
+
+
+@dataclass(frozen=True)
+class PythonState:
+    """Python state that the baseline's step began with, packed: only entries that differ from the first ones.
+
+    step:  of a user's own step
+    model: of the model
+    """
+
+    step: Packed = field(default_factory=dict)
+    model: Packed = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,22 @@ class UpdateInputs:
     left: dict[int, list[float]] = field(default_factory=dict)
     sparse: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
-    def copy(self) -> UpdateInputs:
-        """A copy whose steps can be replaced."""
-        return UpdateInputs(dict(self.called), dict(self.left), dict(self.sparse))
+
+@dataclass
+class Fp64Results:
+    """Results of one set of inputs, on one device, from one initial state.
+
+    golden:        of each step from the initial state, which all arms share
+    update_inputs: of the last run of each step
+    zeros, terms:  see `optexp.equivalence.gradient_terms`; None before the first use
+    """
+
+    golden: dict[int, Observation] = field(default_factory=dict)
+    update_inputs: UpdateInputs = field(default_factory=UpdateInputs)
+    zeros: Mapping[str, float] | None = None
+    terms: Mapping[str, float] | None = None
+
+    def forget_large(self) -> None:
+        """Give back large results: one step's at a time is all that fits."""
+        if any(tensor.nbytes > LARGE for golden in self.golden.values() for tensor in golden.values()):
+            self.golden.clear()

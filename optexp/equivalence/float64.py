@@ -64,6 +64,12 @@ class InFloat64(TorchFunctionMode):
             return func(*map(_widened, args), **{name: _widened(a) for name, a in kwargs.items()})
 
 
+def widened(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on a device, in float64 or complex128 where it has such numbers."""
+    wide = torch.float64 if tensor.is_floating_point() else torch.complex128 if tensor.is_complex() else tensor.dtype
+    return tensor.to(device, wide, copy=True)
+
+
 def _unscale(gradients: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
     """As a GradScaler asks for it, whose operators take their own numbers in float32 only."""
     found = found_inf.to(torch.float32)

@@ -17,6 +17,7 @@ from torch import Tensor
 from optexp.equivalence.effects import title
 from optexp.equivalence.fp64_reference import before
 from optexp.equivalence.gates import PRECISION_CAP, Limits
+from optexp.equivalence.gradient_terms import zeros
 from optexp.equivalence.hyperparameters import in_float32
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.loss_scale import skipped
@@ -74,7 +75,7 @@ def _result(inputs: InputSet, name: str, value: Tensor, reference: Tensor, varia
     limits = Limits(inputs.arithmetic.coarser_row(value), gradient, small, cap=cap)
     if forward and reference.is_floating_point() and largest(reference) > (most := torch.finfo(value.dtype).max):
         reference = reference.clamp(-most, most)  # as finfo's least number is another one in float64
-    terms = inputs.fp64.zeros().get(name, 0.0) if gradient else 0.0
+    terms = zeros(inputs.fp64).get(name, 0.0) if gradient else 0.0
     return Quantity(name, value, reference, limits, variance, value if small else None, terms)
 
 
@@ -98,12 +99,12 @@ def _take_optimizer_step(inputs: InputSet, step: int, seen: Observation, rounded
     clear_gradients(program.model)
     for name, parameter in program.model.named_parameters():
         if (gradient := seen.get(f"grad/{name}")) is not None:
-            sparse, wide = fp64.update_inputs.sparse[step].get(f"grad/{name}"), gradient.to(parameter)
+            sparse, wide = fp64.results.update_inputs.sparse[step].get(f"grad/{name}"), gradient.to(parameter)
             parameter.grad = wide if sparse is None else wide.sparse_mask(sparse)
     if not program.own_step:
         fp64.rates.set(RATES[inputs.step % len(RATES)])
     else:  # a user's step may change them
-        for group, called in zip(optimizer.param_groups, fp64.update_inputs.called[step], strict=True):
+        for group, called in zip(optimizer.param_groups, fp64.results.update_inputs.called[step], strict=True):
             group.update(called)
     with in_float32(optimizer) if rounded else nullcontext():
         optimizer.step()
@@ -144,7 +145,7 @@ def _learning_rates(inputs: InputSet, step: int, seen: Observation) -> Iterator[
     assert program.optimizer is not None
     for index, group in enumerate(program.optimizer.param_groups):
         if (rate := seen.get(f"after/optimizer/group{index}/lr")) is not None:
-            left = fp64.update_inputs.left[step][index] if program.own_step else group["lr"]
+            left = fp64.results.update_inputs.left[step][index] if program.own_step else group["lr"]
             reference = torch.as_tensor(left, dtype=torch.float64, device=fp64.device)
             limits = Limits(inputs.arithmetic.row_of(rate.dtype))
             yield Quantity(f"optimizer/group{index}/lr", rate.to(torch.float64), reference, limits)

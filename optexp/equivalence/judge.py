@@ -22,8 +22,10 @@ from optexp.equivalence.baseline_traits import BaselineTraits
 from optexp.equivalence.candidate_step import CandidateStep
 from optexp.equivalence.fp64_quantities import error_histogram
 from optexp.equivalence.fp64_reference import Fp64Reference
+from optexp.equivalence.gradient_terms import zeros
 from optexp.equivalence.input_families import NORMAL
 from optexp.equivalence.input_set import InputSet
+from optexp.equivalence.live_inputs import dead_inputs
 from optexp.equivalence.mutants import Tried
 from optexp.equivalence.noise import RUNS
 from optexp.equivalence.observation import Observation
@@ -140,7 +142,7 @@ class Judge:
             unit=arithmetic.row.unit,
             unit_used=max(arithmetic.row.unit, self.inputs.traits.coarsest / 2),  # TF32's, where torch allows it
             in_turns=self.in_turns,
-            anew=self.fp64.anew,
+            anew=self.fp64.source.anew,
             others_learn=self.fp64.trains and self.fp64.program.optimizer is None,
         )
 
@@ -203,15 +205,15 @@ class Judge:
 
     def dead(self) -> list[str]:
         """After a draw of ONE_BY_ONE: inputs that fp64's results do not depend on."""
-        return self._guarded(self.fp64.dead)
+        return self._guarded(dead_inputs, self.fp64)
 
     def constant(self) -> list[str]:
         """Inputs that had the same values in every draw so far."""
-        return self.fp64.constant()
+        return self.fp64.source.constant(self.fp64.drawn)
 
     def zeros(self) -> Mapping[str, float]:
         """Gradients of the set's first batch that are zero in exact arithmetic: RMS over elements of Σ|terms|."""
-        return self._guarded(self.fp64.zeros)
+        return self._guarded(zeros, self.fp64)
 
     def first_apart(self, passed: Sequence[Passed]) -> str:
         """The first module where the baseline's first step and float64's differ; empty where none does."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from optexp.equivalence.fp64_variants import nearby
 from optexp.equivalence.gates import Limits, Yardstick
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.noise import amplitude
@@ -30,7 +31,7 @@ def allow_near_ties(inputs: InputSet, step: int, seen: Observation, seeds: Itera
     exact, start = inputs.golden(step, seen), inputs.fp64.start_of(step, seen)
     row, allowed = inputs.arithmetic.row, inputs.yardsticks.steps[step]
     for seed in seeds:
-        moved = inputs.fp64.nearby(step, start, seed, LITTLE)
+        moved = nearby(inputs.fp64, step, start, seed, LITTLE)
         if not _same_results(inputs, moved, exact):
             continue
         gradients = [name for name in exact if name.startswith("grad/") and name in moved]

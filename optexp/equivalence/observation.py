@@ -1,9 +1,36 @@
-"""What one step did, as named tensors: taken outside the clock, the same way in every arm."""
+"""What one step did, as named tensors: taken outside the clock, the same way in every arm.
+
+out/<name>             what the step returned
+input/<name>           what the step left there, of those that it changed
+grad/<parameter>       unscaled, where the program trains
+buffer/<name>          after the step
+before/, after/<name>  of `Program.state()`, where there is an optimizer (buffers only before)
+before/buffer/<name>, before/param/<name>, param/<name>
+                       where there is none: only what is no longer as it was at first, the last one after the step
+changed/<name>         of `Program.state()`, where there is none: only what the step changed
+memory/<name>          of `Program.step_state`, packed, before: only what is no longer as it was at first
+remembers/<name>       of `Program.step_state`, packed, before and after: only what the step changed
+keeps/<name>           of `Program.keeps`, packed, before: only what is no longer as it was at first
+moves/<name>           of `Program.keeps`, packed, before and after: only what the step changed
+flag/inputs_intact     1 where the step left its batch as it was
+flag/plain             1 where outputs and gradients are plain tensors, without attributes
+flag/device            for each output, by name: 1 where it lies on the program's device
+flag/aliases           for each output, by name: the first one it shares memory with, −1 for an input, −2 for state
+flag/finished          1 where outputs no longer change after the step's own stream has computed them
+flag/random            1 where the step drew random numbers
+flag/noisy             1 with noise, whose value is the seed; a noisy run leaves out after/
+flag/another_model     1 where the model is another one than the baseline's
+flag/reassociated      how many operators took another order; −1 in a run that was asked for none. Such a run leaves
+                       out after/, too
+flag/coarsest          the largest eps that it met of an arithmetic; 0 in other runs
+flag/finest            the least eps of a dtype that got noise; 1 without
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +42,7 @@ from optexp.equivalence.poison import hold, poison, scribble
 from optexp.equivalence.process_state import unlike
 from optexp.equivalence.reassociation import Reassociated
 from optexp.equivalence.tensor_math import alike, identical
-from optexp.program import Batch, Outputs, Packed, Program, Snapshot, gradients, tensors_of
+from optexp.program import Batch, Outputs, Packed, Program, Remembered, Snapshot, gradients, tensors_of
 from optexp.python_state.records import Table
 from optexp.support import sparse
 from optexp.support.reading import read, read_all
@@ -36,49 +63,15 @@ def observed(
     initial: Mapping[str, Tensor] | None = None,
     order: int | None = None,
 ) -> Observation:
-    """One step on a batch that is the program's to use. What it returns is overwritten afterwards.
+    """One step on a batch that is the program's to use, under the names of the module's docstring. What it returns is
+    overwritten afterwards.
 
     forward: leave out grad/ and after/
     initial: the state that earlier steps began with; None where there were none
     order:   number of a reassociated run (see `optexp.equivalence.reassociation`)
-
-    out/<name>             what the step returned
-    input/<name>           what the step left there, of those that it changed
-    grad/<parameter>       unscaled, where the program trains
-    buffer/<name>          after the step
-    before/, after/<name>  of `Program.state()`, where there is an optimizer (buffers only before)
-    before/buffer/<name>, before/param/<name>, param/<name>
-                           where there is none: only what is no longer as it was at first, the last one after the step
-    changed/<name>         of `Program.state()`, where there is none: only what the step changed
-    memory/<name>          of `Program.memory`, packed, before: only what is no longer as it was at first
-    remembers/<name>       of `Program.memory`, packed, before and after: only what the step changed
-    keeps/<name>           of `Program.keeps`, packed, before: only what is no longer as it was at first
-    moves/<name>           of `Program.keeps`, packed, before and after: only what the step changed
-    flag/inputs_intact     1 where the step left its batch as it was
-    flag/plain             1 where outputs and gradients are plain tensors, without attributes
-    flag/device            for each output, by name: 1 where it lies on the program's device
-    flag/aliases           for each output, by name: the first one it shares memory with, −1 for an input, −2 for state
-    flag/finished          1 where outputs no longer change after the step's own stream has computed them
-    flag/random            1 where the step drew random numbers
-    flag/noisy             1 with noise, whose value is the seed; a noisy run leaves out after/
-    flag/another_model     1 where the model is another one than the baseline's
-    flag/reassociated      how many operators took another order; −1 in a run that was asked for none. Such a run leaves
-                           out after/, too
-    flag/coarsest          the largest eps that it met of an arithmetic; 0 in other runs
-    flag/finest            the least eps of a dtype that got noise; 1 without
     """
-    used = read_all(tensors_of(given))
-    kept = compact(used, copy=True)
-    states = program.optimizer is not None
-    before = {name: _copy(tensor) for name, tensor in program.state().items()}
-    earlier = before if states else carried(before, initial or {})
-    seen = {f"before/{name}": tensor for name, tensor in earlier.items()}
-    memory = program.memory.read() if program.memory is not None else {}
-    seen |= _packed("memory", program.memory.news(memory)) if program.memory is not None else {}
-    keeps = program.keeps
-    table = keeps.read() if keeps is not None else Table()
-    seen |= _packed("keeps", keeps.news(table)) if keeps is not None else {}
-    generators = randomness.state(program.device)
+    start = _Start.of(program, given)
+    seen = start.differs_from(program, initial or {})
     poison(program.device)
     hold(program.device)
     noise_added = nullcontext(set[torch.dtype]()) if noise is None else noisy(program.model, noise)
@@ -91,44 +84,126 @@ def observed(
     if program.trains and not forward:
         seen |= {name: _copy(tensor) for name, tensor in gradients(program).items()}
     seen |= {f"buffer/{name}": _copy(tensor) for name, tensor in program.buffers().items()}
-    if states and noise is None and order is None and not forward:
-        after = {name: tensor for name, tensor in program.state().items() if not name.startswith("buffer/")}
-        seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()}
-    elif not states:
-        now = program.state()
-        moved = carried({name: tensor for name, tensor in now.items() if name.startswith("param/")}, initial or before)
-        seen |= {name: _copy(tensor) for name, tensor in moved.items()}
-        changed = [name for name, tensor in before.items() if not identical(_copy(now[name]), tensor)]
-        seen |= {f"changed/{name}": torch.tensor(1, dtype=torch.uint8) for name in changed}
-    if program.memory is not None:
-        seen |= _packed("remembers", program.memory.changed(memory, program.memory.read()))
-    if keeps is not None:
-        seen |= _packed("moves", keeps.moves(table))
+    seen |= _state_after(program, start, initial, in_full=noise is None and order is None and not forward)
     if program.device.type == "cuda":
         torch.cuda.synchronize(program.device)
-    left = compact(used)
-    written = {f"input/{name}": _copy(used[name]) for name in kept if not identical(left[name], kept[name])}
-    here = [outputs[name].device.type == program.device.type for name in sorted(outputs)]
-    finished = all(identical(_dense(outputs[name.removeprefix("out/")]), copy) for name, copy in returned.items())
+    written = start.written()
     flags = {
         "inputs_intact": torch.tensor(not written, dtype=torch.uint8),
         "plain": torch.tensor(plain, dtype=torch.uint8),
+        **_of_outputs(program, outputs, returned, start.used),
+        **_of_process(program, start),
+        **_of_run(noise, met, reassociated),
+    }
+    _overwrite(program, outputs, start.used)
+    return seen | written | {f"flag/{name}": value for name, value in flags.items()}
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A program and its batch before the step.
+
+    used, kept: tensors of the batch, and what they hold;  state: a copy of `Program.state()`
+    step_state: of `Program.step_state`;  table: of `Program.keeps`;  generators: states of random generators
+    """
+
+    used: dict[str, Tensor]
+    kept: dict[str, Tensor]
+    state: dict[str, Tensor]
+    step_state: Remembered
+    table: Table
+    generators: list[Tensor]
+
+    @classmethod
+    def of(cls, program: Program, given: Batch) -> _Start:
+        used = read_all(tensors_of(given))
+        return cls(
+            used=used,
+            kept=compact(used, copy=True),
+            state={name: _copy(tensor) for name, tensor in program.state().items()},
+            step_state=program.step_state.read() if program.step_state is not None else {},
+            table=program.keeps.read() if program.keeps is not None else Table(),
+            generators=randomness.state(program.device),
+        )
+
+    def differs_from(self, program: Program, initial: Mapping[str, Tensor]) -> Observation:
+        """before/, memory/ and keeps/."""
+        earlier = self.state if program.optimizer is not None else carried(self.state, initial)
+        seen = {f"before/{name}": tensor for name, tensor in earlier.items()}
+        if program.step_state is not None:
+            seen |= _packed("memory", program.step_state.news(self.step_state))
+        return seen | (_packed("keeps", program.keeps.news(self.table)) if program.keeps is not None else {})
+
+    def written(self) -> Observation:
+        """input/: what the step left in its batch."""
+        left = compact(self.used)
+        return {
+            f"input/{name}": _copy(self.used[name]) for name in self.kept if not identical(left[name], self.kept[name])
+        }
+
+
+def _state_after(program: Program, start: _Start, initial: Mapping[str, Tensor] | None, in_full: bool) -> Observation:
+    """after/, param/, changed/, remembers/ and moves/.
+
+    in_full: with after/
+    """
+    seen: Observation = {}
+    if program.optimizer is None:
+        now = program.state()
+        parameters = {name: tensor for name, tensor in now.items() if name.startswith("param/")}
+        seen |= {name: _copy(tensor) for name, tensor in carried(parameters, initial or start.state).items()}
+        changed = [name for name, tensor in start.state.items() if not identical(_copy(now[name]), tensor)]
+        seen |= {f"changed/{name}": torch.tensor(1, dtype=torch.uint8) for name in changed}
+    elif in_full:
+        after = {name: tensor for name, tensor in program.state().items() if not name.startswith("buffer/")}
+        seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()}
+    if program.step_state is not None:
+        seen |= _packed("remembers", program.step_state.changed(start.step_state, program.step_state.read()))
+    return seen | (_packed("moves", program.keeps.moves(start.table)) if program.keeps is not None else {})
+
+
+def _of_outputs(program: Program, outputs: Outputs, returned: Observation, used: dict[str, Tensor]) -> Observation:
+    """Flags of the outputs as objects.
+
+    returned: copies of the outputs, made by the step's own stream
+    """
+    here = [outputs[name].device.type == program.device.type for name in sorted(outputs)]
+    finished = all(identical(_dense(outputs[name.removeprefix("out/")]), copy) for name, copy in returned.items())
+    return {
         "device": torch.tensor(here, dtype=torch.uint8),
         "aliases": torch.tensor(_aliases(outputs, used, program), dtype=torch.int64),
         "finished": torch.tensor(finished, dtype=torch.uint8),
-        "random": torch.tensor(randomness.drawn(generators, program.device), dtype=torch.uint8),
+    }
+
+
+def _of_process(program: Program, start: _Start) -> Observation:
+    """Flags of what the step changes beside its results."""
+    keeps = program.keeps
+    return {
+        "random": torch.tensor(randomness.drawn(start.generators, program.device), dtype=torch.uint8),
         "another_model": torch.tensor(keeps is not None and keeps.another, dtype=torch.uint8),
+    }
+
+
+def _of_run(noise: int | None, met: set[torch.dtype], reassociated: Reassociated | None) -> Observation:
+    """Flags of how the step was run.
+
+    met: dtypes that got noise
+    """
+    return {
         "noisy": torch.tensor(noise is not None, dtype=torch.uint8),
         "reassociated": torch.tensor(reassociated.changed if reassociated else -1, dtype=torch.int64),
         "coarsest": torch.tensor(reassociated.coarsest if reassociated else 0.0, dtype=torch.float64),
         "finest": torch.tensor(min((torch.finfo(dtype).eps for dtype in met), default=1.0), dtype=torch.float64),
     }
+
+
+def _overwrite(program: Program, outputs: Outputs, used: dict[str, Tensor]) -> None:
+    """Scribble over outputs and gradients: a step that goes on from them shows."""
     slopes = [read(p.grad) for p in program.model.parameters() if p.grad is not None]
-    own = [
-        t for t in outputs.values() if t.device == program.device or t.is_pinned()
-    ]  # not numbers, which may be fixed
+    # Numbers may be fixed.
+    own = [t for t in outputs.values() if t.device == program.device or t.is_pinned()]
     scribble([*own, *slopes], spared=[*used.values(), *program.state().values()])
-    return seen | written | {f"flag/{name}": value for name, value in flags.items()}
 
 
 def carried(state: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> Observation:

@@ -14,6 +14,7 @@ from torch import Tensor
 from optexp.equivalence import mutants
 from optexp.equivalence.effects import title
 from optexp.equivalence.fp64_quantities import quantities
+from optexp.equivalence.fp64_variants import without_eps
 from optexp.equivalence.gates import structure
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.observation import Observation
@@ -41,7 +42,7 @@ class Power:
         """
         inputs, trials = self.inputs, list[mutants.Tried]()
         start = inputs.fp64.start_of(inputs.step, inputs.baseline)
-        moved = inputs.fp64.without_eps(inputs.step, start)
+        moved = without_eps(inputs.fp64, inputs.step, start)
         for quantity in self._subjects():
             subject = self._subject(quantity, moved)
             trials += [self._try(quantity, subject, name, value) for name, value in mutants.of(subject)]

@@ -11,6 +11,7 @@ from torch import Tensor
 from optexp.equivalence.arithmetic import is_low
 from optexp.equivalence.far_off import far_off
 from optexp.equivalence.gates import Limits, Yardstick, exact, measure
+from optexp.equivalence.gradient_terms import all_terms, zeros
 from optexp.equivalence.input_families import integers
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.noise import alone
@@ -108,7 +109,7 @@ def unseen_for(inputs: InputSet, quantity: Quantity, finding: Finding) -> tuple[
     if not finding.ok or finding.bitwise or "G1" not in finding.allowed or is_part(quantity):
         return "", False
     kind, _, name = quantity.name.partition("/")
-    if kind in ("change", "optimizer") and f"grad/{name.rpartition('/')[0] or name}" in inputs.fp64.zeros():
+    if kind in ("change", "optimizer") and f"grad/{name.rpartition('/')[0] or name}" in zeros(inputs.fp64):
         return "", False  # of a gradient that is nothing but rounding
     unit, coarsest = quantity.limits.row.unit, inputs.traits.coarsest
     low = is_low(max(unit, coarsest / 2))
@@ -119,7 +120,7 @@ def unseen_for(inputs: InputSet, quantity: Quantity, finding: Finding) -> tuple[
         limit=limit - quantity.resolution[0],
         spread=inputs.yardsticks.spread.get(quantity.name) if inputs.arithmetic.keeps_precision else None,
         scale=quantity.scale,
-        terms=inputs.fp64.all_terms.get(quantity.name, 0.0) if kind == "grad" and low else 0.0,
+        terms=all_terms(inputs.fp64).get(quantity.name, 0.0) if kind == "grad" and low else 0.0,
         unit=unit,
         coarsest=coarsest,
     )

@@ -76,20 +76,20 @@ class Alias:
 class Program:
     """Everything that a strategy may change. `dataclasses.replace` makes the next one.
 
-    model:     holds parameters and buffers; their names identify them in every arm
-    forward:   callable that runs the model; the model itself unless a strategy wrapped it (compiled, autocast)
-    loss:      `loss(output, batch) -> scalar`; None for pure inference
-    targets:   number of a batch's trailing tensors for the loss alone
-    constants: arguments of the model that are no tensors, by name or, as "0" or "1", by position
-    step:      one unit of work; keeps no state that is not a field here
-    pullback:  gradients start from the output itself and not from a loss (see the step of that name)
-    captured:  a later stage records calls of the model in a CUDA graph: there, launches cost the host nothing
-    pool:      a torch.cuda.MemPool that later stages use
-    aliases:   the baseline's names of parameters and buffers of another model, which may have others without one;
-               None where the names are the same
-    made_with: positional and keyword arguments of the model's class, if known
-    memory:    state that a user's own step keeps elsewhere
-    keeps:     the model's Python state when the program was built
+    model:      holds parameters and buffers; their names identify them in every arm
+    forward:    callable that runs the model; the model itself unless a strategy wrapped it (compiled, autocast)
+    loss:       `loss(output, batch) -> scalar`; None for pure inference
+    targets:    number of a batch's trailing tensors for the loss alone
+    constants:  arguments of the model that are no tensors, by name or, as "0" or "1", by position
+    step:       one unit of work; keeps no state that is not a field here
+    pullback:   gradients start from the output itself and not from a loss (see the step of that name)
+    captured:   a later stage records calls of the model in a CUDA graph: there, launches cost the host nothing
+    pool:       a torch.cuda.MemPool that later stages use
+    aliases:    the baseline's names of parameters and buffers of another model, which may have others without one;
+                None where the names are the same
+    made_with:  positional and keyword arguments of the model's class, if known
+    step_state: state that a user's own step keeps elsewhere
+    keeps:      the model's Python state when the program was built
     """
 
     model: nn.Module
@@ -106,13 +106,13 @@ class Program:
     pool: Any = field(default=None, compare=False)
     aliases: Mapping[str, Alias] | None = None
     made_with: tuple[Sequence[Any], Mapping[str, Any]] = ((), {})
-    memory: StepState | None = None
+    step_state: StepState | None = None
     keeps: ModelState | None = field(default=None, compare=False)
 
     @property
     def own_step(self) -> bool:
         """Whether the step is a user's own, which may change anything."""
-        return self.memory is not None
+        return self.step_state is not None
 
     @property
     def device(self) -> torch.device:

@@ -39,7 +39,7 @@ class Snapshot:
 
     def __init__(self, program: Program) -> None:
         self.values = {name: tensor.clone() for name, tensor in program.state().items()}
-        self.elsewhere = program.memory.read() if program.memory is not None else {}
+        self.elsewhere = program.step_state.read() if program.step_state is not None else {}
         self.model, self.kept = program.model, Table()
         self.remember(program)
 
@@ -63,8 +63,8 @@ class Snapshot:
                 lazy = name.startswith("optimizer/") and not name.endswith("/lr")
                 self.values[name] = _at_first(program, name, tensor) if lazy else tensor.clone()
         program.put(self.values)
-        if program.memory is not None:
-            program.memory.write(self.elsewhere)
+        if program.step_state is not None:
+            program.step_state.write(self.elsewhere)
 
 
 def _at_first(program: Program, name: str, tensor: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -136,6 +137,30 @@ class Bottleneck:
     causes: tuple[str, ...] = ()
 
 
+class CheckStatus(StrEnum):
+    """Outcome of one check of a checklist."""
+
+    DONE = "done"
+    WORTH_TRYING = "worth trying"
+    NOT_INDICATED = "not indicated"
+    NOT_APPLICABLE = "not applicable"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of a checklist.
+
+    level: kernel, system, memory or application
+    name:  a strategy, or a property of a well-kept step
+    why:   the measurement or the refusal that the status follows from
+    """
+
+    level: str
+    name: str
+    status: CheckStatus
+    why: str = ""
+
+
 @dataclass(frozen=True)
 class ArmProfile:
     """A few traced steps of one arm.
@@ -167,13 +192,14 @@ class ArmProfile:
 
 @dataclass
 class ProfileRecord:
-    """Profiles of both arms, the device's ceilings, bottlenecks of the last arm, and the one thing to try next."""
+    """Profiles of both arms, the device's ceilings, and of the last arm bottlenecks, advice and a checklist."""
 
     baseline: ArmProfile | None = None
     candidate: ArmProfile | None = None
     calibration: Calibration | None = None
     bottlenecks: list[Bottleneck] = field(default_factory=list)
     suggestion: str | None = None
+    checklist: list[Check] = field(default_factory=list)
 
     def arms(self) -> dict[str, ArmProfile]:
         """Those that were profiled, by name."""
@@ -188,7 +214,7 @@ class ProfileRecord:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> ProfileRecord:
         """From a record, also from one of schema 1."""
-        record = {name: value or None for name, value in record.items()}
+        record = {name: value for name, value in record.items() if value}  # the rest has its default
         bottlenecks = [
             {"try_" if name == "try" else name: value for name, value in row.items()}
             for row in record.get("bottlenecks") or ()

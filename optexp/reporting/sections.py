@@ -13,7 +13,7 @@ from typing import TypeVar
 from omegaconf import OmegaConf
 
 from optexp.records.measurement import Control, Measurement, Watch
-from optexp.records.profile import ArmProfile, Bottleneck
+from optexp.records.profile import ArmProfile, Bottleneck, Check
 from optexp.records.verification import Verification
 from optexp.reporting import plots, summary, timeline
 from optexp.reporting.plots import Errors, Strip
@@ -193,6 +193,14 @@ def breakdown(page: Page) -> Breakdown | None:
     terms = list(dict.fromkeys(name for shares in parts.values() for name in shares))
     shown = {arm: shares for arm, shares in parts.items() if shares}
     return Breakdown(arms, shown, terms, list(page.result.profile.bottlenecks)) if arms else None
+
+
+@section
+def checklist(page: Page) -> list[tuple[str, list[Check]]] | None:
+    """Checks by level."""
+    checks = page.result.profile.checklist
+    levels = dict.fromkeys(check.level for check in checks)
+    return [(level, [check for check in checks if check.level == level]) for level in levels] or None
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def listing(own: UserWorkload, program: Program, spelled: Spelled) -> Source:
     )
     if own.parts.loader is not None:
         source.loader = f"{spelled.loader}()"
-        if isinstance(own.loader.dataset, Iterated):
+        if isinstance(own.given.loader.dataset, Iterated):
             source.loader = f"DataLoader(Iterated({spelled.loader}), batch_size=None)"
     else:
         source.lines += f"\n\n\n{spelled.make}\n\n\n{PACKED.format(tensors=tensors)}"
@@ -129,7 +129,7 @@ def _unpacked(own: UserWorkload) -> str:
 
 
 def _loss(own: UserWorkload, spelled: Spelled) -> str:
-    """loss_fn(output, batch), with the choices of `UserWorkload.criterion`."""
+    """loss_fn(output, batch), with the choices of `optexp.user_code.learning.criterion`."""
     count = own.targets
     if own.loss is not None:
         options = literal(own.loss_args, "workload.loss_args") if own.loss_args else ""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from optexp.workers.arm_checks import Checks
+from optexp.workers.arm_novelty import Novelty
 from optexp.workers.arm_profile import Profiling
 
 
-class Arm(Checks, Profiling):
+class Arm(Checks, Novelty, Profiling):
     """One program on one device: built, restored, observed, timed and profiled."""

@@ -17,7 +17,7 @@ from optexp.equivalence.step_digest import Digest, digest
 from optexp.equivalence.trajectory import RATES
 from optexp.measurement import clock
 from optexp.program import Batch, map_batch, tensors_of
-from optexp.workers.arm_timing import Timing, _same
+from optexp.workers.arm_timing import Timing, same_values
 from optexp.workers.messages import Look
 from optexp.workers.transfer import Transfer
 
@@ -124,7 +124,7 @@ class Checks(Timing):
         self.restore(end.first)
         batch, seen = self._replayed(end.steps)
         given = tensors_of(batch)
-        drawn = any(_same(given, tensors_of(own)) for own in self.batches)
+        drawn = any(same_values(given, tensors_of(own)) for own in self.batches)
         seen |= {"flag/drawn": torch.tensor(drawn, dtype=torch.uint8)}
         seen |= {f"batch/{name}": tensor for name, tensor in given.items()}
         seen |= {f"timed/{name}": tensor for name, tensor in self.outputs.items()} if timed else {}

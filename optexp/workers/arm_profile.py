@@ -93,9 +93,9 @@ class Profiling(Holder):
 
             assembly.write(Path(folder), set(ran))
 
-    def takes(self, packed: bytes) -> list[bool]:
-        """Which of these strategies this program, as it is now, would not refuse."""
-        return [not strategy.unsupported(self.program, self.device) for strategy in cloudpickle.loads(packed)]
+    def refusals(self, packed: bytes) -> list[str]:
+        """Why this program, as it is now, would refuse each of these strategies; empty where it would not."""
+        return [strategy.unsupported(self.program, self.device) or "" for strategy in cloudpickle.loads(packed)]
 
 
 def held_by_graphs(pool: Any) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import log
-from operator import truediv
 from random import Random
 
 import torch
@@ -18,17 +17,15 @@ from optexp.equivalence.missed import LOOKS, End
 from optexp.equivalence.step_digest import Digest, left_behind
 from optexp.measurement import clock, openmp, persisting
 from optexp.program import Batch, Outputs, Program, tensors_of
-from optexp.program.offered import Offered
 from optexp.support import sparse
 from optexp.support.reading import read
-from optexp.workers.arm_program import Holder, draw
+from optexp.workers.arm_setup import Built
 from optexp.workers.messages import WarmUp
 from optexp.workers.transfer import bytes_of
 
 SIZES_MET = 16  # batches of a loader whose sizes are looked at
 NOVEL = 5  # sets of batches that an arm has not met; two where they take longer than
 NOVEL_S = 4.0
-OWN, ONCE, AGAIN = range(3)  # kinds of blocks: of the batches that are timed, of others the first time, the second
 COLD_STEPS = 99  # of a block with emptied caches, which take longer to empty than most steps; no multiple of batches
 
 
@@ -40,7 +37,7 @@ class Kept:
     left: Digest
 
 
-class Timing(Holder):
+class Timing(Built):
     """Timed blocks, and digests of the state after some of them."""
 
     def __init__(self) -> None:
@@ -50,7 +47,6 @@ class Timing(Holder):
         self.outputs: Outputs = {}  # of the last step of the first kept block
         self.given: Batch = ()  # to the last step of a block
         self.ahead = self.misgiven = 0
-        self.drawn: dict[int, list[str]] = {}  # digests of batches that were met for the first time, by turn
 
     def one_step(self) -> tuple[float, float]:
         """Seconds of a step, and of the same without its feed, when other arms have been set up."""
@@ -151,7 +147,7 @@ class Timing(Holder):
     def _given_as_offered(self, given: Batch) -> bool:
         """Whether a step was given the batch that was its turn; True of a feed that takes none of the core's."""
         assert self.offered is not None, "setup comes first"
-        return self.offered.ahead < 0 or _same(tensors_of(given), tensors_of(self.offered.current))
+        return self.offered.ahead < 0 or same_values(tensors_of(given), tensors_of(self.offered.current))
 
     def _taken_ahead(self) -> None:
         """Remember how many batches a feed took before their steps, beyond those that it declares."""
@@ -179,73 +175,15 @@ class Timing(Holder):
             self.offered.due += 1
             batch = self.program.feed.next()
             right = right and self._given_as_offered(batch)
-            digests.append(_digest(batch))
+            digests.append(digest_of(batch))
             rounds = 2 if self.offered.ahead >= 0 else 1
         self.program.feed.pause()
         return (right if rounds == 2 else None), [digests.index(digest) for digest in digests]
 
-    def novelty(self, seed: int) -> float | None:
-        """How many times longer a step takes on batches that it meets for the first time than on the same ones again,
-        or than on those that it is timed on: what it does at least in most turns, however busy the machine is.
-
-        The batches change under a feed that goes on, at a step drawn at random: nothing tells a program when.
-        None where batches are not the core's to choose.
-        """
-        self.restore()
-        assert self.offered is not None
-        eager = self.offered.ahead > self.program.feed.queue  # has copies of its own since it began
-        self.run()
-        if self.offered.ahead < 0:
-            self.program.feed.pause()
-            return None
-        seconds: tuple[list[float], ...] = ([], [], [])
-        count, queue = len(self.batches), self.program.feed.queue
-        for turn in _turns():
-            drawn = draw(self.workload, self.device, getattr(torch, self.dtype), seed + turn, count)
-            self.drawn[turn] = [_digest(batch).hex() for batch in drawn] if turn < 2 else []
-            fresh, own = Offered(drawn, self.offered.place), True
-            self.restore(self.random.randrange(count))
-            run = self.runner()
-            for _ in range(count + self.random.randrange(3 * count)):
-                run()
-            for kind in _order(turn):
-                if own is not (kind == OWN):
-                    self.offered.exchange(fresh)
-                    own = not own
-                    if eager:
-                        self.program.feed.reset(self.offered)
-                    for _ in range(queue if kind == ONCE else count + queue):  # own ones: what was kept is there again
-                        run()
-                seconds[kind].append(clock.time_block(run, count, self.device).wall_s)
-            if not own:
-                self.offered.exchange(fresh)
-        self.program.feed.pause()
-        return _most(*seconds)
-
-    def met(self) -> list[list[str]]:
-        """Digests of the batches of the first turns of `novelty`: those of all arms are drawn from the same seeds."""
-        return [self.drawn[turn] for turn in sorted(self.drawn)[:2]]
-
-    def reordered(self, seed: int) -> float:
-        """`novelty` where the batches are a loader's: another order makes others, of the same samples."""
-        steps = max(len(self.batches), self.program.feed.queue)
-        seconds: tuple[list[float], ...] = ([], [], [])
-        for turn in _turns():
-            for kind in _order(turn):
-                self.restore()
-                if kind != OWN:  # a loader's sampler draws from this one, on the CPU
-                    torch.default_generator.manual_seed(seed + turn)
-                run = self.runner()
-                for _ in range(steps):  # until none is left that was made before the clock starts
-                    run()
-                seconds[kind].append(clock.time_block(run, steps, self.device).wall_s)
-                self.program.feed.pause()
-        return _most(*seconds)
-
     def restart_s(self) -> float:
         """Seconds for each batch that the feed takes to begin again: nobody times that."""
         seconds = []
-        for _ in _turns():
+        for _ in turns():
             self.restore()
             clock.synchronize(self.device)
             start = clock.now()
@@ -316,13 +254,7 @@ def steps_of_scale(program: Program) -> float | None:
     return grown * program.scaler.get_growth_interval() + program.scaler._get_growth_tracker()
 
 
-def _most(own: Sequence[float], once: Sequence[float], again: Sequence[float]) -> float:
-    """How many times longer steps took once than again, or than those known longest, in most turns at least."""
-    ratios: list[list[float]] = [sorted(map(truediv, once, known)) for known in (own, again)]
-    return max(ratio[len(once) // 3] for ratio in ratios)
-
-
-def _turns() -> Iterator[int]:
+def turns() -> Iterator[int]:
     """`NOVEL` of them; where they take long, two."""
     end = clock.now() + NOVEL_S
     for turn in range(NOVEL):
@@ -330,18 +262,12 @@ def _turns() -> Iterator[int]:
             yield turn
 
 
-def _order(turn: int) -> tuple[int, int, int]:
-    """Of one turn's blocks. On a busy machine that lets others run after as much time as a turn takes, the same one of
-    three would always wait for them."""
-    return (OWN, ONCE, AGAIN) if turn % 2 == 0 else (ONCE, AGAIN, OWN)
-
-
-def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+def same_values(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     """The same values, wherever they lie."""
     return a.keys() == b.keys() and all(sparse.equal(a[name], b[name].to(a[name].device, a[name].dtype)) for name in a)
 
 
-def _digest(batch: Batch) -> bytes:
+def digest_of(batch: Batch) -> bytes:
     """Of a batch's values."""
     found = hashlib.blake2b(digest_size=16)
     for whole, tensor in tensors_of(batch).items():

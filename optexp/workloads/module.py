@@ -21,7 +21,8 @@ from optexp.user_code.importing import import_file
 from optexp.user_code.listing import Spelled
 from optexp.user_code.lookup import find, models_in, source, spelled
 from optexp.user_code.objects import with_objects
-from optexp.user_code.workload import Parts, UserWorkload
+from optexp.user_code.parts import Parts
+from optexp.user_code.workload import UserWorkload
 
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 

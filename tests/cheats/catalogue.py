@@ -577,10 +577,10 @@ class FreezesPython(Cheat):
     """As in a graph, where kernels are repeated and nothing else: a schedule never advances."""
 
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
-        assert program.memory is not None
-        memory = program.memory.read()
+        assert program.step_state is not None
+        before = program.step_state.read()
         outputs = honest(program, batch)
-        program.memory.write(memory)
+        program.step_state.write(before)
         return outputs
 
 
@@ -600,11 +600,11 @@ class CountsTwice(Cheat):
     """What Python counts is ahead of what was computed."""
 
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
-        assert program.memory is not None
-        before = program.memory.read()
+        assert program.step_state is not None
+        before = program.step_state.read()
         outputs = honest(program, batch)
-        now = program.memory.read()
-        program.memory.write({k: 2 * v - before[k] if isinstance(v, int) else v for k, v in now.items()})
+        now = program.step_state.read()
+        program.step_state.write({k: 2 * v - before[k] if isinstance(v, int) else v for k, v in now.items()})
         return outputs
 
 

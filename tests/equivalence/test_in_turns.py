@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from optexp.equivalence import checksums, fp64_reference, mutants, tensor_math
+from optexp.equivalence import checksums, drawn_set, mutants, tensor_math
 from optexp.equivalence.input_families import ONE_BY_ONE
 from optexp.program import Batch, Program
 from optexp.records.verification import Verification
@@ -87,7 +87,7 @@ class Becomes(Strategy):
 
 @pytest.fixture(autouse=True)
 def small_counts_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (checksums, fp64_reference):
+    for module in (checksums, drawn_set):
         monkeypatch.setattr(module, "LARGE", BYTES // 16)
     monkeypatch.setattr(mutants, "FIRST", BYTES // 64)
     monkeypatch.setattr(tensor_math, "CACHED", 2**12)

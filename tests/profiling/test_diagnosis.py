@@ -8,6 +8,7 @@ from torch import nn
 
 from optexp.comparison.suggestions import answered, installed, narrowed, suggestion
 from optexp.profiling.breakdown import Breakdown, breakdown
+from optexp.profiling.diagnosis import BOTTLENECKS
 from optexp.profiling.diagnosis import diagnose as bottlenecks_of
 from optexp.records.profile import Bottleneck, Calibration
 from optexp.trace import Trace
@@ -22,6 +23,8 @@ def diagnose(trace: Trace, breakdown: Breakdown, calibration: Calibration | None
 
 def found(trace: Trace, calibration=None) -> dict[str, Bottleneck]:
     bottlenecks = diagnose(trace, breakdown(trace, calibration), calibration)
+    known = {rule.__name__ for rules in BOTTLENECKS.values() for rule in rules}
+    assert known.issuperset(b.label for b in bottlenecks)  # each is the function of its name
     shares = [b.share for b in bottlenecks]
     assert shares == sorted(shares, reverse=True)
     return {b.label: b for b in bottlenecks}

@@ -253,7 +253,7 @@ def program(step: Callable[..., Any], model: nn.Module, optimizer: torch.optim.O
     feed = ResidentFeed(torch.device("cpu"))
     feed.reset([tuple(inputs)])
     made = Program(model, TrainStep(step, lambda batch: batch), feed, optimizer=optimizer, targets=1)
-    made = replace(made, memory=TrackedStepState(step, model, optimizer))
+    made = replace(made, step_state=TrackedStepState(step, model, optimizer))
     prime(made)
     return made
 
@@ -272,7 +272,7 @@ def test_is_put_back(kind: str, tmp_path: Path) -> None:
     made = program(file.train_step, model, file.get_optimizer(list(model.parameters())), file.get_inputs())
     start = Snapshot(made)
     first = four_steps(made)
-    without = Snapshot(replace(made, memory=None))
+    without = Snapshot(replace(made, step_state=None))
     without.values = start.values
     without.restore(made)
     assert not all(map(torch.equal, four_steps(made), first)), "the tensors alone would do"
@@ -311,16 +311,16 @@ def test_what_never_changes_is_kept_once() -> None:
         return teacher(table[:8])
 
     model = nn.Linear(4, 2)
-    memory = TrackedStepState(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    state = TrackedStepState(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
     step(model, None, None)
-    now = memory.read()
-    assert all(now[name] is memory.first[name] for name in ("teacher", "table"))
-    assert memory.news(now) == {}
+    now = state.read()
+    assert all(now[name] is state.first[name] for name in ("teacher", "table"))
+    assert state.news(now) == {}
     teacher.weight.data.mul_(2)  # which no count of versions sees
-    now = memory.read()
-    assert memory.news(now).keys() == {"teacher"}
-    memory.write(memory.first)
-    assert memory.news(memory.read()) == {}
+    now = state.read()
+    assert state.news(now).keys() == {"teacher"}
+    state.write(state.first)
+    assert state.news(state.read()) == {}
     assert torch.equal(now["teacher"]["weight"], teacher.weight * 2)
 
 
@@ -339,23 +339,23 @@ def test_what_goes_to_another_process_arrives(tmp_path: Path) -> None:
             arms.append(program(file.train_step, model, optimizer, file.get_inputs()))
         ahead, behind = arms
         four_steps(ahead)
-        assert ahead.memory is not None
-        assert behind.memory is not None
-        now = ahead.memory.read()
-        news = ahead.memory.news(now)
-        behind.memory.write({**behind.memory.first, **behind.memory.unpack(news)})
+        assert ahead.step_state is not None
+        assert behind.step_state is not None
+        now = ahead.step_state.read()
+        news = ahead.step_state.news(now)
+        behind.step_state.write({**behind.step_state.first, **behind.step_state.unpack(news)})
         for name, tensor in behind.state().items():
             tensor.copy_(ahead.state()[name])
-        there = behind.memory.news(behind.memory.read())
+        there = behind.step_state.news(behind.step_state.read())
         assert there.keys() == news.keys()
         steps = four_steps(behind)
-        ahead.memory.write(now)  # the process' own random numbers are the same for both
+        ahead.step_state.write(now)  # the process' own random numbers are the same for both
         assert all(map(torch.equal, steps, four_steps(ahead))), text
 
 
 def test_counts_are_alike_when_equal_and_numbers_nearly() -> None:
     model = nn.Linear(4, 2)
-    memory = TrackedStepState(lambda: None, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    state = TrackedStepState(lambda: None, model, torch.optim.SGD(model.parameters(), lr=0.1))
     pairs = [
         ({"n": 2}, {"n": 3}, {"n": 3}, True), ({"n": 2}, {"n": 3}, {"n": 4}, False), ({1}, {1, 2}, {1, 3}, False),
         (0.0, 1.0, 1.001, True), (0.0, 1.0, 1.5, False), (9.0, 10.0, 10.01, True), (9.0, 10.0, 9.001, False),
@@ -365,8 +365,8 @@ def test_counts_are_alike_when_equal_and_numbers_nearly() -> None:
         (torch.tensor(1), torch.tensor(2), torch.tensor(3), False), (None, 1, None, False),
     ]  # fmt: skip
     for before, theirs, ours, alike in pairs:
-        packed = (memory.pack((before, after)) for after in (ours, theirs))
-        assert memory.alike(*packed) is alike, (before, theirs, ours)
+        packed = (state.pack((before, after)) for after in (ours, theirs))
+        assert state.alike(*packed) is alike, (before, theirs, ours)
 
 
 def test_a_captured_graph_finds_tensors_where_they_were() -> None:
@@ -377,11 +377,11 @@ def test_a_captured_graph_finds_tensors_where_they_were() -> None:
         total = total + bank(batch[0]).sum()
 
     model = nn.Linear(4, 2)
-    memory = TrackedStepState(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    state = TrackedStepState(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
     first, places = total, [tensor.data_ptr() for tensor in bank.state_dict().values()]
     step(None, [torch.randn(4, 3)], None)
     assert total is not first
-    memory.write(memory.first)
+    state.write(state.first)
     assert total is first
     assert [tensor.data_ptr() for tensor in bank.state_dict().values()] == places
     assert bank.num_batches_tracked == 0
@@ -394,9 +394,9 @@ def test_a_step_that_lies_in_another_file(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(tmp_path))
     model = nn.Linear(4, 2)
     step = import_file(path, "workload.path").train_step
-    memory = TrackedStepState(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    state = TrackedStepState(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
     step(model, None, None)
-    assert memory.news(memory.read()).keys() == {"count"}
+    assert state.news(state.read()).keys() == {"count"}
 
 
 def test_what_is_no_users_is_left_alone() -> None:
@@ -414,9 +414,9 @@ def test_what_is_no_users_is_left_alone() -> None:
     def step(*_: Any) -> Any:
         return mock, odd, wrapper, data, torch, nn
 
-    memory = TrackedStepState(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert all(name.startswith("optimizer/") or name.endswith("random") for name in memory.slots)
-    assert memory.lost == []
+    state = TrackedStepState(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert all(name.startswith("optimizer/") or name.endswith("random") for name in state.slots)
+    assert state.lost == []
 
 
 def test_what_cannot_be_copied_is_named() -> None:
@@ -427,8 +427,8 @@ def test_what_cannot_be_copied_is_named() -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = Locked(optimizer, 0.5)
-    memory = TrackedStepState(lambda *_: schedule.step(), model, optimizer)
-    assert memory.lost == ["schedule (TypeError)"]
+    state = TrackedStepState(lambda *_: schedule.step(), model, optimizer)
+    assert state.lost == ["schedule (TypeError)"]
 
 
 def test_modules_and_numbers_go_where_the_model_is() -> None:
@@ -448,10 +448,10 @@ def test_modules_and_numbers_go_where_the_model_is() -> None:
 def test_a_rate_on_the_device_stays_there() -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    memory = TrackedStepState(lambda: None, model, optimizer)
-    saved = memory.first
+    state = TrackedStepState(lambda: None, model, optimizer)
+    saved = state.first
     rate = torch.tensor(0.2)
     optimizer.param_groups[0].update(lr=rate, betas=(0.5, 0.5))
-    memory.write(saved)
+    state.write(saved)
     assert optimizer.param_groups[0]["lr"] is rate
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)

@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 
 from optexp.comparison import textbook
 from optexp.comparison.adjudicate import Facts, adjudicate
+from optexp.comparison.after_timing import verify_timed
 from optexp.comparison.conclusion import conclude
-from optexp.comparison.evaluation import examine, members, show_where_time_goes
+from optexp.comparison.evaluation import examine, members
 from optexp.comparison.measure import explain_the_host, judge_controls, refuse_company, rounds, say_how_to_lock, timing
+from optexp.comparison.profiles import show_where_time_goes
 from optexp.comparison.session import Session
 from optexp.comparison.suggestions import suggestion
 from optexp.errors import Failure
@@ -59,7 +61,9 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
     baseline_profile = baseline.stacked if baseline else candidate.bare
     result.baseline.setup_s = baseline.setups["stacked"] if baseline else candidate.setups["bare"]
     result.candidate.setup_s = candidate.setups["stacked"]
-    show_where_time_goes(session, {"baseline": baseline_profile, "candidate": candidate.stacked}, candidate.bottlenecks)
+    show_where_time_goes(
+        session, {"baseline": baseline_profile, "candidate": candidate.stacked}, candidate.bottlenecks, candidate.checks
+    )
     causes = baseline.bottlenecks if baseline else candidate.bare_bottlenecks
     result.profile.suggestion = next_step(session, causes, candidate.bottlenecks, helps=False)
     result.explanation = explain(
@@ -87,7 +91,7 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
     else:
         with timing(session) as timed:
             rounds(session, timed)
-            candidate.referee.again(timed.arms, timed.samples)
+            verify_timed(candidate.referee, timed.arms, timed.samples)
             timed.close_arms()
             if adjudicate(facts):  # the timed process is not the verified one
                 return

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from statistics import median
+from dataclasses import replace
+from functools import partial
+from random import Random
 
 from optexp.comparison.adjudicate import Decision, Facts
-from optexp.comparison.evaluation import advised, members, profile, show_where_time_goes
-from optexp.comparison.measure import say_how_to_lock
+from optexp.comparison.conclusion import summarize
+from optexp.comparison.evaluation import members
+from optexp.comparison.measure import refuse_company, say_how_to_lock
+from optexp.comparison.profiles import advised, checked, profile, show_where_time_goes
+from optexp.comparison.sampling import sample_alone
 from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import suggestion
 from optexp.errors import ConfigError
-from optexp.result import ArmSummary, Verdict
+from optexp.measurement.neighbours import looking_out
+from optexp.measurement.watchdogs import cores, foreign, power_cap, recompilation, throttling
+from optexp.profiling.explanation import DISTORTED
+from optexp.result import Verdict
+from optexp.support.units import duration
 from optexp.workers.arm import Arm
+from optexp.workers.client import Client
+
+DISTURBANCES = (cores, foreign, throttling, recompilation)
+WIDE = 1.5  # a step that takes so many times another's time is another step
 
 
 def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decision:
@@ -27,16 +41,67 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
         starting = session.pool.start({"baseline": session.spec(session.baseline)})["baseline"]
         arm, setup = starting.arm, starting.setup.wait()
     session.learn(setup, [setup])
-    with session.working("measurement", "timing it as it is"):
-        step_s = median(arm.call(Arm.warm_up, limit_s=session.settings.warmup_s).alone_s)
-    result.baseline = ArmSummary(step_us=step_s * 1e6, throughput=session.samples / step_s, setup_s=setup.setup_s)
-    result.notes.append("time/step is of single steps, each waited for: one of many takes less")
+    disturbed = timed_alone(session, arm)
+    result.baseline.setup_s = setup.setup_s
     say_how_to_lock(session)
     with session.working("profile", "tracing a few steady steps"):
         found = profile(session, arm, "baseline")
         causes = advised(arm, found, session.baseline)
-        show_where_time_goes(session, {"baseline": found}, causes)
+        checks = checked(arm, found, causes, session.baseline)
+        show_where_time_goes(session, {"baseline": found}, causes, checks)
         result.profile.suggestion = suggestion(causes, members(session.baseline))
     arm.close()
+    disturbed += contradictions(found.trace.timed_us, result.baseline.step_us, found.breakdown.stretched)
+    result.notes += disturbed
     reason = f"{causes[0].label} ({causes[0].why})" if causes else "no single bottleneck"
-    return Decision(Verdict.PROFILED, reason)
+    return Decision(Verdict.PROFILED, f"{reason}; not to be relied on: {disturbed[0]}" if disturbed else reason)
+
+
+def timed_alone(session: Session, arm: Client[Arm]) -> list[str]:
+    """Time the baseline, and fill in its figures; disturbances in words, none on a quiet machine.
+
+    Raises:
+        Distrusted: Other programs use the GPU, and that was not accepted.
+    """
+    refuse_company(session)
+    gpu, since_s, met = session.machine.gpu, time.time(), dict[str, str]()
+    read = looking_out(gpu, session.pool.processes(), since_s, met) if gpu else lambda: None
+    doing = "timing it as it is"
+    with session.working("measurement", doing):
+        tell = partial(session.progress.update, doing, total=session.settings.pairs)
+        order = Random(session.draws.seed("pairs"))
+        sample = sample_alone(arm, session.settings, order, read, session.workload.variety, tell)
+    sample.foreign = tuple(met.values())
+    if not (limit := power_cap([sample])).ok:
+        session.result.notes.append(f"{limit.name}: {limit.text}")
+    allowed = session.experiment.environment.allow_foreign
+    watches = [check([sample]) for check in DISTURBANCES if not (allowed and check is foreign)]
+    found = [f"{watch.name}: {watch.text}" for watch in watches if not watch.ok]
+    if not sample.kept:  # the card was slow in every block, which `throttling` has said
+        sample.pairs = [replace(pair, readings=()) for pair in sample.pairs]
+    summarize(session.result.baseline, "baseline", [sample], session.samples)
+    times = sorted(pair.baseline.step_s for pair in sample.kept)
+    tenth = len(times) // 10
+    low, high = times[tenth], times[-1 - tenth]
+    if high > WIDE * low:
+        found.append(f"spread: a step takes {duration(low)} to {duration(high)} in eight of ten blocks")
+    return found
+
+
+def contradictions(traced_us: float | None, step_us: float | None, stretched: float | None) -> list[str]:
+    """Disagreements between the steps that were timed and those that were traced, in words.
+
+    Args:
+        traced_us: A step of the traced process, before tracing began.
+        step_us: A step of the timed blocks.
+        stretched: A traced step, as a multiple of the same before tracing began.
+    """
+    found = []
+    if traced_us and step_us and not 1 / WIDE <= traced_us / step_us <= WIDE:
+        found.append(
+            f"timing and trace disagree: a step takes {duration(step_us / 1e6)}, and {duration(traced_us / 1e6)} before"
+            " it was traced: another program disturbed one of them"
+        )
+    if stretched is not None and stretched > DISTORTED:
+        found.append(f"tracing made a step {stretched:.1f} times slower: shares of the host's time are the tracing's")
+    return found

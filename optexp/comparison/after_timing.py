@@ -1,0 +1,76 @@
+"""The process that was measured last is verified once more: on fresh inputs, and by what its timed blocks left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from optexp.comparison import distrust
+from optexp.comparison.referee import Referee
+from optexp.errors import Distrusted
+from optexp.measurement.samples import Sample
+from optexp.records.verification import Finding, Recheck, Verification
+from optexp.verification.outcome import failure
+from optexp.verification.recheck import recheck
+from optexp.verification.verify import verify, verify_randomness
+from optexp.workers.arm import Arm
+from optexp.workers.client import Client
+from optexp.workers.reference import Reference
+
+
+def verify_timed(referee: Referee, arms: Mapping[str, Client[Arm]], samples: Sequence[Sample]) -> None:
+    """Add what is found to the referee's verification: a failure shows that the timed program is not the verified one.
+
+    Raises:
+        Distrusted: Something in the process makes its times worthless.
+    """
+    session, found, seed_offset = referee.case.session, referee.found, len(samples) - 1
+    with session.working("verification", "on inputs that it has not met"):
+        if reason := _distrust(referee, arms, samples):
+            raise Distrusted(reason)
+    with session.working("verification", "once more, after timing"):
+        fresh, findings, facts = _verify_once_more(referee, arms, seed_offset)
+    found.seconds = referee.seconds
+    found.recheck = replace(facts, process=seed_offset + 1, fresh_inputs=fresh.ok)
+    if failed := [finding for finding in findings if not finding.ok]:
+        drawn = session.draws.seed("batches", seed_offset)
+        failed = [replace(finding, seed=drawn, step=facts.steps) for finding in failed]
+        fresh.ok, fresh.failures, fresh.worst = False, failed, failed[0]
+        fresh.headline = f"the last step of a timed block: {failure(failed[0])}"
+    if not fresh.ok:
+        found.ok, found.failures, found.worst = False, fresh.failures, fresh.worst
+        found.headline = f"after timing: {fresh.headline}"
+
+
+def _distrust(referee: Referee, arms: Mapping[str, Client[Arm]], samples: Sequence[Sample]) -> str | None:
+    case = referee.case
+    return (
+        distrust.tampers(case, arms["candidate"], referee.found.state, referee.changed)
+        or distrust.gives_other_batches(case, arms)
+        or distrust.remembers_results(case, arms, samples)
+        or distrust.works_in_reset(case, arms, samples)
+    )
+
+
+def _verify_once_more(
+    referee: Referee, arms: Mapping[str, Client[Arm]], seed_offset: int
+) -> tuple[Verification, Sequence[Finding], Recheck]:
+    """On fresh inputs; where they show no failure, findings about the timed blocks, and how many there were."""
+    case, session = referee.case, referee.case.session
+    specs = case.specs(seed_offset=seed_offset, generic=False)
+    assert referee.reference is not None, "verify comes first"
+    reference, under_test = referee.watched(referee.reference), referee.watched(arms["candidate"])
+    yardstick = referee.watched(referee.yardstick or arms["baseline"])
+    reference.call(Reference.setup, packed=case.reference_spec(seed_offset=seed_offset, generic=False).pack())
+    if referee.yardstick is not None:
+        yardstick.call(Arm.setup, packed=specs["yardstick"].pack())
+    seed = session.draws.seed("recheck")
+    if case.steps.random:
+        fresh = Verification(str(case.promise))
+        verify_randomness(fresh, reference, yardstick, under_test, seed, case.unit)
+    else:
+        once = replace(case.plan(), seeds=[seed], families=(), power=False, follow=False)
+        fresh = verify(reference, yardstick, under_test, once, case.promise)
+    check = partial(recheck, reference, yardstick, under_test, case.moves, case.steps.random, session.in_turns)
+    return fresh, *(check() if fresh.ok else ([], Recheck(ok=False)))

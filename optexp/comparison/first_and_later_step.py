@@ -1,0 +1,54 @@
+"""The first step after building, and one after many: both can be wrong where the steps between them are right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from optexp.comparison.case import COUNTED, Case
+from optexp.equivalence.effects import title
+from optexp.equivalence.missed import End
+from optexp.errors import Failure
+from optexp.records.verification import Finding, GateResult, Verification
+from optexp.verification import first_step
+from optexp.verification.outcome import failure
+from optexp.verification.recheck import judge_replay
+from optexp.workers.arm import Arm
+from optexp.workers.client import Client
+from optexp.workers.reference import Reference
+
+LATER, LATER_S = 48, 8.0  # steps before one that is looked at, where steps change what later ones begin with
+
+
+def check_first_step(case: Case, found: Verification, yardstick: Client[Arm], candidate: Client[Arm]) -> None:
+    """After building, of those that will be measured, whatever they draw."""
+    findings, unlike = first_step.check_first_step(yardstick, candidate)
+    found.gates[first_step.GATE] = GateResult(not findings)
+    if unlike:
+        names = ", ".join(map(title, unlike))
+        found.notes.append(f"the baseline's first step leaves {names} otherwise than when it is repeated")
+    if findings:
+        _fail(case, found, findings, "the first step after building")
+
+
+def check_later_step(
+    case: Case, found: Verification, reference: Client[Reference], yardstick: Client[Arm], candidate: Client[Arm]
+) -> None:
+    """After many, whatever is timed: a copy that was made before the first shows once what it was made of has changed,
+    as weights that somebody exchanges now and then. Training has its own gradients, and a trajectory."""
+    steps = min(LATER, max(COUNTED, int(LATER_S / max(case.steps.step_s, 1e-9))))
+    try:
+        findings = judge_replay(reference, yardstick, candidate, End(steps), False, case.session.in_turns)
+    except Failure as reason:
+        if reason.type != "NoReference":
+            raise
+        found.notes.append(f"not looked at after {steps} steps: {reason}")
+        return
+    if failed := [replace(finding, step=steps) for finding in findings if not finding.ok]:
+        _fail(case, found, failed, f"after {steps} steps")
+
+
+def _fail(case: Case, found: Verification, findings: Sequence[Finding], when: str) -> None:
+    found.failures = [replace(finding, seed=case.session.experiment.seed) for finding in findings]
+    found.ok, found.worst = False, found.failures[0]
+    found.headline = f"{when}: {failure(found.worst)}"

@@ -1,0 +1,50 @@
+"""Inputs that the results of a workload depend on: a candidate that ignores any other passes for a right one."""
+
+from __future__ import annotations
+
+from optexp.equivalence import input_families
+from optexp.equivalence.checksums import compact
+from optexp.equivalence.fp64_reference import Fp64Reference
+from optexp.equivalence.input_source import same_bits
+from optexp.equivalence.observation import Observation
+from optexp.equivalence.tensor_math import alike
+from optexp.errors import NoReference
+from optexp.program import tensors_of
+
+
+def dead_inputs(fp64: Fp64Reference) -> list[str]:
+    """After a draw of ONE_BY_ONE: names of inputs that the results do not depend on.
+
+    Raises NoReference where every draw is the same, or no varied input matters.
+    """
+    first, *others = fp64.batches
+    fits = all(input_families.fitting(first, other) for other in others)
+    groups = input_families.together(first) if fits else [list(tensors_of(first))]
+    lives, start = {}, compact(fp64.step(0, fp64.initial))
+    for index, (names, other) in enumerate(zip(groups, others, strict=True), start=1):
+        lives.update(dict.fromkeys(names, _differs(start, fp64.step(index, fp64.initial))))
+        for name in names if fits and len(names) > 1 else ():
+            with fp64.aside():
+                swapped = fp64.step_on(input_families.swapped(first, other, [name]), 0, dict(fp64.initial))
+            lives[name] = _differs(start, swapped)
+            del swapped
+    fp64.results.forget_large()
+    if all(same_bits(tensors_of(first), tensors_of(other)) for other in others):
+        raise NoReference(
+            "inputs hold the same values whatever the seed, so that a result that ignores them passes for a right"
+            " one: let what makes them draw random numbers, as torch.randn does"
+        )
+    constant = fp64.source.constant(fp64.drawn)
+    if not any(lives.values()):
+        still = f" (the same in every draw: input {', '.join(constant)})" if constant else ""
+        raise NoReference(
+            f"the result depends on no input that was varied{still}, so that a wrong one could not be told from a"
+            " right one: draw those that matter at random"
+        )
+    return [name for name in tensors_of(first) if not lives[name] and name not in constant]
+
+
+def _differs(first: Observation, golden: Observation) -> bool:
+    """Whether results, without state, are others than those of the first batch."""
+    results = [name for name in first if not name.startswith(("buffer/", "param/"))]
+    return not alike(first, compact(golden)).issuperset(results)

@@ -1,0 +1,95 @@
+"""Batches in the user's form and in a program's: which entries there are, and which only the loss sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from optexp.errors import ConfigError
+from optexp.program import Batch
+from optexp.user_code.adapters import accepted, divide, entries, fits, kind, odd_rows, remade, required
+
+
+@dataclass
+class Layout:
+    """What a batch is made of, by name, or by position ("0", "1"): inputs first, then what only the loss sees."""
+
+    names: list[str]
+    labels: list[str]
+    constants: dict[str, Any]
+    integer_labels: bool
+    single: bool = False  # one tensor, given as it is
+    made: Callable[[Any], Any] | None = None  # makes a batch of a type of its own from a tuple or a dict
+
+    @classmethod
+    def of(cls, given: Any, tensors: Mapping[str, Tensor], labels: list[str], constants: dict[str, Any]) -> Layout:
+        """The layout of a batch with these tensors, of which the labels come last."""
+        inputs = [name for name in tensors if name not in labels]
+        integer = bool(labels) and not tensors[labels[-1]].is_floating_point()
+        single = not isinstance(given, (Mapping, list, tuple))
+        return cls([*inputs, *labels], labels, constants, integer, single, remade(given))
+
+    @property
+    def numbered(self) -> bool:
+        """Whether batches are sequences."""
+        return all(name.isdigit() for name in (*self.names, *self.constants))
+
+    @property
+    def plain(self) -> bool:
+        """Whether a tuple describes a batch completely."""
+        return not self.constants and self.numbered
+
+    def pack(self, given: Any, odd: bool = False) -> Batch:
+        """A user's batch as a program takes it.
+
+        Args:
+            odd: Leave out the last rows, so that an odd number stays.
+
+        Raises:
+            ConfigError: it has other entries than the first batch.
+        """
+        tensors, _ = divide(given)
+        if tensors.keys() != set(self.names):
+            expected = entries(self.names)
+            raise ConfigError(f"batches differ: the first has {expected}, another {entries(tensors)}")
+        batch = {name: tensors[name] for name in self.names}
+        batch = odd_rows(batch) if odd else batch
+        return tuple(batch.values()) if self.plain else batch
+
+    def unpack(self, batch: Batch) -> Any:
+        """A program's batch in the form of the user's code."""
+        given: Any = batch if isinstance(batch, tuple) else {**batch, **self.constants}
+        if isinstance(given, dict) and self.numbered:
+            given = tuple(given[name] for name in sorted(given, key=int))
+        return given if self.made is None else self.made(given)
+
+
+def find_labels(names: list[str], model: nn.Module, learns: bool) -> list[str]:
+    """Entries of a batch that the model's `forward` does not take.
+
+    Args:
+        names: Of the entries.
+        learns: The code computes a loss, which may need an entry that the model could take too.
+    """
+    positions, keywords = accepted(model)
+    found = [name for name in names if not fits(name, positions, keywords)]
+    if not found and learns and len(names) > 1 and not required(names[-1], model):
+        found = names[-1:]
+    return found
+
+
+def constants_of(given: Any, constants: dict[str, Any], from_loader: bool, remarks: list[str]) -> dict[str, Any]:
+    """Entries that are no tensors and stay the same: a loader's change from batch to batch, and are left out.
+
+    Raises:
+        ConfigError: a loader's batch has such entries, and no names to leave them out by.
+    """
+    if not constants or not from_loader:
+        return constants
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"the loader's batches are {kind(given)}: make them tensors, in its collate_fn")
+    remarks.append(f"left out of the batches, because it is no tensor: {', '.join(constants)}")
+    return {}

@@ -1,0 +1,93 @@
+"""ARM: whether steps take longer on batches that a program has not met, as one that remembers results would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import truediv
+
+import torch
+
+from optexp.measurement import clock
+from optexp.program.offered import Offered
+from optexp.workers.arm_program import draw
+from optexp.workers.arm_timing import Timing, digest_of, turns
+
+OWN, ONCE, AGAIN = range(3)  # kinds of blocks: of the batches that are timed, of others the first time, the second
+
+
+class Novelty(Timing):
+    """Blocks of steps on new batches, beside blocks on those that were met before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: dict[int, list[str]] = {}  # digests of batches that were met for the first time, by turn
+
+    def novelty(self, seed: int) -> float | None:
+        """How many times longer a step takes on batches that it meets for the first time than on the same ones again,
+        or than on those that it is timed on: what it does at least in most turns, however busy the machine is.
+
+        The batches change under a feed that goes on, at a step drawn at random: nothing tells a program when.
+        None where batches are not the core's to choose.
+        """
+        self.restore()
+        assert self.offered is not None
+        eager = self.offered.ahead > self.program.feed.queue  # has copies of its own since it began
+        self.run()
+        if self.offered.ahead < 0:
+            self.program.feed.pause()
+            return None
+        seconds: tuple[list[float], ...] = ([], [], [])
+        count, queue = len(self.batches), self.program.feed.queue
+        for turn in turns():
+            drawn = draw(self.workload, self.device, getattr(torch, self.dtype), seed + turn, count)
+            self.drawn[turn] = [digest_of(batch).hex() for batch in drawn] if turn < 2 else []
+            fresh, own = Offered(drawn, self.offered.place), True
+            self.restore(self.random.randrange(count))
+            run = self.runner()
+            for _ in range(count + self.random.randrange(3 * count)):
+                run()
+            for kind in _order(turn):
+                if own is not (kind == OWN):
+                    self.offered.exchange(fresh)
+                    own = not own
+                    if eager:
+                        self.program.feed.reset(self.offered)
+                    for _ in range(queue if kind == ONCE else count + queue):  # own ones: what was kept is there again
+                        run()
+                seconds[kind].append(clock.time_block(run, count, self.device).wall_s)
+            if not own:
+                self.offered.exchange(fresh)
+        self.program.feed.pause()
+        return _most(*seconds)
+
+    def met(self) -> list[list[str]]:
+        """Digests of the batches of the first turns of `novelty`: those of all arms are drawn from the same seeds."""
+        return [self.drawn[turn] for turn in sorted(self.drawn)[:2]]
+
+    def reordered(self, seed: int) -> float:
+        """`novelty` where the batches are a loader's: another order makes others, of the same samples."""
+        steps = max(len(self.batches), self.program.feed.queue)
+        seconds: tuple[list[float], ...] = ([], [], [])
+        for turn in turns():
+            for kind in _order(turn):
+                self.restore()
+                if kind != OWN:  # a loader's sampler draws from this one, on the CPU
+                    torch.default_generator.manual_seed(seed + turn)
+                run = self.runner()
+                for _ in range(steps):  # until none is left that was made before the clock starts
+                    run()
+                seconds[kind].append(clock.time_block(run, steps, self.device).wall_s)
+                self.program.feed.pause()
+        return _most(*seconds)
+
+
+def _most(own: Sequence[float], once: Sequence[float], again: Sequence[float]) -> float:
+    """How many times longer steps took once than again, or than those known longest, in most turns at least."""
+    ratios: list[list[float]] = [sorted(map(truediv, once, known)) for known in (own, again)]
+    return max(ratio[len(once) // 3] for ratio in ratios)
+
+
+def _order(turn: int) -> tuple[int, int, int]:
+    """Of one turn's blocks. On a busy machine that lets others run after as much time as a turn takes, the same one of
+    three would always wait for them."""
+    return (OWN, ONCE, AGAIN) if turn % 2 == 0 else (ONCE, AGAIN, OWN)

@@ -1,0 +1,206 @@
+"""ARM: set-up of a program: built, folded over its stack, run for the first time, and what it needs found out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import cloudpickle
+import torch
+
+from optexp.equivalence import process_state, randomness
+from optexp.equivalence.autocast import autocast
+from optexp.equivalence.dropout import silence
+from optexp.equivalence.observation import carried
+from optexp.equivalence.perturbation import vary
+from optexp.equivalence.step_digest import Digest, left_behind
+from optexp.equivalence.tensor_math import finite
+from optexp.equivalence.trajectory import Rates
+from optexp.errors import NoReference, Unsupported
+from optexp.measurement import clock, placement
+from optexp.program import Outputs, Program, Snapshot, gradients, keeping
+from optexp.strategy import Composed, Notes, captures, compose
+from optexp.support import sparse
+from optexp.support.memory_plan import Sizes, capacity, choose
+from optexp.user_code.aliasing import holdings, matched
+from optexp.workers.arm_program import Holder, nbytes, workload_info
+from optexp.workers.arm_python_state import moving_state
+from optexp.workers.messages import Identity, SetUp
+from optexp.workers.spec import Spec
+
+MOST_OVERFLOWS = 40  # steps in which a loss scale may fall
+HEADROOM = 4.0  # by how much, where no optimizer ever lets it fall again: other batches have larger gradients
+
+
+@dataclass(frozen=True)
+class FirstSteps:
+    """The first step on each kind of batch.
+
+    random:   one of them drew random numbers
+    step_s:   seconds of the fastest;  compute_s: the same without its feed
+    digest_s: seconds that the digest of the first one took
+    """
+
+    random: bool
+    step_s: float
+    compute_s: float
+    digest_s: float
+
+
+class Built(Holder):
+    """A program from its specification, with what its set-up has shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest_result = 0  # bytes
+        self.unlike: set[str] = set()  # results that may be computed when they are read
+        self.firstly: Digest = {}
+
+    def setup(self, packed: bytes) -> SetUp:
+        """Build the program, fold the stack over it, run it for the first time."""
+        return self.hold(cloudpickle.loads(packed))
+
+    def hold(self, spec: Spec) -> SetUp:
+        """The same of a specification that is here already."""
+        start, before = clock.now(), process_state.settings()
+        self._settle(spec)
+        with self.quiet():
+            told = self._set_up(spec, start)
+        self.settings_then = before, process_state.settings()
+        return told
+
+    def _set_up(self, spec: Spec, start: float) -> SetUp:
+        program, varied = built(spec, self.device)
+        self.initial = Snapshot(program)
+        self.originals = process_state.originals()
+        self.excused = set(process_state.tampered(program, self.originals))
+        state_bytes = sum(map(sparse.nbytes, self.initial.values.values()))
+        batch_bytes = max(map(nbytes, self.drawn_batches(spec.workload.variety)))
+        self.plan = choose(Sizes(batch_bytes, 0, state_bytes), capacity(self.device), spec.plan)
+        self.batches = self.drawn_batches(self.distinct)
+        self.begin(program.feed)
+        placement.spare_threads()
+        program, notes = self._folded(spec, program)
+        self.program, self.rates = keeping(program), Rates(program)
+        self.initial.remember(self.program)
+        self.restore()
+        first, outputs = self._first_steps()
+        setup_s = clock.now() - start - first.digest_s
+        carries = bool(carried(self.program.state(), self.initial.values))
+        self.program.feed.pause()
+        placement.settle()
+        self._settle_scale()
+        require_comparable(outputs, self.program)
+        sizes = list(map(nbytes, self.batches))
+        result_bytes = sum(tensor.numel() for tensor in outputs.values()) * spec.torch_dtype.itemsize
+        self.largest_result = max((tensor.nbytes for tensor in outputs.values()), default=0)
+        del outputs
+        self.plan = choose(Sizes(max(sizes), result_bytes, state_bytes), capacity(self.device), self.plan)
+        told = SetUp(
+            setup_s=setup_s,
+            notes=notes,
+            random=first.random,
+            batch_bytes=sum(sizes) / len(sizes),
+            queue=self.program.feed.queue,
+            turn=self.distinct,
+            varied=varied,
+            carries=carries,
+            keeps=moving_state(self),
+            plan=self.plan,
+            step_s=first.step_s,
+            compute_s=first.compute_s,
+            workload=workload_info(spec.workload, self.initial.values),
+        )
+        if self.in_turns:
+            self.rest()
+        return told
+
+    def _folded(self, spec: Spec, program: Program) -> tuple[Program, dict[str, Notes]]:
+        """The program after every strategy of the stack, and their notes by name.
+
+        Raises Unsupported where a strategy refuses the program.
+        """
+        notes = {}
+        program = replace(program, captured=captures(spec.strategies))
+        for strategy in compose(spec.strategies):
+            if reason := strategy.unsupported(program, self.device):
+                raise Unsupported(f"{strategy.name}: {reason}")
+            feed, aliases, held = program.feed, program.aliases, holdings(program)
+            program, notes[strategy.name] = strategy.apply(program)
+            program = matched(held, program, aliases, strategy.name, self.initial.values)
+            if not spec.dropout:
+                silence(program.model)  # which may be another one
+            if program.feed is not feed:
+                feed.pause()
+                self.begin(program.feed)
+        return program, notes
+
+    def _first_steps(self) -> tuple[FirstSteps, Outputs]:
+        """Run one step on each kind of batch; what the last one returned."""
+        random, digest_s, whole, alone = False, 0.0, list[float](), list[float]()
+        while len(whole) < self.workload.variety:
+            began = clock.now()
+            batch, before = self.program.feed.next(), randomness.state(self.device)
+            given = clock.now()
+            outputs = self.program.step(self.program, batch)
+            random |= randomness.drawn(before, self.device)
+            self.unlike |= set(process_state.unlike(outputs, self.program))
+            clock.synchronize(self.device)
+            whole.append(clock.now() - began)
+            alone.append(clock.now() - given)
+            if len(whole) == 1:
+                digest_s = self._look_at_the_first(outputs)
+        return FirstSteps(random, min(whole), min(alone), digest_s), outputs
+
+    def _look_at_the_first(self, outputs: Outputs) -> float:
+        """What the first step after building left; how long it took to see that, in seconds."""
+        clock.synchronize(self.device)
+        start = clock.now()
+        self.firstly = left_behind(self.program, outputs, self.initial.values)
+        return clock.now() - start
+
+    def _settle_scale(self) -> None:
+        """Let the loss scale fall until no step overflows; it starts from there. A check would find skipped steps, or
+        gradients that are not finite where no optimizer lets it fall."""
+        scaler = self.program.scaler
+        if scaler is None:
+            return
+        clean, learns = 0, self.program.optimizer is not None
+        for _ in range(MOST_OVERFLOWS):
+            before = scaler.get_scale()
+            self.run()
+            if not learns and len(finite(found := gradients(self.program))) < len(found):
+                scaler.update(before / HEADROOM)
+            clean = clean + 1 if scaler.get_scale() >= before else 0
+            if clean == len(self.batches):
+                break
+        self.initial.values["scaler/scale"] = self.program.state()["scaler/scale"].clone()
+        self.restore()
+        self.program.feed.pause()
+
+    def _settle(self, spec: Spec) -> None:
+        self.settle(spec.torch_device, spec.cores, spec.folders)
+        self.seed, self.draws = spec.seed, spec.seed if spec.draws is None else spec.draws
+        self.part = Identity(spec.name, Composed(spec.strategies).labels)
+        self.dropout, self.workload, self.dtype = spec.dropout, spec.workload, spec.dtype
+
+
+def built(spec: Spec, device: torch.device) -> tuple[Program, list[str]]:
+    """The plain program, and names of parameters that have other values than they begin with."""
+    program = spec.workload.build(device, spec.torch_dtype, spec.seed)
+    varied = vary(program.model, spec.seed) if spec.generic else []
+    if not spec.dropout:
+        silence(program.model)
+    if spec.autocast is not None:
+        program = autocast(program, spec.autocast)
+    return keeping(program), varied
+
+
+def require_comparable(outputs: Outputs, program: Program) -> None:
+    """Raises NoReference where a step returns nothing to compare, or nothing that can be."""
+    if not outputs and not program.trains:
+        raise NoReference("the model returns no tensor: return one, or several in a tuple, a dict or a dataclass")
+    for name, tensor in outputs.items():
+        if tensor.layout is not torch.strided:
+            raise NoReference(
+                f"{name} is a {tensor.layout} tensor, of which no element can be compared: return a dense one"
+            )
