@@ -1,0 +1,138 @@
+"""Gates on one set of inputs: yardsticks first, then every step of the candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from optexp.equivalence.bits import REPEATS, SURE, promised
+from optexp.equivalence.input_families import FAMILIES, NORMAL, ONE_BY_ONE
+from optexp.errors import Failure
+from optexp.records.verification import Finding, broken
+from optexp.strategy import BITWISE
+from optexp.verification.trial import Trial
+from optexp.workers.arm import Arm
+from optexp.workers.messages import Look
+from optexp.workers.reference import Reference
+
+SPREAD_RUNS = 5  # yardstick runs of a baseline that does not repeat itself
+SAME_BATCHES = "the loader gives the same batches whatever the seed: they count as one set of inputs"
+
+
+def one_set(trial: Trial, seed: int, family: str) -> None:
+    """Gates on one set of inputs: yardsticks first, then every step of the candidate."""
+    verification, restart = trial.verification, family == ONE_BY_ONE
+    info = trial.load(seed, family, trial.plan.steps)
+    steps = info.steps
+    if not verification.seeds:
+        trial.bits.varying = set(trial.turn(trial.yardstick, 0).call(Arm.varying, times=REPEATS))
+        verification.repeats = not trial.bits.varying
+    if trial.contract == BITWISE and not verification.repeats and family in (NORMAL, ONE_BY_ONE):
+        equal_bits(trial, seed, family)
+    if restart:
+        exchange(trial, seed)
+    if not trial.in_turns:  # large tensors have no room for it, nor sums that one run is a lottery for
+        trial.measure(Look(0))  # what reassociated and noisy runs are held against
+        reassociate(trial, info.reassociated_runs)
+    noisy = list(range(info.noisy_steps))
+    for noise in sorted(noisy, key=lambda noise: noise % steps) if restart else noisy:
+        trial.measure(Look(noise % steps, restart or noise % steps == 0, noise + 1))
+    for extra in range(0 if verification.repeats else (SPREAD_RUNS - 1) * steps):
+        # Gradients have the noisy runs.
+        trial.measure(Look(extra % steps, restart or extra % steps == 0, forward=True))
+    found = list[list[Finding]]()
+    for step in range(steps):
+        look = Look(step, restart or step == 0)
+        trial.measure(look)
+        found.append(findings := trial.judge(look))
+        if family not in FAMILIES and not verification.parts_in and any(m.parted for m in findings):
+            verification.parts_in = where_they_part(trial)
+    if trial.contract == BITWISE:
+        found = same_bits(trial, found, restart)
+    for step, findings in enumerate(found):
+        trial.add(findings, seed, step, family)
+    if not verification.repeats and not trial.passed():
+        itself(trial, steps, restart)
+    if family in (NORMAL, ONE_BY_ONE) and (info.anew or not verification.seeds):
+        verification.seeds.append(seed)
+    elif family in (NORMAL, ONE_BY_ONE):
+        verification.notes += [SAME_BATCHES] if SAME_BATCHES not in verification.notes else []
+    name = NORMAL if restart else family
+    verification.families += [name] if name not in verification.families else []
+    verification.reference = info.reference
+
+
+def equal_bits(trial: Trial, seed: int, family: str) -> None:
+    """Compare bits under torch's deterministic algorithms, where a baseline that does not repeat itself then does."""
+    bits = trial.bits
+    if bits.hopeless is None:
+        bits.hopeless = set(trial.turn(trial.yardstick, 0).call(Arm.varying, times=REPEATS, repeating=True))
+    if bits.varying <= bits.hopeless:
+        return
+    trial.measure(Look(0, repeating=True))
+    found = trial.judge(Look(0, repeating=True))
+    if not all(finding.ok for finding in bits.settled(found)):
+        bits.hopeless |= set(trial.turn(trial.yardstick, 0).call(Arm.varying, times=SURE, repeating=True))
+    bits.note(settled := bits.settled(found))
+    trial.add(settled, seed, 0, family)
+
+
+def same_bits(trial: Trial, found: Sequence[Sequence[Finding]], restart: bool) -> list[list[Finding]]:
+    """Findings of each step, with BITWISE on every tensor whose bits the baseline repeats."""
+    bits, verification = trial.bits, trial.verification
+    steps = [(step > 0 and not restart, findings) for step, findings in enumerate(found)]
+    suspected = [step for step, (later, each) in enumerate(steps) if any(bits.deviating(m, later) for m in each)]
+    for step in suspected:  # atomics seldom meet: what was the same three times may not be
+        varying = set(trial.turn(trial.yardstick, step).call(Arm.varying, times=SURE, step=step))
+        if not varying <= bits.varying:
+            bits.varying, bits.hopeless, verification.repeats = bits.varying | varying, None, False
+    return [[promised(m) if bits.binding(m, later) else m for m in each] for later, each in steps]
+
+
+def where_they_part(trial: Trial) -> str:
+    """The first module where the baseline and float64 differ, in words."""
+    module = trial.reference.call(Reference.first_apart, passed=trial.turn(trial.yardstick, 0).call(Arm.passed))
+    where = f"first in {module}" if module else "behind all modules, as in the loss"
+    return (
+        f"it computes something else there, {where}: a constant or a branch that depends on the dtype, or what its code"
+        " keeps from call to call; make it the same in every dtype (eps=1e-7), or hold it in a buffer"
+    )
+
+
+def reassociate(trial: Trial, runs: int, step: int = 0) -> None:
+    """Runs of the baseline in other orders, as long as there is anything to reorder."""
+    for order in range(1, runs + 1):
+        trial.measure(Look(step, order=order))
+        if not trial.yardstick.call(Arm.reassociated_operators):
+            return
+
+
+def itself(trial: Trial, steps: int, restart: bool) -> None:
+    """A baseline that fails as its own candidate is no yardstick for any other. By chance it may pass once."""
+    for step in list(range(steps)) * SPREAD_RUNS:
+        trial.measure(Look(step, restart or step == 0))
+        for again in range(step if restart else 0, step + 1):  # from the start: a count would be one step ahead
+            trial.observe(trial.yardstick, Look(again, restart or again == 0))
+        if wrong := [m for m in trial.reference.call(Reference.judge, step=step) if not m.ok]:
+            raise Failure(
+                "NoReference",
+                f"the baseline does not pass beside itself ({wrong[0].tensor}: {wrong[0].message}): its steps"
+                " depend on what no arm can restore, as a clock, a counter or random numbers that torch does not draw",
+            )
+
+
+def exchange(trial: Trial, seed: int) -> None:
+    """Which inputs matter at all, and whether outputs outlive the next step."""
+    verification = trial.verification
+    verification.dead = trial.reference.call(Reference.dead)
+    verification.constant = trial.reference.call(Reference.constant)
+    if dead := ", ".join(verification.dead):
+        verification.notes.append(f"the result does not depend on input {dead}: what is done with it is not checked")
+    if constant := ", ".join(verification.constant):
+        verification.notes.append(f"input {constant} was the same in every draw: other values of it are not checked")
+    if not trial.plan.overwrites:
+        candidate, yardstick = (
+            trial.turn(arm, 0, 1).call(Arm.overwritten) for arm in (trial.candidate, trial.yardstick)
+        )
+        lost = set(candidate) - set(yardstick)
+        text = "the next step writes over it, and the candidate does not say so (Strategy.overwrites)"
+        trial.add([broken(name, text) for name in sorted(lost)], seed, 1, ONE_BY_ONE)
