@@ -29,7 +29,7 @@ from optexp.reporting import operators_page, profile_tables, terminal
 from optexp.trace import Trace
 
 ROWS = 15  # of a table on a terminal
-ALL = 10**6
+ALL = 10**6  # rows: more than any table has
 LIGHTEST = 0.005  # of a step: calls with less are left out of the tree
 NOT_VERIFIED = "not verified: nothing was run, and whether the programs compute the same is not known"
 
@@ -45,7 +45,7 @@ class Reading:
     bounds: list[Bound]
 
     def profile(self) -> ArmProfile:
-        """Its tables, whole."""
+        """The tables of a record, with all rows."""
         tree = call_tree(self.trace)
         return ArmProfile(
             self.breakdown.metrics(),

@@ -1,4 +1,4 @@
-"""Every tensor of an observation beside its value in fp64, from the observing arm's own state.
+"""REFERENCE: every tensor of an observation beside its value in fp64, computed from the observed arm's own state.
 
 Outputs, written inputs, gradients and buffers are compared with an fp64 step from the arm's prior state; parameter
 changes and optimizer state with an fp64 optimizer step on the arm's *own* gradients. Near zero Adam takes a gradient's
@@ -39,9 +39,9 @@ def quantities(inputs: InputSet, step: int, seen: Observation) -> Iterator[Quant
 
 
 def error_histogram(inputs: InputSet, seen: Observation, name: str) -> list[float]:
-    """Distribution of |c−g|/s over the elements of one quantity, of a run of the set's current step.
+    """Shares of the elements of one quantity by |c−g|/s (see `optexp.equivalence.tensor_math.histogram`).
 
-    Returns shares of elements (see `optexp.equivalence.tensor_math.histogram`).
+    seen: observation of the set's current step
     """
     quantity = next(q for q in quantities(inputs, inputs.step, seen) if q.name == name)
     return histogram(quantity.value, quantity.reference, quantity.scale)
@@ -61,7 +61,7 @@ def _compared(inputs: InputSet, step: int, seen: Observation) -> Iterator[Quanti
 def _result(inputs: InputSet, name: str, value: Tensor, reference: Tensor, variance: Tensor | None) -> Quantity:
     """An output, a written input, a gradient or a buffer.
 
-    variance: of the terms that a running mean is of
+    variance: of a running mean: the running variance beside it; None for other tensors
     """
     gradient, forward = name.startswith("grad/"), name.startswith(("out/", "input/"))
     small = reference.numel() < SMALL

@@ -1,18 +1,17 @@
-"""Would a wrong value have been seen? The smallest error that fails a gate, or the error that there is, must be small
-beside the tensor.
+"""Whether gates that passed could have failed: a limit as large as the tensor lets any tensor pass.
 
-Nothing is verified that was not seen: a yardstick of half the tensor's size lets any tensor pass. A baseline that lies
-further from float64 than its rounding can bring it has another program for a reference.
+A tensor is seen where the limit of G1 or the candidate's own error is small beside the tensor. An unseen tensor is not
+verified. A baseline further from float64 than rounding can move it computes another program than its reference.
 """
 
 from __future__ import annotations
 
 from optexp.support.tolerances import TOLERANCES
 
-SEEN = 0.02  # of a tensor's size: the largest limit under which it counts as seen
-SEEN_UNITS = 32.0  # the same in u, where precision is low
-APART = 16.0  # times what order, rounding and noise move the baseline by: it errs by more than arithmetic explains
-APART_UNITS = 64.0  # and by so many u of the coarsest arithmetic that it uses
+SEEN = 0.02  # of s: the largest limit at which a tensor counts as seen
+SEEN_UNITS = 32.0  # the same in u, at lower precision
+APART = 16.0  # times the baseline's spread: arithmetic explains no larger error of the baseline
+APART_UNITS = 64.0  # added to it, in u of the baseline's coarsest arithmetic
 
 
 def unseen(
@@ -25,15 +24,18 @@ def unseen(
     unit: float,
     coarsest: float,
 ) -> tuple[str, bool]:
-    """Why a wrong value could not be told from a right one, empty where it could; and whether float64's is another
-    program's.
+    """The reason why a wrong value would have passed, and whether float64 computes another program.
 
-    found:    RMS error of the candidate against float64: what is known to be right needs no tighter limit
-    plain:    RMS error of the baseline against float64;  limit: of G1;  scale: s (RMS of the tensor)
-    spread:   RMS of what reassociated and noisy runs move the baseline by; None where there were none
-    terms:    RMS over elements of Σ|terms|, of sums that cancel
-    unit:     u of the arithmetic that was promised;  coarsest: the largest eps that the baseline was seen to use, as
-              TF32's where torch allows it
+    The reason is empty for a tensor that is seen.
+
+    found:    RMS error of the candidate against float64; a small one needs no tighter limit
+    plain:    RMS error of the baseline against float64
+    limit:    of G1, without the resolution of the stored dtype
+    spread:   RMS of the baseline's movement by reassociated and noisy runs; None without such runs
+    scale:    s, the RMS of the tensor
+    terms:    RMS over elements of Σ|terms|, for sums that cancel
+    unit:     u of the promised arithmetic
+    coarsest: the largest eps that the baseline used, e.g. TF32's where torch allows TF32
     """
     if not scale or not limit:
         return "", False  # any error fails

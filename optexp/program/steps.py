@@ -1,4 +1,4 @@
-"""A step of inference, of both passes, and of training."""
+"""ARM, REFERENCE: steps of most programs: inference, both passes, training, and both passes of a single operation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from optexp.program.batches import Batch, Outputs, tensors_of
 from optexp.program.outputs import flatten, others
 from optexp.program.program import Program, Step
 from optexp.program.state import clear_gradients
-
-# --- the steps most programs are made of -----------------------------------------------------------------------
 
 
 def forward(program: Program, batch: Batch) -> Outputs:
@@ -24,14 +22,14 @@ def forward(program: Program, batch: Batch) -> Outputs:
 def forward_backward(program: Program, batch: Batch) -> Outputs:
     """Loss and gradients, no update; gradients are left in `p.grad` (scaled where there is a scaler)."""
     clear_gradients(program.model)
-    return {"loss": _backward(program, batch)}
+    return {"loss": _both_passes(program, batch)}
 
 
 def train(program: Program, batch: Batch) -> Outputs:
     """A whole training step: gradients cleared, forward, loss, backward, optimizer."""
     assert program.optimizer is not None
     clear_gradients(program.model)
-    loss = _backward(program, batch)
+    loss = _both_passes(program, batch)
     if program.scaler is None:
         program.optimizer.step()
     else:
@@ -55,7 +53,8 @@ def pullback(program: Program, batch: Batch) -> Outputs:
     return {"output": output.detach(), **grads}
 
 
-def _backward(program: Program, batch: Batch) -> Tensor:
+def _both_passes(program: Program, batch: Batch) -> Tensor:
+    """The loss, detached; its gradients are in `p.grad`."""
     assert program.loss is not None
     loss = program.loss(program.predict(batch), batch)
     (loss if program.scaler is None else program.scaler.scale(loss)).backward()

@@ -6,7 +6,7 @@ from math import floor, log10
 
 
 def ratio(value: float) -> str:
-    """1.31×, 12.4×, 104×: three digits are all that a measurement carries. 0.0037× where two say nothing."""
+    """1.31×, 12.4×, 104×: a measurement carries three digits. Below 0.1 two digits: 0.0037×."""
     if 0 < value < 0.1:
         return f"{value:.2g}×"
     return f"{value:.2f}×" if value < 10 else f"{value:.1f}×" if value < 100 else f"{value:.0f}×"
@@ -19,13 +19,14 @@ def at_least(value: float) -> str:
 
 
 def percent(confidence: float) -> str:
-    """99%, 99.5%: never rounded to certainty."""
+    """99%, 99.5% of a confidence from 0 to 1: six digits, so that 99.999% is not rounded to 100%."""
     return f"{100 * confidence:.6g}%"
 
 
 def duration(seconds: float) -> str:
     """A time as people say it: 112 µs, 4.2 ms, 3.1 s, 2.4 h."""
     for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
-        if abs(seconds) >= size * (2 if unit == "min" else 0.9995):  # what would be rounded to 1000 of the next
+        # 0.9995 of a unit would print as 1000 of the smaller one.
+        if abs(seconds) >= size * (2 if unit == "min" else 0.9995):
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e6:.3g} µs"

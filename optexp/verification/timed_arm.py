@@ -1,4 +1,4 @@
-"""Seconds of a verification by kind of work, from the methods that the processes were asked for."""
+"""PARENT: seconds that a verification waits for its processes, by kind of work. The asked method tells the kind."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 A_co = TypeVar("A_co", covariant=True)
 
-STEPS = "steps"  # of the arms, and all that surrounds them: copies, poison, repetitions
+STEPS = "steps"  # kind of every method that PARTS leaves out: an arm's steps, with copies, poison and repetitions
 PARTS: dict[Callable[..., Any], str] = {
     Arm.setup: "setup",
     Reference.setup: "setup",
-    # and what fp64 makes of them
+    # drawing batches and computing their fp64 results
     **dict.fromkeys((Reference.draw, Reference.recall, Reference.info, Reference.dead, Reference.constant), "inputs"),
-    # of batches and results, through shared memory
+    # batches and results, through shared memory
     **dict.fromkeys((Reference.batch, Reference.expect, Reference.take, Arm.load), "transfer"),
     **dict.fromkeys((Peer.expect, Peer.by_host, Peer.fill, Peer.take), "transfer"),
     **dict.fromkeys((Reference.yardstick, Reference.judge, Reference.judge_timed), "gates"),
@@ -31,7 +31,7 @@ PARTS: dict[Callable[..., Any], str] = {
 
 
 class TimedArm(Client[A_co]):
-    """A client whose waiting is counted by a stopwatch."""
+    """A client of an arm or of the reference, with a stopwatch that counts the parent's waiting. It times no block."""
 
     def __init__(self, arm: Client[A_co], watch: Stopwatch) -> None:
         self.arm, self.watch, self.name, self.pid = arm, watch, arm.name, arm.pid

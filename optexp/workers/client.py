@@ -50,8 +50,8 @@ class Pending(Generic[R]):
 class Client(ABC, Generic[A_co]):
     """Calls the methods of an object of class `A_co`, one at a time.
 
-    name:  as a failure of its process gives it
-    pid:   of its process; 0 where that is this one
+    name:  the worker's name in a `Failure`
+    pid:   of the worker's process; 0 for an object in this process
     """
 
     name: str
@@ -63,7 +63,7 @@ class Client(ABC, Generic[A_co]):
 
     @abstractmethod
     def start(self, method: Callable[Concatenate[A_co, P], R], *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
-        """Ask; the answer has to be waited for before the next question."""
+        """Send a request. `Pending.wait` has to return before the next request."""
 
     @abstractmethod
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Client(ABC, Generic[A_co]):
 
 
 class Endings(Protocol):
-    """Who knows how a process ended."""
+    """The launcher: as the parent of all workers it knows how each of them ended."""
 
     def ending(self, pid: int) -> str: ...
 
@@ -90,7 +90,7 @@ class Worker(Client[A_co]):
         self.alive = True
 
     def start(self, method: Callable[Concatenate[A_co, P], R], *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
-        # Where the process is gone, `_receive` finds the end of the connection and says how it ended.
+        # A process that has ended raises here; `_receive` meets the closed connection and reports how it ended.
         ticket = secrets.token_bytes(TICKET)
         with suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send_bytes(ticket + pickle.dumps((method.__name__, args, kwargs)))
@@ -109,9 +109,9 @@ class Worker(Client[A_co]):
             tail = self._log_tail()
             self.close()
             raise Failure("Crash", f"the process ended: {ending}", tail, self.name) from None
-        except OSError:  # a length that no message has
+        except OSError:  # the connection ended inside a message, as after a forged length
             message = b""
-        # Before it is decoded: whatever else writes there does not know the question's ticket.
+        # Checked before decoding: other code that writes to this connection does not know the request's ticket.
         if not hmac.compare_digest(message[:TICKET], ticket):
             self._refuse("an answer without a question: code in this process wrote to the connection of its answers")
         try:
@@ -135,7 +135,7 @@ class Worker(Client[A_co]):
 
 
 class InProcess(Client[A_co]):
-    """The same calls on an object in this process (`isolation=none`): for a debugger and for small CPU tests."""
+    """A client of an object in this process (`isolation=none`): for a debugger and for small CPU tests."""
 
     def __init__(self, target: A_co, name: str) -> None:
         self.target: Any = target

@@ -14,7 +14,10 @@ from optexp.trace import MODULE
 
 
 def markable(model: nn.Module) -> bool:
-    """Whether hooks reach the calls: a compiled model would be compiled anew, a scripted one takes no hooks."""
+    """Whether hooks reach the calls: a scripted module takes no hooks, and hooks make a compiled model compile anew.
+
+    Code that dynamo compiled anywhere in this process counts as compiled.
+    """
     if torch._dynamo.utils.counters["frames"]:
         return False
     return not any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())

@@ -41,7 +41,7 @@ class GeluOf(nn.Module):
 
 
 class GeluOfSum(nn.Module):
-    """With an addition before it, that only fusion makes free."""
+    """GELU of a sum: fusion alone makes the addition free."""
 
     def __init__(self, gelu: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -55,7 +55,8 @@ class GeluOfSum(nn.Module):
 class Gelu(Operation):
     """On a size × size matrix, or on the sum of two; one sample is one element."""
 
-    sizes: ClassVar = {"cuda": {"size": 16384}, "cpu": {"size": 1024}}  # 1 GiB of float32, far beyond any cache; 4 MiB
+    # float32 on a GPU: 1 GiB, far beyond any cache; on a CPU: 4 MiB
+    sizes: ClassVar = {"cuda": {"size": 16384}, "cpu": {"size": 1024}}
 
     size: int | None = None
     variant: str = choice("formula", "functional")

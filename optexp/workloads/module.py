@@ -29,8 +29,8 @@ INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 @dataclass
 class Input:
-    """One input of the model. Real values are normal, or uniform from `low` to `high`; integers lie in low … high − 1,
-    and both of these are among them.
+    """One input of the model. Real values are normal, or uniform from `low` to `high`. Integers lie in low … high − 1;
+    both ends occur.
 
     shape:  sizes, or names of sizes that `shapes` gives
     name:   of a keyword argument; None is the next position
@@ -49,7 +49,7 @@ class Input:
             raise ValueError("low and high belong together; without both, values are normal")
 
     def spelled(self) -> str:
-        """The same as `draw` but for the ends of integers, as source."""
+        """Source of an expression that draws this input; unlike `draw` it forces no ends of integers."""
         shape = f"[{', '.join(map(str, self.shape))}]"
         if self.dtype == "bool":
             return f"torch.rand({shape}, device=device) < 0.5"
@@ -70,7 +70,7 @@ class Input:
         if self.dtype == "float32":
             return low + (self.high - low) * torch.rand(shape, device=device)
         drawn = torch.randint(int(low), int(self.high), shape, dtype=getattr(torch, self.dtype), device=device)
-        if len(flat := drawn.view(-1)) > 1:  # both ends are met: 0 is often padding
+        if len(flat := drawn.view(-1)) > 1:  # both ends occur: 0 is often padding
             ends = torch.randperm(len(flat), device=device)[:2]
             flat[ends] = torch.tensor([int(low), int(self.high) - 1], dtype=flat.dtype, device=device)
         return drawn
@@ -78,7 +78,7 @@ class Input:
 
 @dataclass
 class Names:
-    """What things are called in the user's file."""
+    """Names of the parts in the user's file."""
 
     model: str = "Model"
     init_inputs: str = "get_init_inputs"
@@ -137,7 +137,7 @@ class Module(UserWorkload):
 
     @property
     def bounded(self) -> frozenset[str]:
-        named = zip(placed(self.described()), self.described(), strict=True)
+        named = zip(names_of(self.described()), self.described(), strict=True)
         return frozenset(name for name, one in named if one.high is not None)
 
     def load(self) -> Parts:
@@ -202,7 +202,7 @@ class Module(UserWorkload):
             passed = ", ".join(f'{name}=sizes["{name}"]' for name in taken)
             constants = "" if len(taken) == len(sizes) else "    vars(user).update(sizes)\n"
             return f"def make(**sizes):\n{constants}    return user.{self.names.inputs}({passed})"
-        named = [f'"{name}": {one.spelled()}' for name, one in zip(placed(described), described, strict=True)]
+        named = [f'"{name}": {one.spelled()}' for name, one in zip(names_of(described), described, strict=True)]
         if not any(one.name for one in described):
             body = f"({', '.join(text.partition(': ')[2] for text in named)},)"
         else:
@@ -211,7 +211,7 @@ class Module(UserWorkload):
 
     @property
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """The YAML's, with objects described by `_target_`."""
+        """`args` and `kwargs` of the YAML; a `_target_` in them has become its object."""
         return with_objects(self.args, "workload.args"), with_objects(self.kwargs, "workload.kwargs")
 
     def _init(self, given: Callable[[], Any] | None) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -228,11 +228,11 @@ class Module(UserWorkload):
 
 def draw(described: Sequence[Input], sizes: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
     """Inputs by name or position."""
-    return {name: one.draw(sizes, device) for name, one in zip(placed(described), described, strict=True)}
+    return {name: one.draw(sizes, device) for name, one in zip(names_of(described), described, strict=True)}
 
 
-def placed(described: Sequence[Input]) -> list[str]:
-    """Their names, or positions where they have none."""
+def names_of(described: Sequence[Input]) -> list[str]:
+    """Names of inputs; a position stands for a name that is None."""
     positions = count()
     return [one.name or str(next(positions)) for one in described]
 

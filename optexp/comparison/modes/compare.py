@@ -27,7 +27,9 @@ ADVICE = "so it did with {tried}: use smaller inputs, or a device with more memo
 
 
 def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> None:
-    """Fill in the facts and the session's result; where memory runs out, once more with less of it.
+    """Fill in the facts and the session's result. A comparison that runs out of memory starts again with less.
+
+    meanwhile: work of the parent while the first arms set up; only the first attempt does it
 
     Raises:
         Unsupported, NoReference, Distrusted, Failure: The comparison ends early; `adjudicate` knows the verdict.
@@ -41,7 +43,7 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> None:
                     failure.message += f" ({ADVICE.format(tried='; '.join(session.tried))})"
                 raise
         facts.examined, facts.measurement = [], None
-        meanwhile = _nothing  # it is done
+        meanwhile = _nothing  # the first attempt has done it
 
 
 def _nothing() -> None:
@@ -51,20 +53,25 @@ def _nothing() -> None:
 def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> None:
     result = session.result
     for stack in (session.stack, session.baseline):
-        compose(stack)  # members that cannot work together are refused before anything starts
+        compose(stack)  # raises Unsupported before an arm starts
     refuse_company(session)
     candidate = examine(session, session.stack, "candidate", meanwhile)
-    # A stack to compare against is held to the same: a baseline that fell back or is wrong makes any ratio worthless.
+    # A baseline stack is examined like the candidate: a ratio to a wrong or inactive baseline is worthless.
     baseline = examine(session, session.baseline, "baseline") if session.baseline else None
-    before = baseline.stacked if baseline else candidate.bare
+    baseline_profile = baseline.stacked if baseline else candidate.bare
     result.baseline.setup_s = baseline.setups["stacked"] if baseline else candidate.setups["bare"]
     result.candidate.setup_s = candidate.setups["stacked"]
     show_where_time_goes(
-        session, {"baseline": before, "candidate": candidate.stacked}, candidate.bottlenecks, candidate.checks
+        session, {"baseline": baseline_profile, "candidate": candidate.stacked}, candidate.bottlenecks, candidate.checks
     )
     causes = baseline.bottlenecks if baseline else candidate.bare_bottlenecks
     result.profile.suggestion = next_step(session, causes, candidate.bottlenecks, helps=False)
-    result.explanation = explain(before.trace, candidate.stacked.trace, before.breakdown, candidate.stacked.breakdown)
+    result.explanation = explain(
+        baseline_profile.trace,
+        candidate.stacked.trace,
+        baseline_profile.breakdown,
+        candidate.stacked.breakdown,
+    )
     result.evidence, result.equivalence = candidate.evidence, candidate.verification
     facts.examined = [candidate.facts(), *([baseline.facts("the baseline itself: ")] if baseline else [])]
     facts.itself = against_itself(result.config)
@@ -101,9 +108,10 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
 
 
 def next_step(session: Session, before: Sequence[Bottleneck], after: Sequence[Bottleneck], helps: bool) -> str | None:
-    """Beside a stack that helps, the remedy of what still holds it back; else another one, for the baseline.
+    """A stack that helps gets a remedy for its largest remaining bottleneck; else the baseline gets another remedy.
 
-    before, after: bottlenecks of both arms
+    before: the baseline's bottlenecks
+    after:  the candidate's bottlenecks
     """
     if helps:
         return suggestion(after, members(session.stack or session.baseline))
