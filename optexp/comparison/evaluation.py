@@ -121,7 +121,7 @@ def start(case: Case, meanwhile: Callable[[], None]) -> Started:
         # What fails in the plain program too is no strategy's fault: that arm says it first. The stack's own is next:
         # what cannot run under autocast fails in the yardstick too, and a strategy says it better.
         arms, judge, setups, facts = session.set_up(specs, case.reference_spec(), [bare, name])
-    session.prove({built: arms[built] for built in (bare, name)})
+    session.check_identities({built: arms[built] for built in (bare, name)})
     session.learn(setups[bare], setups.values(), facts)
     return Started(bare, name, arms, judge, setups)
 

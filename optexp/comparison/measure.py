@@ -133,7 +133,7 @@ def rounds(session: Session, timed: Timed) -> None:
         found.floor_s = floor(session, baseline)
     timed.differences = differences(timed.arms, session.result)
     look_enough(ready["candidate"], timed.order, settings.l2 == COLD)
-    session.prove(timed.arms)
+    session.check_identities(timed.arms)
 
 
 def judge_controls(session: Session, timed: Timed) -> None:
@@ -283,7 +283,7 @@ def one_round(
         # Of processes started with warm caches and two at a time; the very first is in `cost`.
         told = {name: each.setup.wait() for name, each in starting.items()}
         arms = {name: each.arm for name, each in starting.items()}
-        session.prove(arms)
+        session.check_identities(arms)
         for name in told if bound else ():
             timed.setups_s.setdefault(name, []).append(told[name].setup_s)
     queue = max(setup.queue for setup in told.values())

@@ -1,4 +1,4 @@
-"""What the runner's story is told with: one comparison's experiment, device, processes, and its growing result."""
+"""PARENT: one comparison. Its experiment, machine, workers and inputs, and the result that grows."""
 
 from __future__ import annotations
 
@@ -195,8 +195,8 @@ class Session:
             self.result.notes.append(text)
             self.progress.update(text, remaining_s=total_s(steps, self.settings, measured))
 
-    def spare(self, failure: Failure) -> bool:
-        """After memory ran out: begin anew with less of it, where there is a way."""
+    def retry_with_less_memory(self, failure: Failure) -> bool:
+        """After memory ran out, choose the next plan, which needs less; False where there is none, or another failure."""
         following = thriftier(self.plan)
         if failure.type != "OutOfMemoryError" or following is None:
             return False
@@ -212,7 +212,7 @@ class Session:
         """Arms and the reference, as memory allows; see `ArmPool.set_up`."""
         return self.pool.set_up(specs, judge, first, self.in_turns)
 
-    def prove(self, arms: Mapping[str, Client[Arm]]) -> None:
+    def check_identities(self, arms: Mapping[str, Client[Arm]]) -> None:
         """Each arm says which it is, and what it was built of; `Distrusted` where one stands in another's place."""
         stacks: dict[str, Sequence[Strategy]] = {
             "bare": (),

@@ -215,7 +215,7 @@ def test_controls_that_found_the_delay_are_remembered_and_say_from_when(
     result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
     session = SimpleNamespace(
         settings=MeasurementSettings(), result=result, experiment=SimpleNamespace(seed=0), draws=Draws("key"),
-        prove=lambda arms: None, watch=Stopwatch(),
+        check_identities=lambda arms: None, watch=Stopwatch(),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None), isolated=False,
         machine=SimpleNamespace(cores=[1], gpu=SimpleNamespace(free_mib=lambda: None)), output=tmp_path,
     )  # fmt: skip
@@ -252,7 +252,7 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
         result=result,
         experiment=SimpleNamespace(seed=0),
         draws=Draws("key"),
-        prove=lambda arms: None,
+        check_identities=lambda arms: None,
         watch=Stopwatch(),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
         output=tmp_path,
@@ -322,7 +322,8 @@ def test_what_was_measured_is_written_down_however_it_ends(
     for name in ("differences", "floor", "look_at_load", "look_enough"):
         monkeypatch.setattr(measure, name, lambda *_: 0.0)
     session = SimpleNamespace(
-        settings=MeasurementSettings(controls=False, processes_min=2), draws=Draws("key"), prove=lambda arms: None,
+        settings=MeasurementSettings(controls=False, processes_min=2), draws=Draws("key"),
+        check_identities=lambda arms: None,
         watch=Stopwatch(), machine=SimpleNamespace(gpu=None, cores=[1]), isolated=False, output=tmp_path,
         result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
@@ -348,7 +349,7 @@ def test_controls_that_were_run_again_are_written_down(tmp_path: Path, monkeypat
     for name in ("differences", "floor", "look_at_load", "look_enough"):
         monkeypatch.setattr(measure, name, lambda *_: 0.0)
     session = SimpleNamespace(
-        settings=MeasurementSettings(), draws=Draws("key"), prove=lambda arms: None, watch=Stopwatch(),
+        settings=MeasurementSettings(), draws=Draws("key"), check_identities=lambda arms: None, watch=Stopwatch(),
         machine=SimpleNamespace(gpu=None, cores=[1]), isolated=False,
         result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0), output=tmp_path,
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),

@@ -38,7 +38,7 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> None:
         try:
             return compare_once(session, facts, meanwhile)
         except Failure as failure:
-            if not session.spare(failure):
+            if not session.retry_with_less_memory(failure):
                 if session.tried and failure.type == "OutOfMemoryError":
                     failure.message += f" ({ADVICE.format(tried='; '.join(session.tried))})"
                 raise
