@@ -196,7 +196,7 @@ class Session:
             self.progress.update(text, remaining_s=total_s(steps, self.settings, measured))
 
     def retry_with_less_memory(self, failure: Failure) -> bool:
-        """After memory ran out, choose the next plan, which needs less; False where there is none, or another failure."""
+        """After memory ran out, choose the next plan, which needs less; False where there is none to try."""
         following = thriftier(self.plan)
         if failure.type != "OutOfMemoryError" or following is None:
             return False
