@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -373,3 +375,11 @@ def test_the_floor_is_the_larger_of_memory_and_arithmetic() -> None:
     cards = Calibration("cuda:0", 4e12, {"float32": 5e13, "tf32": 6e13})
     assert floor_s(0, 0, 5e10, cards, "float32") == pytest.approx(0.9e-3)
     assert floor_s(4_000_000_000, 0, None, calibration, "bfloat16", narrower=0.5) == pytest.approx(0.45e-3)
+
+
+def test_the_page_about_measuring_lists_every_watchdog_in_its_order() -> None:
+    samples = made(constant(1e-3), constant(1e-3))
+    page = (Path(__file__).parents[2] / "docs" / "measurement.md").read_text()
+    table = page.partition("## Watchdogs")[2].partition("## ")[0]
+    listed = re.findall(r"^\| (?!watchdog|---)([^|]+) \|", table, re.MULTILINE)
+    assert listed == [watchdog(samples).name for watchdog in WATCHDOGS]
