@@ -23,14 +23,12 @@ from optexp.profiling.bounds import Bound, bounds
 from optexp.profiling.breakdown import Breakdown, breakdown
 from optexp.profiling.diagnosis import diagnose
 from optexp.profiling.explanation import explain
-from optexp.profiling.operators import by_name, by_path, call_tree
+from optexp.profiling.tables import tables
 from optexp.records.profile import ArmProfile, Bottleneck
 from optexp.reporting import operators_page, profile_tables, terminal
 from optexp.trace import Trace
 
 ROWS = 15  # of a table on a terminal
-ALL = 10**6  # rows: more than any table has
-LIGHTEST = 0.005  # of a step: calls with less are left out of the tree
 NOT_VERIFIED = "not verified: nothing was run, and whether the programs compute the same is not known"
 
 
@@ -46,15 +44,7 @@ class Reading:
 
     def profile(self) -> ArmProfile:
         """The tables of a record, with all rows."""
-        tree = call_tree(self.trace)
-        return ArmProfile(
-            self.breakdown.metrics(),
-            self.trace.top_kernels(ALL),
-            self.trace.top_ops(ALL),
-            by_name(self.trace),
-            by_path(self.trace),
-            list(tree.flattened(LIGHTEST * max(tree.host_us, tree.device_us))),
-        )
+        return tables(self.breakdown.metrics(), self.trace, self.trace)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, for a file."""

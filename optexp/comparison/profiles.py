@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from math import prod
 
 from optexp.comparison.checklist import checklist
@@ -12,7 +11,7 @@ from optexp.comparison.session import Session
 from optexp.comparison.suggestions import advise
 from optexp.measurement.neighbours import neighbours
 from optexp.profiling.breakdown import Breakdown, breakdown
-from optexp.profiling.operators import by_name, by_path, call_tree
+from optexp.profiling.tables import MOST_TOP, tables
 from optexp.records.profile import ArmProfile, Bottleneck, Calibration, Check
 from optexp.result import ArmSummary
 from optexp.strategy import Strategy
@@ -24,7 +23,6 @@ from optexp.workers.peer import Peer
 
 WARP = 32  # threads
 MOST_ROWS = 60  # of a table in the record
-LIGHTEST = 0.005  # of a step: calls with less are left out of the tree
 MARKED_STEPS = 2  # of a trace by module
 
 
@@ -50,15 +48,8 @@ class Profile:
             summary.peak_mib = (self.memory.resident_mib or 0.0) + self.trace.peak_cpu_bytes / 2**20
 
     def record(self) -> ArmProfile:
-        metrics, tree = self.breakdown.metrics() | self.memory.metrics(), call_tree(self.trace)
-        return ArmProfile(
-            metrics,
-            self.trace.top_kernels(10),
-            self.trace.top_ops(10),
-            by_name(self.trace)[:MOST_ROWS],
-            by_path(self.by_module)[:MOST_ROWS] if self.by_module else [],
-            list(islice(tree.flattened(LIGHTEST * max(tree.host_us, tree.device_us)), MOST_ROWS)),
-        )
+        metrics = self.breakdown.metrics() | self.memory.metrics()
+        return tables(metrics, self.trace, self.by_module, MOST_ROWS, MOST_TOP)
 
 
 def profile(

@@ -139,6 +139,56 @@ class Bottleneck:
     causes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class ApiEntry:
+    """A function of the CUDA runtime or driver: calls and µs of a step.
+
+    share: of the host's time in all such calls
+    """
+
+    name: str
+    calls: float
+    share: float
+    us: float | None = None
+
+
+@dataclass(frozen=True)
+class CopyEntry:
+    """Copies of one kind ("HtoD", "DtoH", "DtoD", "memset", …): count, bytes and µs of a step.
+
+    pageable: bytes from or to pageable memory of the host
+    """
+
+    kind: str
+    count: float
+    bytes: float
+    pageable: float
+    us: float | None = None
+
+
+@dataclass(frozen=True)
+class LaunchEntry:
+    """Launches of one kernel with one configuration.
+
+    grid, block: of the launch, as text "132×1×1"
+    waves:       blocks by multiprocessor; below 1 some of them idle. A multiprocessor may hold several blocks at once
+    us:          µs of a step that the kernel runs;  launch_us: that the host takes to launch it, None inside a graph
+    """
+
+    name: str
+    grid: str
+    block: str
+    calls: float
+    in_graph: bool
+    waves: float | None = None
+    us: float | None = None
+    launch_us: float | None = None
+
+    def untimed(self) -> LaunchEntry:
+        """The same without times."""
+        return replace(self, us=None, launch_us=None)
+
+
 class CheckStatus(StrEnum):
     """Outcome of one check of a checklist."""
 
@@ -170,6 +220,7 @@ class ArmProfile:
     operators: those with most time of their own, of all shapes and modules
     modules:   those with most time, where modules could be marked
     calls:     the tree of calls, without its lightest branches
+    api, copies, launches: on a GPU: calls of the CUDA API, copies by kind, kernels by launch configuration
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -178,6 +229,9 @@ class ArmProfile:
     operators: list[OperatorEntry] = field(default_factory=list)
     modules: list[ModuleEntry] = field(default_factory=list)
     calls: list[CallEntry] = field(default_factory=list)
+    api: list[ApiEntry] = field(default_factory=list)
+    copies: list[CopyEntry] = field(default_factory=list)
+    launches: list[LaunchEntry] = field(default_factory=list)
 
     def untimed(self) -> ArmProfile:
         """The same without times: counts, shares and bytes."""
@@ -189,6 +243,9 @@ class ArmProfile:
             [entry.untimed() for entry in self.operators],
             [entry.untimed() for entry in self.modules],
             [entry.untimed() for entry in self.calls],
+            [replace(entry, us=None) for entry in self.api],
+            [replace(entry, us=None) for entry in self.copies],
+            [entry.untimed() for entry in self.launches],
         )
 
 

@@ -10,7 +10,16 @@ from optexp.reporting import summary
 
 def markdown(title: str, profile: ArmProfile) -> str:
     """All tables of one arm; device columns only where a device did something. Times are of one step."""
-    return "\n".join([f"# {title}", "", *_operators(profile.operators), *_modules(profile.modules), *_calls(profile)])
+    return "\n".join(
+        [
+            f"# {title}",
+            "",
+            *_operators(profile.operators),
+            *_modules(profile.modules),
+            *_calls(profile),
+            *_device(profile),
+        ]
+    )
 
 
 def on_device(operators: Sequence[OperatorEntry]) -> bool:
@@ -69,6 +78,35 @@ def _calls(profile: ArmProfile) -> Iterator[str]:
         times = [*([_us(row.device_us)] if device else []), "" if row.kernel else _us(row.host_us)]
         yield _row(["&nbsp;&nbsp;" * row.depth + name, summary.count(row.calls), *times])
     yield ""
+
+
+def _device(profile: ArmProfile) -> Iterator[str]:
+    if profile.launches:
+        yield "## Launches"
+        yield ""
+        yield "A wave is one block on each multiprocessor."
+        yield ""
+        yield from _head(["kernel", "grid", "block", "calls", "waves", "device", "host, to launch"], text=3)
+        for row in profile.launches:
+            name = f"`{row.name}`" + (" (in a graph)" if row.in_graph else "")
+            waves = "" if row.waves is None else f"{row.waves:.3g}"
+            yield _row([name, row.grid, row.block, summary.count(row.calls), waves, _us(row.us), _us(row.launch_us)])
+        yield ""
+    if profile.api:
+        yield "## CUDA API"
+        yield ""
+        yield from _head(["function", "calls", "share", "host"], text=1)
+        for call in profile.api:
+            yield _row([f"`{call.name}`", summary.count(call.calls), summary.share(call.share), _us(call.us)])
+        yield ""
+    if profile.copies:
+        yield "## Copies"
+        yield ""
+        yield from _head(["kind", "count", "MiB", "pageable MiB", "device"], text=1)
+        for copy in profile.copies:
+            sizes = _number(copy.bytes / 2**20), _number(copy.pageable / 2**20)
+            yield _row([copy.kind, summary.count(copy.count), *sizes, _us(copy.us)])
+        yield ""
 
 
 def _us(value: float | None) -> str:

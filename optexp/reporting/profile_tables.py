@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optexp.profiling.bounds import Bound
-from optexp.records.profile import ArmProfile, Bottleneck, ModuleEntry, OperatorEntry, TopEntry
+from optexp.records.profile import ApiEntry, ArmProfile, Bottleneck, CopyEntry, ModuleEntry, OperatorEntry, TopEntry
 from optexp.reporting import summary
 from optexp.reporting.tables import frameless, labelled, spaced
 
@@ -36,6 +36,8 @@ def of_arm(profile: ArmProfile, rows: int) -> Iterator[RenderableType]:
     else:  # of an earlier record
         yield of_place("operator", "host", profile.top_ops[:rows])
     yield modules(profile.modules[:rows])
+    yield api(profile.api[:rows])
+    yield copies(profile.copies)
 
 
 def terms(profile: ArmProfile) -> Table:
@@ -76,6 +78,23 @@ def modules(entries: Sequence[ModuleEntry]) -> Table:
         backward = entry.backward_device_us if on_device else entry.backward_host_us
         name, count = _name(entry.name or "(model)"), summary.count(entry.calls)
         table.add_row(name, entry.kind, count, _us(forward), _us(backward), summary.share(entry.share))
+    return table
+
+
+def api(entries: Sequence[ApiEntry]) -> Table:
+    """Calls of the CUDA API; the share is of all of them."""
+    table = frameless("CUDA API", "calls>", "host time>", "share>")
+    for entry in entries:
+        table.add_row(_name(entry.name), summary.count(entry.calls), _us(entry.us), summary.share(entry.share))
+    return table
+
+
+def copies(entries: Sequence[CopyEntry]) -> Table:
+    """Copies by kind."""
+    table = frameless("copies", "count>", "MiB>", "pageable MiB>", "device time>")
+    for entry in entries:
+        sizes = f"{entry.bytes / 2**20:.3g}", f"{entry.pageable / 2**20:.3g}"
+        table.add_row(entry.kind, summary.count(entry.count), *sizes, _us(entry.us))
     return table
 
 
