@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from optexp.profiling.aten import entry
 from optexp.records.profile import ArmProfile, CallEntry, ModuleEntry, OperatorEntry
 from optexp.reporting import summary
 
@@ -31,18 +32,21 @@ def _operators(rows: Sequence[OperatorEntry]) -> Iterator[str]:
     device = on_device(rows)
     yield "## Operators"
     yield ""
-    yield "Self: without the operators that it called. Shares are of all self times."
+    yield "Self: without the operators that it called. Shares are of all self times. The entry is in torch's repository;"
+    yield "an operator without a CUDA function is composed of others."
     yield ""
     names = ["operator", "category", "calls"]
     names += ["device self", "device share", "device total"] if device else []
-    names += ["host self", "host share", "host total", "backward", "bytes", "flop"]
+    names += ["host self", "host share", "host total", "backward", "bytes", "flop", "CUDA function", "entry"]
     yield from _head(names, text=2)
     for row in rows:
         cells = [f"`{row.name}`", row.category, summary.count(row.calls)]
         cells += [_us(row.device_self_us), summary.share(row.device_share), _us(row.device_us)] if device else []
         backward = row.backward_device_us if device else row.backward_host_us
         cells += [_us(row.host_self_us), summary.share(row.host_share), _us(row.host_us), _us(backward)]
-        yield _row([*cells, _number(row.bytes), _number(row.flops)])
+        known = entry(row.name)
+        source = [f"`{known.cuda}`" if known.cuda else "", f"{known.place}"] if known else ["", ""]
+        yield _row([*cells, _number(row.bytes), _number(row.flops), *source])
     yield ""
 
 

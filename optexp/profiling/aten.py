@@ -1,0 +1,78 @@
+"""ATen operators by their entries in `native_functions.yaml`, which ships with torch (package torchgen)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+FILE = Path("packaged", "ATen", "native", "native_functions.yaml")
+SOURCE = "aten/src/ATen/native/native_functions.yaml"  # the same file in torch's repository
+
+
+@dataclass(frozen=True)
+class AtenEntry:
+    """An operator's entry.
+
+    line:   of the file, counted from 1
+    schema: arguments and results, as written there
+    cuda:   the C++ function that computes it on a GPU; empty where it is composed of other operators
+    """
+
+    line: int
+    schema: str
+    cuda: str
+
+    @property
+    def place(self) -> str:
+        """File and line, as editors take them."""
+        return f"{SOURCE}:{self.line}"
+
+
+@cache
+def entries() -> Mapping[str, AtenEntry]:
+    """Every entry by its operator with overload ("gelu.out"); empty where torchgen has no such file."""
+    spec = find_spec("torchgen")
+    folders = spec.submodule_search_locations if spec is not None else None
+    path = Path(folders[0]) / FILE if folders else None
+    if path is None or not path.is_file():
+        return {}
+    found: dict[str, AtenEntry] = {}
+    delegates: dict[str, str] = {}
+    name, schema, line, block = "", "", 0, list[str]()
+
+    def keep() -> None:
+        if name:
+            text = "\n".join(block)
+            cuda = re.search(r"^ {4}(?:\w+, )*CUDA(?:, \w+)*: (\w+)", text, re.MULTILINE)
+            found[name] = AtenEntry(line, schema, cuda[1] if cuda else "")
+            if delegate := re.search(r"^ {2}structured_delegate: (\S+)", text, re.MULTILINE):
+                delegates[name] = delegate[1]
+
+    for number, text in enumerate(path.read_text().splitlines(), 1):
+        if head := re.match(r"- func: ([\w.]+)(\(.*)", text):
+            keep()
+            name, schema, line, block = head[1], head[2], number, []
+        else:
+            block.append(text)
+    keep()
+    for name, other in delegates.items():
+        if not found[name].cuda and other in found:
+            found[name] = AtenEntry(found[name].line, found[name].schema, found[other].cuda)
+    return found
+
+
+def entry(operator: str) -> AtenEntry | None:
+    """The entry of an operator as a trace names it ("aten::gelu"): its overload without a name, else the first.
+
+    None for operators of other libraries.
+    """
+    library, _, name = operator.partition("::")
+    if library != "aten":
+        return None
+    if (plain := entries().get(name)) is not None:
+        return plain
+    return next((found for full, found in entries().items() if full.partition(".")[0] == name), None)
