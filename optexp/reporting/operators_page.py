@@ -32,8 +32,8 @@ def _operators(rows: Sequence[OperatorEntry]) -> Iterator[str]:
     device = on_device(rows)
     yield "## Operators"
     yield ""
-    yield "Self: without the operators that it called. Shares are of all self times. The entry is in torch's repository;"
-    yield "an operator without a CUDA function is composed of others."
+    yield "Self: without the operators that it called. Shares are of all self times. The entry is in torch's"
+    yield "repository; an operator without a CUDA function is composed of others."
     yield ""
     names = ["operator", "category", "calls"]
     names += ["device self", "device share", "device total"] if device else []
