@@ -173,6 +173,14 @@ class Strategy(ABC):
         """Environment variables that an arm with this strategy starts with (torch reads some when it loads)."""
         return {}
 
+    def limit(self, error: Exception) -> str | None:
+        """The reason for UNSUPPORTED, and the remedy, where the error of a step is a known limit of this strategy.
+
+        Args:
+            error: Raised by the first steps of a program that the plain one takes without an error.
+        """
+        return None
+
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         """The reason why the strategy cannot apply to this program on this device, with advice; None where it can."""
         return None

@@ -71,6 +71,14 @@ class Fusion(Strategy):
             Remedy("compute_bound", rank=2, options={"mode": "max-autotune"}),
         )
 
+    def limit(self, error: Exception) -> str | None:
+        if "does not currently support double backward" in str(error):
+            return (
+                "torch.compile has no double backward, and this step takes the gradient of a gradient"
+                " (create_graph=True): leave fusion out"
+            )
+        return None
+
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if self.backend != "inductor" and self.mode != "default":
             return f"mode={self.mode} is one of inductor's: leave it out with strategy.fusion.backend={self.backend}"

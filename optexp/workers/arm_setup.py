@@ -83,7 +83,13 @@ class Built(Holder):
         self.program, self.rates = keeping(program), Rates(program)
         self.initial.remember(self.program)
         self.restore()
-        first, outputs = self._first_steps()
+        try:
+            first, outputs = self._first_steps()
+        except Exception as error:
+            for strategy in spec.strategies:
+                if reason := strategy.limit(error):
+                    raise Unsupported(f"{strategy.name}: {reason}") from error
+            raise
         setup_s = clock.now() - start - first.digest_s
         carries = bool(carried(self.program.state(), self.initial.values))
         self.program.feed.pause()

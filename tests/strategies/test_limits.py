@@ -1,0 +1,53 @@
+"""A known limit of a strategy, met in the first step, is UNSUPPORTED with a remedy; any other error stays one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optexp.errors import Unsupported
+from optexp.strategies.fusion import Fusion
+from optexp.workers.arm import Arm
+from optexp.workers.spec import Spec
+from optexp.workloads.module import Module
+
+PENALTY = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        return self.layers(x)
+
+def get_inputs():
+    return [torch.randn(16, 4)]
+
+def get_optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+def train_step(model, batch, optimizer):
+    x = batch[0].detach().requires_grad_()
+    slope, = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    loss = (slope.norm(dim=1) - 1).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+
+
+def test_a_gradient_of_a_gradient_is_not_compiled(tmp_path: Path) -> None:
+    (tmp_path / "penalty.py").write_text(PENALTY)
+    workload = Module(path=str(tmp_path / "penalty.py"), mode="train").resolve("cpu")
+    Arm().setup(Spec(workload, (), "cpu", "float32", 0).pack())
+    with pytest.raises(Unsupported, match="has no double backward"):
+        Arm().setup(Spec(workload, (Fusion(),), "cpu", "float32", 0).pack())
+
+
+def test_other_errors_are_no_limits() -> None:
+    assert Fusion().limit(RuntimeError("something else")) is None
