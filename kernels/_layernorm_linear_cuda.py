@@ -50,7 +50,7 @@ def by_hopper(
         RuntimeError: The source does not compile, or a launch fails.
     """
     (m, k), n = x.shape, weight.shape[0]
-    columns = weight.new_empty(ceil_div(n, 256) * 256, 4)  # of all that tiles have
+    columns = weight.new_empty(ceil_div(n, 256) * 256, 4)  # padded to whole tiles of 256 columns
     y = x.new_empty(m, n)
     parameters = (0 if p is None else p for p in (gamma, beta, weight, bias))
     choices = (-1 if choice is None else choice for choice in (beside, apart))

@@ -114,7 +114,7 @@ def layernorm_linear_forward(
         if tl.max(mean * mean - LARGE_MEAN * LARGE_MEAN * variance, axis=0) > 0.0:
             z = tl.zeros([M, N], tl.float32)
             square = tl.zeros([M], tl.float32)
-            left = tl.zeros([M], tl.float32)  # of the mean: a small one can be rounded away again
+            left = tl.zeros([M], tl.float32)  # remainder of the mean, which rounding loses where it is small
             for step in tl.range(0, tl.cdiv(k, K), num_stages=1):
                 x = x_desc.load([row * M, step * K]).to(tl.float32) - mean[:, None]
                 x = tl.where(step * K + tl.arange(0, K)[None, :] < k, x, 0.0)

@@ -29,7 +29,9 @@ def read(path: Path, step: str | None = None) -> Trace:
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             chrome = json.load(file)
-    except (OSError, ValueError, EOFError) as reason:
+    except OSError as reason:
+        raise ConfigError(f"{path} cannot be read: {reason.strerror or reason}") from None
+    except (ValueError, EOFError) as reason:
         raise ConfigError(f"{path} cannot be read as JSON: {reason}") from None
     if isinstance(chrome, list):
         chrome = {"traceEvents": chrome}

@@ -65,7 +65,7 @@ def backward_of(trace: Trace) -> dict[int, int]:
         if op.sequence is None or op.name.startswith(BACKWARD) or _in_backward(trace, index):
             continue
         held = forward.get(op.sequence)
-        if held is None or not _calls(trace, held, index):
+        if held is None or held not in callers(trace, index):
             forward[op.sequence] = index
     return {
         index: forward[op.sequence]
@@ -76,10 +76,6 @@ def backward_of(trace: Trace) -> dict[int, int]:
 
 def _in_backward(trace: Trace, index: int) -> bool:
     return any(trace.ops[at].name.startswith(BACKWARD) for at in callers(trace, index))
-
-
-def _calls(trace: Trace, outer: int, inner: int) -> bool:
-    return outer in callers(trace, inner)
 
 
 def callers(trace: Trace, index: int) -> Iterator[int]:
