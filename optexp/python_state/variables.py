@@ -25,6 +25,7 @@ INSTALLED = (
     *{sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")},
     *(folder for folder in sys.path if any(Path(folder).glob("*.dist-info"))),
     str(Path(torch.__file__).parent),
+    str(Path(__file__).parents[1] / "kernelkit"),  # its caches hold facts about this card, no state of a program
     "<frozen",
 )
 

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from optexp.program import Program, ResidentFeed, Snapshot, forward, keeping, preserved
+from optexp.kernels.softmax import softmax
 from optexp.python_state.model_state import ModelState, unpacked
+from optexp.python_state.variables import places
 
 CPU = torch.device("cpu")
 calls = 0
@@ -319,6 +321,17 @@ def test_caches_are_no_state():
     model(torch.randn(5, 4))
     found = {name: unpacked(packed) for name, packed in state.moves(before).items()}
     assert {name: change.state for name, change in found.items()} == {"weights": False, "tables": False}
+
+
+class OurSoftmax(nn.Module):
+    def forward(self, x):
+        return softmax(x)
+
+
+def test_caches_of_the_kernel_kit_are_no_state():
+    """Else the configs that a rehearsal raced would be forgotten when the program is put back."""
+    names = {place.name for place in places(OurSoftmax().forward)}
+    assert not names & {"_chosen", "_ready", "rehearsals"}, names
 
 
 def test_state_that_is_told_as_such():
