@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.program import Program, ResidentFeed, Snapshot, forward, keeping, preserved
 from optexp.kernels.softmax import softmax
+from optexp.program import Program, ResidentFeed, Snapshot, forward, keeping, preserved
 from optexp.python_state.model_state import ModelState, unpacked
 from optexp.python_state.variables import places
 
