@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 STEP = "optexp.step"
 MODULE = "optexp.module:"  # begins the range of a module's call; its path, "|" and its class follow
+LINE = "optexp.line:"  # begins the range of a line of the user's code; its file, ":" and its number follow
 TIMED = "optexp_step_us"  # metadata of the trace: µs a step took before tracing began
 
 LAUNCH = re.compile(r"cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
@@ -82,6 +83,16 @@ def record(run: Callable[[], object], steps: int, path: Path, device: torch.devi
         traced.append(_traced(run, steps, device, timed))
         most = max(most, heap.given() - before)
     _, profiler = min(traced, key=itemgetter(0))
+    _write(profiler, path)
+
+
+def record_once(run: Callable[[], object], path: Path, device: torch.device) -> None:
+    """Write a trace of one step in which times do not matter: nothing is timed, and nothing repeated."""
+    _, profiler = _traced(run, 1, device)
+    _write(profiler, path)
+
+
+def _write(profiler: profile, path: Path) -> None:
     plain = path.with_suffix("")
     profiler.export_chrome_trace(str(plain))
     with plain.open("rb") as written, gzip.open(path, "wb", compresslevel=3) as packed:
@@ -89,8 +100,13 @@ def record(run: Callable[[], object], steps: int, path: Path, device: torch.devi
     plain.unlink()
 
 
-def _traced(run: Callable[[], object], steps: int, device: torch.device, timed: float) -> tuple[float, profile]:
-    """Seconds of the traced steps, and what saw them."""
+def _traced(
+    run: Callable[[], object], steps: int, device: torch.device, timed: float | None = None
+) -> tuple[float, profile]:
+    """Seconds of the traced steps, and the profiler that saw them.
+
+    timed: seconds of a step before tracing began; without it, steps are not made steady first
+    """
     from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
     from optexp.measurement import clock
@@ -102,10 +118,10 @@ def _traced(run: Callable[[], object], steps: int, device: torch.device, timed: 
         record_shapes=True,
         profile_memory=not on_gpu,
     ) as profiler:
-        for _ in range(2):
+        for _ in range(2 if timed else 1):
             run()
         profiler.step()  # once: its own cost between steps would look like the program's
-        for _ in range(1 if on_gpu else min(FEW, ceil(STEADY_S / timed))):
+        for _ in range(0 if not timed else 1 if on_gpu else min(FEW, ceil(STEADY_S / timed))):
             run()  # unmarked: the first steps that are traced are slow
         clock.synchronize(device)
         start = clock.now()
@@ -114,7 +130,8 @@ def _traced(run: Callable[[], object], steps: int, device: torch.device, timed: 
                 run()
         clock.synchronize(device)  # inside the window, so that the last kernels are in the trace
         taken = clock.now() - start
-        profiler.add_metadata_json(TIMED, json.dumps(timed * 1e6))
+        if timed:
+            profiler.add_metadata_json(TIMED, json.dumps(timed * 1e6))
     return taken, profiler
 
 
@@ -161,6 +178,13 @@ class ModuleCall(Span):
 
     thread: object = None
     kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Line(Span):
+    """One execution of a line of the user's code, with all that it calls; its name is "file:number"."""
+
+    thread: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +249,7 @@ class Trace:
     ops: tuple[Op, ...] = ()
     annotations: tuple[Span, ...] = ()  # ranges marked by code: DataLoader, optimizers, compiled graphs
     modules: tuple[ModuleCall, ...] = ()  # calls of modules, where they were marked
+    lines: tuple[Line, ...] = ()  # lines of the user's code, where they were marked
     memory: tuple[AllocatorEvent, ...] = ()
     multiprocessors: int | None = None
     device: str = ""  # name of the first GPU
@@ -277,8 +302,9 @@ class Trace:
             copies=tuple(_copy(e, origin, launches, by_id) for e in steady("gpu_memcpy gpu_memset", on_gpu)),
             api=tuple(api),
             ops=tuple(ops),
-            annotations=tuple(Span(*_span(e, origin)) for e in marked if not e["name"].startswith((STEP, MODULE))),
+            annotations=tuple(Span(*_span(e, origin)) for e in marked if not e["name"].startswith((STEP, MODULE, LINE))),
             modules=tuple(_module_call(e, origin) for e in marked if e["name"].startswith(MODULE)),
+            lines=tuple(_line(e, origin) for e in marked if e["name"].startswith(LINE)),
             memory=tuple(
                 AllocatorEvent(float(e["ts"]) - origin, int(e["args"]["Bytes"]), int(e["args"]["Total Allocated"]))
                 for e in steady("cpu_instant_event")
@@ -363,6 +389,11 @@ def _module_call(event: Mapping[str, Any], origin: float) -> ModuleCall:
     name, start, duration = _span(event, origin)
     path, _, kind = name.removeprefix(MODULE).partition("|")
     return ModuleCall(path, start, duration, event.get("tid"), kind)
+
+
+def _line(event: Mapping[str, Any], origin: float) -> Line:
+    name, start, duration = _span(event, origin)
+    return Line(name.removeprefix(LINE), start, duration, event.get("tid"))
 
 
 def _call(event: Mapping[str, Any], origin: float) -> Call:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from optexp.profiling.categories import category
 from optexp.profiling.roofline import work_of
 from optexp.records.profile import CallEntry, ModuleEntry, OperatorEntry
-from optexp.trace import Copy, Kernel, Op, Trace
+from optexp.trace import Call, Copy, Kernel, Line, ModuleCall, Op, Trace
 
 BACKWARD = "autograd::engine::evaluate_function: "
 
@@ -88,29 +88,48 @@ def callers(trace: Trace, index: int) -> Iterator[int]:
 
 def modules_of(trace: Trace, backward: dict[int, int]) -> list[str | None]:
     """The innermost module that each operator was called in; None outside all of them."""
-    found: list[str | None] = [None] * len(trace.ops)
-    if not trace.modules:
-        return found
-    calls: dict[object, list[tuple[float, float, str]]] = defaultdict(list)
-    for call in sorted(trace.modules, key=lambda call: (call.start, -call.duration)):
-        calls[call.thread].append((call.start, call.end, call.name))
-    for thread, ranges in calls.items():
+    return _inherited(trace, innermost(trace.modules, trace.ops), backward)
+
+
+def lines_of(trace: Trace, backward: dict[int, int]) -> list[str | None]:
+    """The line of the user's code that called each operator; of a backward function, its forward operator's line.
+
+    A backward function without a forward operator has the line that asked for the backward pass.
+    """
+    asked = innermost(trace.lines, trace.ops)
+    first = [None if _in_backward_pass(trace, index) else line for index, line in enumerate(asked)]
+    placed = _inherited(trace, first, backward)
+    return [line or before for line, before in zip(placed, asked, strict=True)]
+
+
+def innermost(
+    ranges: Sequence[ModuleCall] | Sequence[Line], spans: Sequence[Op] | Sequence[Call]
+) -> list[str | None]:
+    """Name of the innermost range of its own thread in which each span begins; None where there is none."""
+    found: list[str | None] = [None] * len(spans)
+    by_thread: dict[object, list[tuple[float, float, str]]] = defaultdict(list)
+    for span in sorted(ranges, key=lambda span: (span.start, -span.duration)):
+        by_thread[span.thread].append((span.start, span.end, span.name))
+    for thread, marked in by_thread.items():
         following, around = 0, list[tuple[float, str]]()
-        for index in sorted(
-            (i for i, op in enumerate(trace.ops) if op.thread == thread), key=lambda i: trace.ops[i].start
-        ):
-            start = trace.ops[index].start
-            while following < len(ranges) and ranges[following][0] <= start:
-                while around and around[-1][0] <= ranges[following][0]:
+        for index in sorted((i for i, span in enumerate(spans) if span.thread == thread), key=lambda i: spans[i].start):
+            start = spans[index].start
+            while following < len(marked) and marked[following][0] <= start:
+                while around and around[-1][0] <= marked[following][0]:
                     around.pop()
-                around.append((ranges[following][1], ranges[following][2]))
+                around.append((marked[following][1], marked[following][2]))
                 following += 1
             while around and around[-1][0] <= start:
                 around.pop()
             found[index] = around[-1][1] if around else None
+    return found
+
+
+def _inherited(trace: Trace, found: list[str | None], backward: dict[int, int]) -> list[str | None]:
+    """Places of operators, with each backward function at the place of its forward operator."""
     for function, operator in backward.items():
         found[function] = found[operator]
-    for index in range(len(trace.ops)):  # what a backward function calls belongs to its module
+    for index in range(len(trace.ops)):  # what a backward function calls belongs to its place
         if found[index] is None:
             found[index] = next((found[at] for at in callers(trace, index) if found[at] is not None), None)
     return found

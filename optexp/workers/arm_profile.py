@@ -14,8 +14,9 @@ from optexp.kernelkit.toolchain import counted
 from optexp.measurement import clock
 from optexp.program import tensors_of
 from optexp.support import sparse
-from optexp.trace import record
+from optexp.trace import record, record_once
 from optexp.workers.arm_program import Holder
+from optexp.workers.line_marks import lines_marked
 from optexp.workers.messages import PeakMemory
 from optexp.workers.module_marks import markable, marked
 
@@ -84,6 +85,21 @@ class Profiling(Holder):
         run()
         with marked(self.program.model):
             record(run, steps, Path(path), self.device)
+        return True
+
+    def profile_places(self, path: str) -> bool:
+        """Write a trace of one step with ranges around modules' calls and lines of the user's code.
+
+        The ranges cost host time, so that only the place of each operator and call is read from this trace. Returns
+        False where modules cannot be marked: tracing lines would compile a compiled model anew, too.
+        """
+        if not markable(self.program.model):
+            return False
+        self.restore()
+        run = self.runner()
+        run()
+        with marked(self.program.model), lines_marked():
+            record_once(run, Path(path), self.device)
         return True
 
     def code(self, folder: str, ran: list[tuple[str, int]]) -> None:

@@ -1,0 +1,65 @@
+"""ARM: ranges in a trace around each line of the user's code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch.profiler import record_function
+
+import optexp
+from optexp.python_state.variables import INSTALLED
+from optexp.trace import LINE
+
+OURS = str(Path(optexp.__file__).parent)
+WORKLOADS = str(Path(OURS) / "workloads")  # their steps stand where a user's would
+
+
+def is_users(file: str) -> bool:
+    """Whether a file is neither Python's, nor an installed package's, nor of this framework."""
+    if file.startswith(("<", *INSTALLED)):
+        return False
+    return not file.startswith(OURS) or file.startswith(WORKLOADS)
+
+
+@contextmanager
+def lines_marked() -> Iterator[None]:
+    """Inside, each line of the user's code on this thread is a range "optexp.line:<file>:<number>".
+
+    A line's range ends where the next line of its function begins, and includes what it calls. A debugger's trace
+    function is put back afterwards.
+    """
+    open_ranges: dict[FrameType, Any] = {}
+    users: dict[str, bool] = {}
+
+    def close(frame: FrameType) -> None:
+        if (mark := open_ranges.pop(frame, None)) is not None:
+            mark.__exit__(None, None, None)
+
+    def in_function(frame: FrameType, event: str, _: object) -> Any:
+        if event in ("line", "return"):
+            close(frame)
+        if event == "line":
+            mark = record_function(f"{LINE}{frame.f_code.co_filename}:{frame.f_lineno}")
+            mark.__enter__()
+            open_ranges[frame] = mark
+        return in_function
+
+    def on_call(frame: FrameType, event: str, _: object) -> Any:
+        file = frame.f_code.co_filename
+        if file not in users:
+            users[file] = is_users(file)
+        return in_function if users[file] else None
+
+    before = sys.gettrace()
+    sys.settrace(on_call)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+        for frame in reversed(list(open_ranges)):
+            close(frame)
