@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 STEP = "optexp.step"
 MODULE = "optexp.module:"  # begins the range of a module's call; its path, "|" and its class follow
 LINE = "optexp.line:"  # begins the range of a line of the user's code; its file, ":" and its number follow
+OURS = (STEP, MODULE, LINE)
 TIMED = "optexp_step_us"  # metadata of the trace: µs a step took before tracing began
 
 LAUNCH = re.compile(r"cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
@@ -302,7 +303,9 @@ class Trace:
             copies=tuple(_copy(e, origin, launches, by_id) for e in steady("gpu_memcpy gpu_memset", on_gpu)),
             api=tuple(api),
             ops=tuple(ops),
-            annotations=tuple(Span(*_span(e, origin)) for e in marked if not e["name"].startswith((STEP, MODULE, LINE))),
+            annotations=tuple(
+                Span(*_span(e, origin)) for e in marked if not e["name"].startswith((STEP, MODULE, LINE))
+            ),
             modules=tuple(_module_call(e, origin) for e in marked if e["name"].startswith(MODULE)),
             lines=tuple(_line(e, origin) for e in marked if e["name"].startswith(LINE)),
             memory=tuple(

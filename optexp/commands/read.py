@@ -22,8 +22,10 @@ from optexp.profiling import any_trace, calibration
 from optexp.profiling.bounds import Bound, bounds
 from optexp.profiling.breakdown import Breakdown, breakdown
 from optexp.profiling.diagnosis import diagnose
-from optexp.profiling.explanation import explain
+from optexp.profiling.explanation import difference, explain
 from optexp.profiling.tables import tables
+from optexp.profiling.view import View
+from optexp.records.difference import Difference
 from optexp.records.profile import ArmProfile, Bottleneck
 from optexp.reporting import operators_page, profile_tables, terminal
 from optexp.trace import Trace
@@ -41,6 +43,7 @@ class Reading:
     breakdown: Breakdown
     bottlenecks: list[Bottleneck]
     bounds: list[Bound]
+    beside: Trace | None = None
 
     def profile(self) -> ArmProfile:
         """The tables of a record, with all rows."""
@@ -72,8 +75,15 @@ def reading(path: Path, step: str | None = None, beside: Trace | None = None) ->
     trace = any_trace.read(path, step)
     ceilings = calibration.of_device(trace.device) if trace.device else None
     found = breakdown(trace, ceilings, beside)
-    bottlenecks, _ = answered(diagnose(trace, found), installed(), trace, ceilings)
-    return Reading(path, trace, found, bottlenecks, bounds(found))
+    bottlenecks, _ = answered(diagnose(View(trace, found, trace, beside)), installed(), trace, ceilings)
+    return Reading(path, trace, found, bottlenecks, bounds(found), beside)
+
+
+def compared(before: Reading, after: Reading) -> tuple[Difference | None, list[str]]:
+    """The difference between two readings, and the same in words."""
+    arms = [View(each.trace, each.breakdown, each.trace, each.beside) for each in (before, after)]
+    found = difference(arms[0], arms[1])
+    return found, explain(arms[0], arms[1], found)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -94,7 +104,7 @@ def main(arguments: Sequence[str]) -> int:
     except ConfigError as mistake:
         print(mistake, file=sys.stderr)
         return 2
-    why = explain(first.trace, found[1].trace, first.breakdown, found[1].breakdown) if len(found) > 1 else []
+    changed, why = compared(first, found[1]) if len(found) == 2 else (None, [])
     console = Console(width=None if sys.stdout.isatty() else terminal.PIPE_WIDTH)
     for each in found:
         device = f" on {each.trace.device}" if each.trace.device else ""
@@ -102,7 +112,9 @@ def main(arguments: Sequence[str]) -> int:
         console.print(profile_tables.reading(title, each.profile(), each.bottlenecks, each.bounds, ROWS))
     console.print(profile_tables.sentences("why", why, NOT_VERIFIED))
     if asked.json:
-        asked.json.write_text(json.dumps({"traces": [each.to_dict() for each in found], "why": why}, indent=1) + "\n")
+        written = {"traces": [each.to_dict() for each in found], "why": why}
+        written["difference"] = asdict(changed) if changed else None
+        asked.json.write_text(json.dumps(written, indent=1) + "\n")
     if asked.markdown:
         asked.markdown.write_text("\n".join(operators_page.markdown(e.path.name, e.profile()) for e in found))
     return 0

@@ -12,6 +12,7 @@ from optexp.comparison.suggestions import advise
 from optexp.measurement.neighbours import neighbours
 from optexp.profiling.breakdown import Breakdown, breakdown
 from optexp.profiling.tables import MOST_TOP, tables
+from optexp.profiling.view import View
 from optexp.records.profile import ArmProfile, Bottleneck, Calibration, Check
 from optexp.result import ArmSummary
 from optexp.strategy import Strategy
@@ -36,6 +37,8 @@ class Profile:
     counters: dict[str, float]
     calibration: Calibration
     by_module: Trace | None = None  # with a range around each module's call
+    places: Trace | None = None  # of one step, with ranges around modules' calls and lines of the user's code
+    beside: Trace | None = None  # of the same work launched kernel by kernel
 
     def fill(self, summary: ArmSummary) -> None:
         """The figures that come from here. On a CPU the peak is what lives between steps and what a step allocates."""
@@ -46,6 +49,10 @@ class Profile:
         summary.peak_mib = self.memory.peak_mib
         if summary.peak_mib is None and self.trace.peak_cpu_bytes is not None:
             summary.peak_mib = (self.memory.resident_mib or 0.0) + self.trace.peak_cpu_bytes / 2**20
+
+    def view(self) -> View:
+        """For an explanation."""
+        return View(self.trace, self.breakdown, self.places, self.beside)
 
     def record(self) -> ArmProfile:
         metrics = self.breakdown.metrics() | self.memory.metrics()
@@ -69,10 +76,14 @@ def profile(
     trace = Trace.read(path)
     of_modules = folder / f"{name}_modules.json.gz"
     known = arm.call(Arm.profile_modules, path=str(of_modules), steps=MARKED_STEPS)
+    of_places = folder / f"{name}_places.json.gz"
+    placed = known and arm.call(Arm.profile_places, path=str(of_places))
     ran = {(kernel.name, prod(kernel.block) // WARP) for kernel in trace.kernels if kernel.block}
     arm.call(Arm.code, folder=str(session.output / "code" / name), ran=sorted(ran))
     by_module = Trace.read(of_modules) if known else None
-    return Profile(trace, breakdown(trace, calibration, beside), memory, counters, calibration, by_module)
+    places = Trace.read(of_places) if placed else None
+    found = breakdown(trace, calibration, beside)
+    return Profile(trace, found, memory, counters, calibration, by_module, places, beside)
 
 
 def ceilings(session: Session, arm: Client[Peer]) -> Calibration:
@@ -101,4 +112,4 @@ def checked(
 
 def advised(arm: Client[Arm], found: Profile, stack: Sequence[Strategy]) -> list[Bottleneck]:
     """What holds a profiled arm back, and what may help there."""
-    return advise(arm, found.trace, found.breakdown, stack, found.calibration)
+    return advise(arm, found.view(), stack, found.calibration)

@@ -9,8 +9,8 @@ import cloudpickle
 
 from optexp.config import search_path
 from optexp.errors import Unsupported
-from optexp.profiling.breakdown import Breakdown
 from optexp.profiling.diagnosis import diagnose
+from optexp.profiling.view import View
 from optexp.records.profile import Bottleneck, Calibration
 from optexp.schema import build, plain
 from optexp.strategy import Remedy, Strategy, compose
@@ -22,20 +22,16 @@ _STRATEGY = "strategy="
 
 
 def advise(
-    arm: Client[Arm],
-    trace: Trace,
-    breakdown: Breakdown,
-    stack: Sequence[Strategy],
-    calibration: Calibration | None = None,
+    arm: Client[Arm], view: View, stack: Sequence[Strategy], calibration: Calibration | None = None
 ) -> list[Bottleneck]:
-    """The profiled arm's bottlenecks, largest share first, with remedies that its stack and its program take.
+    """The profiled arm's bottlenecks, with remedies that its stack and its program take.
 
     The arm asks strategies that it does not run, which may import modules: nothing is timed in it afterwards.
     """
-    bottlenecks = diagnose(trace, breakdown)
+    bottlenecks = diagnose(view)
     if not bottlenecks:
         return []
-    bottlenecks, proposed = answered(bottlenecks, installed(), trace, calibration)
+    bottlenecks, proposed = answered(bottlenecks, installed(), view.trace, calibration)
     fitting = {text: strategy for text, strategy in proposed.items() if goes_with(strategy, stack)}
     refused = arm.call(Arm.refusals, packed=cloudpickle.dumps([*fitting.values()])) if fitting else []
     return narrowed(bottlenecks, {text for text, reason in zip(fitting, refused, strict=True) if not reason})

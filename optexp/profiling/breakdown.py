@@ -21,7 +21,7 @@ OUTSIDE = "outside_ops"
 SLOWED = 1.2  # a profiled step this much slower than a timed one: tracing stretched what the host does
 PIPELINE_US = 10.0  # a gap up to this long needs no cause but the GPU's own start of a kernel that was waiting
 
-_SYNCHRONISE = re.compile(r"cu(da)?(\w*Synchronize|Memcpy)$")
+SYNCHRONISE = re.compile(r"cu(da)?(\w*Synchronize|Memcpy)$")
 _ALLOCATE = re.compile(r"cu(da)?(Malloc|Free|Host(Alloc|Register)|Mem(Create|Release|Map|Unmap|SetAccess|Alloc|Free))")
 
 
@@ -108,7 +108,7 @@ def _gpu(trace: Trace, calibration: Calibration | None, beside: Trace | None) ->
     if stretched is not None and stretched > SLOWED and trace.timed_us:
         _scale_host(us, trace.timed_us * steps)
     whole = sum(us.values())
-    waits = Union(call.interval for call in trace.api if _SYNCHRONISE.match(call.name))
+    waits = Union(call.interval for call in trace.api if SYNCHRONISE.match(call.name))
     on_host = Union(step.interval for step in trace.steps)
     waiting = sum(waits.within(*step) for step in on_host)
     in_graph = sum(kernel.in_graph for kernel in trace.kernels)
@@ -125,7 +125,7 @@ def _gpu(trace: Trace, calibration: Calibration | None, beside: Trace | None) ->
         graph_kernels=in_graph / steps,
         median_kernel_us=median(k.duration for k in trace.kernels) if trace.kernels else None,
         enqueue=(on_host.total - waiting) / profiled,
-        synchronisations=sum(_SYNCHRONISE.match(call.name) is not None for call in trace.api) / steps,
+        synchronisations=sum(SYNCHRONISE.match(call.name) is not None for call in trace.api) / steps,
         pageable=Union(c.interval for c in trace.copies if c.pageable).total / whole,
     )
 
@@ -142,7 +142,7 @@ def _gap_terms(trace: Trace, busy: Union) -> dict[str, float]:
     next_work = {work.start: work for work in gpu_work}
     loading = _loading(trace)
     allocating = loading | Union(c.interval for c in trace.api if _ALLOCATE.match(c.name))
-    waiting = Union(c.interval for c in trace.api if _SYNCHRONISE.match(c.name))
+    waiting = Union(c.interval for c in trace.api if SYNCHRONISE.match(c.name))
     late = allocating | waiting
     us = dict.fromkeys(GAPS, 0.0)
     for start, end in busy.gaps(*trace.window):

@@ -6,9 +6,12 @@ Each bottleneck is one function of a trace and its breakdown; `BOTTLENECKS` list
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 
 from optexp.profiling.breakdown import OUTSIDE, Breakdown
 from optexp.profiling.explanation import DISTORTED, percent
+from optexp.profiling.view import View
+from optexp.profiling.waste import waste
 from optexp.records.profile import Bottleneck
 from optexp.support.units import duration
 from optexp.trace import Trace
@@ -16,34 +19,47 @@ from optexp.trace import Trace
 _SMALL_KERNEL_US, _MANY_KERNELS = 10.0, 20
 _SMALL_OP_US, _MANY_OPS = 20.0, 50
 _INSIDE = {"DtoD", "memset"}  # kinds of copies
+COPIES = ("pageable copies to the device", "copies to the device", "pageable copies to the host", "copies to the host")
 
-Rule = Callable[[Trace, Breakdown], Bottleneck | None]
+AVOIDABLE_FIRST = 0.15  # of a step: then waste comes before the state that the step is in
+
+Rule = Callable[[View], Bottleneck | None]
 
 
-def diagnose(trace: Trace, breakdown: Breakdown) -> list[Bottleneck]:
-    """All bottlenecks that the profile shows, largest share first, with their causes and advice in plain words."""
-    if breakdown.busy is None and (breakdown.stretched or 0.0) > DISTORTED:
+def diagnose(view: View) -> list[Bottleneck]:
+    """All bottlenecks that a profile shows, with their causes and advice in plain words.
+
+    Avoidable work comes first where it takes much, as nearly every step is bound by something; then the largest share.
+    """
+    b = view.breakdown
+    if b.busy is None and (b.stretched or 0.0) > DISTORTED:
         return []
-    found = _shown(BOTTLENECKS["cpu" if breakdown.busy is None else "gpu"], trace, breakdown)
-    return sorted(found, key=lambda bottleneck: -bottleneck.share)
+    avoidable = waste(view)
+    states = _shown(BOTTLENECKS["cpu" if b.busy is None else "gpu"], view)
+    first = [bottleneck for bottleneck in avoidable if bottleneck.share >= AVOIDABLE_FIRST]
+    others = [bottleneck for bottleneck in (*states, *avoidable) if bottleneck not in first]
+    return [*first, *sorted(others, key=lambda bottleneck: -bottleneck.share)]
 
 
-def _shown(rules: Iterable[Rule], trace: Trace, b: Breakdown) -> list[Bottleneck]:
-    return [bottleneck for rule in rules if (bottleneck := rule(trace, b)) is not None]
+def _shown(rules: Iterable[Rule], view: View) -> list[Bottleneck]:
+    return [bottleneck for rule in rules if (bottleneck := rule(view)) is not None]
 
 
 # --- a step with work on a GPU ----------------------------------------------------------------------------------
 
 
-def cpu_bottleneck(trace: Trace, b: Breakdown) -> Bottleneck | None:
+def cpu_bottleneck(view: View) -> Bottleneck | None:
     """The GPU waits for data, after a synchronisation, or for Python, and not for the launches of small kernels."""
+    b = view.breakdown
     loading, waiting, dispatching = b.terms["data_loading"], b.terms["synchronisation"], b.terms["dispatch"]
     outpaced = (b.enqueue or 0.0) >= 0.9 and (b.median_kernel_us or 0.0) >= _SMALL_KERNEL_US
     if b.host_late < 0.2 or not (loading >= 0.05 or waiting >= 0.05 or outpaced):
         return None
     shares = {"for data": loading, "after a synchronisation": waiting, "for Python to dispatch": dispatching}
-    reasons = [f"{percent(share)} {what}" for what, share in shares.items() if share >= 0.05]
-    words, causes = _faster_loading(trace) if loading >= 0.05 else ((), ())
+    lines = view.places("synchronisation")
+    places = {"after a synchronisation": f" in {', '.join(lines)}" if lines else ""}
+    reasons = [f"{percent(share)} {what}{places.get(what, '')}" for what, share in shares.items() if share >= 0.05]
+    words, causes = _faster_loading(view.trace) if loading >= 0.05 else ((), ())
     if waiting >= 0.05:
         words = (*words, "remove what waits for the GPU (.item(), .cpu(), printing a loss)")
     if dispatching >= max(loading, waiting):  # else it is not the launches that are late
@@ -52,8 +68,9 @@ def cpu_bottleneck(trace: Trace, b: Breakdown) -> Bottleneck | None:
     return Bottleneck("cpu_bottleneck", b.host_late, why, words, causes)
 
 
-def many_small_kernels(trace: Trace, b: Breakdown) -> Bottleneck | None:
+def many_small_kernels(view: View) -> Bottleneck | None:
     """Kernels that take no longer than their launches."""
+    b = view.breakdown
     kernels, median_us = b.kernels or 0.0, b.median_kernel_us or 0.0
     small = kernels >= _MANY_KERNELS and median_us < _SMALL_KERNEL_US
     if not small or (b.gaps < 0.2 and (b.enqueue or 0.0) < 0.8):
@@ -65,27 +82,31 @@ def many_small_kernels(trace: Trace, b: Breakdown) -> Bottleneck | None:
     return Bottleneck("many_small_kernels", b.gaps, why, causes=("many_small_kernels",))
 
 
-def memory_copy(trace: Trace, b: Breakdown) -> Bottleneck | None:
+def memory_copy(view: View) -> Bottleneck | None:
     """Copies of a batch over the bus, which other work may hide, or within the device, which no step needs."""
+    b = view.breakdown
     exposed, pageable = b.terms["exposed_copies"], b.pageable or 0.0
     if exposed < 0.10 and pageable < 0.05:
         return None
     why = f"copies that no kernel hides take {percent(exposed)} of the step"
-    inside = sum(copy.duration for copy in trace.copies if copy.kind in _INSIDE)
+    lines = list(dict.fromkeys(chain.from_iterable(view.places(name) for name in COPIES)))
+    why += f" ({', '.join(lines[:3])})" if lines else ""
+    inside = sum(copy.duration for copy in view.trace.copies if copy.kind in _INSIDE)
     words: tuple[str, ...] = ()
     causes: tuple[str, ...] = ("memory_copy",)
     if pageable >= 0.05:
         why += f", {percent(pageable)} from or to pageable memory"
         causes = ("pageable_copy", *causes)
-    elif inside > sum(copy.duration for copy in trace.copies) / 2:
+    elif inside > sum(copy.duration for copy in view.trace.copies) / 2:
         why += " (within the device: a graph reads its batch from memory of its own)" if b.graph_launches else ""
         words = () if b.graph_launches else ("look in the trace for what copies within the device",)
         causes = ()
     return Bottleneck("memory_copy", max(exposed, pageable), why, words, causes)
 
 
-def memory_bound(trace: Trace, b: Breakdown) -> Bottleneck | None:
+def memory_bound(view: View) -> Bottleneck | None:
     """Half of the kernels' time goes to those that only move data."""
+    b = view.breakdown
     share = b.terms["memory_bound"]
     if (b.busy or 0.0) < 0.8 or share < 0.5 * b.kernel_share:
         return None
@@ -93,8 +114,9 @@ def memory_bound(trace: Trace, b: Breakdown) -> Bottleneck | None:
     return Bottleneck("memory_bound", share, why, causes=("memory_bound",))
 
 
-def compute_bound(trace: Trace, b: Breakdown) -> Bottleneck | None:
+def compute_bound(view: View) -> Bottleneck | None:
     """Half of the kernels' time goes to those near the card's arithmetic limit."""
+    b = view.breakdown
     share = b.terms["compute_bound"]
     if (b.busy or 0.0) < 0.8 or share < 0.5 * b.kernel_share:
         return None
@@ -102,11 +124,12 @@ def compute_bound(trace: Trace, b: Breakdown) -> Bottleneck | None:
     return Bottleneck("compute_bound", share, why, causes=("compute_bound",))
 
 
-def gpu_idle(trace: Trace, b: Breakdown) -> Bottleneck | None:
+def gpu_idle(view: View) -> Bottleneck | None:
     """The GPU idles, and no other bottleneck explains half of that."""
+    b = view.breakdown
     busy = b.busy or 0.0
     idle = 1 - busy
-    others = _shown((rule for rule in BOTTLENECKS["gpu"] if rule is not gpu_idle), trace, b)
+    others = _shown((rule for rule in BOTTLENECKS["gpu"] if rule is not gpu_idle), view)
     if busy >= 0.5 or max((other.share for other in others), default=0.0) >= idle / 2:
         return None
     why = f"the GPU does nothing {percent(idle)} of the step, and no single cause explains half of it"
@@ -116,8 +139,9 @@ def gpu_idle(trace: Trace, b: Breakdown) -> Bottleneck | None:
 # --- a step on the CPU ------------------------------------------------------------------------------------------
 
 
-def many_small_ops(trace: Trace, b: Breakdown) -> Bottleneck | None:
+def many_small_ops(view: View) -> Bottleneck | None:
     """Operators that take no longer than their calls."""
+    b = view.breakdown
     if not _has_small_ops(b):
         return None
     why = f"{b.ops:.0f} operator calls a step, {duration(_mean_op_us(b) / 1e6)} each: much of that is the calling"
@@ -134,8 +158,9 @@ def _mean_op_us(b: Breakdown) -> float:
     return inside * b.wall_us / b.ops if b.ops else 0.0
 
 
-def matrix_products(trace: Trace, b: Breakdown) -> Bottleneck | None:
+def matrix_products(view: View) -> Bottleneck | None:
     """Half of the step is matrix products."""
+    b = view.breakdown
     share = b.terms.get("matrix", 0.0)
     if share < 0.5:
         return None
@@ -143,8 +168,9 @@ def matrix_products(trace: Trace, b: Breakdown) -> Bottleneck | None:
     return Bottleneck("matrix_products", share, why, causes=("compute_bound",))
 
 
-def memory_passes(trace: Trace, b: Breakdown) -> Bottleneck | None:
+def memory_passes(view: View) -> Bottleneck | None:
     """Half of the step is passes over memory, each long beside its call."""
+    b = view.breakdown
     share = sum(b.terms.get(name, 0.0) for name in ("elementwise", "activation", "normalization", "reduction"))
     if share < 0.5 or _has_small_ops(b):
         return None
@@ -152,18 +178,20 @@ def memory_passes(trace: Trace, b: Breakdown) -> Bottleneck | None:
     return Bottleneck("memory_passes", share, why, causes=("memory_passes",))
 
 
-def data_loading(trace: Trace, b: Breakdown) -> Bottleneck | None:
+def data_loading(view: View) -> Bottleneck | None:
     """The step waits for its DataLoader."""
+    b = view.breakdown
     share = b.terms.get("data_loading", 0.0)
     if share < 0.2:
         return None
-    words, causes = _faster_loading(trace)
+    words, causes = _faster_loading(view.trace)
     why = f"the step waits for its next batch {percent(share)} of the time"
     return Bottleneck("data_loading", share, why, words, causes)
 
 
-def outside_ops(trace: Trace, b: Breakdown) -> Bottleneck | None:
+def outside_ops(view: View) -> Bottleneck | None:
     """Half of the step passes outside torch."""
+    b = view.breakdown
     share = b.terms[OUTSIDE]
     if share < 0.5:
         return None
@@ -171,9 +199,9 @@ def outside_ops(trace: Trace, b: Breakdown) -> Bottleneck | None:
     return Bottleneck("outside_ops", share, why, ("look at the step's own Python code",))
 
 
-def one_op(trace: Trace, b: Breakdown) -> Bottleneck | None:
+def one_op(view: View) -> Bottleneck | None:
     """One operator takes half of the step."""
-    top = trace.top_ops(1)
+    top = view.trace.top_ops(1)
     if not top or top[0].share < 0.5:
         return None
     return Bottleneck("one_op", top[0].share, f"{top[0].name} takes {percent(top[0].share)} of the step")

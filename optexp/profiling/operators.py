@@ -102,9 +102,7 @@ def lines_of(trace: Trace, backward: dict[int, int]) -> list[str | None]:
     return [line or before for line, before in zip(placed, asked, strict=True)]
 
 
-def innermost(
-    ranges: Sequence[ModuleCall] | Sequence[Line], spans: Sequence[Op] | Sequence[Call]
-) -> list[str | None]:
+def innermost(ranges: Sequence[ModuleCall | Line], spans: Sequence[Op | Call]) -> list[str | None]:
     """Name of the innermost range of its own thread in which each span begins; None where there is none."""
     found: list[str | None] = [None] * len(spans)
     by_thread: dict[object, list[tuple[float, float, str]]] = defaultdict(list)

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from optexp.records.difference import Difference
+
 SAME_STEP = 0.03  # traced steps that differ by less take about as long
 
 
@@ -251,7 +253,10 @@ class ArmProfile:
 
 @dataclass
 class ProfileRecord:
-    """Profiles of both arms, the device's ceilings, and of the last arm bottlenecks, advice and a checklist."""
+    """Profiles of both arms, the device's ceilings, and of the last arm bottlenecks, advice and a checklist.
+
+    difference: between the steps of both arms
+    """
 
     baseline: ArmProfile | None = None
     candidate: ArmProfile | None = None
@@ -259,6 +264,7 @@ class ProfileRecord:
     bottlenecks: list[Bottleneck] = field(default_factory=list)
     suggestion: str | None = None
     checklist: list[Check] = field(default_factory=list)
+    difference: Difference | None = None
 
     def arms(self) -> dict[str, ArmProfile]:
         """Those that were profiled, by name."""
@@ -268,7 +274,8 @@ class ProfileRecord:
     def untimed(self) -> ProfileRecord:
         """The same without times of the arms."""
         shown = {name: found.untimed() for name, found in self.arms().items()}
-        return replace(self, **shown)  # type: ignore[arg-type]
+        difference = self.difference.untimed() if self.difference else None
+        return replace(self, **shown, difference=difference)  # type: ignore[arg-type]
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> ProfileRecord:

@@ -8,8 +8,10 @@ from torch import nn
 
 from optexp.comparison.suggestions import answered, installed, narrowed, suggestion
 from optexp.profiling.breakdown import Breakdown, breakdown
-from optexp.profiling.diagnosis import BOTTLENECKS
+from optexp.profiling.diagnosis import AVOIDABLE_FIRST, BOTTLENECKS
 from optexp.profiling.diagnosis import diagnose as bottlenecks_of
+from optexp.profiling.view import View
+from optexp.profiling.waste import RULES as WASTE
 from optexp.records.profile import Bottleneck, Calibration
 from optexp.trace import Trace
 from tests.profiling.recording import undisturbed
@@ -18,14 +20,14 @@ STRATEGIES = installed()
 
 
 def diagnose(trace: Trace, breakdown: Breakdown, calibration: Calibration | None = None) -> list[Bottleneck]:
-    return answered(bottlenecks_of(trace, breakdown), STRATEGIES, trace, calibration)[0]
+    return answered(bottlenecks_of(View(trace, breakdown)), STRATEGIES, trace, calibration)[0]
 
 
 def found(trace: Trace, calibration=None) -> dict[str, Bottleneck]:
     bottlenecks = diagnose(trace, breakdown(trace, calibration), calibration)
-    known = {rule.__name__ for rules in BOTTLENECKS.values() for rule in rules}
+    known = {rule.__name__ for rules in (*BOTTLENECKS.values(), WASTE) for rule in rules}
     assert known.issuperset(b.label for b in bottlenecks)  # each is the function of its name
-    shares = [b.share for b in bottlenecks]
+    shares = [b.share for b in bottlenecks if b.share < AVOIDABLE_FIRST]
     assert shares == sorted(shares, reverse=True)
     return {b.label: b for b in bottlenecks}
 

@@ -17,10 +17,10 @@ from optexp.comparison.profiles import show_where_time_goes
 from optexp.comparison.session import Session
 from optexp.comparison.suggestions import suggestion
 from optexp.errors import Failure
-from optexp.profiling.explanation import explain
+from optexp.profiling.explanation import coverage, difference, explain
 from optexp.records.profile import Bottleneck
 from optexp.reporting.wording import agreeing
-from optexp.result import Verdict, against_itself
+from optexp.result import Result, Verdict, against_itself
 from optexp.strategy import compose
 
 ADVICE = "so it did with {tried}: use smaller inputs, or a device with more memory"
@@ -66,12 +66,9 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
     )
     causes = baseline.bottlenecks if baseline else candidate.bare_bottlenecks
     result.profile.suggestion = next_step(session, causes, candidate.bottlenecks, helps=False)
-    result.explanation = explain(
-        baseline_profile.trace,
-        candidate.stacked.trace,
-        baseline_profile.breakdown,
-        candidate.stacked.breakdown,
-    )
+    views = baseline_profile.view(), candidate.stacked.view()
+    result.profile.difference = difference(*views)
+    result.explanation = explain(*views, result.profile.difference)
     result.evidence, result.equivalence = candidate.evidence, candidate.verification
     facts.examined = [candidate.facts(), *([baseline.facts("the baseline itself: ")] if baseline else [])]
     facts.itself = against_itself(result.config)
@@ -86,7 +83,7 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
         say_how_to_lock(session)
     elif session.settings.trials:
         textbook.measure(session, facts)
-        result.explanation = []
+        result.explanation, result.profile.difference = [], None
         say_how_to_lock(session)
     else:
         with timing(session) as timed:
@@ -102,9 +99,20 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
         conclude(session, facts, timed)
         decision = adjudicate(facts)
         verdict = decision.verdict if decision else Verdict.ERROR
-        result.explanation = agreeing(verdict, result.explanation, result.profile)
+        explain_the_measured(result, verdict)
         helps = verdict is not Verdict.SLOWER and result.speedup is not None and result.speedup.estimate >= 1
         result.profile.suggestion = next_step(session, causes, candidate.bottlenecks, helps)
+
+
+def explain_the_measured(result: Result, verdict: Verdict) -> None:
+    """Hold the explanation of the traced steps beside the measured difference."""
+    result.explanation = agreeing(verdict, result.explanation, result.profile)
+    before_us, after_us, found = result.baseline.step_us, result.candidate.step_us, result.profile.difference
+    if found is None or before_us is None or after_us is None:
+        return
+    result.profile.difference = found = found.timed(after_us - before_us)
+    if verdict in (Verdict.FASTER, Verdict.SLOWER) and (covered := coverage(found)):
+        result.explanation.append(covered)
 
 
 def next_step(session: Session, before: Sequence[Bottleneck], after: Sequence[Bottleneck], helps: bool) -> str | None:
