@@ -165,12 +165,16 @@ def _recomputes(chain: list[str]) -> bool:
 
 
 def _copy_kind(op: Op, around: list[str]) -> str | None:
-    """The account of a copy by an operator; None for anything else, and for a copy that is a part of other work."""
-    if op.name not in _COPYING or any(name.startswith("aten::") and name not in _COPYING for name in around):
+    """The account of a copy by an operator; None for anything else, and for a copy that is a part of other work.
+
+    A cast is never a part: autocast casts inside of the operator that it prepares.
+    """
+    if op.name not in _COPYING:
         return None
     if len(op.inputs) >= 2 and op.inputs[0][0] != op.inputs[1][0]:
         return "casts"
-    return "layout copies"
+    part = any(name.startswith("aten::") and name not in _COPYING for name in around)
+    return None if part else "layout copies"
 
 
 def _plain_kind(name: str, around: Iterable[str]) -> str:
