@@ -31,6 +31,7 @@ _COPYING = {
     f"aten::{name}" for name in ("copy_", "_to_copy", "to", "clone", "contiguous", "reshape", "flatten", "type_as")
 }
 _COMPOUND = ("matrix", "normalization", "activation", "embedding")
+_FILL = re.compile(r"aten::(fill_|zero_|zeros|ones|full)")
 _CONVOLUTION = re.compile(r"aten::.*conv|.*[Cc]onv")
 _LAYOUT_KERNEL = re.compile(r"(void )?(\w+::)*(nchwToNhwc|nhwcToNchw|.*transpose|.*[cC]onvertTensor)", re.IGNORECASE)
 _BY_KERNEL = {  # where no operator is known, as in a graph; the first pattern that is found
@@ -180,6 +181,8 @@ def _copy_kind(op: Op, around: list[str]) -> str | None:
 def _plain_kind(name: str, around: Iterable[str]) -> str:
     if _CONVOLUTION.match(name):
         return "convolutions"
+    if _FILL.match(name):
+        return "fills"
     kind = category(name)
     if kind in ("elementwise", "reduction", "memory"):  # parts of a compound operator count as that operator
         kind = next((k for k in map(category, around) if k in _COMPOUND), kind)

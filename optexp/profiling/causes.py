@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from optexp.profiling.accounts import COMPILATION, HOST_OPERATORS, OVERLAP, PYTHON, Account
-from optexp.profiling.breakdown import OUTSIDE, Breakdown
+from optexp.profiling.breakdown import GAPS, OUTSIDE, Breakdown
 from optexp.profiling.view import View
 from optexp.records.difference import Cause
 from optexp.support.units import duration
 from optexp.trace import MATRIX_OPS, Trace
 
 NAMED = 2  # kernels or operators in a sentence
+MANY = 0.2  # of the launches: so many more or fewer are a cause
 LITTLE = 0.5  # of a call: the number of calls is the same
 FUSED = (
     "compiled kernels",
@@ -168,7 +169,25 @@ def dtypes(arm: View) -> list[str]:
     return found
 
 
-RULES: tuple[Rule, ...] = (compiled, captured, attention, precision)
+def launches(before: View, after: View, ledger: Ledger) -> Cause | None:
+    """More or fewer launches, most of them of one kind of work."""
+    was, now = before.breakdown.launches or 0.0, after.breakdown.launches or 0.0
+    if "dispatch" not in ledger.left or abs(now - was) < MANY * max(was, now):
+        return None
+    kinds = [name for name in ledger.left if name not in (*GAPS, PYTHON, HOST_OPERATORS, COMPILATION, OVERLAP)]
+    more = {name: after.account(name).calls - before.account(name).calls for name in kinds}
+    most = max(more, key=lambda name: more[name] * (now - was), default=None)
+    if most is None or abs(more[most]) < abs(now - was) / 2:
+        return None
+    us = ledger.take([most, "dispatch"])
+    old, new = before.account(most), after.account(most)
+    words = (
+        f"{_WORDS.get(most, most)}: {old.calls:.0f} → {new.calls:.0f} kernels a step, of {was:.0f} → {now:.0f} launches"
+    )
+    return _cause(most, words + _where(after if us > 0 else before, most), us)
+
+
+RULES: tuple[Rule, ...] = (compiled, captured, attention, precision, launches)
 
 
 # --- one account by itself ---------------------------------------------------------------------------------------
