@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from omegaconf import OmegaConf
 
+from optexp.records.difference import Change
 from optexp.records.measurement import Control, Measurement, Watch
 from optexp.records.profile import ArmProfile, Bottleneck, Check
 from optexp.records.verification import Verification
@@ -78,9 +79,21 @@ def figures(page: Page) -> Figures | None:
     return Figures(rows, page.measured, summary.cost(page.result)) if rows else None
 
 
+@dataclass(frozen=True)
+class Why:
+    """changes: operators whose time changed; none where times are withheld"""
+
+    sentences: list[str]
+    changes: list[Change]
+
+
 @section
-def why(page: Page) -> list[str] | None:
-    return page.result.explanation or None if page.measured else None
+def why(page: Page) -> Why | None:
+    """Causes in words, and the operators whose time changed."""
+    if not page.measured or not page.result.explanation:
+        return None
+    difference = page.result.profile.difference
+    return Why(page.result.explanation, difference.changes if difference else [])
 
 
 @section
