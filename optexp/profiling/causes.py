@@ -177,7 +177,7 @@ def launches(before: View, after: View, ledger: Ledger) -> Cause | None:
     kinds = [name for name in ledger.left if name not in (*GAPS, PYTHON, HOST_OPERATORS, COMPILATION, OVERLAP)]
     more = {name: after.account(name).calls - before.account(name).calls for name in kinds}
     most = max(more, key=lambda name: more[name] * (now - was), default=None)
-    if most is None or abs(more[most]) < abs(now - was) / 2:
+    if most is None or abs(more[most]) < abs(now - was) / 2 or abs(ledger.left["dispatch"]) < abs(ledger.left[most]):
         return None
     us = ledger.take([most, "dispatch"])
     old, new = before.account(most), after.account(most)
