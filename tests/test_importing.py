@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -238,3 +239,30 @@ def test_workers_of_a_loader_find_what_a_file_defines(tmp_path: Path) -> None:
     module = import_file(write(tmp_path, files) / "pkg/data.py", "workload.path")
     loader = DataLoader(module.Data(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
     assert [batch.shape for batch in loader] == [(4, 3), (4, 3)]
+
+
+def test_another_thread_may_import_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "alone.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    interval, ends = sys.getswitchinterval(), threading.Event()
+
+    def imports() -> None:
+        count = 0
+        while not ends.is_set():
+            sys.modules[f"made_{count % 50}"] = ModuleType("made")
+            sys.modules.pop(f"made_{(count + 25) % 50}", None)
+            count += 1
+
+    other = threading.Thread(target=imports)
+    sys.setswitchinterval(1e-6)
+    other.start()
+    try:
+        for _ in range(100):
+            with importing._alone(place_of(tmp_path / "alone.py")):
+                pass
+    finally:
+        ends.set()
+        other.join()
+        sys.setswitchinterval(interval)
+        for name in [name for name in list(sys.modules) if name.startswith("made_")]:
+            del sys.modules[name]

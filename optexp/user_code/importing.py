@@ -176,7 +176,7 @@ def _alone(place: Place) -> Iterator[list[str]]:
     try:
         yield tops
     finally:
-        for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
+        for name in [name for name in list(sys.modules) if name.partition(".")[0] in tops]:
             top, _, rest = name.partition(".")
             _rename(sys.modules.pop(name), ".".join([_unlike(top, place.root), rest]).rstrip("."))
         sys.modules.update(others)
