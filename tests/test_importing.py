@@ -257,7 +257,7 @@ def test_another_thread_may_import_meanwhile(tmp_path: Path, monkeypatch: pytest
     sys.setswitchinterval(1e-6)
     other.start()
     try:
-        for _ in range(100):
+        for _ in range(25):
             with importing._alone(place_of(tmp_path / "alone.py")):
                 pass
     finally:
