@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from optexp.api import compare
+    from optexp.support.ranges import region
 
-__all__ = ["compare"]
+__all__ = ["compare", "region"]
 __version__ = "0.1.0"
 
 # `optexp.strategies`, `optexp.kernels`, `optexp.experiments` and `optexp.conf` are folders beside this one in a
@@ -20,9 +21,14 @@ if (_root / "conf" / "config.yaml").is_file() and (_root / "pyproject.toml").is_
 
 
 def __getattr__(name: str) -> Any:
-    """`optexp.compare` imports torch when it is asked for, and not before."""
+    """`optexp.compare` and `optexp.region` import torch when they are asked for, and not before."""
     if name == "compare":
         from optexp.api import compare
 
         return compare
+    if name == "region":
+        from optexp.support.ranges import region
+
+        globals()[name] = region  # looked up once: a step may ask for it often
+        return region
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,42 +1,31 @@
-"""A profiled pass over a few steady steps: made in an arm, written as a Chrome trace, read back by the parent."""
+"""A profiled pass over a few steady steps, read from its Chrome trace (`optexp.measurement.recorder` makes it)."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import re
-import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
-from operator import itemgetter
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from optexp.measurement.recorder import STEP as STEP
+from optexp.measurement.recorder import TIMED as TIMED
+from optexp.measurement.recorder import record as record
+from optexp.measurement.recorder import record_once as record_once
 from optexp.records.profile import TopEntry
 
-if TYPE_CHECKING:
-    import torch
-    from torch.profiler import profile
-
-STEP = "optexp.step"
 MODULE = "optexp.module:"  # begins the range of a module's call; its path, "|" and its class follow
 LINE = "optexp.line:"  # begins the range of a line of the user's code; its file, ":" and its number follow
 OURS = (STEP, MODULE, LINE)
-TIMED = "optexp_step_us"  # metadata of the trace: µs a step took before tracing began
 
 LAUNCH = re.compile(r"cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
 GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch")
 
 _WRAPPERS = ("cutlass::Kernel", "cutlass::Kernel2")  # the name is of what they hold
-
-LONGEST_S = 3.0  # of steps that are traced: of slow ones, fewer tell as much
-SHORT_S, TRIES = 0.1, 3  # of steps on a CPU: what interrupts those that take no longer would be most of what is seen
-RESERVED = 2**30  # bytes at most
-STEADY_S, FEW = 0.02, 10  # of steps on a CPU, at most so many: until threads that slept while tracing began are spread
 
 MATRIX_OPS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution")
 
@@ -54,86 +43,6 @@ _DTYPES = {
     "unsigned char": "uint8",
     "bool": "bool",
 }
-
-
-def record(run: Callable[[], object], steps: int, path: Path, device: torch.device) -> None:
-    """Profile calls of `run` and write a gzipped Chrome trace.
-
-    The same steps are timed first, as tracing slows the host. Short ones on a CPU are traced three times, and the
-    quickest trace stays: records of a trace lie between tensors, so that freed memory is too fragmented for the next
-    tensors, which get new pages step by step; a later trace finds those pages. Nothing should be timed in this process
-    afterwards.
-
-    Args:
-        run: One step.
-        steps: Number of calls; fewer where they are slow.
-        path: Of the trace, which ends in .gz.
-        device: Of the step.
-    """
-    from optexp.measurement import clock, heap
-
-    first = clock.time_block(run, 1, device).wall_s
-    steps = max(1, min(steps, round(LONGEST_S / first)))
-    blocks = 3 if steps * first < LONGEST_S / 3 else 1
-    timed = median(clock.time_block(run, steps, device).wall_s for _ in range(blocks))
-    tries = TRIES if device.type == "cpu" and steps * first < SHORT_S else 1
-    traced, most = [], 0
-    for _ in range(tries):
-        heap.reserve(min(2 * most, RESERVED))
-        before = heap.given()
-        traced.append(_traced(run, steps, device, timed))
-        most = max(most, heap.given() - before)
-    _, profiler = min(traced, key=itemgetter(0))
-    _write(profiler, path)
-
-
-def record_once(run: Callable[[], object], path: Path, device: torch.device) -> None:
-    """Write a trace of one step in which times do not matter: nothing is timed, and nothing repeated."""
-    _, profiler = _traced(run, 1, device)
-    _write(profiler, path)
-
-
-def _write(profiler: profile, path: Path) -> None:
-    plain = path.with_suffix("")
-    profiler.export_chrome_trace(str(plain))
-    with plain.open("rb") as written, gzip.open(path, "wb", compresslevel=3) as packed:
-        shutil.copyfileobj(written, packed, 2**20)  # torch itself packs line by line, which takes twenty times as long
-    plain.unlink()
-
-
-def _traced(
-    run: Callable[[], object], steps: int, device: torch.device, timed: float | None = None
-) -> tuple[float, profile]:
-    """Seconds of the traced steps, and the profiler that saw them.
-
-    timed: seconds of a step before tracing began; without it, steps are not made steady first
-    """
-    from torch.profiler import ProfilerActivity, profile, record_function, schedule
-
-    from optexp.measurement import clock
-
-    on_gpu = device.type == "cuda"
-    with profile(
-        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
-        schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
-        record_shapes=True,
-        profile_memory=not on_gpu,
-    ) as profiler:
-        for _ in range(2 if timed else 1):
-            run()
-        profiler.step()  # once: its own cost between steps would look like the program's
-        for _ in range(0 if not timed else 1 if on_gpu else min(FEW, ceil(STEADY_S / timed))):
-            run()  # unmarked: the first steps that are traced are slow
-        clock.synchronize(device)
-        start = clock.now()
-        for _ in range(steps):
-            with record_function(STEP):
-                run()
-        clock.synchronize(device)  # inside the window, so that the last kernels are in the trace
-        taken = clock.now() - start
-        if timed:
-            profiler.add_metadata_json(TIMED, json.dumps(timed * 1e6))
-    return taken, profiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +83,22 @@ class Op(Span):
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleCall(Span):
-    """The call of a module; its name is the path in the model ("" is the model itself), `kind` its class."""
+class Range(Span):
+    """A range that code marked, or a Python frame."""
 
     thread: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall(Range):
+    """The call of a module; its name is the path in the model ("" is the model itself), `kind` its class."""
+
     kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Line(Span):
+class Line(Range):
     """One execution of a line of the user's code, with all that it calls; its name is "file:number"."""
-
-    thread: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +161,8 @@ class Trace:
     copies: tuple[Copy, ...] = ()
     api: tuple[Call, ...] = ()
     ops: tuple[Op, ...] = ()
-    annotations: tuple[Span, ...] = ()  # ranges marked by code: DataLoader, optimizers, compiled graphs
+    annotations: tuple[Range, ...] = ()  # marked by code: DataLoader, optimizers, compiled graphs, regions, phases
+    frames: tuple[Range, ...] = ()  # of Python, where they were recorded
     modules: tuple[ModuleCall, ...] = ()  # calls of modules, where they were marked
     lines: tuple[Line, ...] = ()  # lines of the user's code, where they were marked
     memory: tuple[AllocatorEvent, ...] = ()
@@ -303,9 +217,8 @@ class Trace:
             copies=tuple(_copy(e, origin, launches, by_id) for e in steady("gpu_memcpy gpu_memset", on_gpu)),
             api=tuple(api),
             ops=tuple(ops),
-            annotations=tuple(
-                Span(*_span(e, origin)) for e in marked if not e["name"].startswith((STEP, MODULE, LINE))
-            ),
+            annotations=tuple(_range(e, origin) for e in marked if not e["name"].startswith(OURS)),
+            frames=tuple(_range(e, origin) for e in steady("python_function")),
             modules=tuple(_module_call(e, origin) for e in marked if e["name"].startswith(MODULE)),
             lines=tuple(_line(e, origin) for e in marked if e["name"].startswith(LINE)),
             memory=tuple(
@@ -386,6 +299,10 @@ def short_name(name: str) -> str:
 
 def _span(event: Mapping[str, Any], origin: float) -> tuple[str, float, float]:
     return event["name"], float(event["ts"]) - origin, float(event["dur"])
+
+
+def _range(event: Mapping[str, Any], origin: float) -> Range:
+    return Range(*_span(event, origin), event.get("tid"))
 
 
 def _module_call(event: Mapping[str, Any], origin: float) -> ModuleCall:

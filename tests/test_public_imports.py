@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 
 PUBLIC = {
-    "optexp": ("compare",),
+    "optexp": ("compare", "region"),
     "optexp.program": ("Batch", "Feed", "Outputs", "Program", "Source", "map_batch", "tensors_of"),
     "optexp.strategy": (
         "BITWISE", "REASSOCIATES", "Contract", "Counters", "Evidence", "Notes", "Stage", "Strategy", "Unsupported",

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from optexp.comparison.checklist import checklist
+from optexp.comparison.recordings import cycles, stacked
 from optexp.comparison.session import Session
 from optexp.comparison.suggestions import advise
 from optexp.measurement.neighbours import neighbours
 from optexp.profiling.breakdown import Breakdown, breakdown
+from optexp.profiling.lines import lines, origins
+from optexp.profiling.regions import Excerpt, excerpt, named, phases, regions, shares_of_region
 from optexp.profiling.tables import MOST_TOP, tables
 from optexp.profiling.view import View
 from optexp.records.profile import ArmProfile, Bottleneck, Calibration, Check
+from optexp.records.ranges import Ranges, TraceFile
 from optexp.result import ArmSummary
 from optexp.strategy import Strategy
+from optexp.support.ranges import REGION
 from optexp.trace import Trace
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
@@ -39,10 +44,17 @@ class Profile:
     by_module: Trace | None = None  # with a range around each module's call
     places: Trace | None = None  # of one step, with ranges around modules' calls and lines of the user's code
     beside: Trace | None = None  # of the same work launched kernel by kernel
+    ranges: Ranges = field(default_factory=Ranges)
+    excerpt: Excerpt | None = None  # of the region that the breakdown is limited to
+
+    @property
+    def shown(self) -> Trace:
+        """The steps that the breakdown is of: of a region alone, where one was asked for."""
+        return self.trace if self.excerpt is None else self.excerpt.alone
 
     def fill(self, summary: ArmSummary) -> None:
         """The figures that come from here. On a CPU the peak is what lives between steps and what a step allocates."""
-        metrics = self.breakdown.metrics()
+        metrics = (self.breakdown if self.excerpt is None else breakdown(self.trace)).metrics()
         summary.kernels, summary.gpu_busy = metrics.get("kernels"), metrics.get("gpu_busy")
         if summary.gpu_busy is not None:
             summary.busy_us = summary.gpu_busy * metrics["step_us"]
@@ -52,11 +64,19 @@ class Profile:
 
     def view(self) -> View:
         """For an explanation."""
-        return View(self.trace, self.breakdown, self.places, self.beside)
+        return View(self.shown, self.breakdown, self.places, self.beside)
 
     def record(self) -> ArmProfile:
         metrics = self.breakdown.metrics() | self.memory.metrics()
-        return tables(metrics, self.trace, self.by_module, MOST_ROWS, MOST_TOP)
+        trace = self.trace if self.excerpt is None else self.excerpt.tables
+        found = tables(metrics, trace, self.by_module, MOST_ROWS, MOST_TOP)
+        if self.ranges.region and self.by_module is not None:
+            found = replace(found, modules=shares_of_region(found.modules, self.by_module, self.ranges.region))
+        marked = regions(self.trace)[:MOST_ROWS]
+        ranges = replace(self.ranges, phases=phases(self.trace), regions=marked)
+        if self.places is not None:
+            ranges = replace(ranges, lines=lines(self.places)[:MOST_ROWS], origins=origins(self.places))
+        return replace(found, ranges=ranges)
 
 
 def profile(
@@ -65,15 +85,13 @@ def profile(
     """Memory, then a trace. Nothing is timed in that process afterwards: leftover tracing slows what follows."""
     folder = session.output / "traces"
     folder.mkdir(exist_ok=True)
-    path = folder / f"{name}.json.gz"
     memory = arm.call(Arm.peak_memory, steps=session.settings.profile_steps)
     used = session.machine.gpu.processes().get(arm.pid) if session.machine.gpu else None
     if used is not None:  # the driver's own figure, context included; unknown where it counts processes otherwise
         memory = replace(memory, process_mib=used / 2**20)
     calibration = calibration or ceilings(session, arm)
     session.calibrated(calibration)
-    counters = arm.call(Arm.profile, path=str(path), steps=session.settings.profile_steps)
-    trace = Trace.read(path)
+    trace, counters, recorded = cycles(session, arm, name)
     of_modules = folder / f"{name}_modules.json.gz"
     known = arm.call(Arm.profile_modules, path=str(of_modules), steps=MARKED_STEPS)
     of_places = folder / f"{name}_places.json.gz"
@@ -82,8 +100,25 @@ def profile(
     arm.call(Arm.code, folder=str(session.output / "code" / name), ran=sorted(ran))
     by_module = Trace.read(of_modules) if known else None
     places = Trace.read(of_places) if placed else None
-    found = breakdown(trace, calibration, beside)
-    return Profile(trace, found, memory, counters, calibration, by_module, places, beside)
+    files = [TraceFile(f"traces/{name}.json.gz", "steady steps")]
+    files += [TraceFile(f"traces/{of_modules.name}", "with a range around each module's call")] if known else []
+    files += [TraceFile(f"traces/{of_places.name}", "with a range around each line of your code")] if placed else []
+    region = session.experiment.profile.region
+    ranges = stacked(session, arm, name, Ranges(region=region or "", cycles=recorded, files=files))
+    if region is None:
+        found = breakdown(trace, calibration, beside)
+        return Profile(trace, found, memory, counters, calibration, by_module, places, beside, ranges)
+    part = excerpt(trace, region)
+    modules, placed_ops = within(by_module, region), within(places, region)
+    found = breakdown(part.alone, calibration, beside)
+    return Profile(trace, found, memory, counters, calibration, modules, placed_ops, beside, ranges, part)
+
+
+def within(trace: Trace | None, region: str) -> Trace | None:
+    """Operators of a region in a trace of few steps; None where those did not enter it."""
+    if trace is None or region not in named(trace, REGION):
+        return None
+    return excerpt(trace, region).tables
 
 
 def ceilings(session: Session, arm: Client[Peer]) -> Calibration:
@@ -107,7 +142,7 @@ def checked(
     arm: Client[Arm], found: Profile, bottlenecks: Sequence[Bottleneck], stack: Sequence[Strategy]
 ) -> list[Check]:
     """The checklist of a profiled arm."""
-    return checklist(arm, found.trace, found.calibration, found.breakdown.metrics(), bottlenecks, stack)
+    return checklist(arm, found.shown, found.calibration, found.breakdown.metrics(), bottlenecks, stack)
 
 
 def advised(arm: Client[Arm], found: Profile, stack: Sequence[Strategy]) -> list[Bottleneck]:

@@ -37,7 +37,7 @@ from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
 
 # They change what is run with, not what is run.
-NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "timeout_s"}
+NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "timeout_s", "profile"}
 
 
 @dataclass
@@ -264,7 +264,7 @@ def fingerprint(result: Result, cores: int) -> str:
     """Equal fingerprints may be compared: same schema, work, stack, measurement settings, device and versions."""
     facts = [
         SCHEMA,
-        {key: value for key, value in result.config.items() if key not in NOT_COMPARED},
+        {key: value for key, value in result.config.items() if key.partition(".")[0] not in NOT_COMPARED},
         result.environment.get("gpu") or result.environment.get("cpu"),
         [result.environment.get(key) for key in ("torch", "triton", "cuda")],
         [platform.machine(), cores],

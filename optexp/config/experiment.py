@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optexp.errors import ConfigError
+from optexp.profiling.settings import ProfileSettings
 from optexp.schema import build, choice, plain, shown, suggest, typed
 from optexp.strategy import Composed, Strategy, label, named
 
@@ -55,7 +56,11 @@ class Settings:
     horizon_steps: int | None = None
     timeout_s: float = 600.0
     environment: Environment = field(default_factory=Environment)
+    profile: ProfileSettings = field(default_factory=ProfileSettings)
     tracking: Tracking = field(default_factory=Tracking)
+
+
+NODES = ("tracking", "environment", "profile")  # keys of `Settings` that have keys of their own
 
 
 @dataclass(kw_only=True)
@@ -88,6 +93,9 @@ def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
     values.pop("study", None)  # is about the sweep that this job is one of
     groups = {group: values.pop(group) for group in ("workload", "measurement", "strategy", "baseline")}
     checked = typed(Settings, values)
+    for key in () if checked.mode == "profile" else ("region", "tool"):
+        if (value := getattr(checked.profile, key)) is not None:
+            raise ConfigError(f"profile.{key}={value} is for one program: add mode=profile")
     measurement = build(groups["measurement"], "measurement")
     chosen, notes = _stack(groups["strategy"])
     strategies = _build_all(chosen, "strategy")
@@ -109,8 +117,9 @@ def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
         "measurement": measurement.preset,
         **_flat("measurement", measurement),
         # Where a run is recorded does not change what was measured, and an address may hold a password.
-        **{f.name: getattr(checked, f.name) for f in fields(checked) if f.name not in ("tracking", "environment")},
+        **{f.name: getattr(checked, f.name) for f in fields(checked) if f.name not in NODES},
         **_flat("environment", checked.environment),
+        **_flat("profile", checked.profile),
     }
     return Experiment(
         **{f.name: getattr(checked, f.name) for f in fields(checked)},

@@ -7,7 +7,9 @@ from itertools import islice
 
 from optexp.profiling.device_tables import api_calls, copies, launches
 from optexp.profiling.operators import by_name, by_path, call_tree
+from optexp.profiling.regions import phases, regions
 from optexp.records.profile import ArmProfile
+from optexp.records.ranges import Ranges
 from optexp.trace import Trace
 
 MOST_TOP = 10  # rows of the tables of kernels and operators without details
@@ -36,4 +38,5 @@ def tables(
         api_calls(trace)[:rows],
         copies(trace),
         launches(trace)[:rows],
+        ranges=Ranges(phases=phases(trace), regions=regions(trace)[:rows]),
     )

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from optexp.profiling.bounds import Bound
 from optexp.records.profile import ApiEntry, ArmProfile, Bottleneck, CopyEntry, ModuleEntry, OperatorEntry, TopEntry
-from optexp.reporting import summary
+from optexp.reporting import range_tables, summary
 from optexp.reporting.tables import frameless, labelled, spaced
 
 WIDEST = 60  # of a name
@@ -35,6 +35,7 @@ def of_arm(profile: ArmProfile, rows: int) -> Iterator[RenderableType]:
         yield operators(profile.operators[:rows])
     else:  # of an earlier record
         yield of_place("operator", "host", profile.top_ops[:rows])
+    yield from range_tables.of_ranges(profile.ranges, rows)
     yield modules(profile.modules[:rows])
     yield api(profile.api[:rows])
     yield copies(profile.copies)

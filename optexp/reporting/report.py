@@ -54,6 +54,7 @@ def templates() -> Environment:
         "count": summary.count,
         "cell": cell,
         "precise": precise,
+        "file": lambda place: "/".join(str(place).split("/")[-2:]),
         "words": lambda name: str(name).replace("_", " "),
     }
     return environment

@@ -14,7 +14,9 @@ from omegaconf import OmegaConf
 
 from optexp.records.difference import Change
 from optexp.records.measurement import Control, Measurement, Watch
+from optexp.records.nsight import ToolRun
 from optexp.records.profile import ArmProfile, Bottleneck, Check
+from optexp.records.ranges import Ranges, TraceFile
 from optexp.records.verification import Verification
 from optexp.reporting import plots, summary, timeline
 from optexp.reporting.plots import Errors, Strip
@@ -230,6 +232,36 @@ def operators(page: Page) -> Operators | None:
     arms = {name: found for name, found in page.result.profile.arms().items() if found.operators}
     launched = {name: any(row.device_share for row in found.operators) for name, found in arms.items()}
     return Operators(arms, launched) if arms else None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """arms: those with phases, regions, lines or several recordings;  on_device: by arm, whether it used a GPU"""
+
+    arms: Mapping[str, Ranges]
+    on_device: Mapping[str, bool]
+
+
+@section
+def parts(page: Page) -> Parts | None:
+    """Phases of the step, regions, lines of code, and recordings, by arm."""
+    found = {name: profile.ranges for name, profile in page.result.profile.arms().items() if profile.ranges}
+    shown = {name: r for name, r in found.items() if r.phases or r.regions or r.lines or r.cycles}
+    launched = {name: any(row.kernels for row in (*r.phases, *r.regions)) for name, r in shown.items()}
+    used = {name: launched[name] or any(row.device_share for row in r.lines) for name, r in shown.items()}
+    return Parts(shown, used) if shown else None
+
+
+@section
+def nsight(page: Page) -> ToolRun | None:
+    return page.result.profile.tool
+
+
+@section
+def trace_files(page: Page) -> list[tuple[str, list[TraceFile]]] | None:
+    """Files of profiles, by arm."""
+    arms = page.result.profile.arms().items()
+    return [(name, profile.ranges.files) for name, profile in arms if profile.ranges and profile.ranges.files] or None
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,17 @@ import torch
 
 from optexp.kernelkit.toolchain import counted
 from optexp.measurement import clock
+from optexp.measurement.recorder import WARMUP
 from optexp.program import tensors_of
 from optexp.support import sparse
 from optexp.trace import record, record_once
-from optexp.workers.arm_program import Holder
+from optexp.workers.arm_ranges import Ranges
 from optexp.workers.line_marks import lines_marked
 from optexp.workers.messages import PeakMemory
 from optexp.workers.module_marks import markable, marked
 
 
-class Profiling(Holder):
+class Profiling(Ranges):
     """Peak memory, counters and a trace of steady steps."""
 
     def counters(self) -> dict[str, float]:
@@ -63,14 +64,23 @@ class Profiling(Holder):
             pinned_mib=torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0) / 2**20,
         )
 
-    def profile(self, path: str, steps: int) -> dict[str, float]:
-        """Write a Chrome trace of steady steps, at least one for each batch; returns the counters at the end."""
+    def profile(
+        self, path: str, steps: int, wait: int = 0, warmup: int = WARMUP, exactly: bool = False
+    ) -> dict[str, float]:
+        """Write a Chrome trace of steady steps, at least one for each batch; returns the counters at the end.
+
+        Args:
+            wait: Steps before the profiler starts.
+            warmup: Steps that it drops.
+            exactly: So many steps, however many batches there are and however slow they are.
+        """
         self.restore()
-        steps = max(steps, len(self.batches))
+        steps = steps if exactly else max(steps, len(self.batches))
         run = self.runner()
-        for _ in range(max(3, self.program.feed.queue)):
+        for _ in range(max(3, self.program.feed.queue) + wait):
             run()
-        record(run, steps, Path(path), self.device)
+        with self.in_phases() as marked:
+            record(marked, steps, Path(path), self.device, warmup, exactly)
         return self.counters()
 
     def profile_modules(self, path: str, steps: int) -> bool:

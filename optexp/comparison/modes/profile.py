@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
+from optexp.comparison import nsight
 from optexp.comparison.adjudicate import Decision, Facts
 from optexp.comparison.conclusion import summarize
 from optexp.comparison.evaluation import members
@@ -51,9 +52,14 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
         show_where_time_goes(session, {"baseline": found}, causes, checks)
         result.profile.suggestion = suggestion(causes, members(session.baseline))
     arm.close()
+    result.profile.tool = nsight.run(session, session.baseline)
+    if result.profile.tool is not None and result.profile.tool.reason:
+        result.notes.append(f"{result.profile.tool.reason} {result.profile.tool.command}")
     disturbed += contradictions(found.trace.timed_us, result.baseline.step_us, found.breakdown.stretched)
     result.notes += disturbed
     reason = f"{causes[0].label} ({causes[0].why})" if causes else "no single bottleneck"
+    if region := session.experiment.profile.region:
+        reason = f"of the region {region}: {reason}"
     return Decision(Verdict.PROFILED, f"{reason}; not to be relied on: {disturbed[0]}" if disturbed else reason)
 
 
