@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from optexp.records.roofline import Roofline
+
 SAME_STEP = 0.03  # traced steps that differ by less take about as long
 
 
@@ -232,6 +234,7 @@ class ArmProfile:
     api: list[ApiEntry] = field(default_factory=list)
     copies: list[CopyEntry] = field(default_factory=list)
     launches: list[LaunchEntry] = field(default_factory=list)
+    roofline: Roofline | None = None
 
     def untimed(self) -> ArmProfile:
         """The same without times: counts, shares and bytes."""
@@ -246,6 +249,7 @@ class ArmProfile:
             [replace(entry, us=None) for entry in self.api],
             [replace(entry, us=None) for entry in self.copies],
             [entry.untimed() for entry in self.launches],
+            self.roofline.untimed() if self.roofline else None,
         )
 
 
