@@ -77,7 +77,7 @@ class RooflinePoint:
 
 @dataclass(frozen=True)
 class Ahead:
-    """How far the host runs ahead of the device: µs from the end of a launch's call to the start of its kernel."""
+    """How far the host runs ahead of the device: µs from the call of a launch to the start of its kernel."""
 
     median_us: float
     most_us: float

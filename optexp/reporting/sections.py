@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 from optexp.records.measurement import Control, Measurement, Watch
 from optexp.records.profile import ArmProfile, Bottleneck, Check
 from optexp.records.verification import Verification
-from optexp.reporting import plots, summary, timeline
+from optexp.reporting import plots, roofline_picture, summary, timeline
 from optexp.reporting.plots import Errors, Strip
+from optexp.reporting.roofline_picture import Shown
 from optexp.reporting.summary import Row
 from optexp.reporting.timeline import Histogram, Panel, Tick
 from optexp.reporting.wording import GATES
@@ -217,6 +218,12 @@ def operators(page: Page) -> Operators | None:
     arms = {name: found for name, found in page.result.profile.arms().items() if found.operators}
     launched = {name: any(row.device_share for row in found.operators) for name, found in arms.items()}
     return Operators(arms, launched) if arms else None
+
+
+@section
+def roofline(page: Page) -> Shown | None:
+    """The physical bound, the roofline, and the work of each operator."""
+    return roofline_picture.shown(page.result)
 
 
 @dataclass(frozen=True)

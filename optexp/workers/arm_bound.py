@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -43,15 +43,14 @@ class Bounded(Holder):
         program, stack = self.program, self.part.strategies
         if program.own_step:
             return StepWork(reason="the step is the user's own, and refers to tensors that no copy of it reaches")
-        if stack:
-            return StepWork(reason=f"{'+'.join(stack)} is no plain program")
         self.restore()
         batch = (self.batches or self.drawn_batches(1))[0]
         if any(sparse.is_sparse(t) for t in (*tensors_of(batch).values(), *program.model.parameters())):
             return StepWork(reason="fake tensors are dense, and the program has sparse ones")
         drawn = random.getstate()
         try:
-            return replace(fake_work(program, batch), cache_bytes=float(cache_bytes(self.device)))
+            found = self._of_plain(batch) if stack else fake_work(program, batch)
+            return replace(found, cache_bytes=float(cache_bytes(self.device)))
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             return StepWork(reason=f"fake tensors have no values, and the step asks for one: {error.func}")
         except UnsupportedOperatorException as error:
@@ -61,6 +60,13 @@ class Bounded(Holder):
         finally:
             random.setstate(drawn)
             self.restore()
+
+    def _of_plain(self, batch: Batch) -> StepWork:
+        """Of the program that this arm's stack was folded over: made anew, of fake tensors."""
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with mode:
+            plain = self.workload.build(self.device, getattr(torch, self.dtype), self.seed)
+        return recorded(mode, plain, batch, {})
 
 
 def fake_work(program: Program, batch: Batch) -> StepWork:
@@ -75,8 +81,22 @@ def fake_work(program: Program, batch: Batch) -> StepWork:
     with FakeCopyMode(mode):
         model, optimizer, loss = copy.deepcopy((program.model, program.optimizer, program.loss))
     fake = replace(program, model=model, forward=None, optimizer=optimizer, loss=loss, keeps=None)
+    real = dict(zip(map(id, model.parameters()), program.model.parameters(), strict=True))
+    return recorded(mode, fake, batch, real)
+
+
+def recorded(mode: FakeTensorMode, fake: Program, batch: Batch, real: Mapping[int, Tensor]) -> StepWork:
+    """The same of a program that is fake already.
+
+    Args:
+        real: Parameters with values, by the id of the fake ones; without, matrices count as dense.
+
+    Raises:
+        Exception: Whatever the program raises under fake tensors.
+    """
     recorder = Recorder(rounded=flags()["products"] == "tf32")
-    state = [*_parameters(recorder, program, fake), *_buffers(recorder, model)]
+    model, optimizer = fake.model, fake.optimizer
+    state = [*_parameters(recorder, fake, real), *_buffers(recorder, model)]
     given = map_batch(mode.from_tensor, batch)
     inputs = list(_inputs(recorder, batch, given))
     with mode, recorder:
@@ -95,13 +115,14 @@ def fake_work(program: Program, batch: Batch) -> StepWork:
 State = tuple[Value, Value, Tensor]  # before the step, the parameter that it belongs to, and the fake tensor
 
 
-def _parameters(recorder: Recorder, program: Program, fake: Program) -> Iterator[State]:
+def _parameters(recorder: Recorder, fake: Program, real: Mapping[int, Tensor]) -> Iterator[State]:
     """Parameters, and what an optimizer keeps for each. A parameter that is not trained is a constant."""
     optimizer = fake.optimizer
     groups = optimizer.param_groups if optimizer is not None else []
     trained = {id(parameter) for group in groups for parameter in group["params"]}
-    for real, parameter in zip(program.model.parameters(), fake.model.parameters(), strict=True):
-        owner = recorder.leaf(parameter, "parameter", _rank(real), id(parameter) in trained)
+    for parameter in fake.model.parameters():
+        rank = _rank(real[id(parameter)]) if id(parameter) in real else inf if parameter.dim() > 1 else 0.0
+        owner = recorder.leaf(parameter, "parameter", rank, id(parameter) in trained)
         yield owner, owner, parameter
         for key, tensor in (optimizer.state[parameter] if optimizer is not None else {}).items():
             if isinstance(tensor, Tensor) and tensor.dim():
