@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from optexp.measurement.floor import MARGIN, float32_rate
 from optexp.profiling.breakdown import Breakdown
+from optexp.profiling.work import amount
 from optexp.records.profile import Calibration
 from optexp.records.roofline import PhysicalBound, StepWork
 
@@ -71,11 +72,11 @@ def physical(work: StepWork, calibration: Calibration, given: str, promised: str
     if not moved and not compute:
         return PhysicalBound(reason="all its bytes fit in the caches, and no product has to be computed")
     parts = [
-        f"{margin:g} · ({work.input_bytes / 1e6:.4g} MB of inputs + {work.kept_bytes * narrower / 1e6:.4g} MB of"
-        f" state and results − {work.cache_bytes / 1e6:.4g} MB of cache) / {calibration.bandwidth / 1e9:.4g} GB/s"
+        f"{margin:g} · ({amount(work.input_bytes)}B of inputs + {amount(work.kept_bytes * narrower)}B of state and"
+        f" results − {amount(work.cache_bytes)}B of cache) / {amount(calibration.bandwidth)}B/s"
     ]
     if compute:
-        parts.append(f"{margin:g} · {work.flops[dtype] / 1e9:.4g} GFLOP / {rate / 1e12:.4g} TFLOP/s ({dtype})")
+        parts.append(f"{margin:g} · {amount(work.flops[dtype])}FLOP / {amount(rate)}FLOP/s ({dtype})")
     both = sorted(zip((memory, compute), parts, strict=False), reverse=True)
     return PhysicalBound(both[0][0] * 1e6, memory * 1e6, compute * 1e6, both[0][1])
 

@@ -129,10 +129,11 @@ class Recorder(TorchDispatchMode):
             read.value.selected = True
         targets = [*written, *made]
         results = [self._result(t, kind, plain, inputs) for t in targets]
-        gemms = self._gemms(plain, named, reads, made) if kind is Kind.GEMM and made and not written else []
+        products = self._gemms(plain, named, reads, made) if kind is Kind.GEMM and made and not written else []
+        gemms = products if any(read.value.varies for read in inputs) else []  # a constant may be kept
         multiplied = factors(plain, kind, named, reads)
         if kind is Kind.GEMM:
-            _rank_products(plain, multiplied, gemms, targets, results)
+            _rank_products(plain, multiplied, products, targets, results)
         self._losses(plain, named, reads, results)
         self.operations.append(Operation(plain, kind, inputs, results, gemms, multiplied))
         for tensor, value in zip(targets, results, strict=True):
@@ -173,8 +174,7 @@ class Recorder(TorchDispatchMode):
             found = list(_convolution_backward(named, of, dtype))
         else:
             found = list(_attention(name, named, of, dtype))
-        varies = any(read.value.varies for read in reads.values())
-        return [gemm for gemm in found if gemm.flops and varies and gemm.result < len(made)]
+        return [gemm for gemm in found if gemm.flops and gemm.result < len(made)]
 
     def _key(self, tensor: Tensor) -> int:
         storage = tensor.untyped_storage()

@@ -111,6 +111,12 @@ class Read:
     def rank(self) -> float:
         return 0.0 if self.expanded else self.value.rank
 
+    @property
+    def nbytes(self) -> float:
+        """Bytes of the value that the view covers, at least."""
+        period, _, length = self.layout or (1, 0, 0)
+        return 0.0 if self.expanded else self.value.nbytes * length / period
+
     def needed(self, need: Need, width: int) -> None:
         """Note what a result needs of this operand; `width`: terms of the next sum over it."""
         if need is Need.NONE:
@@ -197,22 +203,24 @@ def combined_rank(kind: Kind, additive: bool, reads: Sequence[Read], numel: int)
 
 def necessary(
     operations: Sequence[Operation],
-    results: Iterable[Value],
+    results: Iterable[Read],
     gradients: Iterable[Value],
-    mutated: Iterable[Value],
+    mutated: Iterable[tuple[Value, Value]],
     leaves: Iterable[Value],
 ) -> Necessary:
     """Walk back from the results of a step, and count what they need.
 
     Args:
-        results: Outputs.
+        results: Outputs, which may be views.
         gradients: Those that the step leaves.
-        mutated: Parameters, buffers and optimizer state that the step changes, after it.
+        mutated: Parameters, buffers and optimizer state that the step changes, before and after it.
         leaves: Inputs, parameters and state, before it.
     """
     outputs, left, changed = list(results), list(gradients), list(mutated)
-    for value in (*outputs, *left, *changed):
+    for value in (*left, *(after for _, after in changed)):
         value.root = Need.FULL
+    for read in outputs:
+        read.needed(Need.FULL, 0)
     flops: dict[str, float] = {}
     merged, weights = 0.0, 0.0
     used: dict[int, Value] = {}  # parameters that a counted GEMM reads
@@ -234,12 +242,13 @@ def necessary(
                 weights += gemm.weights
     total = sum(flops.values())
     kept_share = max(0.0, 1 - merged / total) if total else 0.0
-    written = {id(value): value for value in outputs if id(value) in made}
-    written |= {id(value): value for value in left if id(value) in made and value.rank}
-    rewritten = {id(value): value for value in changed if not value.selected}
-    read = sum(v.nbytes * v.covered(Need.SUM) for v in used.values())
+    written = {id(read.value): read.nbytes for read in outputs if id(read.value) in made}
+    written |= {id(value): value.nbytes for value in left if id(value) in made and value.rank}
+    written |= {id(after): after.nbytes for _, after in changed if not after.selected}
+    once = {id(before) for before, _ in changed}
+    weighed = sum(v.nbytes * v.covered(Need.SUM) for key, v in used.items() if key not in once)
     inputs = sum(v.nbytes * v.covered(Need.SUM) for v in leaves if v.leaf == "input")
-    kept = max(0.0, read - weights) + sum(v.nbytes for v in (written | rewritten).values())
+    kept = max(0.0, weighed - weights) + sum(written.values())
     return Necessary(inputs, kept, {dtype: count * kept_share for dtype, count in flops.items() if count})
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 from statistics import median
 
 from optexp.profiling.operators import repeated, shapes, times
 from optexp.profiling.roofline import ceiling
-from optexp.profiling.work import work
+from optexp.profiling.work import Work, work
 from optexp.records.profile import Calibration
 from optexp.records.roofline import Ahead, RooflinePoint
 from optexp.trace import Kernel, Op, Trace
 
 MOST = 40  # points of a picture
+ONE_EACH = re.compile(r"aten::(add|sub|rsub|mul|div|neg|relu|maximum|minimum|sum|mean|amax|amin|max|min|abs)_?")
 
 
 @dataclass
@@ -38,7 +41,10 @@ def points(trace: Trace, calibration: Calibration | None = None) -> list[Rooflin
         if kernel.op is not None and kernel.op.id is not None and not kernel.in_graph:
             kernels[kernel.op.id].append(kernel)
     alike: dict[tuple[str, str], _Alike] = {}
+    idle = set() if on_gpu else delegating(trace)
     for index, op in enumerate(trace.ops):
+        if index in idle:
+            continue
         outer = index
         while outer in twice:  # an overload of itself, whose time it is
             outer = trace.ops[outer].parent
@@ -53,12 +59,14 @@ def points(trace: Trace, calibration: Calibration | None = None) -> list[Rooflin
 
 def point(group: _Alike, steps: int, whole: float, calibration: Calibration | None) -> RooflinePoint | None:
     """One row; None where the shapes do not tell the work, or there is none."""
-    of_call = work(group.op)
+    of_call = counted(group.op)
     if of_call is None or not of_call.bytes:
         return None
     calls, us = group.calls / steps, group.us / steps
     flops = of_call.flops * calls
-    highest = ceiling(group.op, group.kernels, flops / us * 1e6, calibration) if flops and calibration else None
+    product = work(group.op)
+    computes = product is not None and bool(product.flops) and calibration is not None
+    highest = ceiling(group.op, group.kernels, flops / us * 1e6, calibration) if computes and calibration else None
     return RooflinePoint(
         name=group.op.name,
         shapes=shapes(group.op),
@@ -71,6 +79,25 @@ def point(group: _Alike, steps: int, whole: float, calibration: Calibration | No
         us=us,
         ceiling=highest,
     )
+
+
+def counted(op: Op) -> Work | None:
+    """The work of a call; arithmetic on elements counts one operation for each, where it is no more than that."""
+    found = work(op)
+    if found is None or found.flops or not ONE_EACH.fullmatch(op.name):
+        return found
+    elements = max((prod(shape) for _, shape in (*found.read, *found.written)), default=0)
+    return replace(found, flops=float(elements), formula=f"1·{elements}")
+
+
+def delegating(trace: Trace) -> set[int]:
+    """Operators that leave all of their work to one that they call: on a host, only that one takes the time."""
+    moved = [found.bytes if (found := work(op)) is not None else 0.0 for op in trace.ops]
+    return {
+        op.parent
+        for index, op in enumerate(trace.ops)
+        if op.parent >= 0 and moved[op.parent] and moved[index] >= 0.9 * moved[op.parent]
+    } - repeated(trace)
 
 
 def ahead(trace: Trace) -> Ahead | None:

@@ -197,6 +197,12 @@ def breakdown(page: Page) -> Breakdown | None:
 
 
 @section
+def roofline(page: Page) -> Shown | None:
+    """The physical bound, the roofline, and the work of each operator."""
+    return roofline_picture.shown(page.result)
+
+
+@section
 def checklist(page: Page) -> list[tuple[str, list[Check]]] | None:
     """Checks by level."""
     checks = page.result.profile.checklist
@@ -218,12 +224,6 @@ def operators(page: Page) -> Operators | None:
     arms = {name: found for name, found in page.result.profile.arms().items() if found.operators}
     launched = {name: any(row.device_share for row in found.operators) for name, found in arms.items()}
     return Operators(arms, launched) if arms else None
-
-
-@section
-def roofline(page: Page) -> Shown | None:
-    """The physical bound, the roofline, and the work of each operator."""
-    return roofline_picture.shown(page.result)
 
 
 @dataclass(frozen=True)

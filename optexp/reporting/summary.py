@@ -120,6 +120,25 @@ def physics(result: Result) -> Row | None:
     return Row(BOUND, cells[0], cells[1], "") if any(cells) else None
 
 
+def physical_facts(result: Result) -> list[tuple[str, str]]:
+    """Of a profile: utilisation, the bound as formula or the reason why there is none, start-up, launches ahead."""
+    arm, found = result.baseline, result.profile.baseline.roofline if result.profile.baseline else None
+    used = [f"{share(arm.utilisation)} of the time by NVML"] if arm.utilisation is not None else []
+    used += [f"{share(arm.gpu_busy)} of a traced step"] if arm.gpu_busy is not None else []
+    facts = [("GPU busy", ", ".join(used))]
+    if found is None:
+        return facts
+    bound, ahead = found.bound, found.ahead
+    if bound is not None:
+        why = bound.text if bound.us is not None else f"not known: {bound.reason}"
+        facts.append(("bound", why))
+    if ahead is not None:
+        typical, most = microseconds(ahead.median_us), microseconds(ahead.most_us)
+        facts.append(("host ahead", f"{typical} from a launch to its kernel (median), {most} at most"))
+    facts.append(("start", ", ".join(f"{phase.name} {duration(phase.seconds)}" for phase in found.startup)))
+    return facts
+
+
 def _both(result: Result, figure: str) -> tuple[float | None, float | None]:
     return getattr(result.baseline, figure), getattr(result.candidate, figure)
 

@@ -106,9 +106,9 @@ def recorded(mode: FakeTensorMode, fake: Program, batch: Batch, real: Mapping[in
     changed = [(value, recorder.value(tensor)) for value, _, tensor in state if recorder.value(tensor) is not value]
     for value, now in changed:
         now.selected = value.selected
-    results = [recorder.value(t) for t in tree_leaves(outputs) if isinstance(t, Tensor)]
+    results = [recorder.read(t) for t in tree_leaves(outputs) if isinstance(t, Tensor)]
     left = [recorder.value(p.grad) for p in model.parameters() if p.grad is not None and optimizer is None]
-    found = necessary(recorder.operations, results, left, [now for _, now in changed], inputs)
+    found = necessary(recorder.operations, results, left, changed, inputs)
     return StepWork(found.input_bytes, found.kept_bytes, found.flops)
 
 

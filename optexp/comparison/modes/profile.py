@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
+from statistics import median
 
 from optexp.comparison.adjudicate import Decision, Facts
 from optexp.comparison.conclusion import summarize
@@ -17,6 +18,7 @@ from optexp.comparison.profiles import advised, checked, profile, show_where_tim
 from optexp.comparison.sampling import sample_alone
 from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import suggestion
+from optexp.comparison.under_load import under_load
 from optexp.errors import ConfigError
 from optexp.measurement.neighbours import looking_out
 from optexp.measurement.watchdogs import cores, foreign, power_cap, recompilation, throttling
@@ -91,6 +93,10 @@ def timed_alone(session: Session, arm: Client[Arm]) -> list[str]:
         order = Random(session.draws.seed("pairs"))
         sample = sample_alone(arm, session.settings, order, read, session.workload.variety, tell)
     sample.foreign = tuple(met.values())
+    if gpu and session.settings.load_s and sample.kept:
+        with session.working("measurement", "utilisation of the card"):
+            step_s = median(pair.baseline.wall_s for pair in sample.kept)
+            sample.load["baseline"] = under_load(arm, gpu, step_s, session.settings.load_s)
     if not (limit := power_cap([sample])).ok:
         session.result.notes.append(f"{limit.name}: {limit.text}")
     allowed = session.experiment.environment.allow_foreign
