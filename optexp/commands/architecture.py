@@ -48,12 +48,14 @@ def lines(found: Architecture) -> Iterator[Line]:
 
 
 def _versions(found: Architecture) -> Iterator[Line]:
-    text = f"torch was built with {found.cuda or 'none'}"
+    if not found.cuda:
+        return
+    text = f"torch was built with {found.cuda}"
     text += f", the driver{f' {found.driver}' if found.driver else ''} runs up to {found.driver_cuda}" * bool(
         found.driver_cuda
     )
     fits = not found.driver_cuda or _number(found.driver_cuda)[0] >= _number(found.cuda)[0]
-    yield Line("CUDA", fits and bool(found.cuda), text, "a newer driver, or a torch for an older CUDA")
+    yield Line("CUDA", fits, text, "a newer driver, or a torch for an older CUDA")
 
 
 def _compilers(found: Architecture) -> Iterator[Line]:
@@ -63,7 +65,7 @@ def _compilers(found: Architecture) -> Iterator[Line]:
         has = ["bfloat16 in tensor cores"] * (found.capability >= BFLOAT16_LEAST)
         has += ["TMA and wgmma"] * (found.capability[:1] == TMA_LEAST[:1]) + ["TMA"] * (found.capability[0] > 9)
         yield Line("Triton", True, f"compiles for sm_{''.join(map(str, found.capability))}: {', '.join(has)}")
-    if not found.nvcc:
+    if not found.nvcc or not found.cuda:
         return
     same = _number(found.nvcc)[:1] == _number(found.cuda)[:1]
     text = f"release {found.nvcc}, torch's CUDA is {found.cuda}"
