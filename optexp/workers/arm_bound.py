@@ -78,8 +78,10 @@ def fake_work(program: Program, batch: Batch) -> StepWork:
     if program.forward is not None and program.forward is not program.model:
         raise TypeError("the model is called through a wrapper")
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    learned = isinstance(getattr(program.loss, "__self__", program.loss), nn.Module)
     with FakeCopyMode(mode):
-        model, optimizer, loss = copy.deepcopy((program.model, program.optimizer, program.loss))
+        model, optimizer, loss = copy.deepcopy((program.model, program.optimizer, program.loss if learned else None))
+    loss = loss if learned else program.loss  # a workload's own, which may hold a whole data set
     fake = replace(program, model=model, forward=None, optimizer=optimizer, loss=loss, keeps=None)
     real = dict(zip(map(id, model.parameters()), program.model.parameters(), strict=True))
     return recorded(mode, fake, batch, real)
