@@ -13,8 +13,8 @@ from optexp.errors import Unsupported
 from optexp.kernelkit import extension
 from optexp.program import Batch, Program
 from optexp.schema import choice
-from optexp.support.managed import managed
 from optexp.workload import known
+from optexp.workloads.managed import managed
 from optexp.workloads.operation import Operation, normal
 
 MOST_THREADS = 1024  # of a block

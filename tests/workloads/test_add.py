@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from optexp.errors import Unsupported
-from optexp.support.managed import managed, refuse_large
 from optexp.workloads.add import Add, Launched
+from optexp.workloads.managed import managed, refuse_large
 
 CPU = torch.device("cpu")
 
