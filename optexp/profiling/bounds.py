@@ -14,6 +14,7 @@ from optexp.records.roofline import PhysicalBound, StepWork
 ON_CPU = 0.5  # instead of MARGIN: a copy there reads its target, too, and calibration shares the machine with others
 SIZES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
 EIGHT_BITS = 2  # of bfloat16's limits: 8-bit numbers keep them at times, at twice the rate and half the size
+SHORT_SUMS = 2  # some cards sum products of float16 in float16, at twice the rate
 
 
 @dataclass(frozen=True)
@@ -90,4 +91,6 @@ def fastest(dtype: str, rates: Mapping[str, float], promised: str | None, on_cpu
     if promised and not rates.get(promised):
         return 0.0
     rate = max(known, rates.get(promised or "", 0.0)) if known else 0.0
-    return rate * (EIGHT_BITS if "bfloat16" in (dtype, promised) else 1)
+    return rate * max(
+        EIGHT_BITS if "bfloat16" in (dtype, promised) else 1, SHORT_SUMS if "float16" in (dtype, promised) else 1
+    )
