@@ -87,7 +87,7 @@ def named(tensor: Tensor) -> str:
 
 def amount(value: float) -> str:
     """A number with the prefix of its unit, decimal: "37.7 M"."""
-    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.3g} {prefix}"
     return f"{value:.3g} "
