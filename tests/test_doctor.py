@@ -13,6 +13,7 @@ import torch
 from packaging.requirements import Requirement
 
 from optexp.commands import doctor
+from optexp.commands.architecture import Architecture, lines
 from optexp.measurement.gpu import Gpu
 from optexp.measurement.settings import MeasurementSettings
 from tests.measurement.conftest import gpu, nvml  # noqa: F401
@@ -93,3 +94,23 @@ def test_the_whole_examination_without_a_gpu(tmp_path: Path) -> None:
 )
 def test_whether_clocks_are_locked_is_said_in_words(low: float, high: float, words: str) -> None:
     assert words in doctor.held(low, high)
+
+
+CARDS = [
+    # capability, built for, torch's CUDA, the driver's, nvcc; whether each line is fine
+    ((9, 0), ["sm_80", "sm_90"], "13.0", "13.1", "13.0", {"kernels of torch": True, "CUDA": True, "nvcc": True}),
+    ((8, 6), ["sm_80", "sm_90"], "12.8", "12.4", "12.6", {"kernels of torch": None, "CUDA": True, "nvcc": True}),
+    ((7, 0), ["sm_80", "sm_90"], "13.0", "12.4", "12.6", {"kernels of torch": False, "CUDA": False, "Triton": None}),
+    ((12, 0), ["sm_90", "compute_90"], "12.8", "12.8", "11.8", {"kernels of torch": None, "nvcc": None}),
+]
+
+
+@pytest.mark.parametrize(("capability", "built", "cuda", "driver", "nvcc", "expected"), CARDS)
+def test_an_architecture_means_this_for_compilers(
+    capability: tuple[int, int], built: list[str], cuda: str, driver: str, nvcc: str, expected: dict[str, bool | None]
+) -> None:
+    found = {line.name: line for line in lines(Architecture(capability, built, cuda, "580.1", driver, nvcc))}
+    assert {name: found[name].ok for name in expected} == expected
+    if capability == (9, 0):
+        assert "TMA and wgmma" in found["Triton"].text
+        assert "driver 580.1 runs up to 13.1" in found["CUDA"].text

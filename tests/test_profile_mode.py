@@ -38,6 +38,13 @@ def test_the_step_is_one_of_many(tmp_path: Path, isolation: str) -> None:
     assert step.step_us is not None
     assert step.throughput == pytest.approx(16e6 / step.step_us)
     assert step.setup_s > 0
+    physics = found.profile.baseline.roofline
+    assert physics.bound.us or physics.bound.reason, "neither a bound nor why there is none"
+    assert any(point.name == "aten::addmm" and point.flops for point in physics.points)
+    names = [phase.name for phase in physics.startup]
+    assert names[-4:] == ["first step", "second step", "third step", "steady step"]
+    assert "build" in names
+    assert all(phase.seconds >= 0 for phase in physics.startup)
 
 
 def session() -> Any:

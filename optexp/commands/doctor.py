@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from optexp.api import compose
+from optexp.commands.architecture import Architecture, lines
 from optexp.comparison.machine import choose_device
 from optexp.comparison.measure import judge_controls, rounds, timing
 from optexp.comparison.session import Session
@@ -159,6 +160,7 @@ def card(gpu: Gpu) -> Iterator[Finding]:
     yield Finding(
         "compute capability", known, f"{major}.{minor}, {flag}", f"this torch was built for {', '.join(built)}"
     )
+    yield from architecture((major, minor), built, driver, gpu)
     said = gpu.read()
     limit = gpu.ask("nvmlDeviceGetPowerManagementLimit")
     text = f"{said.temperature_c} °C, {said.power_w or 0:.0f} W of {(limit or 0) / 1e3:.0f} W, SM at {said.sm_mhz} MHz"
@@ -167,6 +169,16 @@ def card(gpu: Gpu) -> Iterator[Finding]:
     others = ", ".join(found) or (f"{hidden} with ids of another container" if hidden else "none")
     fix = "end them, or accept them with environment.allow_foreign=true"
     yield Finding("other programs", not found if found or not hidden else None, others, fix)
+
+
+def architecture(capability: tuple[int, int], built: Sequence[str], driver: str, gpu: Gpu) -> Iterator[Finding]:
+    """Compilers and CUDA versions for this card. NVML is asked: torch would make a context in this process."""
+    newest = gpu.newest_cuda()
+    runs = f"{newest // 1000}.{newest % 1000 // 10}" if newest else ""
+    compiler = shutil.which("nvcc") or next(iter(_beside_cuda("nvcc")), "")
+    release = _release(compiler).removeprefix(", ") if compiler else ""
+    for line in lines(Architecture(capability, built, torch.version.cuda or "", driver, runs, release)):
+        yield Finding(line.name, line.ok, line.text, line.fix)
 
 
 def trial(device: str, quick: bool) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from optexp.comparison import distrust
 from optexp.comparison.adjudicate import Examined
 from optexp.comparison.case import Case, StepTraits
+from optexp.comparison.physics import find_work
 from optexp.comparison.profiles import Profile, advised, ceilings, checked, profile
 from optexp.comparison.referee import Referee
 from optexp.comparison.session import Session, alongside
@@ -142,6 +143,7 @@ def profiles(case: Case, started: Started) -> tuple[Profile, Profile]:
     rest(session, started.judge, *started.arms.values())
     calibration = ceilings(session, started.judge)
     before = profile(session, bare, started.bare, calibration)
+    find_work(session, bare)
     rest(session, bare)
     return before, profile(session, arm, case.name, calibration, beside=before.trace)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, median, variance
 
+from optexp.comparison.physics import bound
 from optexp.comparison.sampling import QUEUES, Ready, look_enough, sample
 from optexp.comparison.session import Session
 from optexp.comparison.under_load import under_load
@@ -305,14 +306,22 @@ def one_round(
 
 
 def floor(session: Session, baseline: Client[Arm]) -> float:
-    """Of a single operation on a GPU: a larger program may leave some of its inputs and parameters alone."""
+    """Seconds that no program needs less of, on a GPU; 0 where that is not known.
+
+    A single operation has to read all of its inputs and parameters; a larger program may leave some of them alone. A
+    CPU's ceilings are measured beside other programs: a bound that follows from them is shown, and refuses nothing.
+    """
     calibration = session.calibration
-    if session.machine.gpu is None or not session.workload.operation or calibration is None:
+    if session.machine.gpu is None or calibration is None:
         return 0.0
+    whole = bound(session, session.contract)
+    whole_s = (whole.us or 0.0) / 1e6 if whole is not None else 0.0
+    if not session.workload.operation:
+        return whole_s
     given, computed = session.experiment.dtype, session.contract.dtype or session.experiment.dtype
     narrower = SIZES.get(computed, 4) / SIZES[given]
     moved, cached = baseline.call(Arm.moved)
-    return floor_s(moved, cached, session.workload.flops, calibration, computed, min(1.0, narrower))
+    return max(whole_s, floor_s(moved, cached, session.workload.flops, calibration, computed, min(1.0, narrower)))
 
 
 def differences(arms: Mapping[str, Client[Arm]], result: Result) -> dict[str, str]:

@@ -8,6 +8,7 @@ from math import prod
 
 from optexp.comparison.checklist import checklist
 from optexp.comparison.recordings import cycles, stacked
+from optexp.comparison.physics import roofline
 from optexp.comparison.session import Session
 from optexp.comparison.suggestions import advise
 from optexp.measurement.neighbours import neighbours
@@ -131,9 +132,10 @@ def show_where_time_goes(
     session: Session, profiles: Mapping[str, Profile], bottlenecks: Sequence[Bottleneck], checks: Sequence[Check]
 ) -> None:
     """Profiles into the result, with bottlenecks and checklist of the last of them."""
-    result = session.result
+    result, stacks = session.result, {"baseline": session.baseline, "candidate": session.stack}
     for name, found in profiles.items():
-        setattr(result.profile, name, found.record())
+        shown = roofline(session, stacks[name].contract, found.trace, found.calibration)
+        setattr(result.profile, name, replace(found.record(), roofline=shown))
         found.fill(getattr(result, name))
     result.profile.bottlenecks, result.profile.checklist = list(bottlenecks), list(checks)
 

@@ -22,6 +22,7 @@ from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.gpu import UNREAD
 from optexp.measurement.settings import MeasurementSettings
 from optexp.records.profile import Calibration
+from optexp.records.roofline import StepWork
 from optexp.reporting.terminal import Progress
 from optexp.result import SCHEMA, Placement, Result, Verdict
 from optexp.schema import build
@@ -53,6 +54,7 @@ class Session:
     samples: int = 0  # that one step processes, as soon as an arm has built the workload
     plan: int = 0  # index in `memory_plan.PLANS`: what fits, as far as is known
     calibration: Calibration | None = None  # of the device, as soon as an arm has measured it
+    work: StepWork | None = None  # of the plain program's step, as soon as its arm has found it
 
     def __post_init__(self) -> None:
         e = self.experiment

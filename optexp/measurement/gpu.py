@@ -117,6 +117,13 @@ class Gpu:
         card = self.ask("nvmlDeviceGetUUID")
         return f"sudo nvidia-smi --id={card} --lock-gpu-clocks={mhz:.0f},{mhz:.0f} (and --reset-gpu-clocks afterwards)"
 
+    def newest_cuda(self) -> int | None:
+        """The newest CUDA version that the driver runs, as 13000 for 13.0; None where it does not tell."""
+        try:
+            return int(self.nvml.nvmlSystemGetCudaDriverVersion())
+        except (self.nvml.NVMLError, AttributeError):
+            return None
+
     def free_mib(self) -> float | None:
         memory = self.ask("nvmlDeviceGetMemoryInfo")
         return None if memory is None else memory.free / 2**20

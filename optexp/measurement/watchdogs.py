@@ -300,10 +300,13 @@ def split(times: Sequence[float]) -> tuple[tuple[float, float], tuple[float, flo
 
 
 def impossible(samples: Sequence[Sample]) -> Watch:
-    """Faster than memory and arithmetic allow: the work was not done. A floor that the baseline breaks is wrong."""
+    """Faster than memory and arithmetic allow: the work was not done. A floor that the baseline breaks is wrong.
+
+    The floor of a whole step counts only work that no honest program can leave out (`optexp.profiling.bounds`).
+    """
     floor = max(sample.floor_s for sample in samples)
     if not floor:
-        return Watch("physical floor", True, "known for single operations on a GPU only")
+        return Watch("physical floor", True, "not known: a CPU, a step that fake tensors cannot run, or a small one")
     typical = [median(getattr(p, arm).step_s for s in samples for p in s.kept) for arm in ("baseline", "candidate")]
     below = typical[1] < floor <= typical[0]
     text = f"no program can do this in less than {duration(floor)} here"

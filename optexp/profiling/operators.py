@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from optexp.profiling.categories import category
-from optexp.profiling.roofline import work_of
+from optexp.profiling.work import work_of
 from optexp.records.profile import CallEntry, ModuleEntry, OperatorEntry
 from optexp.trace import Call, Copy, Kernel, Line, ModuleCall, Op, Trace
 

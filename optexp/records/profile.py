@@ -12,6 +12,7 @@ import msgspec
 from optexp.records.difference import Difference
 from optexp.records.nsight import ToolRun
 from optexp.records.ranges import Ranges
+from optexp.records.roofline import Roofline
 
 SAME_STEP = 0.03  # traced steps that differ by less take about as long
 
@@ -238,6 +239,7 @@ class ArmProfile:
     copies: list[CopyEntry] = field(default_factory=list)
     launches: list[LaunchEntry] = field(default_factory=list)
     ranges: Ranges | None = None
+    roofline: Roofline | None = None
 
     def untimed(self) -> ArmProfile:
         """The same without times: counts, shares and bytes."""
@@ -253,6 +255,7 @@ class ArmProfile:
             [replace(entry, us=None) for entry in self.copies],
             [entry.untimed() for entry in self.launches],
             ranges=self.ranges.untimed() if self.ranges else None,
+            roofline=self.roofline.untimed() if self.roofline else None,
         )
 
 

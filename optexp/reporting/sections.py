@@ -18,8 +18,9 @@ from optexp.records.nsight import ToolRun
 from optexp.records.profile import ArmProfile, Bottleneck, Check
 from optexp.records.ranges import Ranges, TraceFile
 from optexp.records.verification import Verification
-from optexp.reporting import plots, summary, timeline
+from optexp.reporting import plots, roofline_picture, summary, timeline
 from optexp.reporting.plots import Errors, Strip
+from optexp.reporting.roofline_picture import Shown
 from optexp.reporting.summary import Row
 from optexp.reporting.timeline import Histogram, Panel, Tick
 from optexp.reporting.wording import GATES
@@ -208,6 +209,12 @@ def breakdown(page: Page) -> Breakdown | None:
     terms = list(dict.fromkeys(name for shares in parts.values() for name in shares))
     shown = {arm: shares for arm, shares in parts.items() if shares}
     return Breakdown(arms, shown, terms, list(page.result.profile.bottlenecks)) if arms else None
+
+
+@section
+def roofline(page: Page) -> Shown | None:
+    """The physical bound, the roofline, and the work of each operator."""
+    return roofline_picture.shown(page.result)
 
 
 @section

@@ -28,7 +28,8 @@ QUIET = " Run it again when the machine is quiet."
 PART = "share_"  # how the names of a breakdown's terms begin
 # Rows that a verdict is about.
 SPEED = ("time/step", "device time/step", "device busy/step", "one step alone", "throughput", "energy")
-SHORT = ("time/step", "throughput", "peak memory", "kernels/step")
+BOUND = "physical lower bound"
+SHORT = ("time/step", BOUND, "throughput", "peak memory", "kernels/step")
 PERCENTILES = {
     "5th percentile": "p5_us", "median": "alone_us", "95th percentile": "p95_us", "99th percentile": "p99_us",
 }  # fmt: skip
@@ -89,6 +90,7 @@ def rows(result: Result, details: bool = False) -> list[Row]:
             for name, key in PERCENTILES.items()
             if any(_both(result, "alone_us"))
         ),
+        physics(result),
         _row("throughput", before.throughput, after.throughput, rate, "more", "less"),
         _row("energy/step", before.energy_j, after.energy_j, joules, "more", "less"),
         _row("power", before.power_w, after.power_w, watts, "more", "less"),
@@ -105,6 +107,36 @@ def rows(result: Result, details: bool = False) -> list[Row]:
     if result.verdict is Verdict.INCONCLUSIVE:  # a ratio in a column of its own would be read as a finding
         shown = [replace(r, change="undecided") if r.change and r.name.startswith(SPEED) else r for r in shown]
     return shown
+
+
+def physics(result: Result) -> Row | None:
+    """The physical lower bound of a step, and its share of the step's time: what was reached of the possible."""
+    arms, cells = result.profile.arms(), list[str]()
+    for name in ("baseline", "candidate"):
+        found = arms[name].roofline if name in arms else None
+        us, step_us = found.bound.us if found and found.bound else None, getattr(result, name).step_us
+        reached = f" ({share(us / step_us)} reached)" if us and step_us else ""
+        cells.append(f"{microseconds(us)}{reached}" if us else "")
+    return Row(BOUND, cells[0], cells[1], "") if any(cells) else None
+
+
+def physical_facts(result: Result) -> list[tuple[str, str]]:
+    """Of a profile: utilisation, the bound as formula or the reason why there is none, start-up, launches ahead."""
+    arm, found = result.baseline, result.profile.baseline.roofline if result.profile.baseline else None
+    used = [f"{share(arm.utilisation)} of the time by NVML"] if arm.utilisation is not None else []
+    used += [f"{share(arm.gpu_busy)} of a traced step"] if arm.gpu_busy is not None else []
+    facts = [("GPU busy", ", ".join(used))]
+    if found is None:
+        return facts
+    bound, ahead = found.bound, found.ahead
+    if bound is not None:
+        why = bound.text if bound.us is not None else f"not known: {bound.reason}"
+        facts.append(("bound", why))
+    if ahead is not None:
+        typical, most = microseconds(ahead.median_us), microseconds(ahead.most_us)
+        facts.append(("host ahead", f"{typical} from a launch to its kernel (median), {most} at most"))
+    facts.append(("start", ", ".join(f"{phase.name} {duration(phase.seconds)}" for phase in found.startup)))
+    return facts
 
 
 def _both(result: Result, figure: str) -> tuple[float | None, float | None]:

@@ -219,7 +219,7 @@ def _profile(result: Result) -> Iterator[RenderableType]:
     yield alone(result)
     yield from profile_tables.of_arm(facts, TOP)
     yield profile_tables.bottlenecks(result.profile.bottlenecks)
-    yield labelled([*_remarks(result), ("try next", summary.suggestion(result))])
+    yield labelled([*summary.physical_facts(result), *_remarks(result), ("try next", summary.suggestion(result))])
 
 
 def alone(result: Result) -> Table:

@@ -274,6 +274,8 @@ def metrics(result: Result) -> dict[str, float]:
             f"memory/{arm}_peak_mib": figures.peak_mib,
         }
         arms = result.profile.arms()
+        physics = arms[arm].roofline if arm in arms else None
+        found[f"bound/{arm}_us"] = physics.bound.us if physics and physics.bound else None
         profiled = arms[arm].metrics if arm in arms else {}
         found |= {f"profile/{arm}/{name}": value for name, value in profiled.items()}
     if result.equivalence:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 
 import cloudpickle
@@ -38,12 +39,14 @@ class FirstSteps:
     random:   one of them drew random numbers
     step_s:   seconds of the fastest;  compute_s: the same without its feed
     digest_s: seconds that the digest of the first one took
+    first_s:  seconds of the very first, without it
     """
 
     random: bool
     step_s: float
     compute_s: float
     digest_s: float
+    first_s: float
 
 
 class Built(Holder):
@@ -54,10 +57,14 @@ class Built(Holder):
         self.largest_result = 0  # bytes
         self.unlike: set[str] = set()  # results that may be computed when they are read
         self.firstly: Digest = {}
+        self.phases: dict[str, float] = {}
 
     def setup(self, packed: bytes) -> SetUp:
         """Build the program, fold the stack over it, run it for the first time."""
-        return self.hold(cloudpickle.loads(packed))
+        began = clock.now()
+        spec = cloudpickle.loads(packed)  # which imports the workload's modules, and the strategies'
+        self.phases = {"imports": clock.now() - began}
+        return self.hold(spec)
 
     def hold(self, spec: Spec) -> SetUp:
         """The same of a specification that is here already."""
@@ -69,7 +76,14 @@ class Built(Holder):
         return told
 
     def _set_up(self, spec: Spec, start: float) -> SetUp:
+        lap = clock.now()
+        if self.device.type == "cuda":
+            torch.empty(1, device=self.device)
+            clock.synchronize(self.device)
+            lap = self._phase("CUDA context", lap)
         program, varied = built(spec, self.device)
+        clock.synchronize(self.device)
+        lap = self._phase("build", lap)
         self.initial = Snapshot(program)
         self.originals = process_state.originals()
         self.excused = set(process_state.tampered(program, self.originals))
@@ -79,7 +93,10 @@ class Built(Holder):
         self.batches = self.drawn_batches(self.distinct)
         self.begin(program.feed)
         placement.spare_threads()
+        lap = self._phase("batches", lap)
         program, notes = self._folded(spec, program)
+        if spec.strategies:
+            lap = self._phase("strategies", lap)
         self.program, self.rates = keeping(program), Rates(program)
         self.initial.remember(self.program)
         self.restore()
@@ -91,6 +108,7 @@ class Built(Holder):
                     raise Unsupported(f"{strategy.name}: {reason}") from error
             raise
         setup_s = clock.now() - start - first.digest_s
+        self._first_step(first)
         carries = bool(carried(self.program.state(), self.initial.values))
         self.program.feed.pause()
         placement.settle()
@@ -115,10 +133,23 @@ class Built(Holder):
             step_s=first.step_s,
             compute_s=first.compute_s,
             workload=workload_info(spec.workload, self.initial.values),
+            phases=self.phases,
         )
         if self.in_turns:
             self.rest()
         return told
+
+    def _phase(self, name: str, since: float) -> float:
+        """Remember the seconds of a phase that ends now."""
+        now = clock.now()
+        self.phases[name] = now - since
+        return now
+
+    def _first_step(self, first: FirstSteps) -> None:
+        """Split the first step into compilation and the rest."""
+        compiling = min(compile_s(), first.first_s)
+        self.phases |= {"compilation": compiling} if compiling else {}
+        self.phases["first step"] = first.first_s - compiling
 
     def _folded(self, spec: Spec, program: Program) -> tuple[Program, dict[str, Notes]]:
         """The program after every strategy of the stack, and their notes by name.
@@ -155,7 +186,7 @@ class Built(Holder):
             alone.append(clock.now() - given)
             if len(whole) == 1:
                 digest_s = self._look_at_the_first(outputs)
-        return FirstSteps(random, min(whole), min(alone), digest_s), outputs
+        return FirstSteps(random, min(whole), min(alone), digest_s, whole[0]), outputs
 
     def _look_at_the_first(self, outputs: Outputs) -> float:
         """What the first step after building left; how long it took to see that, in seconds."""
@@ -199,6 +230,13 @@ def built(spec: Spec, device: torch.device) -> tuple[Program, list[str]]:
     if spec.autocast is not None:
         program = autocast(program, spec.autocast)
     return keeping(program), varied
+
+
+def compile_s() -> float:
+    """Seconds that torch's compiler has worked in this process, where it says so."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    known = getattr(dynamo, "compilation_time_metrics", {})
+    return float(sum(known.get("_compile.compile_inner", ())))
 
 
 def require_comparable(outputs: Outputs, program: Program) -> None:

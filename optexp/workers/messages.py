@@ -64,6 +64,7 @@ class SetUp:
     keeps:       names of Python state of the model that every step changes
     plan:        index in `memory_plan.PLANS` that this arm needs
     step_s:      seconds of the fastest first step;  compute_s: the same without its feed
+    phases:      seconds of each phase of the set-up, in order
     """
 
     setup_s: float
@@ -79,6 +80,7 @@ class SetUp:
     step_s: float
     compute_s: float
     workload: WorkloadInfo
+    phases: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from optexp.errors import Unsupported
+from optexp.kernelkit import extension
+from optexp.program import Batch, Program
+from optexp.schema import choice
 from optexp.workload import known
+from optexp.workloads.managed import managed
 from optexp.workloads.operation import Operation, normal
+
+MOST_THREADS = 1024  # of a block
 
 
 class Sum(nn.Module):
@@ -17,13 +25,43 @@ class Sum(nn.Module):
         return a + b
 
 
+class Launched(nn.Module):
+    """The sum by a grid-stride loop in CUDA C++, with a grid and a block of one's choice."""
+
+    def __init__(self, blocks: int, threads: int) -> None:
+        super().__init__()
+        self.blocks, self.threads = blocks, threads
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        if not extension.takes(a, b):  # float64, as a reference computes
+            return a + b
+        launched = import_module("optexp.kernels.add").launched
+        total: Tensor = launched(a.contiguous(), b.contiguous(), self.blocks, self.threads)
+        return total
+
+
 @dataclass
 class Add(Operation):
-    """Of `size` elements each; one sample is one element."""
+    """Of `size` elements each; one sample is one element.
+
+    variant:         torch; launched: a kernel of ours; unified: torch, with inputs in memory that host and GPU share
+    blocks, threads: of the launched kernel: grid and block
+    """
 
     sizes: ClassVar = {"cuda": {"size": 2**26}, "cpu": {"size": 2**20}}  # 256 MiB and 4 MiB of float32
 
     size: int | None = None
+    variant: str = choice("torch", "launched", "unified")
+    blocks: int = 1
+    threads: int = 256
+
+    def __post_init__(self) -> None:
+        if self.blocks < 1 or not 1 <= self.threads <= MOST_THREADS:
+            raise ValueError(
+                f"blocks={self.blocks} must be at least 1, and threads={self.threads} from 1 to {MOST_THREADS}"
+            )
+        if self.variant == "launched" and self.mode != "forward":
+            raise ValueError("variant=launched has no backward pass: use mode=forward")
 
     @property
     def samples(self) -> int:
@@ -34,7 +72,23 @@ class Add(Operation):
         return (known(self.size),)
 
     def model(self) -> nn.Module:
-        return Sum()
+        return Launched(self.blocks, self.threads) if self.variant == "launched" else Sum()
+
+    def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Program:
+        if self.variant == "launched" and (reason := extension.why_not(device)):
+            raise Unsupported(f"workload.variant=launched: {reason}")
+        if self.variant == "unified" and device.type != "cuda":
+            raise Unsupported("workload.variant=unified: on a CPU all memory is the host's: use device=cuda")
+        if self.variant == "unified" and dtype is not torch.float32:
+            raise Unsupported("workload.variant=unified: a cast leaves unified memory: use dtype=float32")
+        return super().build(device, dtype, seed)
 
     def inputs(self, generator: torch.Generator) -> tuple[Tensor, ...]:
         return normal(generator, known(self.size)), normal(generator, known(self.size))
+
+    def batch(self, generator: torch.Generator) -> Batch:
+        batch = super().batch(generator)
+        if self.variant != "unified" or generator.device.type != "cuda":
+            return batch
+        assert isinstance(batch, tuple)
+        return tuple(map(managed, batch))

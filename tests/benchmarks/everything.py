@@ -85,6 +85,7 @@ GROUPS: dict[str, list[Job]] = {
                 "mlp_batch_sizes": "",
                 "mlp_scaling": "",
                 "operator_profiles": "",
+                "launch_configuration": "",
                 "bert_profile": "",
             }.items()
         ),

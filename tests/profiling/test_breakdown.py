@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from optexp.kernelkit.gemm import FLOAT32_TILINGS, launch_gemm
 from optexp.profiling.breakdown import breakdown
-from optexp.profiling.roofline import CLASSES, work_of
+from optexp.profiling.roofline import CLASSES
+from optexp.profiling.work import work_of
 from optexp.trace import Op
 from tests.profiling.recording import undisturbed
 

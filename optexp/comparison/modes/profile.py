@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
+from statistics import median
 
 from optexp.comparison import nsight
 from optexp.comparison.adjudicate import Decision, Facts
 from optexp.comparison.conclusion import summarize
 from optexp.comparison.evaluation import members
 from optexp.comparison.measure import refuse_company, say_how_to_lock
+from optexp.comparison.physics import find_work, started
 from optexp.comparison.profiles import advised, checked, profile, show_where_time_goes
 from optexp.comparison.sampling import sample_alone
 from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import suggestion
+from optexp.comparison.under_load import under_load
 from optexp.errors import ConfigError
 from optexp.measurement.neighbours import looking_out
 from optexp.measurement.watchdogs import cores, foreign, power_cap, recompilation, throttling
 from optexp.profiling.explanation import DISTORTED
+from optexp.records.roofline import Phase
 from optexp.result import Verdict
 from optexp.support.units import duration
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
+from optexp.workers.messages import SetUp
 
 DISTURBANCES = (cores, foreign, throttling, recompilation)
 WIDE = 1.5  # a step that takes so many times another's time is another step
@@ -42,14 +47,17 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
         starting = session.pool.start({"baseline": session.spec(session.baseline)})["baseline"]
         arm, setup = starting.arm, starting.setup.wait()
     session.learn(setup, [setup])
+    following = [arm.call(Arm.one_step)[0] for _ in range(2)]
     disturbed = timed_alone(session, arm)
     result.baseline.setup_s = setup.setup_s
     say_how_to_lock(session)
     with session.working("profile", "tracing a few steady steps"):
         found = profile(session, arm, "baseline")
+        find_work(session, arm)
         causes = advised(arm, found, session.baseline)
         checks = checked(arm, found, causes, session.baseline)
         show_where_time_goes(session, {"baseline": found}, causes, checks)
+        result.profile.baseline = started(result.profile.baseline, phases(setup, following, result.baseline.step_us))
         result.profile.suggestion = suggestion(causes, members(session.baseline))
     arm.close()
     result.profile.tool = nsight.run(session, session.baseline)
@@ -61,6 +69,19 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
     if region := session.experiment.profile.region:
         reason = f"of the region {region}: {reason}"
     return Decision(Verdict.PROFILED, f"{reason}; not to be relied on: {disturbed[0]}" if disturbed else reason)
+
+
+def phases(setup: SetUp, following: Sequence[float], step_us: float | None) -> list[Phase]:
+    """From the start of the process's own work to its steady steps.
+
+    Args:
+        following: Seconds of the steps after the first, each waited for.
+        step_us: Of the timed blocks.
+    """
+    names = [f"{place} step" for place in ("second", "third")]
+    later = [Phase(name, seconds) for name, seconds in zip(names, following, strict=True)]
+    steady = [Phase("steady step", step_us / 1e6)] if step_us else []
+    return [*(Phase(name, seconds) for name, seconds in setup.phases.items()), *later, *steady]
 
 
 def timed_alone(session: Session, arm: Client[Arm]) -> list[str]:
@@ -78,6 +99,10 @@ def timed_alone(session: Session, arm: Client[Arm]) -> list[str]:
         order = Random(session.draws.seed("pairs"))
         sample = sample_alone(arm, session.settings, order, read, session.workload.variety, tell)
     sample.foreign = tuple(met.values())
+    if gpu and session.settings.load_s and sample.kept:
+        with session.working("measurement", "utilisation of the card"):
+            step_s = median(pair.baseline.wall_s for pair in sample.kept)
+            sample.load["baseline"] = under_load(arm, gpu, step_s, session.settings.load_s)
     if not (limit := power_cap([sample])).ok:
         session.result.notes.append(f"{limit.name}: {limit.text}")
     allowed = session.experiment.environment.allow_foreign

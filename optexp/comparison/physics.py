@@ -1,0 +1,45 @@
+"""The physical lower bound of the workload's step, and each profiled arm beside the device's ceilings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from optexp.comparison.session import Session
+from optexp.profiling.bounds import physical
+from optexp.profiling.points import ahead, points
+from optexp.records.profile import ArmProfile, Calibration
+from optexp.records.roofline import Phase, PhysicalBound, Roofline, StepWork
+from optexp.strategy import Contract
+from optexp.trace import Trace
+from optexp.workers.arm import Arm
+from optexp.workers.client import Client
+
+
+def find_work(session: Session, bare: Client[Arm]) -> None:
+    """Let the plain program's arm tell the work of a step, once in a comparison; nothing is timed in it afterwards."""
+    if session.work is None:
+        session.work = bare.call(Arm.step_work)
+
+
+def bound(session: Session, contract: Contract) -> PhysicalBound | None:
+    """Of a step under a promise; None before the work and the ceilings are known."""
+    if session.work is None or session.calibration is None:
+        return None
+    return physical(session.work, session.calibration, session.experiment.dtype, contract.dtype)
+
+
+def roofline(session: Session, contract: Contract, trace: Trace, calibration: Calibration | None) -> Roofline:
+    """Everything that a trace shows of physics, and the bound."""
+    return Roofline(bound(session, contract), points(trace, calibration), ahead(trace))
+
+
+def started(found: ArmProfile | None, phases: Sequence[Phase]) -> ArmProfile:
+    """The same with the phases of the start."""
+    found = found or ArmProfile()
+    return replace(found, roofline=replace(found.roofline or Roofline(), startup=list(phases)))
+
+
+def unknown(work: StepWork | None) -> str:
+    """Why there is no bound; empty where there may be one."""
+    return work.reason if work is not None else "the step's work was not looked for"
