@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -202,13 +202,17 @@ def marked(step: Step) -> Step:
 
 
 def graph_breaks(counters: Counters) -> str:
-    """How many, where, and why the first."""
-    breaks, lines = (grouped(counters, name) for name in ("graph_break", "graph_break_at"))
-    if not breaks:
-        return ""
-    why = min(breaks).strip().splitlines()[0]
-    where = f" at {', '.join(sorted(lines)[:3])}" if lines else ""
-    return f", {sum(breaks.values()):g} graph breaks{where} ({why})"
+    """Number, lines and causes of graph breaks, and of functions that one kept from being compiled."""
+    breaks, refused = (sorted(grouped(counters, name)) for name in ("graph_break", "not_compiled"))
+    text = f", {len(breaks)} graph break{'s' * (len(breaks) > 1)}: {_listed(breaks)}" if breaks else ""
+    if refused:
+        text += f", not compiled for a graph break that cannot be resumed: {_listed(refused)}"
+    return text
+
+
+def _listed(lines: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(lines) - most} more" if len(lines) > most else ""
+    return ", ".join(lines[:most]) + more
 
 
 def kinds(program: Program) -> int:
