@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from optexp.comparison.checklist import checklist
+from optexp.comparison.compiler_evidence import compiler_evidence
 from optexp.comparison.session import Session
 from optexp.comparison.suggestions import advise
 from optexp.measurement.neighbours import neighbours
 from optexp.profiling.breakdown import Breakdown, breakdown
 from optexp.profiling.tables import MOST_TOP, tables
 from optexp.profiling.view import View
+from optexp.records.compiler import CompilerEvidence
 from optexp.records.profile import ArmProfile, Bottleneck, Calibration, Check
 from optexp.result import ArmSummary
 from optexp.strategy import Strategy
@@ -22,7 +23,6 @@ from optexp.workers.client import Client
 from optexp.workers.messages import PeakMemory
 from optexp.workers.peer import Peer
 
-WARP = 32  # threads
 MOST_ROWS = 60  # of a table in the record
 MARKED_STEPS = 2  # of a trace by module
 
@@ -39,6 +39,7 @@ class Profile:
     by_module: Trace | None = None  # with a range around each module's call
     places: Trace | None = None  # of one step, with ranges around modules' calls and lines of the user's code
     beside: Trace | None = None  # of the same work launched kernel by kernel
+    compiler: CompilerEvidence | None = None
 
     def fill(self, summary: ArmSummary) -> None:
         """The figures that come from here. On a CPU the peak is what lives between steps and what a step allocates."""
@@ -56,7 +57,8 @@ class Profile:
 
     def record(self) -> ArmProfile:
         metrics = self.breakdown.metrics() | self.memory.metrics()
-        return tables(metrics, self.trace, self.by_module, MOST_ROWS, MOST_TOP)
+        found = tables(metrics, self.trace, self.by_module, MOST_ROWS, MOST_TOP)
+        return replace(found, compiler=self.compiler)
 
 
 def profile(
@@ -78,12 +80,11 @@ def profile(
     known = arm.call(Arm.profile_modules, path=str(of_modules), steps=MARKED_STEPS)
     of_places = folder / f"{name}_places.json.gz"
     placed = known and arm.call(Arm.profile_places, path=str(of_places))
-    ran = {(kernel.name, prod(kernel.block) // WARP) for kernel in trace.kernels if kernel.block}
-    arm.call(Arm.code, folder=str(session.output / "code" / name), ran=sorted(ran))
+    compiler = compiler_evidence(session, arm, name, trace)
     by_module = Trace.read(of_modules) if known else None
     places = Trace.read(of_places) if placed else None
     found = breakdown(trace, calibration, beside)
-    return Profile(trace, found, memory, counters, calibration, by_module, places, beside)
+    return Profile(trace, found, memory, counters, calibration, by_module, places, beside, compiler)
 
 
 def ceilings(session: Session, arm: Client[Peer]) -> Calibration:

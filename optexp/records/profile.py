@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from optexp.records.compiler import CompilerEvidence
 from optexp.records.difference import Difference
 
 SAME_STEP = 0.03  # traced steps that differ by less take about as long
@@ -223,6 +224,7 @@ class ArmProfile:
     modules:   those with most time, where modules could be marked
     calls:     the tree of calls, without its lightest branches
     api, copies, launches: on a GPU: calls of the CUDA API, copies by kind, kernels by launch configuration
+    compiler:  compiled graphs and resources of kernels, where anything was compiled or launched
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -234,6 +236,7 @@ class ArmProfile:
     api: list[ApiEntry] = field(default_factory=list)
     copies: list[CopyEntry] = field(default_factory=list)
     launches: list[LaunchEntry] = field(default_factory=list)
+    compiler: CompilerEvidence | None = None
 
     def untimed(self) -> ArmProfile:
         """The same without times: counts, shares and bytes."""
@@ -248,6 +251,7 @@ class ArmProfile:
             [replace(entry, us=None) for entry in self.api],
             [replace(entry, us=None) for entry in self.copies],
             [entry.untimed() for entry in self.launches],
+            compiler=self.compiler,
         )
 
 

@@ -16,6 +16,7 @@ from optexp.records.measurement import Control, Measurement, Watch
 from optexp.records.profile import ArmProfile, Bottleneck, Check
 from optexp.records.verification import Verification
 from optexp.reporting import plots, summary, timeline
+from optexp.reporting.compiler_section import CompilerSection, compiler_section
 from optexp.reporting.plots import Errors, Strip
 from optexp.reporting.summary import Row
 from optexp.reporting.timeline import Histogram, Panel, Tick
@@ -217,6 +218,12 @@ def operators(page: Page) -> Operators | None:
     arms = {name: found for name, found in page.result.profile.arms().items() if found.operators}
     launched = {name: any(row.device_share for row in found.operators) for name, found in arms.items()}
     return Operators(arms, launched) if arms else None
+
+
+@section
+def compiler(page: Page) -> CompilerSection | None:
+    """Compiled graphs, graph breaks, recompilations, and resources of kernels, by arm."""
+    return compiler_section(page.result)
 
 
 @dataclass(frozen=True)

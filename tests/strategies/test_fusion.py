@@ -345,7 +345,9 @@ def test_what_is_compiled_anew_until_torch_gives_up_is_named(counted_anew):
     for _ in range(6):
         call(torch.randn(3, 4))
     text = fusion.given_up(counted_anew(), 1)
-    assert re.match(r"; compiled anew for each value of self.position \(test_fusion.py:\d+\), up to torch's limit of 8", text)
+    assert re.match(
+        r"; compiled anew for each value of self.position \(test_fusion.py:\d+\), up to torch's limit of 8", text
+    )
     found = Fusion().evidence(profile(), profile(), {"captures": False}, counted_anew())
     assert not found.engaged
     assert "ran none of them; compiled anew for each value of self.position" in found.text

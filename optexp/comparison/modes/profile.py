@@ -9,6 +9,7 @@ from functools import partial
 from random import Random
 
 from optexp.comparison.adjudicate import Decision, Facts
+from optexp.comparison.compiler_evidence import logged, name_breaks
 from optexp.comparison.conclusion import summarize
 from optexp.comparison.evaluation import members
 from optexp.comparison.measure import refuse_company, say_how_to_lock
@@ -38,7 +39,9 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
         )
     result = session.result
     with session.working("arms", "starting the baseline"), alongside(meanwhile):
-        starting = session.pool.start({"baseline": session.spec(session.baseline)})["baseline"]
+        starting = session.pool.start({"baseline": logged(session, session.spec(session.baseline), "baseline")})[
+            "baseline"
+        ]
         arm, setup = starting.arm, starting.setup.wait()
     session.learn(setup, [setup])
     disturbed = timed_alone(session, arm)
@@ -49,6 +52,7 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
         causes = advised(arm, found, session.baseline)
         checks = checked(arm, found, causes, session.baseline)
         show_where_time_goes(session, {"baseline": found}, causes, checks)
+        name_breaks(result)
         result.profile.suggestion = suggestion(causes, members(session.baseline))
     arm.close()
     disturbed += contradictions(found.trace.timed_us, result.baseline.step_us, found.breakdown.stretched)
