@@ -152,10 +152,7 @@ DIRECTION = re.compile(r"# AOT ID: \['\d+_(forward|backward|inference)'\]")
 
 def launches(code: str) -> tuple[int, int]:
     """Launches of generated kernels and calls of libraries in one call of generated code."""
-    start = re.search(r"^\s*def call\(", code, re.MULTILINE)
-    body = code[start.start() :] if start else ""
-    body = "\n".join(line for line in body.splitlines() if not line.lstrip().startswith("#"))
-    body = body.partition("\ndef benchmark_compiled_module")[0]
-    defined = _DEFINED.findall(code)
-    ours = sum(len(re.findall(rf"\b{name}(?:\.run)?\(", body)) for name in set(defined))
+    body = "\n".join(line for line in code.splitlines() if not line.lstrip().startswith("#"))
+    defined = set(_DEFINED.findall(code))
+    ours = sum(len(re.findall(rf"(?<!def )\b{name}(?:\.run)?\(", body)) for name in defined)
     return ours, len(_LIBRARY.findall(body))
