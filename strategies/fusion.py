@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Parts of the compiler, each with those before it: what a part gains is its time beside that of the one before.
 LADDER = {
     "eager": "run operator by operator, as Python would: against the baseline, the gain of capture alone",
-    "aot_eager": "traced with its backward to ATen and run operator by operator: beside backend=eager, AOTAutograd's part",
+    "aot_eager": "traced to ATen, backward too, and run operator by operator: beside backend=eager, AOTAutograd's part",
     "inductor": "",
 }
 CAPTURING = ("reduce-overhead", "max-autotune")  # both replay what they compile as CUDA Graphs

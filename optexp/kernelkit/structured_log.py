@@ -15,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from torch._guards import CompileContext
-from torch._logging import _internal, trace_structured
+from torch._logging import _internal
+from torch._logging._internal import trace_structured
 
 IR = {  # torch's loggers, by the name of the artifact
     "optexp_ir_before_fusion": "torch._inductor.debug.__ir_pre_fusion",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -65,7 +66,7 @@ class Compiled(Holder):
         """Limits that bound occupancy; None without a CUDA device, or for one that this version does not know."""
         if self.device.type != "cuda":
             return None
-        card = torch.cuda.get_device_properties(self.device)
+        card: Any = torch.cuda.get_device_properties(self.device)  # torch's stub lacks the registers
         blocks = resident_blocks((card.major, card.minor))
         if blocks is None:
             return None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from optexp.errors import Unsupported
 from optexp.export.repro import Script
-from optexp.kernelkit import kernel, toolchain
+from optexp.kernelkit import dynamo_words, kernel, toolchain
 from optexp.program import Program
 from optexp.strategies import fusion
 from optexp.strategies.amp import Amp
@@ -312,6 +312,24 @@ def test_graphs_that_share_memory_are_not_replayed_side_by_side(other: str) -> N
     compose([Fusion(), strategy])
 
 
+@pytest.mark.parametrize(("backend", "part"), [("eager", "capture alone"), ("aot_eager", "AOTAutograd's part")])
+def test_a_part_of_the_compiler_computes_the_same_and_says_what_it_shows(
+    build, observe, tmp_path, counted_anew, backend: str, part: str
+):
+    workload, strategy = Mlp(mode="train", dim=8, layers=2, batch_size=4), Fusion(backend=backend)
+    program, plain = build(workload, strategy), build(workload)
+    for ours, theirs in zip(observe(program), observe(plain), strict=True):
+        for name, value in theirs.items():
+            torch.testing.assert_close(ours[name], value, msg=name)
+    record(program.run, 1, tmp_path / "after.json.gz", CPU)
+    trace = Trace.read(tmp_path / "after.json.gz")
+    evidence = strategy.evidence(trace, trace, {"captures": False}, counted_anew())
+    assert evidence.engaged
+    assert part in evidence.text
+    assert f"torch.compile(forward, backend='{backend}', fullgraph=False" in strategy.recipe({"captures": False})
+    assert "one of inductor's" in Fusion(backend=backend, mode="max-autotune").unsupported(program, CPU)
+
+
 class Positioned(nn.Module):
     """A row for each call, which Python counts."""
 
@@ -378,4 +396,4 @@ def test_sizes_that_run_uncompiled_are_counted(counted_anew):
     ],
 )
 def test_guards_are_told_in_words(reason, named):
-    assert toolchain.varied(reason) == named
+    assert dynamo_words.varied(reason) == named
