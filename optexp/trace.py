@@ -119,6 +119,8 @@ class Kernel(Span):
     in_graph: bool = False
     grid: tuple[int, ...] = ()
     block: tuple[int, ...] = ()
+    registers: int | None = None  # of a thread
+    shared_bytes: int | None = None  # of a block, static and dynamic
 
     @property
     def blocks(self) -> int | None:
@@ -375,6 +377,8 @@ def _kernel(event: Mapping[str, Any], origin: float, launches: Mapping[Any, Call
         in_graph=by_graph or bool(arguments.get("graph id")) or bool(arguments.get("graph node id")),
         grid=tuple(arguments.get("grid", ())),
         block=tuple(arguments.get("block", ())),
+        registers=arguments.get("registers per thread"),
+        shared_bytes=arguments.get("shared memory"),
     )
 
 

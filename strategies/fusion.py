@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from optexp.kernelkit.kernel import Kernel
     from optexp.trace import Trace
 
+# Parts of the compiler, each with those before it: what a part gains is its time beside that of the one before.
+LADDER = {
+    "eager": "run operator by operator, as Python would: against the baseline, the gain of capture alone",
+    "aot_eager": "traced to ATen, backward too, and run operator by operator: beside backend=eager, AOTAutograd's part",
+    "inductor": "",
+}
 CAPTURING = ("reduce-overhead", "max-autotune")  # both replay what they compile as CUDA Graphs
 
 
@@ -31,6 +37,7 @@ class Fusion(Strategy):
 
     backend:  inductor: torch.compile writes the kernels (with a capturing mode, outputs and gradients of a step are
               overwritten by the next)
+              eager, aot_eager: the steps before it: Dynamo's graph runs as it is; AOTAutograd's graph of ATen operators
               torchscript: torch's older compiler, for the model alone
               kernels, cuda: ours, in Triton or in CUDA C++, in the place of the patterns they implement; the rest
               runs as it did
@@ -41,7 +48,7 @@ class Fusion(Strategy):
     stage = Stage.COMPILE
     preload = ("torch._dynamo", "torch._inductor.compile_fx")
 
-    backend: str = choice("inductor", "torchscript", "kernels", "cuda")
+    backend: str = choice("inductor", "aot_eager", "eager", "torchscript", "kernels", "cuda")
     mode: str = choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
     fullgraph: bool = False
     dynamic: bool | None = None
@@ -84,6 +91,8 @@ class Fusion(Strategy):
             return f"mode={self.mode} is one of inductor's: leave it out with strategy.fusion.backend={self.backend}"
         if self.backend == "torchscript":
             return torchscript_missing()
+        if self.backend in ("eager", "aot_eager"):
+            return None  # they generate no code, and need no compiler
         if reason := toolchain.missing(device, triton=self.ours):
             return reason
         if self.ours:
@@ -97,7 +106,7 @@ class Fusion(Strategy):
             return script(program)
         captures = self.mode in CAPTURING and program.device.type == "cuda"
         notes: Notes = {"captures": captures, "kinds": kinds(program)}
-        how: dict[str, Any] = {"mode": self.mode}
+        how: dict[str, Any] = {"mode": self.mode} if self.backend == "inductor" else {"backend": self.backend}
         if self.ours:
             how, known = put_in(self.backend, program.captured)
             notes |= known
@@ -139,14 +148,17 @@ class Fusion(Strategy):
             times, once, often = replays, "CUDA Graph launch", "CUDA Graph launches"
         ran = f"{times:g} {once if times == 1 else often} a step"
         text = f"{graphs} compiled{broken}, {ran}{limit}"
-        return replacements(after, notes, counters, text) if self.ours else Evidence(True, text)
+        if self.ours:
+            return replacements(after, notes, counters, text)
+        return Evidence(True, f"{text}; {part}" if (part := LADDER[self.backend]) else text)
 
     def recipe(self, notes: Notes) -> str:
         if self.ours:
             return self.taken_along(list(notes["replaced"]) or notes["patterns"], notes["captured"])
         if self.backend == "torchscript":
             return f"forward = Scripted(model, forward, trains={notes['trains']})\n"
-        options = f"mode={self.mode!r}, fullgraph={self.fullgraph}, dynamic={self.dynamic}"
+        chosen = f"mode={self.mode!r}" if self.backend == "inductor" else f"backend={self.backend!r}"
+        options = f"{chosen}, fullgraph={self.fullgraph}, dynamic={self.dynamic}"
         lines = f"forward = torch.compile(forward, {options})\n"
         lines += f"loss_fn = loss_fn and torch.compile(loss_fn, {options})\n"
         return lines + (MARKED if notes["captures"] else "")
@@ -202,13 +214,17 @@ def marked(step: Step) -> Step:
 
 
 def graph_breaks(counters: Counters) -> str:
-    """How many, where, and why the first."""
-    breaks, lines = (grouped(counters, name) for name in ("graph_break", "graph_break_at"))
-    if not breaks:
-        return ""
-    why = min(breaks).strip().splitlines()[0]
-    where = f" at {', '.join(sorted(lines)[:3])}" if lines else ""
-    return f", {sum(breaks.values()):g} graph breaks{where} ({why})"
+    """Number, lines and causes of graph breaks, and of functions that one kept from being compiled."""
+    breaks, refused = (sorted(grouped(counters, name)) for name in ("graph_break", "not_compiled"))
+    text = f", {len(breaks)} graph break{'s' * (len(breaks) > 1)}: {_listed(breaks)}" if breaks else ""
+    if refused:
+        text += f", not compiled for a graph break that cannot be resumed: {_listed(refused)}"
+    return text
+
+
+def _listed(lines: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(lines) - most} more" if len(lines) > most else ""
+    return ", ".join(lines[:most]) + more
 
 
 def kinds(program: Program) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from optexp.comparison import distrust
 from optexp.comparison.adjudicate import Examined
 from optexp.comparison.case import Case, StepTraits
+from optexp.comparison.compiler_evidence import logged
 from optexp.comparison.physics import find_work
 from optexp.comparison.profiles import Profile, advised, ceilings, checked, profile
 from optexp.comparison.referee import Referee
@@ -116,6 +117,7 @@ def start(case: Case, meanwhile: Callable[[], None]) -> Started:
     """Set up the arms, and take from them what they know of the workload."""
     session, name, bare = case.session, case.name, "bare" if case.session.baseline else "baseline"
     specs = {bare: session.spec((), generic=True), **case.specs()}
+    specs |= {part: logged(session, specs[part], part) for part in (bare, name)}
     if case.promise.dtype is None:
         del specs["yardstick"]  # which the bare program is itself
     with session.working("arms", f"starting the arms of the {name}"), alongside(meanwhile):

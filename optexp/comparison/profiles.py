@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 
 from optexp.comparison.checklist import checklist
-from optexp.comparison.recordings import cycles, stacked
+from optexp.comparison.compiler_evidence import compiler_evidence
 from optexp.comparison.physics import roofline
+from optexp.comparison.recordings import cycles, stacked
 from optexp.comparison.session import Session
 from optexp.comparison.suggestions import advise
 from optexp.measurement.neighbours import neighbours
@@ -17,6 +17,7 @@ from optexp.profiling.lines import lines, origins
 from optexp.profiling.regions import Excerpt, excerpt, named, phases, regions, shares_of_region
 from optexp.profiling.tables import MOST_TOP, tables
 from optexp.profiling.view import View
+from optexp.records.compiler import CompilerEvidence
 from optexp.records.profile import ArmProfile, Bottleneck, Calibration, Check
 from optexp.records.ranges import Ranges, TraceFile
 from optexp.result import ArmSummary
@@ -28,7 +29,6 @@ from optexp.workers.client import Client
 from optexp.workers.messages import PeakMemory
 from optexp.workers.peer import Peer
 
-WARP = 32  # threads
 MOST_ROWS = 60  # of a table in the record
 MARKED_STEPS = 2  # of a trace by module
 
@@ -47,6 +47,7 @@ class Profile:
     beside: Trace | None = None  # of the same work launched kernel by kernel
     ranges: Ranges = field(default_factory=Ranges)
     excerpt: Excerpt | None = None  # of the region that the breakdown is limited to
+    compiler: CompilerEvidence | None = None
 
     @property
     def shown(self) -> Trace:
@@ -77,7 +78,7 @@ class Profile:
         ranges = replace(self.ranges, phases=phases(self.trace), regions=marked)
         if self.places is not None:
             ranges = replace(ranges, lines=lines(self.places)[:MOST_ROWS], origins=origins(self.places))
-        return replace(found, ranges=ranges)
+        return replace(found, ranges=ranges, compiler=self.compiler)
 
 
 def profile(
@@ -97,8 +98,7 @@ def profile(
     known = arm.call(Arm.profile_modules, path=str(of_modules), steps=MARKED_STEPS)
     of_places = folder / f"{name}_places.json.gz"
     placed = known and arm.call(Arm.profile_places, path=str(of_places))
-    ran = {(kernel.name, prod(kernel.block) // WARP) for kernel in trace.kernels if kernel.block}
-    arm.call(Arm.code, folder=str(session.output / "code" / name), ran=sorted(ran))
+    compiler = compiler_evidence(session, arm, name, trace)
     by_module = Trace.read(of_modules) if known else None
     places = Trace.read(of_places) if placed else None
     files = [TraceFile(f"traces/{name}.json.gz", "steady steps")]
@@ -108,11 +108,13 @@ def profile(
     ranges = stacked(session, arm, name, Ranges(region=region or "", cycles=recorded, files=files))
     if region is None:
         found = breakdown(trace, calibration, beside)
-        return Profile(trace, found, memory, counters, calibration, by_module, places, beside, ranges)
+        return Profile(
+            trace, found, memory, counters, calibration, by_module, places, beside, ranges, compiler=compiler
+        )
     part = excerpt(trace, region)
     modules, placed_ops = within(by_module, region), within(places, region)
     found = breakdown(part.alone, calibration, beside)
-    return Profile(trace, found, memory, counters, calibration, modules, placed_ops, beside, ranges, part)
+    return Profile(trace, found, memory, counters, calibration, modules, placed_ops, beside, ranges, part, compiler)
 
 
 def within(trace: Trace | None, region: str) -> Trace | None:

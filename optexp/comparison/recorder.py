@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from optexp.comparison.session import Session
 from optexp.config import search_path
 from optexp.errors import ConfigError, TrackingError
-from optexp.reporting import report, terminal, tracking
+from optexp.reporting import compiler_page, report, terminal, tracking
 from optexp.reporting.tracking import Run
 from optexp.result import Problem, Result, Verdict
 from optexp.workers.serving import describe
@@ -48,6 +48,7 @@ class Recorder:
         with self.session.working("record", "writing the report and the MLflow run"):
             self._write(result)
             report.write(result, self.output / "report.html")
+            compiler_page.write(result, self.output)
             if self.run is not None:
                 try:
                     self.run.log(result, self.output)

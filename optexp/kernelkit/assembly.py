@@ -65,20 +65,23 @@ def code_of(variant: Any) -> Code:
     return Code(facts.name, facts.num_warps, int(registers[1]), spills, facts.shared, variant.asm["ptx"], sass)
 
 
-def write(folder: Path, ran: Collection[tuple[str, int]] | None = None) -> None:
+def write(folder: Path, ran: Collection[tuple[str, int]] | None = None) -> dict[tuple[str, int], str]:
     """Write PTX and machine code of all compiled variants and loaded libraries, and a table of registers and spills.
 
     Where nothing was compiled or loaded, there is no folder.
 
     ran:  the names and numbers of warps of the variants to write, because tuning compiles others too; None: all
+
+    Returns: the files' names without suffix, by name and number of warps.
     """
     codes = [code for code in compiled() if ran is None or (code.name, code.warps) in ran]
     if not codes and not extension.loaded:
-        return
+        return {}
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["| kernel | warps | registers | spills | shared memory | instructions |", "| --- " * 6 + "|"]
+    stems = {}
     for number, code in enumerate(codes):
-        name = f"{code.name}-{number}"
+        name = stems[code.name, code.warps] = f"{code.name}-{number}"
         (folder / f"{name}.ptx").write_text(code.ptx)
         (folder / f"{name}.sass").write_text(code.sass)
         counted = ", ".join(f"{count} {kind}" for kind, count in sorted(code.instructions.items()))
@@ -88,6 +91,7 @@ def write(folder: Path, ran: Collection[tuple[str, int]] | None = None) -> None:
         for function, registers, stack, shared in USAGE.findall(_cuobjdump("-res-usage", path)):
             lines.append(f"| {name}.cu: `{function}` | | {registers} | {stack} bytes | {shared} | |")
     (folder / "registers.md").write_text("\n".join(lines) + "\n")
+    return stems
 
 
 def _cuobjdump(option: str, path: Path) -> str:

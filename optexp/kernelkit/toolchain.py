@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from collections import Counter
 from importlib.util import find_spec
-from pathlib import Path
+from typing import Any
 
 import torch
 
 from optexp.kernelkit.capability import TRITON
+from optexp.kernelkit.dynamo_words import cause, last_frame, place, varied
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def missing(device: torch.device, triton: bool = False) -> str | None:
@@ -34,29 +36,43 @@ def missing(device: torch.device, triton: bool = False) -> str | None:
 def counted() -> dict[str, float]:
     """torch.compile's counters of this process (graphs, breaks, recompiles), as "group/name".
 
-    In the group "graph_break_at" are the lines from which code went on after a break, as "file.py:12"; in the group
-    "given_up" what was compiled anew so often that the rest runs uncompiled, with the limit of times.
+    Four groups are made from Dynamo's records, whose own counters name a graph break "graph_break" or "unimplemented"
+    by its kind, and no line. "graph_break": lines at which a graph ended, as "net.py:12 (Tensor.item())", by the
+    number of graphs that ended there. "not_compiled": lines at which Dynamo gave a whole function up. "given_up": what
+    was compiled anew so often that the rest runs uncompiled, with the limit of times. "unimplemented" is left out.
     """
     utilities = sys.modules.get("torch._dynamo.utils")
     if utilities is None:
         return {}
-    found = {f"{group}/{name}": float(n) for group, values in utilities.counters.items() for name, n in values.items()}
+    found = {
+        f"{group}/{name}": float(count)
+        for group, values in utilities.counters.items()
+        if group not in ("graph_break", "unimplemented")
+        for name, count in values.items()
+    }
+    found |= Counter(f"graph_break/{text}" for text in map(_ended, list(utilities.graph_break_reasons)) if text)
     compiled = list(utilities.get_compilation_metrics())
-    lines = ((m.co_filename, RESUMED.search(m.co_name or "")) for m in compiled)
-    found |= Counter(f"graph_break_at/{Path(file).name}:{line[1]}" for file, line in lines if line)
+    refused = [m for m in compiled if m.fail_user_frame_filename and "limit exceeded" not in (m.fail_reason or "")]
+    found |= Counter(
+        f"not_compiled/{place(m.fail_user_frame_filename, m.fail_user_frame_lineno)} ({cause(m.fail_reason or '')})"
+        for m in refused
+    )
     limited = [m.recompile_reason or "" for m in compiled if "limit exceeded" in (m.fail_reason or "")]
     limit = float(sys.modules["torch._dynamo.config"].recompile_limit) if limited else 0.0
-    return found | {f"given_up/{varied(reason)}": limit for reason in limited}
+    return found | {f"given_up/{_varied_at(reason)}": limit for reason in limited}
 
 
-def varied(reason: str) -> str:
-    """The varying thing that a guard names: from "self.position == 7" or "tensor 'tokens' size mismatch at"."""
-    text = re.sub(r"L\['(\w+)'\]", r"\1", reason.partition(": ")[2].splitlines()[0] if ": " in reason else reason)
-    if found := re.match(r"tensor '(.+?)' (size|stride|dtype|rank)", text):
-        return f"{found[2]} of {found[1]}"
-    if found := re.match(r"([\w.\[\]'\"]+) (?:==|is|in) ", text):
-        return f"value of {found[1]}"
-    return text.partition("  ")[0].strip() or "call"
+def _ended(reason: Any) -> str:
+    """A reason that a graph ended, with its line; "" for one without a line."""
+    return f"{place(frame.filename, frame.lineno)} ({cause(reason.reason)})" if (frame := _own(reason)) else ""
 
 
-RESUMED = re.compile(r"^torch_dynamo_resume_in_.*_at_(\d+)$")  # how dynamo calls what comes after a break
+def _own(reason: Any) -> Any:
+    """The innermost frame outside torch, else the innermost; None where there is no frame."""
+    own = [frame for frame in reason.user_stack if not frame.filename.startswith(_TORCH)]
+    return (own or list(reason.user_stack) or [None])[-1]
+
+
+def _varied_at(reason: str) -> str:
+    where = last_frame(reason)
+    return f"{varied(reason)} ({where})" if where else varied(reason)

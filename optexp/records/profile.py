@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from optexp.records.compiler import CompilerEvidence
 from optexp.records.difference import Difference
 from optexp.records.nsight import ToolRun
 from optexp.records.ranges import Ranges
@@ -227,6 +228,7 @@ class ArmProfile:
     calls:     the tree of calls, without its lightest branches
     api, copies, launches: on a GPU: calls of the CUDA API, copies by kind, kernels by launch configuration
     ranges:    phases, regions, lines of code and files
+    compiler:  compiled graphs and resources of kernels, where anything was compiled or launched
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -240,6 +242,7 @@ class ArmProfile:
     launches: list[LaunchEntry] = field(default_factory=list)
     ranges: Ranges | None = None
     roofline: Roofline | None = None
+    compiler: CompilerEvidence | None = None
 
     def untimed(self) -> ArmProfile:
         """The same without times: counts, shares and bytes."""
@@ -256,6 +259,7 @@ class ArmProfile:
             [entry.untimed() for entry in self.launches],
             ranges=self.ranges.untimed() if self.ranges else None,
             roofline=self.roofline.untimed() if self.roofline else None,
+            compiler=self.compiler,
         )
 
 

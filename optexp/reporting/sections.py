@@ -19,6 +19,7 @@ from optexp.records.profile import ArmProfile, Bottleneck, Check
 from optexp.records.ranges import Ranges, TraceFile
 from optexp.records.verification import Verification
 from optexp.reporting import plots, roofline_picture, summary, timeline
+from optexp.reporting.compiler_section import CompilerSection, compiler_section
 from optexp.reporting.plots import Errors, Strip
 from optexp.reporting.roofline_picture import Shown
 from optexp.reporting.summary import Row
@@ -239,6 +240,12 @@ def operators(page: Page) -> Operators | None:
     arms = {name: found for name, found in page.result.profile.arms().items() if found.operators}
     launched = {name: any(row.device_share for row in found.operators) for name, found in arms.items()}
     return Operators(arms, launched) if arms else None
+
+
+@section
+def compiler(page: Page) -> CompilerSection | None:
+    """Compiled graphs, graph breaks, recompilations, and resources of kernels, by arm."""
+    return compiler_section(page.result)
 
 
 @dataclass(frozen=True)

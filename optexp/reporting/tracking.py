@@ -33,6 +33,7 @@ BATCH_LIMIT = 100  # params in one request
 ARTIFACTS = (
     "result.json", "report.html", "config.yaml", "environment.json", "samples.parquet", "repro.py", "repro.pkl",
     "sweep.json", "study.md", "traces/*.json.gz", "flamegraphs/*", "nsight/*-rep", "plots/*.png", "code/**/*",
+    "compiler.html", "compiler/**/*",
 )  # fmt: skip
 COLUMNS = (  # of the list of runs, in this order
     "tags.`optexp.verdict`", "metrics.`speedup/low`", "metrics.`speedup/estimate`", "metrics.`time/baseline_us`",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +110,6 @@ class Profiling(Ranges):
         with marked(self.program.model), lines_marked():
             record_once(run, Path(path), self.device)
         return True
-
-    def code(self, folder: str, ran: list[tuple[str, int]]) -> None:
-        """Write down what the compiler made of our kernels that ran, by name and number of warps, if any did."""
-        if "optexp.kernelkit.kernel" in sys.modules and self.device.type == "cuda":
-            from optexp.kernelkit import assembly
-
-            assembly.write(Path(folder), set(ran))
 
     def refusals(self, packed: bytes) -> list[str]:
         """Why this program, as it is now, would refuse each of these strategies; empty where it would not."""

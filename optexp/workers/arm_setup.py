@@ -23,7 +23,8 @@ from optexp.strategy import Composed, Notes, captures, compose
 from optexp.support import sparse
 from optexp.support.memory_plan import Sizes, capacity, choose
 from optexp.user_code.aliasing import holdings, matched
-from optexp.workers.arm_program import Holder, nbytes, workload_info
+from optexp.workers.arm_compiler import Compiled
+from optexp.workers.arm_program import nbytes, workload_info
 from optexp.workers.arm_python_state import moving_state
 from optexp.workers.messages import Identity, SetUp
 from optexp.workers.spec import Spec
@@ -49,7 +50,7 @@ class FirstSteps:
     first_s: float
 
 
-class Built(Holder):
+class Built(Compiled):
     """A program from its specification, with what its set-up has shown."""
 
     def __init__(self) -> None:
@@ -107,7 +108,7 @@ class Built(Holder):
                 if reason := strategy.limit(error):
                     raise Unsupported(f"{strategy.name}: {reason}") from error
             raise
-        setup_s = clock.now() - start - first.digest_s
+        setup_s = clock.now() - start - first.digest_s - self.logging_s()
         self._first_step(first)
         carries = bool(carried(self.program.state(), self.initial.values))
         self.program.feed.pause()
@@ -215,6 +216,7 @@ class Built(Holder):
         self.program.feed.pause()
 
     def _settle(self, spec: Spec) -> None:
+        self.keep_compiler_log(spec.compiler_log)
         self.settle(spec.torch_device, spec.cores, spec.folders)
         self.seed, self.draws = spec.seed, spec.seed if spec.draws is None else spec.draws
         self.part = Identity(spec.name, Composed(spec.strategies).labels)

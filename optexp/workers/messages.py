@@ -121,3 +121,21 @@ class PeakMemory:
     def metrics(self) -> dict[str, float]:
         """The known ones, as a record names them."""
         return {f"memory_{name}": value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """Compiled code of one Triton kernel that ran.
+
+    origin: "Inductor" or "Triton";  warps: of a block;  registers: of a thread;  shared: bytes of a block
+    spills: as Triton counts them
+    files:  names in the folder of code, by "ptx" and "sass"
+    """
+
+    name: str
+    origin: str
+    warps: int
+    registers: int | None = None
+    spills: int | None = None
+    shared: int | None = None
+    files: dict[str, str] = field(default_factory=dict)

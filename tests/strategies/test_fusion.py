@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from optexp.errors import Unsupported
 from optexp.export.repro import Script
-from optexp.kernelkit import kernel, toolchain
+from optexp.kernelkit import dynamo_words, kernel, toolchain
 from optexp.program import Program
 from optexp.strategies import fusion
 from optexp.strategies.amp import Amp
@@ -94,15 +94,16 @@ def test_graph_breaks_are_told_with_their_lines(build):
     plain = build(Gelu(size=4))
     program, _ = Fusion(backend="kernels").apply(Program(model=Broken(), step=plain.step, feed=plain.feed))
     program.run()
-    assert re.match(rf", 1 graph breaks at test_fusion.py:{BREAK} \(Call to", fusion.graph_breaks(toolchain.counted()))
+    told = f", 1 graph break: test_fusion.py:{BREAK} (call of torch._dynamo.graph_break())"
+    assert fusion.graph_breaks(toolchain.counted()) == told
 
 
 def test_evidence_counts_graphs_and_breaks():
     strategy, notes = Fusion(), {"captures": False}
-    counters = {"stats/unique_graphs": 2.0, "graph_break/call to print\n  more": 1.0, "graph_break_at/net.py:7": 1.0}
+    counters = {"stats/unique_graphs": 2.0, "graph_break/net.py:7 (call of print)": 1.0}
     engaged = strategy.evidence(profile(), profile(regions=6), notes, counters)
     assert engaged.engaged
-    assert engaged.text == "2 graphs compiled, 1 graph breaks at net.py:7 (call to print), 6 calls a step"
+    assert engaged.text == "2 graphs compiled, 1 graph break: net.py:7 (call of print), 6 calls a step"
     assert not strategy.evidence(profile(), profile(), notes, counters).engaged  # compiled, never run
     assert not strategy.evidence(profile(), profile(regions=6), notes, {}).engaged  # run by someone else
     # Inside a captured step only its launches are visible.
@@ -311,6 +312,24 @@ def test_graphs_that_share_memory_are_not_replayed_side_by_side(other: str) -> N
     compose([Fusion(), strategy])
 
 
+@pytest.mark.parametrize(("backend", "part"), [("eager", "capture alone"), ("aot_eager", "AOTAutograd's part")])
+def test_a_part_of_the_compiler_computes_the_same_and_says_what_it_shows(
+    build, observe, tmp_path, counted_anew, backend: str, part: str
+):
+    workload, strategy = Mlp(mode="train", dim=8, layers=2, batch_size=4), Fusion(backend=backend)
+    program, plain = build(workload, strategy), build(workload)
+    for ours, theirs in zip(observe(program), observe(plain), strict=True):
+        for name, value in theirs.items():
+            torch.testing.assert_close(ours[name], value, msg=name)
+    record(program.run, 1, tmp_path / "after.json.gz", CPU)
+    trace = Trace.read(tmp_path / "after.json.gz")
+    evidence = strategy.evidence(trace, trace, {"captures": False}, counted_anew())
+    assert evidence.engaged
+    assert part in evidence.text
+    assert f"torch.compile(forward, backend='{backend}', fullgraph=False" in strategy.recipe({"captures": False})
+    assert "one of inductor's" in Fusion(backend=backend, mode="max-autotune").unsupported(program, CPU)
+
+
 class Positioned(nn.Module):
     """A row for each call, which Python counts."""
 
@@ -344,7 +363,9 @@ def test_what_is_compiled_anew_until_torch_gives_up_is_named(counted_anew):
     for _ in range(6):
         call(torch.randn(3, 4))
     text = fusion.given_up(counted_anew(), 1)
-    assert text.startswith("; compiled anew for each value of self.position, up to torch's limit of 8")
+    assert re.match(
+        r"; compiled anew for each value of self.position \(test_fusion.py:\d+\), up to torch's limit of 8", text
+    )
     found = Fusion().evidence(profile(), profile(), {"captures": False}, counted_anew())
     assert not found.engaged
     assert "ran none of them; compiled anew for each value of self.position" in found.text
@@ -375,4 +396,4 @@ def test_sizes_that_run_uncompiled_are_counted(counted_anew):
     ],
 )
 def test_guards_are_told_in_words(reason, named):
-    assert toolchain.varied(reason) == named
+    assert dynamo_words.varied(reason) == named

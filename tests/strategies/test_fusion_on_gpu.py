@@ -130,3 +130,14 @@ def test_torchscript_fuses_a_chain(build, observe, tmp_path: Path) -> None:
     found = evidence(strategy, workload, [strategy], build, tmp_path)
     assert found.engaged, found.text
     assert "fused kernels a step" in found.text
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_the_parts_of_the_compiler_compute_the_same(build, observe, backend: str) -> None:
+    workload = Mlp(mode="train", dim=64, layers=2, batch_size=32)
+    plain = observe(build(workload, device="cuda"))
+    for ours, theirs in zip(observe(build(workload, Fusion(backend=backend), device="cuda")), plain, strict=True):
+        for name, value in theirs.items():
+            torch.testing.assert_close(
+                ours[name], value, atol=1e-4, rtol=1e-3, msg=lambda text, at=name: f"{at}: {text}"
+            )

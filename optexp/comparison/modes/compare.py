@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from optexp.comparison import textbook
 from optexp.comparison.adjudicate import Facts, adjudicate
 from optexp.comparison.after_timing import verify_timed
+from optexp.comparison.compiler_evidence import name_breaks
 from optexp.comparison.conclusion import conclude
 from optexp.comparison.evaluation import examine, members
 from optexp.comparison.measure import explain_the_host, judge_controls, refuse_company, rounds, say_how_to_lock, timing
@@ -70,6 +71,7 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
     result.profile.difference = difference(*views)
     result.explanation = explain(*views, result.profile.difference)
     result.evidence, result.equivalence = candidate.evidence, candidate.verification
+    name_breaks(result)
     facts.examined = [candidate.facts(), *([baseline.facts("the baseline itself: ")] if baseline else [])]
     facts.itself = against_itself(result.config)
     if adjudicate(facts):

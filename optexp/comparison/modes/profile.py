@@ -11,6 +11,7 @@ from statistics import median
 
 from optexp.comparison import nsight
 from optexp.comparison.adjudicate import Decision, Facts
+from optexp.comparison.compiler_evidence import logged, name_breaks
 from optexp.comparison.conclusion import summarize
 from optexp.comparison.evaluation import members
 from optexp.comparison.measure import refuse_company, say_how_to_lock
@@ -44,7 +45,9 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
         )
     result = session.result
     with session.working("arms", "starting the baseline"), alongside(meanwhile):
-        starting = session.pool.start({"baseline": session.spec(session.baseline)})["baseline"]
+        starting = session.pool.start({"baseline": logged(session, session.spec(session.baseline), "baseline")})[
+            "baseline"
+        ]
         arm, setup = starting.arm, starting.setup.wait()
     session.learn(setup, [setup])
     following = [arm.call(Arm.one_step)[0] for _ in range(2)]
@@ -58,6 +61,7 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
         checks = checked(arm, found, causes, session.baseline)
         show_where_time_goes(session, {"baseline": found}, causes, checks)
         result.profile.baseline = started(result.profile.baseline, phases(setup, following, result.baseline.step_us))
+        name_breaks(result)
         result.profile.suggestion = suggestion(causes, members(session.baseline))
     arm.close()
     result.profile.tool = nsight.run(session, session.baseline)

@@ -1,0 +1,287 @@
+"""torch.compile's structured log (`TORCH_TRACE`), read: graphs by stage, graph breaks, recompiles, CUDA graph skips.
+
+A record of the log is a line of JSON that names its kind, and a payload of lines that begin with a tab. Torch 2.11 and
+2.13 write the same kinds. `optexp.kernelkit.structured_log` adds the IR and the skips.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from optexp.kernelkit.dynamo_words import cause, guard, last_frame, place, varied
+from optexp.profiling import compiled_text as text
+from optexp.records.compiler import CompiledGraph, CompilerEvidence, CudaGraphSkip, GraphBreak, Recompile
+
+STAGES = {  # file names, in the order of compilation
+    "captured": "captured.py",
+    "transformed": "transformed.py",
+    "ir_before": "ir_before_fusion.txt",
+    "ir_after": "ir_after_fusion.txt",
+    "generated": "generated.py",
+}
+_HEADER = re.compile(r"^V\d{4} [\d:.]+ \d+ \S+\] (\{.*)$")
+_IGNORED = ('{"chromium_event"', '{"describe_', '{"str"')
+_ARTIFACTS = {"inductor_post_grad_graph": "transformed", "optexp_ir_before_fusion": "ir_before",
+              "optexp_ir_after_fusion": "ir_after"}  # fmt: skip
+_KINDS = {
+    "dynamo_output_graph": "captured",
+    "inductor_post_grad_graph": "transformed",
+    "inductor_output_code": "generated",
+}
+_AOT = {"aot_forward_graph": "forward", "aot_backward_graph": "backward", "aot_inference_graph": "inference"}
+_BREAK = re.compile(
+    r"Graph break in user code at (.+):(\d+)\nGraph Break Reason: (.*?)(?:\nUser code traceback:|\Z)", re.DOTALL
+)
+_WRAPPED = re.compile(r"^(?:Encountered graph break when|Failed to handle graph break gracefully).*?\n\n", re.DOTALL)
+_TORCH_OWN = "(external_utils.py:"
+_UNRESUMED = "Failed to handle graph break gracefully"
+
+
+@dataclass(frozen=True)
+class Event:
+    """A record of the log.  compile_id: "0/1", "" where it belongs to no compilation"""
+
+    kind: str
+    metadata: Any
+    compile_id: str
+    payload: str
+
+
+def events(lines: Iterable[str]) -> Iterator[Event]:
+    """Records of a log, without those that tell of times and of tensors' storages."""
+    head: dict[str, Any] | None = None
+    body: list[str] = []
+    for line in lines:
+        if line.startswith("\t"):
+            if head is not None:
+                body.append(line[1:])
+            continue
+        if head is not None:
+            yield _event(head, "".join(body))
+        head, body = None, []
+        found = _HEADER.match(line)
+        if found and not found[1].startswith(_IGNORED):
+            try:
+                head = json.loads(found[1])
+            except ValueError:
+                continue  # cut off, as by a process that was killed
+    if head is not None:
+        yield _event(head, "".join(body))
+
+
+def _event(head: Mapping[str, Any], payload: str) -> Event:
+    kind, metadata = next(iter(head.items()))
+    numbers = head.get("frame_id"), head.get("frame_compile_id")
+    compile_id = "" if None in numbers else f"{numbers[0]}/{numbers[1]}"
+    if kind == "artifact":
+        kind = f"artifact:{metadata['name']}"
+    return Event(kind, metadata, compile_id, payload.rstrip("\n"))
+
+
+@dataclass
+class Section:
+    """Texts of one graph and direction, by stage.  cached: Inductor did not run, its cache had the result"""
+
+    compile_id: str
+    direction: str
+    texts: dict[str, str] = field(default_factory=dict)
+    cached: bool = False
+
+
+@dataclass
+class CompilerLog:
+    """A log as it was read: graphs with their texts, and the facts of each compilation."""
+
+    sections: list[Section] = field(default_factory=list)
+    breaks: list[GraphBreak] = field(default_factory=list)
+    recompiles: list[Recompile] = field(default_factory=list)
+    skips: Counter[str] = field(default_factory=Counter)
+    functions: dict[str, str] = field(default_factory=dict)
+
+    def evidence(self, folder: str = "", log: str = "") -> CompilerEvidence:
+        """The record.  folder: that `write` was given, as the record names it"""
+        graphs = [
+            replace(graph_of(section, self.functions.get(section.compile_id, "")), files=self._files(section, folder))
+            for section in self.sections
+        ]
+        skips = [CudaGraphSkip(reason, count) for reason, count in self.skips.items()]
+        return CompilerEvidence(graphs, self.breaks, self.recompiles, skips, log=log)
+
+    def write(self, folder: Path) -> None:
+        """Each stage of each graph as a text file of its own."""
+        for section in self.sections:
+            place_ = folder / _name(section)
+            place_.mkdir(parents=True, exist_ok=True)
+            for stage, content in section.texts.items():
+                (place_ / STAGES[stage]).write_text(content + "\n")
+
+    def _files(self, section: Section, folder: str) -> dict[str, str]:
+        return {s: f"{folder}/{_name(section)}/{STAGES[s]}" for s in STAGES if s in section.texts} if folder else {}
+
+
+def _name(section: Section) -> str:
+    return f"{section.compile_id.replace('/', '_')}-{section.direction}"
+
+
+def read(folder: Path) -> CompilerLog:
+    """All logs of a folder, one of each process that compiled something; empty where there is none."""
+    found = CompilerLog()
+    for path in sorted(folder.glob("*.log")):
+        with path.open(errors="replace") as lines:
+            parse(events(lines), found)
+    return found
+
+
+def parse(found_events: Iterable[Event], log: CompilerLog | None = None) -> CompilerLog:
+    """The graphs and facts of a log.
+
+    A stage belongs to the direction that the generated code names; before that code comes, texts wait.
+    """
+    log = log or CompilerLog()
+    waiting, captured, aot = dict[str, dict[str, str]](), dict[str, str](), dict[str, dict[str, str]]()
+    compiled, reasons, broken = set[str](), dict[str, list[str]](), list[tuple[str, GraphBreak]]()
+    for event in found_events:
+        name = event.kind.removeprefix("artifact:")
+        stage = _ARTIFACTS.get(name) if event.kind.startswith("artifact:") else _KINDS.get(event.kind)
+        if stage == "captured":
+            captured[event.compile_id] = event.payload
+        elif event.kind in _AOT:
+            aot.setdefault(event.compile_id, {})[_AOT[event.kind]] = event.payload
+        elif stage == "generated":
+            texts = {**waiting.pop(event.compile_id, {}), "generated": event.payload}
+            log.sections.append(_finished(event.compile_id, texts, captured, aot.get(event.compile_id, {})))
+        elif stage:
+            waiting.setdefault(event.compile_id, {})[stage] = event.payload
+        elif name == "dynamo_graph_break_reason":
+            if ended := _graph_break(event.payload):
+                broken.append((event.compile_id, ended))
+        elif name == "recompile_reasons":
+            reasons[event.compile_id] = _list(event.payload)
+        elif name == "optexp_cudagraph_skip":
+            if "skip" in event.payload.lower():
+                log.skips[event.payload.strip().partition("\n")[0]] += 1
+        elif name == "fx_graph_cache_hit" and log.sections:
+            log.sections[-1].cached = True
+        elif event.kind == "compilation_metrics":
+            _measured(event, log.functions, compiled)
+    done = {section.compile_id for section in log.sections}
+    for compile_id in captured:
+        if compile_id not in done:  # of a back end that generates no code
+            texts = aot.get(compile_id) or {"inference": ""}
+            log.sections += [_plain(compile_id, direction, captured, texts) for direction in texts]
+    for compile_id, function in log.functions.items():
+        if _TORCH_OWN in function and (called := text.targets(captured.get(compile_id, ""))):
+            log.functions[compile_id] = called[0]  # a library's function, compiled in a wrapper of torch's
+    log.breaks += _merged_breaks(broken)
+    log.recompiles += _merged_recompiles(reasons, log.functions, compiled)
+    return log
+
+
+def _finished(compile_id: str, texts: dict[str, str], captured: Mapping[str, str], aot: Mapping[str, str]) -> Section:
+    named = text.DIRECTION.search(texts["generated"])
+    direction = named[1] if named else "inference"
+    first = aot.get("backward") if direction == "backward" else captured.get(compile_id)
+    ordered = {"captured": first, **texts} if first else texts
+    return Section(compile_id, direction, {stage: ordered[stage] for stage in STAGES if stage in ordered})
+
+
+def _plain(compile_id: str, direction: str, captured: Mapping[str, str], aot: Mapping[str, str]) -> Section:
+    texts = {} if direction == "backward" else {"captured": captured[compile_id]}
+    if aot[direction]:
+        texts["transformed"] = aot[direction]
+    return Section(compile_id, direction, texts)
+
+
+def _list(payload: str) -> list[str]:
+    """Reasons of a recompilation: one as text, several as a list in JSON."""
+    try:
+        decoded = json.loads(payload) if payload.startswith("[") else payload
+    except ValueError:
+        decoded = payload
+    return [str(each) for each in decoded] if isinstance(decoded, list) else [decoded]
+
+
+def _graph_break(payload: str) -> GraphBreak | None:
+    found = _BREAK.search(payload)
+    if not found:
+        return None
+    why = _WRAPPED.sub("", found[3], count=1)
+    frames = re.findall(r'File "(.+?)", line (\d+), in .*\n\s+(\S.*)', payload.partition("User code traceback:")[2])
+    code = next((line for file, number, line in frames if (file, number) == (found[1], found[2])), "")
+    return GraphBreak(place(found[1], found[2]), cause(why), 1, _UNRESUMED not in found[3], code.strip())
+
+
+def _measured(event: Event, functions: dict[str, str], compiled: set[str]) -> None:
+    """The function of a compilation, and whether it succeeded."""
+    metrics = event.metadata
+    if metrics.get("co_filename"):
+        name = re.sub(r"^torch_dynamo_resume_in_(.+)_at_(\d+)$", r"\1, from line \2 on", metrics["co_name"] or "")
+        where = place(metrics["co_filename"], metrics["co_firstlineno"])
+        functions[event.compile_id] = name if ", from line" in name else f"{name} ({where})"
+        if ", from line" in name:
+            functions[event.compile_id] = f"{name} ({place(metrics['co_filename'], '').rstrip(':')})"
+    if not metrics.get("fail_reason"):
+        compiled.add(event.compile_id)
+
+
+def _merged_breaks(broken: Iterable[tuple[str, GraphBreak]]) -> list[GraphBreak]:
+    """One entry for each line and cause; a resumed break counts once for each graph that it ended."""
+    graphs = dict[tuple[str, str], set[str]]()
+    first = dict[tuple[str, str], GraphBreak]()
+    for compile_id, ended in broken:
+        key = ended.place, ended.cause
+        known = first.setdefault(key, ended)
+        if ended.resumed and not known.resumed:
+            first[key] = ended
+        graphs.setdefault(key, set()).add(compile_id)
+    return [replace(ended, graphs=len(graphs[key])) for key, ended in first.items()]
+
+
+def _merged_recompiles(
+    reasons: Mapping[str, list[str]], functions: Mapping[str, str], compiled: set[str]
+) -> list[Recompile]:
+    """One entry for each function and varying thing: the first reason of a recompilation is about its last variant."""
+    merged = dict[tuple[str, str], Recompile]()
+    for compile_id, listed in reasons.items():
+        first = listed[0]
+        function = functions.get(compile_id) or functions.get(f"{compile_id.partition('/')[0]}/0", "")
+        key = function, varied(first)
+        known = merged.get(key) or Recompile(function, key[1], last_frame(first), times=0)
+        failed = guard(first)
+        merged[key] = replace(
+            known,
+            times=known.times + (compile_id in compiled),
+            guards=[*known.guards, *([failed] if failed not in known.guards else [])],
+            limited=known.limited or compile_id not in compiled,
+        )
+    return list(merged.values())
+
+
+def graph_of(section: Section, function: str) -> CompiledGraph:
+    """Counts of one graph, from its texts."""
+    texts = section.texts
+    transformed, generated = texts.get("transformed", ""), texts.get("generated", "")
+    inputs = text.tensor_bytes(transformed)
+    kernels, library_calls = text.launches(generated) if generated else (None, None)
+    before, after = texts.get("ir_before"), texts.get("ir_after")
+    return CompiledGraph(
+        section.compile_id,
+        section.direction,
+        function,
+        captured_ops=text.captured_ops(texts["captured"]) if "captured" in texts else None,
+        aten_ops=text.aten_ops(transformed) if transformed else None,
+        ir_before=len(text.ir_nodes(before)) if before else None,
+        ir_after=len(text.ir_nodes(after)) if after else None,
+        kernels=kernels,
+        library_calls=library_calls,
+        bytes_unfused=text.bytes_unfused(transformed) if transformed else None,
+        bytes_before=text.ir_bytes(before, inputs) if before else None,
+        bytes_after=text.ir_bytes(after, inputs) if after else None,
+        cached=section.cached,
+    )
