@@ -11,8 +11,10 @@ from optexp.comparison.session import Session
 from optexp.comparison.suggestions import advise
 from optexp.measurement.neighbours import neighbours
 from optexp.profiling.breakdown import Breakdown, breakdown
+from optexp.profiling.memory_difference import difference
 from optexp.profiling.tables import MOST_TOP, tables
 from optexp.profiling.view import View
+from optexp.records.memory import MemoryProfile
 from optexp.records.profile import ArmProfile, Bottleneck, Calibration, Check
 from optexp.result import ArmSummary
 from optexp.strategy import Strategy
@@ -39,6 +41,7 @@ class Profile:
     by_module: Trace | None = None  # with a range around each module's call
     places: Trace | None = None  # of one step, with ranges around modules' calls and lines of the user's code
     beside: Trace | None = None  # of the same work launched kernel by kernel
+    by_category: MemoryProfile | None = None  # its memory
 
     def fill(self, summary: ArmSummary) -> None:
         """The figures that come from here. On a CPU the peak is what lives between steps and what a step allocates."""
@@ -46,9 +49,20 @@ class Profile:
         summary.kernels, summary.gpu_busy = metrics.get("kernels"), metrics.get("gpu_busy")
         if summary.gpu_busy is not None:
             summary.busy_us = summary.gpu_busy * metrics["step_us"]
-        summary.peak_mib = self.memory.peak_mib
-        if summary.peak_mib is None and self.trace.peak_cpu_bytes is not None:
-            summary.peak_mib = (self.memory.resident_mib or 0.0) + self.trace.peak_cpu_bytes / 2**20
+        summary.peak_mib = self.peak_mib
+
+    @property
+    def peak_mib(self) -> float | None:
+        """Measured peak memory; None where nothing counts it."""
+        if self.memory.peak_mib is None and self.trace.peak_cpu_bytes is not None:
+            return (self.memory.resident_mib or 0.0) + self.trace.peak_cpu_bytes / 2**20
+        return self.memory.peak_mib
+
+    @property
+    def by_category_at_peak(self) -> MemoryProfile | None:
+        """Memory by category, which adds up to the measured peak."""
+        peak = self.peak_mib
+        return self.by_category.reconciled(peak * 2**20) if self.by_category and peak is not None else None
 
     def view(self) -> View:
         """For an explanation."""
@@ -56,7 +70,8 @@ class Profile:
 
     def record(self) -> ArmProfile:
         metrics = self.breakdown.metrics() | self.memory.metrics()
-        return tables(metrics, self.trace, self.by_module, MOST_ROWS, MOST_TOP)
+        found, memory = tables(metrics, self.trace, self.by_module, MOST_ROWS, MOST_TOP), self.by_category_at_peak
+        return replace(found, memory=memory.shortened() if memory else None)
 
 
 def profile(
@@ -82,8 +97,9 @@ def profile(
     arm.call(Arm.code, folder=str(session.output / "code" / name), ran=sorted(ran))
     by_module = Trace.read(of_modules) if known else None
     places = Trace.read(of_places) if placed else None
+    by_category = arm.call(Arm.memory_by_category, snapshot=str(session.output / "memory" / f"{name}.pickle"))
     found = breakdown(trace, calibration, beside)
-    return Profile(trace, found, memory, counters, calibration, by_module, places, beside)
+    return Profile(trace, found, memory, counters, calibration, by_module, places, beside, by_category)
 
 
 def ceilings(session: Session, arm: Client[Peer]) -> Calibration:
@@ -100,6 +116,9 @@ def show_where_time_goes(
     for name, found in profiles.items():
         setattr(result.profile, name, found.record())
         found.fill(getattr(result, name))
+    compared = [profiles[name].by_category_at_peak for name in ("baseline", "candidate") if name in profiles]
+    if len(compared) == 2 and compared[0] is not None and compared[1] is not None:
+        result.profile.memory = difference(compared[0], compared[1])
     result.profile.bottlenecks, result.profile.checklist = list(bottlenecks), list(checks)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from optexp.records.difference import Difference
+from optexp.records.memory import MemoryDifference, MemoryProfile
 
 SAME_STEP = 0.03  # traced steps that differ by less take about as long
 
@@ -223,6 +224,7 @@ class ArmProfile:
     modules:   those with most time, where modules could be marked
     calls:     the tree of calls, without its lightest branches
     api, copies, launches: on a GPU: calls of the CUDA API, copies by kind, kernels by launch configuration
+    memory:    bytes by category, where they could be recorded
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -234,6 +236,7 @@ class ArmProfile:
     api: list[ApiEntry] = field(default_factory=list)
     copies: list[CopyEntry] = field(default_factory=list)
     launches: list[LaunchEntry] = field(default_factory=list)
+    memory: MemoryProfile | None = None
 
     def untimed(self) -> ArmProfile:
         """The same without times: counts, shares and bytes."""
@@ -248,6 +251,7 @@ class ArmProfile:
             [replace(entry, us=None) for entry in self.api],
             [replace(entry, us=None) for entry in self.copies],
             [entry.untimed() for entry in self.launches],
+            memory=self.memory,
         )
 
 
@@ -256,6 +260,7 @@ class ProfileRecord:
     """Profiles of both arms, the device's ceilings, and of the last arm bottlenecks, advice and a checklist.
 
     difference: between the steps of both arms
+    memory: the difference of both arms' peak memory, where there is one
     """
 
     baseline: ArmProfile | None = None
@@ -265,6 +270,7 @@ class ProfileRecord:
     suggestion: str | None = None
     checklist: list[Check] = field(default_factory=list)
     difference: Difference | None = None
+    memory: MemoryDifference | None = None
 
     def arms(self) -> dict[str, ArmProfile]:
         """Those that were profiled, by name."""
