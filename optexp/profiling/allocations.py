@@ -201,8 +201,8 @@ def identify(lives: Sequence[Life], sightings: Iterable[Sighting]) -> list[Held]
     return [Held(life, seen.get(index), saved.get(index, [])) for index, life in enumerate(lives)]
 
 
-def _rank(sighting: Sighting) -> int:
-    return PRECEDENCE.index(sighting.category)
+def _rank(sighting: Sighting) -> tuple[int, bool]:
+    return PRECEDENCE.index(sighting.category), not sighting.name
 
 
 def modules_at(calls: Sequence[Call], moments: Sequence[int]) -> dict[int, str]:

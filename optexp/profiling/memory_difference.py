@@ -14,7 +14,7 @@ from optexp.records.memory import (
     MemoryTerm,
     SavedEntry,
 )
-from optexp.support.units import byte_size
+from optexp.support.units import byte_size, signed_bytes
 
 SAME_PEAK, SAME_BYTES = 0.01, 2**16  # peaks that differ by less agree
 COMPLETE = 0.95  # share of a difference that the named terms should cover
@@ -56,17 +56,17 @@ def _in_terms(found: MemoryDifference, before: MemoryProfile, after: MemoryProfi
     parts = []
     for term in shown:
         listed = _details(term.category, before.allocations, after.allocations, term.after - term.before)
-        text = f"{CATEGORIES[term.category]} {signed(term.after - term.before)}"
+        text = f"{CATEGORIES[term.category]} {signed_bytes(term.after - term.before)}"
         parts.append(f"{text} ({', '.join(listed)})" if listed else text)
     small = sum(term.after - term.before for term in found.terms if term not in shown)
     if abs(small) >= SMALL * abs(change):
-        parts.append(f"other categories {signed(small)}")
+        parts.append(f"other categories {signed_bytes(small)}")
     if found.explained < COMPLETE:
-        parts.append(f"unexplained {signed(found.unexplained_bytes)}")
+        parts.append(f"unexplained {signed_bytes(found.unexplained_bytes)}")
     verb = "rose" if change > 0 else "fell"
     return (
         f"Peak memory {verb}, {byte_size(found.before_bytes)} → {byte_size(found.after_bytes)}"
-        f" ({signed(change)}): {', '.join(parts)}"
+        f" ({signed_bytes(change)}): {', '.join(parts)}"
     )
 
 
@@ -81,7 +81,7 @@ def _details(
                 changes[place] += sign * row.bytes
     named = [(place, size) for place, size in changes.items() if size * change > 0 and abs(size) >= SMALL * abs(change)]
     named.sort(key=lambda item: -abs(item[1]))
-    return [f"{place} {signed(size)}" for place, size in named[:DETAILS]]
+    return [f"{place} {signed_bytes(size)}" for place, size in named[:DETAILS]]
 
 
 def _place(row: AllocationEntry) -> str:
@@ -168,7 +168,3 @@ def _gone(before: Sequence[SavedEntry], after: Sequence[SavedEntry]) -> list[str
 
 def _casts(rows: Iterable[SavedEntry]) -> int:
     return sum(row.bytes for row in rows if row.name.startswith("cast of "))
-
-
-def signed(size: int) -> str:
-    return f"{'+' if size > 0 else '−'}{byte_size(abs(size))}"

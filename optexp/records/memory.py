@@ -120,6 +120,11 @@ class MemoryProfile:
     allocations_per_step: float = 0.0
     cache: CacheState | None = None
 
+    @property
+    def steps(self) -> int:
+        """How many were recorded."""
+        return len(self.timeline.steps)
+
     def reconciled(self, measured_bytes: float | None) -> MemoryProfile:
         """The same with the measured peak, which an earlier pass found: a difference above 1 % is unknown memory."""
         if measured_bytes is None or abs(measured_bytes - self.peak_bytes) <= CLOSE * measured_bytes:

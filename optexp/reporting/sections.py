@@ -13,9 +13,11 @@ from typing import TypeVar
 from omegaconf import OmegaConf
 
 from optexp.records.measurement import Control, Measurement, Watch
+from optexp.records.memory import MemoryProfile
 from optexp.records.profile import ArmProfile, Bottleneck, Check
 from optexp.records.verification import Verification
-from optexp.reporting import plots, summary, timeline
+from optexp.reporting import memory_plot, plots, summary, timeline
+from optexp.reporting.memory_plot import Areas, CompositionRow
 from optexp.reporting.plots import Errors, Strip
 from optexp.reporting.summary import Row
 from optexp.reporting.timeline import Histogram, Panel, Tick
@@ -80,7 +82,7 @@ def figures(page: Page) -> Figures | None:
 
 @section
 def why(page: Page) -> list[str] | None:
-    return page.result.explanation or None if page.measured else None
+    return [*page.result.explanation, *summary.memory_reasons(page.result)] or None if page.measured else None
 
 
 @section
@@ -217,6 +219,24 @@ def operators(page: Page) -> Operators | None:
     arms = {name: found for name, found in page.result.profile.arms().items() if found.operators}
     launched = {name: any(row.device_share for row in found.operators) for name, found in arms.items()}
     return Operators(arms, launched) if arms else None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """arms: whose memory was recorded;  plots: their timelines;  composition: of their peaks"""
+
+    arms: Mapping[str, MemoryProfile]
+    plots: Mapping[str, Areas]
+    composition: list[CompositionRow]
+
+
+@section
+def memory(page: Page) -> Memory | None:
+    """Memory by category over steps and at the peak, by arm."""
+    arms = {name: found.memory for name, found in page.result.profile.arms().items() if found.memory}
+    highest = max((found.peak_bytes for found in arms.values()), default=0)
+    drawn = {name: memory_plot.areas(found, highest) for name, found in arms.items()}
+    return Memory(arms, drawn, memory_plot.composition(arms)) if arms else None
 
 
 @dataclass(frozen=True)

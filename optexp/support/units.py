@@ -39,3 +39,8 @@ def byte_size(size: float) -> str:
             number = size / scale
             return f"{number:.0f} {unit}" if abs(number) >= 99.95 else f"{number:.3g} {unit}"
     return f"{size:.0f} B"
+
+
+def signed_bytes(size: float) -> str:
+    """A change of memory: +340 MiB, −12 KiB."""
+    return f"{'+' if size > 0 else '−'}{byte_size(abs(size))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -45,7 +46,7 @@ class Watch:
             self.sightings.append(Sighting(at, address, category, name))
 
     def see_state(self) -> None:
-        """Tensors that live between steps: parameters, buffers, gradients, the optimizer's, and those of step and feed."""
+        """Tensors that live between steps: the model's, gradients, the optimizer's, and those of step and feed."""
         program, at = self.program, self.now()
         for name, parameter in program.model.named_parameters():
             self.see("parameters", parameter, _plain(name), at)
@@ -226,9 +227,9 @@ def _filled(cell: Any) -> bool:
 
 
 def _operator(node: str) -> str:
-    """The operator's name in the name of its backward function: "AddmmBackward0" is addmm's."""
-    bare = node.rpartition("::")[2].rstrip("0123456789")
-    return bare.removesuffix("Backward")
+    """The operator's name in the name of its backward function: "NativeLayerNormBackward0" is native_layer_norm's."""
+    bare = node.rpartition("::")[2].rstrip("0123456789").removesuffix("Backward")
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower()
 
 
 def _plain(path: str) -> str:
