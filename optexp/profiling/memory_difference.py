@@ -73,20 +73,26 @@ def _in_terms(found: MemoryDifference, before: MemoryProfile, after: MemoryProfi
 def _details(
     category: str, before: Sequence[AllocationEntry], after: Sequence[AllocationEntry], change: int
 ) -> list[str]:
-    """The places where a category changed most, in its own direction."""
+    """The tensors and operators whose share of a category changed most, in either direction."""
     changes: Counter[str] = Counter()
+    modules: dict[str, set[str]] = defaultdict(set)
     for sign, rows in ((-1, before), (1, after)):
         for row in rows:
-            if row.category == category and (place := _place(row)):
-                changes[place] += sign * row.bytes
-    named = [(place, size) for place, size in changes.items() if size * change > 0 and abs(size) >= SMALL * abs(change)]
-    named.sort(key=lambda item: -abs(item[1]))
-    return [f"{place} {signed_bytes(size)}" for place, size in named[:DETAILS]]
+            if row.category == category and (name := row.name or row.where):
+                changes[name] += sign * row.bytes
+                modules[name].add(row.module)
+    named = sorted(changes, key=lambda name: -abs(changes[name]))[:DETAILS]
+    return [
+        f"{name}{_among(modules[name])} {signed_bytes(changes[name])}"
+        for name in named
+        if abs(changes[name]) >= SMALL * abs(change)
+    ]
 
 
-def _place(row: AllocationEntry) -> str:
-    """A module and an operator, else a line."""
-    return " of ".join(text for text in (row.name, row.module) if text) or row.where
+def _among(modules: set[str]) -> str:
+    """The module that a change belongs to, or how many."""
+    paths = modules - {""}
+    return f" in {len(paths)} modules" if len(paths) > 1 else f" in {next(iter(paths))}" if paths else ""
 
 
 # --- causes ----------------------------------------------------------------------------------------------------

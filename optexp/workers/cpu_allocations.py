@@ -12,6 +12,7 @@ from optexp.profiling.allocations import Event, user_line
 
 MARK = "optexp.memory:"  # begins the range that stands for a moment
 PLAIN = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::zeros", "aten::full")  # allocate for their caller
+COMPILED = ("## Call CompiledFxGraph", "Torch-Compiled Region", "CompiledFunction")
 
 
 class Marks:
@@ -74,7 +75,7 @@ def _op(event: Any) -> str:
 
     for parent in _parents(event):
         if parent.tag == _EventType.TorchOp and not parent.name.startswith((*PLAIN, "autograd::engine")):
-            return str(parent.name).removeprefix("aten::")
+            return "compiled code" if parent.name.startswith(COMPILED) else str(parent.name).removeprefix("aten::")
     return ""
 
 
