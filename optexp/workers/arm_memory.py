@@ -62,6 +62,7 @@ class Memory(Holder):
         before, first = torch.cuda.memory_stats(device), counted()
         watch = Watch(self.program, self.device, lambda: counted() - first)
         self._see_tools_own(watch)
+        watch.given(self.batches[0])
         watch.see_state()
         torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=MOST_EVENTS)
         try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType, FunctionType, MethodType
+from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from optexp.workers.module_marks import markable
 CALL = "_call_impl"  # the function of torch that calls a module
 COMPILED = "torch/_functorch/_aot_autograd/"  # files of torch that call compiled functions
 ON_THE_WAY = ("ToCopyBackward0", "TBackward0", "ViewBackward0", "TransposeBackward0")  # from a parameter to its cast
+NOT_SEARCHED = (nn.Module, torch.optim.Optimizer, Program, ModuleType, type, str, bytes)
 MOST_OBJECTS = 20_000  # that are searched for tensors of a step or a feed
 
 
@@ -197,11 +199,13 @@ def _optimizers(program: Program) -> list[torch.optim.Optimizer]:
 
 
 def _within(root: object) -> list[Tensor]:
-    """Tensors that an object holds in its fields, containers and closures, without those of modules and optimizers."""
+    """Tensors that an object holds in its fields, plain containers and closures, without those of modules, optimizers
+    and Python's modules. Containers of other kinds are not iterated: an iterator would move on."""
     found, waiting, met = [], [root], set[int]()
     while waiting and len(met) < MOST_OBJECTS:
         item = waiting.pop()
-        if id(item) in met or isinstance(item, (nn.Module, torch.optim.Optimizer, type, str, bytes, Program)):
+        kind = type(item)
+        if id(item) in met or issubclass(kind, NOT_SEARCHED):
             continue
         met.add(id(item))
         if isinstance(item, Tensor):
@@ -210,11 +214,11 @@ def _within(root: object) -> list[Tensor]:
             waiting += [cell.cell_contents for cell in item.__closure__ or () if _filled(cell)]
         elif isinstance(item, MethodType):
             waiting.append(item.__self__)
-        elif isinstance(item, Mapping):
-            waiting += item.values()
-        elif isinstance(item, (Sequence, set, frozenset)):
-            waiting += item
-        elif type(item).__module__ not in ("builtins", "torch"):
+        elif kind is dict:
+            waiting += item.values()  # type: ignore[attr-defined]
+        elif kind in (list, tuple, set, frozenset, deque):
+            waiting += item  # type: ignore[arg-type]
+        elif kind.__module__ not in ("builtins", "torch"):
             waiting += getattr(item, "__dict__", {}).values()
     return found
 
