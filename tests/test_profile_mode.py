@@ -38,6 +38,11 @@ def test_the_step_is_one_of_many(tmp_path: Path, isolation: str) -> None:
     assert step.step_us is not None
     assert step.throughput == pytest.approx(16e6 / step.step_us)
     assert step.setup_s > 0
+    assert found.profile.baseline is not None
+    memory = found.profile.baseline.memory
+    assert memory is not None
+    assert step.peak_mib == pytest.approx(sum(memory.peak.values()) / 2**20, rel=0.01)
+    assert "unknown" not in memory.peak, memory
 
 
 def session() -> Any:

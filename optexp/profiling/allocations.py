@@ -226,6 +226,7 @@ _LIBRARY = re.compile(
     r"(torch|triton|concurrent|multiprocessing|importlib|optexp/(?!workloads/|strategies/|kernels/)\w+)(/|\.py$)"
     r"|optexp/__|<|frozen |\S*/lib/python3\.\d+/"
 )
+LONG = 36  # characters of a file's name
 
 
 def user_line(frames: Iterable[tuple[str, int]]) -> str:
@@ -237,5 +238,8 @@ def user_line(frames: Iterable[tuple[str, int]]) -> str:
     for file, line in frames:
         short = re.split(r"/(?:site|dist)-packages/", file.removeprefix(_OURS))[-1]
         if not _LIBRARY.match(short) and short.removesuffix(".py") not in sys.stdlib_module_names:
-            return f"{'/'.join(short.split('/')[-2:])}:{line}"
+            folder, _, file_name = short.rpartition("/")
+            if len(file_name) > LONG:  # a hash, as of generated code
+                file_name = f"{file_name[:8]}….{file_name.rpartition('.')[2]}"
+            return f"{folder.rpartition('/')[2]}/{file_name}:{line}".removeprefix("/")
     return ""

@@ -102,6 +102,7 @@ class Memory(Holder):
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True) as profiler:
             with watch.watching(saved):
                 self._step(watch)()  # releases of memory from before the trace are not in it
+            watch.given(self.batches[0])
             watch.see_state()
             begins = self._watched_steps(watch, steps, saved)
             watch.see_state()

@@ -73,7 +73,7 @@ class Watch:
     def given(self, batch: Batch) -> Batch:
         """The same batch, seen."""
         for name, tensor in tensors_of(batch).items():
-            self.see("inputs", tensor, name)
+            self.see("inputs", tensor, f"batch[{name}]")
         return batch
 
     def returned(self, outputs: Outputs) -> Outputs:

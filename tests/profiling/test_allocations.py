@@ -150,6 +150,7 @@ def test_the_innermost_module_allocates() -> None:
         ("optexp/workloads/mlp.py", "workloads/mlp.py:7"),
         ("<string>", ""),
         ("/tmp/torchinductor_me/ab/cab.py", "ab/cab.py:7"),
+        (f"/tmp/torchinductor_me/bk/cbktsexckiq{'x' * 40}.py", "bk/cbktsexc….py:7"),
     ],
 )
 def test_a_line_is_the_users(file: str, shown: str) -> None:
