@@ -19,6 +19,7 @@ from optexp.support.units import byte_size, signed_bytes
 SAME_PEAK, SAME_BYTES = 0.01, 2**16  # peaks that differ by less agree
 COMPLETE = 0.95  # share of a difference that the named terms should cover
 TERMS, DETAILS = 4, 3  # named in a sentence
+UNNAMED_ROWS = "allocations"  # of which the module alone is known
 SMALL = 0.05  # of the difference: terms and details below are left out of sentences
 
 
@@ -78,7 +79,8 @@ def _details(
     modules: dict[str, set[str]] = defaultdict(set)
     for sign, rows in ((-1, before), (1, after)):
         for row in rows:
-            if row.category == category and (name := row.name or row.where):
+            name = row.name or row.where or (UNNAMED_ROWS if row.module else "")
+            if row.category == category and name:
                 changes[name] += sign * row.bytes
                 modules[name].add(row.module)
     named = sorted(changes, key=lambda name: -abs(changes[name]))[:DETAILS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -57,25 +58,25 @@ class Memory(Holder):
             found = torch.cuda.memory_stats_as_nested_dict(device)["allocation"]["all"]
             return int(found["allocated"] + found["freed"])
 
+        gc.collect()  # garbage that is released between counting and recording would shift all moments
         clock.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(device)
-        before, first = torch.cuda.memory_stats(device), counted()
-        watch = Watch(self.program, self.device, lambda: counted() - first)
-        self._see_tools_own(watch)
-        watch.given(self.batches[0])
-        watch.see_state()
         torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=MOST_EVENTS)
         try:
+            before, first = torch.cuda.memory_stats(device), counted()
+            watch = Watch(self.program, self.device, lambda: counted() - first)
+            self._see_tools_own(watch)
+            watch.given(self.batches[0])
+            watch.see_state()
             begins = self._watched_steps(watch, steps, saved)
             clock.synchronize(self.device)
-            after, count = torch.cuda.memory_stats(device), counted() - first
-            taken = torch.cuda.memory._snapshot()
+            watch.see_state()
+            after, taken = torch.cuda.memory_stats(device), torch.cuda.memory._snapshot()
         finally:
             torch.cuda.memory._record_memory_history(None)
         history = history_of(taken, device)
-        if len(history.events) != count:  # the oldest were overwritten: moments would be mistaken
+        if len(history.events) >= MOST_EVENTS:  # the oldest were overwritten
             return None
-        watch.see_state()
         snapshot.parent.mkdir(parents=True, exist_ok=True)
         with snapshot.open("wb") as file:
             pickle.dump(taken, file)

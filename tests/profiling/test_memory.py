@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from optexp.records.memory import MemoryProfile
+from optexp.comparison import runner
+from optexp.config import search_path
+from optexp.profiling.memory import memory_profile
+from optexp.profiling.memory_difference import COMPLETE, difference
+from optexp.records.memory import CacheState, MemoryProfile
 from optexp.records.profile import ArmProfile, ProfileRecord
+from optexp.result import Verdict
 from optexp.strategies.amp import Amp
 from optexp.trace import Trace
 from optexp.workers import wire
@@ -196,6 +203,82 @@ def test_compiled_code_is_not_compiled_anew_and_known_as_such() -> None:
     finally:
         torch._dynamo.reset()
         counters.clear()
+
+
+def test_a_difference_of_two_programs_is_explained_to_the_byte() -> None:
+    before, after = recorded(small(batch_size=256)), recorded(CheckpointedMlp("train", 256, dim=DIM, layers=LAYERS))
+    found = difference(before, after)
+    assert found is not None
+    assert found.unexplained_bytes == 0
+    assert found.after_bytes - found.before_bytes == sum(term.after - term.before for term in found.terms)
+    assert found.terms[0].category == "activations"
+    assert found.sentences[0].startswith("Peak memory fell")
+    assert "no longer kept: results of addmm (3×, 192 KiB)" in found.sentences[1], found.sentences
+
+
+def test_a_comparison_explains_peak_memory(tmp_path: Path) -> None:
+    search_path.register()
+    overrides = ["workload=mlp", "workload.mode=train", "workload.dim=64", "workload.batch_size=1024", "strategy=amp"]
+    overrides += ["device=cpu", "verify=only", "isolation=none", "measurement=quick", "tracking.enabled=false"]
+    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
+        result = runner.run(compose("config", overrides=overrides), tmp_path, show=lambda *_: None)
+    assert result.verdict is Verdict.VERIFIED, result.headline
+    found = result.profile.memory
+    assert found is not None
+    assert result.baseline.peak_mib == pytest.approx(found.before_bytes / 2**20, rel=0.01)
+    assert result.candidate.peak_mib == pytest.approx(found.after_bytes / 2**20, rel=0.01)
+    assert found.explained >= COMPLETE, found
+    assert any("in bfloat16 in place of" in sentence for sentence in found.sentences), found.sentences
+
+
+def test_a_gpus_allocator_is_asked_for_its_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda's functions stand in; their snapshot has blocks where parameters and the restored state really lie."""
+    arm = arm_of(small())
+    arm.restore()
+    weights, tools = list(arm.program.model.parameters()), list(arm.initial.values.values())
+    blocks = [
+        {"address": t.untyped_storage().data_ptr(), "size": 32768, "requested_size": t.nbytes, "frames": []}
+        | {"state": "active_allocated"}
+        for t in (*weights, *tools)
+    ]
+    step = [
+        {"action": action, "addr": 8, "size": 5000, "stream": 0, "time_us": 1, "frames": []}
+        for action in ("alloc", "free_requested", "free_completed")
+    ]
+    room = {"address": 16, "size": 7000, "requested_size": 0, "state": "inactive", "frames": []}
+    segments = [
+        {"device": 0, "address": 1, "segment_pool_id": (0, 0), "blocks": [*blocks, room], "total_size": 0}
+        | {"allocated_size": 0},
+        {"device": 0, "address": 2, "segment_pool_id": (0, 1), "blocks": [], "total_size": 900, "allocated_size": 300},
+    ]
+    stats = {
+        "allocated_bytes.all.peak": 32768 * len(blocks) + 5120,
+        "requested_bytes.all.peak": sum(int(block["requested_size"]) for block in blocks) + 5000,
+        "reserved_bytes.all.current": 10**6,
+        "allocated_bytes.all.current": 32768 * len(blocks),
+        "inactive_split_bytes.all.current": 7000,
+        "num_device_alloc": 4,
+    }
+    recording = []
+    nested = {"allocation": {"all": {"allocated": 3, "freed": 2}}}
+    for name, stand_in in {
+        "current_device": lambda: 0,
+        "reset_peak_memory_stats": lambda device: None,
+        "memory_stats": lambda device: stats,
+        "memory_stats_as_nested_dict": lambda device: nested,
+        "memory_snapshot": lambda: segments,
+        "get_allocator_backend": lambda: "native",
+        "memory._record_memory_history": lambda enabled, **options: recording.append(enabled),
+        "memory._snapshot": lambda: {"segments": segments, "device_traces": [step]},
+    }.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", stand_in)
+    recorded = arm._on_gpu(2, True, tmp_path / "memory" / "arm.pickle")
+    assert recorded is not None
+    found = memory_profile(recorded)
+    assert recording == ["all", None]
+    assert found.peak == {"parameters": 32768 * len(weights), "graph_pools": 600, "temporaries": 5120}
+    assert found.cache == CacheState(10**6, 32768 * len(blocks), 7000, 7000, 0.0)
+    assert pickle.loads((tmp_path / "memory" / "arm.pickle").read_bytes())["device_traces"] == [step]
 
 
 def test_an_arm_is_left_without_hooks() -> None:
