@@ -45,6 +45,10 @@ def test_the_step_is_one_of_many(tmp_path: Path, isolation: str) -> None:
     assert names[-4:] == ["first step", "second step", "third step", "steady step"]
     assert "build" in names
     assert all(phase.seconds >= 0 for phase in physics.startup)
+    memory = found.profile.baseline.memory
+    assert memory is not None
+    assert step.peak_mib == pytest.approx(sum(memory.peak.values()) / 2**20, rel=0.01)
+    assert "unknown" not in memory.peak, memory
 
 
 def session() -> Any:

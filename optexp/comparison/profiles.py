@@ -14,10 +14,12 @@ from optexp.comparison.suggestions import advise
 from optexp.measurement.neighbours import neighbours
 from optexp.profiling.breakdown import Breakdown, breakdown
 from optexp.profiling.lines import lines, origins
+from optexp.profiling.memory_difference import difference
 from optexp.profiling.regions import Excerpt, excerpt, named, phases, regions, shares_of_region
 from optexp.profiling.tables import MOST_TOP, tables
 from optexp.profiling.view import View
 from optexp.records.compiler import CompilerEvidence
+from optexp.records.memory import MemoryProfile
 from optexp.records.profile import ArmProfile, Bottleneck, Calibration, Check
 from optexp.records.ranges import Ranges, TraceFile
 from optexp.result import ArmSummary
@@ -48,6 +50,7 @@ class Profile:
     ranges: Ranges = field(default_factory=Ranges)
     excerpt: Excerpt | None = None  # of the region that the breakdown is limited to
     compiler: CompilerEvidence | None = None
+    by_category: MemoryProfile | None = None  # its memory
 
     @property
     def shown(self) -> Trace:
@@ -60,9 +63,20 @@ class Profile:
         summary.kernels, summary.gpu_busy = metrics.get("kernels"), metrics.get("gpu_busy")
         if summary.gpu_busy is not None:
             summary.busy_us = summary.gpu_busy * metrics["step_us"]
-        summary.peak_mib = self.memory.peak_mib
-        if summary.peak_mib is None and self.trace.peak_cpu_bytes is not None:
-            summary.peak_mib = (self.memory.resident_mib or 0.0) + self.trace.peak_cpu_bytes / 2**20
+        summary.peak_mib = self.peak_mib
+
+    @property
+    def peak_mib(self) -> float | None:
+        """Measured peak memory; None where nothing counts it."""
+        if self.memory.peak_mib is None and self.trace.peak_cpu_bytes is not None:
+            return (self.memory.resident_mib or 0.0) + self.trace.peak_cpu_bytes / 2**20
+        return self.memory.peak_mib
+
+    @property
+    def by_category_at_peak(self) -> MemoryProfile | None:
+        """Memory by category, which adds up to the measured peak."""
+        peak = self.peak_mib
+        return self.by_category.reconciled(peak * 2**20) if self.by_category and peak is not None else None
 
     def view(self) -> View:
         """For an explanation."""
@@ -78,7 +92,9 @@ class Profile:
         ranges = replace(self.ranges, phases=phases(self.trace), regions=marked)
         if self.places is not None:
             ranges = replace(ranges, lines=lines(self.places)[:MOST_ROWS], origins=origins(self.places))
-        return replace(found, ranges=ranges, compiler=self.compiler)
+        memory = self.by_category_at_peak
+        shortened = memory.shortened() if memory else None
+        return replace(found, ranges=ranges, compiler=self.compiler, memory=shortened)
 
 
 def profile(
@@ -105,16 +121,32 @@ def profile(
     files += [TraceFile(f"traces/{of_modules.name}", "with a range around each module's call")] if known else []
     files += [TraceFile(f"traces/{of_places.name}", "with a range around each line of your code")] if placed else []
     region = session.experiment.profile.region
-    ranges = stacked(session, arm, name, Ranges(region=region or "", cycles=recorded, files=files))
-    if region is None:
-        found = breakdown(trace, calibration, beside)
-        return Profile(
-            trace, found, memory, counters, calibration, by_module, places, beside, ranges, compiler=compiler
-        )
-    part = excerpt(trace, region)
-    modules, placed_ops = within(by_module, region), within(places, region)
-    found = breakdown(part.alone, calibration, beside)
-    return Profile(trace, found, memory, counters, calibration, modules, placed_ops, beside, ranges, part, compiler)
+    found = Profile(
+        trace,
+        breakdown(trace, calibration, beside),
+        memory,
+        counters,
+        calibration,
+        by_module=by_module,
+        places=places,
+        beside=beside,
+        ranges=stacked(session, arm, name, Ranges(region=region or "", cycles=recorded, files=files)),
+        compiler=compiler,
+        by_category=arm.call(Arm.memory_by_category, snapshot=str(session.output / "memory" / f"{name}.pickle")),
+    )
+    return found if region is None else of_region(found, region)
+
+
+def of_region(found: Profile, region: str) -> Profile:
+    """The profile limited to one region."""
+    part = excerpt(found.trace, region)
+    return replace(
+        found,
+        breakdown=breakdown(part.alone, found.calibration, found.beside),
+        by_module=within(found.by_module, region),
+        places=within(found.places, region),
+        excerpt=part,
+    )
 
 
 def within(trace: Trace | None, region: str) -> Trace | None:
@@ -139,6 +171,9 @@ def show_where_time_goes(
         shown = roofline(session, stacks[name].contract, found.trace, found.calibration)
         setattr(result.profile, name, replace(found.record(), roofline=shown))
         found.fill(getattr(result, name))
+    compared = [profiles[name].by_category_at_peak for name in ("baseline", "candidate") if name in profiles]
+    if len(compared) == 2 and compared[0] is not None and compared[1] is not None:
+        result.profile.memory = difference(compared[0], compared[1])
     result.profile.bottlenecks, result.profile.checklist = list(bottlenecks), list(checks)
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from optexp.records.compiler import CompilerEvidence
 from optexp.records.difference import Difference
+from optexp.records.memory import MemoryDifference, MemoryProfile
 from optexp.records.nsight import ToolRun
 from optexp.records.ranges import Ranges
 from optexp.records.roofline import Roofline
@@ -229,6 +230,7 @@ class ArmProfile:
     api, copies, launches: on a GPU: calls of the CUDA API, copies by kind, kernels by launch configuration
     ranges:    phases, regions, lines of code and files
     compiler:  compiled graphs and resources of kernels, where anything was compiled or launched
+    memory:    bytes by category, where they could be recorded
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -243,6 +245,7 @@ class ArmProfile:
     ranges: Ranges | None = None
     roofline: Roofline | None = None
     compiler: CompilerEvidence | None = None
+    memory: MemoryProfile | None = None
 
     def untimed(self) -> ArmProfile:
         """The same without times: counts, shares and bytes."""
@@ -260,6 +263,7 @@ class ArmProfile:
             ranges=self.ranges.untimed() if self.ranges else None,
             roofline=self.roofline.untimed() if self.roofline else None,
             compiler=self.compiler,
+            memory=self.memory,
         )
 
 
@@ -269,6 +273,7 @@ class ProfileRecord:
 
     difference: between the steps of both arms
     tool: the baseline's run under an Nsight tool, where one was asked for
+    memory: the difference of both arms' peak memory, where there is one
     """
 
     baseline: ArmProfile | None = None
@@ -279,6 +284,7 @@ class ProfileRecord:
     checklist: list[Check] = field(default_factory=list)
     difference: Difference | None = None
     tool: ToolRun | None = None
+    memory: MemoryDifference | None = None
 
     def arms(self) -> dict[str, ArmProfile]:
         """Those that were profiled, by name."""

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from optexp.reporting import summary
 from optexp.reporting.sections import SECTIONS, Page
 from optexp.result import Result
-from optexp.support.units import duration
+from optexp.support.units import byte_size, duration, signed_bytes
 
 
 def write(result: Result, path: Path) -> None:
@@ -55,6 +55,8 @@ def templates() -> Environment:
         "cell": cell,
         "precise": precise,
         "file": lambda place: "/".join(str(place).split("/")[-2:]),
+        "bytes": byte_size,
+        "signed_bytes": signed_bytes,
         "words": lambda name: str(name).replace("_", " "),
     }
     return environment

@@ -14,12 +14,14 @@ from omegaconf import OmegaConf
 
 from optexp.records.difference import Change
 from optexp.records.measurement import Control, Measurement, Watch
+from optexp.records.memory import MemoryProfile
 from optexp.records.nsight import ToolRun
 from optexp.records.profile import ArmProfile, Bottleneck, Check
 from optexp.records.ranges import Ranges, TraceFile
 from optexp.records.verification import Verification
-from optexp.reporting import plots, roofline_picture, summary, timeline
+from optexp.reporting import memory_plot, plots, roofline_picture, summary, timeline
 from optexp.reporting.compiler_section import CompilerSection, compiler_section
+from optexp.reporting.memory_plot import Areas, CompositionRow
 from optexp.reporting.plots import Errors, Strip
 from optexp.reporting.roofline_picture import Shown
 from optexp.reporting.summary import Row
@@ -93,11 +95,12 @@ class Why:
 
 @section
 def why(page: Page) -> Why | None:
-    """Causes in words, and the operators whose time changed."""
-    if not page.measured or not page.result.explanation:
+    """Causes in words, of time and of memory, and the operators whose time changed."""
+    sentences = [*page.result.explanation, *summary.memory_reasons(page.result)]
+    if not page.measured or not sentences:
         return None
     difference = page.result.profile.difference
-    return Why(page.result.explanation, difference.changes if difference else [])
+    return Why(sentences, difference.changes if difference else [])
 
 
 @section
@@ -276,6 +279,24 @@ def trace_files(page: Page) -> list[tuple[str, list[TraceFile]]] | None:
     """Files of profiles, by arm."""
     arms = page.result.profile.arms().items()
     return [(name, profile.ranges.files) for name, profile in arms if profile.ranges and profile.ranges.files] or None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """arms: whose memory was recorded;  plots: their timelines;  composition: of their peaks"""
+
+    arms: Mapping[str, MemoryProfile]
+    plots: Mapping[str, Areas]
+    composition: list[CompositionRow]
+
+
+@section
+def memory(page: Page) -> Memory | None:
+    """Memory by category over steps and at the peak, by arm."""
+    arms = {name: found.memory for name, found in page.result.profile.arms().items() if found.memory}
+    highest = max((found.peak_bytes for found in arms.values()), default=0)
+    drawn = {name: memory_plot.areas(found, highest) for name, found in arms.items()}
+    return Memory(arms, drawn, memory_plot.composition(arms)) if arms else None
 
 
 @dataclass(frozen=True)

@@ -274,6 +274,12 @@ def memory(result: Result) -> str:
     return ", ".join(f"{r.name} {' → '.join(filter(None, (r.baseline, r.candidate)))}" for r in every if r)
 
 
+def memory_reasons(result: Result) -> list[str]:
+    """Why the candidate's peak memory is another, in sentences; none where it is not."""
+    found = result.profile.memory
+    return found.sentences if found else []
+
+
 def single(result: Result) -> str:
     """One step that is waited for: the percentiles that are known in both arms. The report says why others are not."""
     arms = {name: _both(result, key) for name, key in PERCENTILES.items()}

@@ -194,7 +194,7 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
         yield ("" if index else "why"), sentence
     yield "measured", summary.measured(result)
     yield "one step", summary.single(result)
-    yield "memory", summary.memory(result)
+    yield "memory", "; ".join([*summary.memory_reasons(result)[:1], *filter(None, [summary.memory(result)])])
     yield "cost", summary.cost(result)
     yield from _remarks(result)
     yield "try next", summary.suggestion(result)

@@ -33,7 +33,7 @@ BATCH_LIMIT = 100  # params in one request
 ARTIFACTS = (
     "result.json", "report.html", "config.yaml", "environment.json", "samples.parquet", "repro.py", "repro.pkl",
     "sweep.json", "study.md", "traces/*.json.gz", "flamegraphs/*", "nsight/*-rep", "plots/*.png", "code/**/*",
-    "compiler.html", "compiler/**/*",
+    "compiler.html", "compiler/**/*", "memory/*.pickle",
 )  # fmt: skip
 COLUMNS = (  # of the list of runs, in this order
     "tags.`optexp.verdict`", "metrics.`speedup/low`", "metrics.`speedup/estimate`", "metrics.`time/baseline_us`",
@@ -279,6 +279,10 @@ def metrics(result: Result) -> dict[str, float]:
         found[f"bound/{arm}_us"] = physics.bound.us if physics and physics.bound else None
         profiled = arms[arm].metrics if arm in arms else {}
         found |= {f"profile/{arm}/{name}": value for name, value in profiled.items()}
+        by_category = arms[arm].memory if arm in arms else None
+        found |= {
+            f"memory/{arm}_{name}_mib": size / 2**20 for name, size in (by_category.peak if by_category else {}).items()
+        }
     if result.equivalence:
         found["equivalence/error_ratio"] = result.equivalence.error_ratio
         found["equivalence/max_ratio"] = result.equivalence.max_ratio
@@ -314,6 +318,7 @@ def note(result: Result) -> str:
         *(f"Verified: {text}" for text in [summary.verified(result)] if text),
         *(f"Evidence: {text}" for text in summary.evidence(result)),
         *result.explanation,
+        *summary.memory_reasons(result),
         *(f"Cost: {text}" for text in [summary.cost(result)] if text),
         *(f"Try next: {text}" for text in [summary.suggestion(result)] if text),
     ]

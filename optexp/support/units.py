@@ -30,3 +30,17 @@ def duration(seconds: float) -> str:
         if abs(seconds) >= size * (2 if unit == "min" else 0.9995):
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e6:.3g} µs"
+
+
+def byte_size(size: float) -> str:
+    """An amount of memory: 340 MiB, 1.5 GiB, 64 KiB, 12 B."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(size) >= 0.9995 * scale:
+            number = size / scale
+            return f"{number:.0f} {unit}" if abs(number) >= 99.95 else f"{number:.3g} {unit}"
+    return f"{size:.0f} B"
+
+
+def signed_bytes(size: float) -> str:
+    """A change of memory: +340 MiB, −12 KiB."""
+    return f"{'+' if size > 0 else '−'}{byte_size(abs(size))}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from optexp.workers.arm_bound import Bounded
 from optexp.workers.arm_checks import Checks
+from optexp.workers.arm_memory import Memory
 from optexp.workers.arm_novelty import Novelty
 from optexp.workers.arm_profile import Profiling
 
 
-class Arm(Checks, Novelty, Profiling, Bounded):
+class Arm(Checks, Novelty, Profiling, Bounded, Memory):
     """One program on one device: built, restored, observed, timed and profiled."""

@@ -41,7 +41,9 @@ class Profiling(Ranges):
         if self.device.type != "cuda":
             model, named = self.program.model, self.program.state()  # which leaves out what has no alias
             rest = [tensor for name, tensor in named.items() if not name.startswith(("param/", "buffer/"))]
-            living = (*model.parameters(), *model.buffers(), *rest, *one)
+            self.run()  # leaves its gradients, if the next step finds any
+            grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            living = (*model.parameters(), *model.buffers(), *rest, *grads, *one)
             return PeakMemory(resident_mib=sum(map(sparse.nbytes, living)) / 2**20)
         kept = self.program.keeps.tensors if self.program.keeps is not None else []
         ours = [*(t for tensors in others for t in tensors), *self.initial.values.values(), *kept]
