@@ -77,6 +77,11 @@ class Account:
         self.works[name] = self.works.get(name, 0.0) + us
         self.units[name] = self.units.get(name, 0.0) + 1
 
+    def plus(self, other: Account) -> Account:
+        """Both together, of different works."""
+        works, units = {**self.works, **other.works}, {**self.units, **other.units}
+        return Account(self.us + other.us, self.calls + other.calls, works, units)
+
     def per_step(self, steps: int, scale: float = 1.0) -> Account:
         """The same of one step, with times multiplied by `scale`."""
         works = {name: us * scale / steps for name, us in self.works.items()}
@@ -102,10 +107,11 @@ def _of_gpu(trace: Trace, found: Breakdown, beside: Trace | None) -> dict[str, A
         sums[name].add(short_name(kernel.name), kernel.duration)
     kernels = {name: account.per_step(steps) for name, account in sums.items()}
     side_by_side = sum(account.us for account in kernels.values()) - found.kernel_share * found.wall_us
+    copies = _copies(trace, found.us("exposed_copies"))
     return {
         **kernels,
+        **{name: kernels[name].plus(account) if name in kernels else account for name, account in copies.items()},
         OVERLAP: Account(-side_by_side if abs(side_by_side) > 1e-6 else 0.0),
-        **_copies(trace, found.us("exposed_copies")),
         **_gaps(trace, found),
     }
 
@@ -191,9 +197,9 @@ def _plain_kind(name: str, around: Iterable[str]) -> str:
 
 def _copies(trace: Trace, exposed_us: float) -> dict[str, Account]:
     """Copies that no kernel hides, by kind; the kinds share the exposed time by their own."""
-    sums = defaultdict[str, Account](Account)
+    sums, kinds = defaultdict[str, Account](Account), Kinds(trace)
     for copy in trace.copies:
-        sums[copy_account(copy)].add(copy.kind, copy.duration)
+        sums[copy_account(copy, kinds)].add(copy.kind, copy.duration)
     whole = sum(account.us for account in sums.values())
     steps = len(trace.steps)
     return {
@@ -201,8 +207,13 @@ def _copies(trace: Trace, exposed_us: float) -> dict[str, Account]:
     }
 
 
-def copy_account(copy: Copy) -> str:
-    """The account of a copy: its direction, and "pageable" where the host's memory is."""
+def copy_account(copy: Copy, kinds: Kinds) -> str:
+    """The account of a copy: its direction and whether memory of the host is pageable; the operator's within a device.
+
+    kinds: of the trace that the copy is in
+    """
+    if copy.kind == "DtoD" and copy.op is not None and (name := kinds.of(copy.op)) is not None:
+        return name
     return ("pageable " if copy.pageable else "") + _COPIES.get(copy.kind, "fills")
 
 
@@ -229,14 +240,17 @@ def compiling(trace: Trace) -> Union:
 
 
 def on_host(trace: Trace) -> Union:
-    """When operators computed on the host for long, though the step has a GPU: they called neither CUDA nor another."""
+    """When operators themselves computed on the host for long, though the step has a GPU: without a CUDA call."""
+    inside: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for op in trace.ops:
+        inside[op.parent].append(op.interval)
     calls = Union(call.interval for call in trace.api)
-    called = {op.parent for op in trace.ops}
-    return Union(
-        op.interval
-        for index, op in enumerate(trace.ops)
-        if op.duration >= LONG_US and index not in called and not calls.within(op.start, op.end)
-    )
+    found = []
+    for index, op in enumerate(trace.ops):
+        if op.self_us >= LONG_US:
+            own = Union([*inside[index], *calls.overlapping(op.start, op.end)]).gaps(op.start, op.end)
+            found += [gap for gap in own if gap[1] - gap[0] >= LONG_US]
+    return Union(found)
 
 
 def long_python(trace: Trace) -> Union:

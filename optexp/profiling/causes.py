@@ -172,12 +172,13 @@ def dtypes(arm: View) -> list[str]:
 def launches(before: View, after: View, ledger: Ledger) -> Cause | None:
     """More or fewer launches, most of them of one kind of work."""
     was, now = before.breakdown.launches or 0.0, after.breakdown.launches or 0.0
-    if "dispatch" not in ledger.left or abs(now - was) < MANY * max(was, now):
+    late = ledger.left.get("dispatch", 0.0)
+    if late * (now - was) <= 0 or abs(now - was) < MANY * max(was, now):
         return None
     kinds = [name for name in ledger.left if name not in (*GAPS, PYTHON, HOST_OPERATORS, COMPILATION, OVERLAP)]
     more = {name: after.account(name).calls - before.account(name).calls for name in kinds}
     most = max(more, key=lambda name: more[name] * (now - was), default=None)
-    if most is None or abs(more[most]) < abs(now - was) / 2 or abs(ledger.left["dispatch"]) < abs(ledger.left[most]):
+    if most is None or abs(more[most]) < abs(now - was) / 2 or abs(late) < abs(ledger.left[most]):
         return None
     us = ledger.take([most, "dispatch"])
     old, new = before.account(most), after.account(most)

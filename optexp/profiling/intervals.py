@@ -40,6 +40,14 @@ class Union:
             covered += max(min(self._ends[index], end) - max(self._starts[index], start), 0.0)
         return covered
 
+    def overlapping(self, start: float, end: float) -> Iterator[Interval]:
+        """Intervals that share time with [start, end]."""
+        for index in range(max(bisect_right(self._starts, start) - 1, 0), len(self._starts)):
+            if self._starts[index] >= end:
+                return
+            if self._ends[index] > start:
+                yield self._starts[index], self._ends[index]
+
     def holds(self, moment: float) -> bool:
         """Whether `moment` lies inside, ends included."""
         index = bisect_right(self._starts, moment) - 1

@@ -52,12 +52,13 @@ class Places:
         for name, kernel in named_kernels(self.trace):
             if kernel.op is not None and kernel.op.id in at:
                 yield name, self._place(at[kernel.op.id]), kernel.duration
+        kinds = Kinds(self.trace)
         calls = dict(zip(self.trace.api, innermost(self.trace.lines, self.trace.api), strict=True))
         for copy in self.trace.copies:
             place = short_line(calls.get(copy.launch)) if copy.launch is not None else ""
             if copy.op is not None and copy.op.id in at:
                 place = self._place(at[copy.op.id])
-            yield copy_account(copy), place, copy.duration
+            yield copy_account(copy, kinds), place, copy.duration
         for call, line in calls.items():
             if SYNCHRONISE.match(call.name):
                 yield "synchronisation", short_line(line), call.duration

@@ -7,6 +7,7 @@ is work that another way of writing the same program leaves out.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from optexp.profiling.accounts import COMPILATION, HOST_OPERATORS, PYTHON
 from optexp.profiling.causes import backend, masked
@@ -85,7 +86,8 @@ def copies_to_the_host(view: View) -> Bottleneck | None:
     names = ("copies to the host", "pageable copies to the host")
     name = max(names, key=lambda name: view.account(name).us)
     why = "copies to the host take {share} of the step{where}"
-    return _account(view, name, why, "leave results on the GPU, or fetch them rarely")
+    found = _account(view, name, why, "leave results on the GPU, or fetch them rarely")
+    return found and replace(found, label="copies_to_the_host")
 
 
 def optimizer_by_parameter(view: View) -> Bottleneck | None:

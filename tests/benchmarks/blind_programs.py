@@ -210,11 +210,12 @@ def a_counter_that_recompiles(device: torch.device, injected: bool) -> Step:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers, self.scale = chain, 0.5
+            self.layers, self.tag, self.count = chain, "0", 0
 
         def forward(self, y: Tensor) -> Tensor:
+            scale = 0.5 if self.tag.endswith("7") else 1.0  # guarded by the whole text
             for layer in self.layers:
-                y = layer(y).relu() * self.scale
+                y = layer(y).relu() * scale
             return y
 
     model = Counting()
@@ -222,7 +223,8 @@ def a_counter_that_recompiles(device: torch.device, injected: bool) -> Step:
 
     @torch.no_grad()
     def step() -> object:
-        model.scale += 0.5 if injected else 0.0
+        model.count += 1
+        model.tag = str(model.count) if injected else "0"
         return compiled(x)
 
     return step
@@ -238,7 +240,7 @@ def a_batch_from_pageable_memory(device: torch.device, injected: bool) -> Step:
     return lambda: (x.to(device) if injected else resident).mul(2).sum()
 
 
-@program("memory_copy", "pageable memory", "pageable copies to the host")
+@program("copies_to_the_host", "copies to the host", "pageable copies to the host")
 def a_result_fetched_whole(device: torch.device, injected: bool) -> Step:
     x = torch.randn(16 * 2**20, device=device)
 
@@ -368,7 +370,7 @@ def softmax_of_one_row(device: torch.device, injected: bool) -> Step:
 @program("streams_in_turn", "never run side by side", "overlap")
 def a_stream_that_waits(device: torch.device, injected: bool) -> Step:
     sides = [torch.cuda.Stream(device) for _ in range(2)]
-    xs = [torch.randn(1, 2 * 2**20, device=device) for _ in sides]
+    xs = [torch.randn(80, 2**18, device=device) for _ in sides]  # 80 blocks: two of them find room side by side
 
     def step() -> None:
         current = torch.cuda.current_stream(device)
@@ -437,7 +439,9 @@ def training(
 
 @program("recomputation", "computes again", "recomputation", on_cpu=True)
 def checkpoints_everywhere(device: torch.device, injected: bool) -> Step:
-    model, x = nn.Sequential(*[nn.Sequential(layer, nn.GELU()) for layer in layers(device, 6)]), rows(device)
+    width = 2048 if device.type == "cuda" else 512
+    model = nn.Sequential(*[nn.Sequential(layer, nn.GELU()) for layer in layers(device, 6, width)])
+    x = rows(device, 2 * width, width)
 
     def forward(y: Tensor) -> Tensor:
         for block in model:
