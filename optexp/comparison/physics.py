@@ -9,7 +9,7 @@ from optexp.comparison.session import Session
 from optexp.profiling.bounds import physical
 from optexp.profiling.points import ahead, points
 from optexp.records.profile import ArmProfile, Calibration
-from optexp.records.roofline import Phase, PhysicalBound, Roofline, StepWork
+from optexp.records.roofline import Phase, PhysicalBound, Roofline
 from optexp.strategy import Contract
 from optexp.trace import Trace
 from optexp.workers.arm import Arm
@@ -38,8 +38,3 @@ def started(found: ArmProfile | None, phases: Sequence[Phase]) -> ArmProfile:
     """The same with the phases of the start."""
     found = found or ArmProfile()
     return replace(found, roofline=replace(found.roofline or Roofline(), startup=list(phases)))
-
-
-def unknown(work: StepWork | None) -> str:
-    """Why there is no bound; empty where there may be one."""
-    return work.reason if work is not None else "the step's work was not looked for"

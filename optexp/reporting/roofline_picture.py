@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import floor, log10, sqrt
 
 from optexp.profiling.work import amount
-from optexp.records.profile import ArmProfile, Calibration
+from optexp.records.profile import Calibration
 from optexp.records.roofline import PhysicalBound, Roofline, RooflinePoint
 from optexp.reporting.timeline import Tick
 from optexp.result import Result
@@ -182,9 +182,3 @@ def decades(values: Sequence[float]) -> tuple[int, int]:
 def power(decade: int) -> str:
     """1e-2 as 0.01, 1e3 as 1000."""
     return f"{10.0**decade:g}"
-
-
-def arithmetic(profile: ArmProfile) -> list[str]:
-    """The largest operators in words: traffic and arithmetic."""
-    points = profile.roofline.points if profile.roofline else []
-    return ["; ".join(filter(None, (point.name, point.traffic, point.arithmetic))) for point in points[:LABELS]]
