@@ -95,7 +95,7 @@ def test_outside_a_profile_it_costs_next_to_nothing() -> None:
 @pytest.mark.parametrize("on", [True, False])
 def test_nvtx_ranges_are_pushed_while_they_are_asked_for(on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
     with ranges.nvtx(on):

@@ -93,9 +93,7 @@ def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
     values.pop("study", None)  # is about the sweep that this job is one of
     groups = {group: values.pop(group) for group in ("workload", "measurement", "strategy", "baseline")}
     checked = typed(Settings, values)
-    for key in () if checked.mode == "profile" else ("region", "tool"):
-        if (value := getattr(checked.profile, key)) is not None:
-            raise ConfigError(f"profile.{key}={value} is for one program: add mode=profile")
+    _refuse_in_comparisons(checked)
     measurement = build(groups["measurement"], "measurement")
     chosen, notes = _stack(groups["strategy"])
     strategies = _build_all(chosen, "strategy")
@@ -130,6 +128,13 @@ def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
         notes=notes,
         resolved=resolved,
     )
+
+
+def _refuse_in_comparisons(settings: Settings) -> None:
+    """Raises ConfigError for keys that are about one program."""
+    for key in () if settings.mode == "profile" else ("region", "tool"):
+        if (value := getattr(settings.profile, key)) is not None:
+            raise ConfigError(f"profile.{key}={value} is for one program: add mode=profile")
 
 
 # --- stacks ----------------------------------------------------------------------------------------------------

@@ -109,17 +109,12 @@ class Part:
     @cached_property
     def calls(self) -> int:
         """Number of ranges that are in no other of them."""
-        return sum(
-            not any(
-                other is not mark
-                and other.thread == mark.thread
-                and other.start <= mark.start
-                and mark.end <= other.end
-                and (other.interval != mark.interval or id(other) < id(mark))
-                for other in self.ranges
-            )
-            for mark in self.ranges
-        )
+        ends, count = dict[object, float](), 0
+        for mark in sorted(self.ranges, key=lambda mark: (mark.start, -mark.duration)):
+            if mark.end > ends.get(mark.thread, float("-inf")):
+                ends[mark.thread] = mark.end
+                count += 1
+        return count
 
     @cached_property
     def _places(self) -> dict[object, int]:
