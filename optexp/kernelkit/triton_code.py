@@ -89,7 +89,7 @@ def _written() -> Iterator[Variant]:
     if jit is None:
         return
     for function in [each for each in gc.get_objects() if type(each) is jit.JITFunction]:
-        ours = function.fn.__module__.startswith(OURS)
+        ours = (getattr(function.fn, "__module__", None) or "").startswith(OURS)  # a cleared function has no `fn`
         for compiled, *_ in list(function.device_caches.values()):
             yield from (written_variant(each, ours) for each in list(compiled.values()))
 

@@ -156,6 +156,8 @@ class Kinds:
         op = self.trace.ops[index]
         around = [self.trace.ops[at].name for at in callers(self.trace, index)]
         chain = [op.name, *around]
+        if any(_COMPILING.match(name) for name in chain):
+            return COMPILATION
         if self.optimizer.holds(op.start):
             return "optimizer"
         if _recomputes(chain):
@@ -235,8 +237,8 @@ def _gaps(trace: Trace, found: Breakdown) -> dict[str, Account]:
 
 
 def compiling(trace: Trace) -> Union:
-    """When torch.compile compiled."""
-    return Union(s.interval for s in trace.annotations if _COMPILING.match(s.name))
+    """When torch.compile compiled: versions of torch mark it as a range or as an operator."""
+    return Union(span.interval for span in (*trace.annotations, *trace.ops) if _COMPILING.match(span.name))
 
 
 def on_host(trace: Trace) -> Union:
@@ -246,8 +248,9 @@ def on_host(trace: Trace) -> Union:
         inside[op.parent].append(op.interval)
     calls = Union(call.interval for call in trace.api)
     found = []
+    compilation = compiling(trace)
     for index, op in enumerate(trace.ops):
-        if op.self_us >= LONG_US:
+        if op.self_us >= LONG_US and not compilation.holds(op.start):
             own = Union([*inside[index], *calls.overlapping(op.start, op.end)]).gaps(op.start, op.end)
             found += [gap for gap in own if gap[1] - gap[0] >= LONG_US]
     return Union(found)
@@ -280,10 +283,13 @@ def _of_cpu(trace: Trace, found: Breakdown) -> dict[str, Account]:
     named = {name: a.per_step(steps, inside / own if own else 0.0) for name, a in sums.items()}
     spans = long_python(trace)
     long_us = min(spans.total / steps, outside)
-    compile_us = min(compiling(trace).total / steps, outside - long_us)
+    operators = Union(op.interval for op in trace.ops)
+    compile_us = sum(end - start - operators.within(start, end) for start, end in compiling(trace)) / steps
+    compile_us = min(compile_us, outside - long_us)
+    inside_us = named.pop(COMPILATION, Account()).us
     return named | {
         "data_loading": Account(loading),
-        COMPILATION: Account(compile_us, len(list(compiling(trace))) / steps),
+        COMPILATION: Account(inside_us + compile_us, len(list(compiling(trace))) / steps),
         PYTHON: Account(long_us, len(list(spans)) / steps),
         OUTSIDE: Account(outside - long_us - compile_us, found.ops),
     }

@@ -181,10 +181,14 @@ def _gap_terms(trace: Trace, busy: Union) -> dict[str, float]:
 def _behind(trace: Trace, busy: Union, waiting: Union) -> float:
     """By how much the host's own work exceeds the GPU's, in µs: gaps that a host which never waits would leave, too.
 
-    After a wait the host starts without a lead, and gaps between the next launches are the wait's doing.
+    After a wait the host starts without a lead, and gaps between the next launches are the wait's doing. Tracing
+    stretches the host's work, as it stretches the step.
     """
     steps = Union(step.interval for step in trace.steps)
-    return max(steps.total - sum(waiting.within(*step) for step in steps) - busy.total, 0.0)
+    own = steps.total - sum(waiting.within(*step) for step in steps)
+    traced = trace.window[1] - trace.window[0]
+    timed = trace.timed_us * len(trace.steps) if trace.timed_us else traced
+    return max(own * min(timed / traced, 1.0) - busy.total, 0.0)
 
 
 def _scale_host(us: dict[str, float], timed: float) -> None:

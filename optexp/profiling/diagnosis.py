@@ -79,7 +79,8 @@ def many_small_kernels(view: View) -> Bottleneck | None:
         f"{kernels:.0f} kernels a step, {duration(median_us / 1e6)} each (median),"
         f" and the GPU idle {percent(b.gaps)} of the step between them"
     )
-    return Bottleneck("many_small_kernels", b.gaps, why, causes=("many_small_kernels",))
+    waits = sum(b.terms[name] for name in ("data_loading", "synchronisation", "allocation"))
+    return Bottleneck("many_small_kernels", b.gaps - waits, why, causes=("many_small_kernels",))
 
 
 def memory_copy(view: View) -> Bottleneck | None:

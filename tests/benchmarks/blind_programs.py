@@ -91,7 +91,7 @@ def item_in_each_layer(device: torch.device, injected: bool) -> Step:
 
 @program("cpu_bottleneck", "after a synchronisation", "synchronisation")
 def selection_by_a_mask(device: torch.device, injected: bool) -> Step:
-    return in_each_layer(device, lambda y: y[:8][y[:8] > 0.5] if injected else y[:8].clamp(0.5))
+    return in_each_layer(device, lambda y: y[y > 0.5] if injected else y.clamp(0.5))
 
 
 @program("cpu_bottleneck", "after a synchronisation", "synchronisation")
@@ -194,8 +194,8 @@ def a_table_on_the_host(device: torch.device, injected: bool) -> Step:
 @program("allocation", "cudaMalloc", "allocation")
 def empty_cache_in_each_step(device: torch.device, injected: bool) -> Step:
     def emptied() -> None:
-        for _ in range(8):
-            torch.empty(64 * 2**20, dtype=torch.uint8, device=device)
+        for _ in range(4):
+            torch.zeros(256 * 2**20, dtype=torch.uint8, device=device)
             torch.cuda.empty_cache()
 
     return beside(device, emptied if injected else none)

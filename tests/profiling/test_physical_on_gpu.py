@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from optexp.api import compose
-from optexp.config import resolve
+from optexp.config import resolve, search_path
 from optexp.measurement import clock
 from optexp.measurement.watchdogs import WATCHDOGS, impossible
 from optexp.profiling.bounds import physical
@@ -40,7 +39,7 @@ def built(workload: str, strategy: str = "", dtype: str = "float32") -> tuple[An
     if strategy:
         first, *options = strategy.split()
         words += [f"strategy=[{first}]", *options]
-    experiment = resolve(compose([*words, f"dtype={dtype}", "device=cuda"], {}, {}))
+    experiment = resolve(search_path.compose([*words, f"dtype={dtype}", "device=cuda"]))
     chosen, device = experiment.workload.resolve("cuda"), torch.device("cuda")
     plain = chosen.build(device, getattr(torch, dtype), 0)
     batch = chosen.batches(torch.Generator(device).manual_seed(0), 1)[0]
@@ -87,9 +86,9 @@ def test_no_strategy_is_faster_than_its_bound(workload: str, strategy: str) -> N
 
 @pytest.mark.parametrize("workload", ["add", "matmul", LARGE_MLP])
 def test_a_close_bound_is_reached_by_a_third_at_least(workload: str) -> None:
-    """Else it would catch nobody."""
-    plain, _, batch, _ = built(workload)
-    found, measured = bound(plain, batch, "float32", None), quickest_us(plain, batch)
+    """Else it would catch nobody. In float32 GEMMs have faster ways than torch's own, of several products in TF32."""
+    plain, _, batch, _ = built(workload, dtype="bfloat16")
+    found, measured = bound(plain, batch, "bfloat16", None), quickest_us(plain, batch)
     assert found.us is not None, found.reason
     assert found.us > measured / 3, f"{found.us:.1f} µs of {measured:.1f} µs: {found.text}"
 
