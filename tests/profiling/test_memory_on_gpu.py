@@ -132,15 +132,16 @@ def test_activations_of_an_mlp_are_known_exactly() -> None:
 
 
 class Chain(nn.Module):
-    """Two operators, each on a line of its own."""
+    """Three operators, each on a line of its own; the second one's result is kept for the third's backward."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(DIM, DIM)
+        self.first, self.second = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
-        return torch.tanh(y)
+        z = torch.tanh(y)
+        return self.second(z)
 
 
 @dataclass

@@ -30,16 +30,15 @@ WORKLOADS = (
     "matmul workload.mode=forward_backward", "gelu workload.variant=functional", "softmax", "layernorm_linear",
     "linear_gelu", "branches", "elementwise", "causal_lm", "bert", "vision",
 )  # fmt: skip
-STRATEGIES = ("", "tf32", "amp", "fusion", "amp,fusion", "fusion strategy.fusion.backend=kernels", "inplace")
+STRATEGIES = ("none", "tf32", "amp", "fusion", "amp,fusion", "fusion strategy.fusion.backend=kernels", "inplace")
 
 
-def built(workload: str, strategy: str = "", dtype: str = "float32") -> tuple[Any, Any, Any, Any]:
+def built(workload: str, strategy: str = "none", dtype: str = "float32") -> tuple[Any, Any, Any, Any]:
     """The plain program and the one with a stack, one batch, and the stack; skipped where the stack does not apply."""
     words = [f"workload={word}" if index == 0 else word for index, word in enumerate(workload.split())]
-    if strategy:
-        first, *options = strategy.split()
-        words += [f"strategy=[{first}]", *options]
-    experiment = resolve(search_path.compose([*words, f"dtype={dtype}", "device=cuda"]))
+    names, *options = strategy.split()
+    stack_of: dict[str, dict[str, Any]] = {name: {} for name in names.split(",") if name != "none"}
+    experiment = resolve(compose([*words, *options, f"dtype={dtype}", "device=cuda"], stack_of, {}))
     chosen, device = experiment.workload.resolve("cuda"), torch.device("cuda")
     plain = chosen.build(device, getattr(torch, dtype), 0)
     batch = chosen.batches(torch.Generator(device).manual_seed(0), 1)[0]
