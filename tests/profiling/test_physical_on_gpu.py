@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from optexp.config import resolve, search_path
+from optexp.api import compose
+from optexp.config import resolve
 from optexp.measurement import clock
 from optexp.measurement.watchdogs import WATCHDOGS, impossible
 from optexp.profiling.bounds import physical
