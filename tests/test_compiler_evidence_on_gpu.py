@@ -68,6 +68,7 @@ def found(folder: Path) -> Result:
     search_path.register()
     quick = ["mode=profile", "measurement=quick", "measurement.process_s=0.5", "measurement.warmup_s=0.2"]
     own = ["workload=module", f"workload.path={folder / 'own.py'}", "tracking.enabled=false", "device=cuda"]
+    own += ["environment.allow_foreign=true"]  # the tests' own process uses the GPU
     with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
         config = compose("config", overrides=[*quick, *own])
     result = runner.run(config, folder / "out", show=lambda *_: None)

@@ -13,7 +13,7 @@ from optexp.support.draws import Draws
 from tests.cheats.test_cheats import compare
 
 VERIFY = ["workload=gelu", "workload.size=32", "verify=only", "measurement=quick", "tracking.enabled=false"]
-VERIFY += ["device=cpu", "isolation=none", "measurement.profile_steps=2"]
+VERIFY += ["device=cpu", "isolation=none", "measurement.profile_steps=2", "profile.details=false"]
 
 
 @pytest.fixture(autouse=True)

@@ -65,6 +65,7 @@ def run(folder: Path, *overrides: str) -> Result:
         "measurement.process_s=0.5",
     ]
     quicker += ["measurement.verification_seeds=1", "measurement.profile_steps=2"]
+    quicker += ["profile.details=false"]
     search_path.register()
     with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
         config = compose("config", overrides=[*settings, *quicker, *overrides])

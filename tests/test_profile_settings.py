@@ -49,7 +49,7 @@ def run(folder: Path, *overrides: str, mode: str = "profile") -> Result:
     quick = [f"mode={mode}", "measurement=quick", "measurement.process_s=0.3", "measurement.warmup_s=0.1"]
     given = {override.partition("=")[0] for override in overrides}
     standard = [each for each in ("device=cpu", "isolation=none") if each.partition("=")[0] not in given]
-    rest = ["tracking.enabled=false", *standard, *overrides]
+    rest = ["tracking.enabled=false", "environment.allow_foreign=true", *standard, *overrides]
     with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
         config = compose("config", overrides=[*own, *quick, *rest])
     return runner.run(config, folder / "out", show=lambda *_: None)

@@ -29,7 +29,8 @@ def logged(session: Session, spec: Spec, name: str) -> Spec:
     """
     folder = session.output / FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)  # an earlier attempt's
-    return replace(spec, compiler_log=str((folder / LOG).resolve())) if session.isolated else spec
+    kept = session.isolated and session.experiment.profile.details
+    return replace(spec, compiler_log=str((folder / LOG).resolve())) if kept else spec
 
 
 def compiler_evidence(session: Session, arm: Client[Arm], name: str, trace: Trace) -> CompilerEvidence | None:

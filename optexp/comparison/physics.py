@@ -17,8 +17,12 @@ from optexp.workers.client import Client
 
 
 def find_work(session: Session, bare: Client[Arm]) -> None:
-    """Let the plain program's arm tell the work of a step, once in a comparison; nothing is timed in it afterwards."""
-    if session.work is None:
+    """Let the plain program's arm tell the work of a step, once in a comparison; nothing is timed in it afterwards.
+
+    On a GPU a watchdog asks for it; on a CPU it is a detail.
+    """
+    wanted = session.experiment.profile.details or session.machine.gpu is not None
+    if session.work is None and wanted:
         session.work = bare.call(Arm.step_work)
 
 

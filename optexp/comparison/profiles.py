@@ -113,8 +113,10 @@ def profile(
     of_modules = folder / f"{name}_modules.json.gz"
     known = arm.call(Arm.profile_modules, path=str(of_modules), steps=MARKED_STEPS)
     of_places = folder / f"{name}_places.json.gz"
-    placed = known and arm.call(Arm.profile_places, path=str(of_places))
+    details = session.experiment.profile.details
+    placed = details and known and arm.call(Arm.profile_places, path=str(of_places))
     compiler = compiler_evidence(session, arm, name, trace)
+    snapshot = str(session.output / "memory" / f"{name}.pickle")
     by_module = Trace.read(of_modules) if known else None
     places = Trace.read(of_places) if placed else None
     files = [TraceFile(f"traces/{name}.json.gz", "steady steps")]
@@ -132,7 +134,7 @@ def profile(
         beside=beside,
         ranges=stacked(session, arm, name, Ranges(region=region or "", cycles=recorded, files=files)),
         compiler=compiler,
-        by_category=arm.call(Arm.memory_by_category, snapshot=str(session.output / "memory" / f"{name}.pickle")),
+        by_category=arm.call(Arm.memory_by_category, snapshot=snapshot) if details else None,
     )
     return found if region is None else of_region(found, region)
 

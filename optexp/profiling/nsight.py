@@ -38,8 +38,8 @@ def rows(text: str, first: str) -> list[Row]:
     start = next((i for i, line in enumerate(lines) if line.lstrip('"').startswith(first)), None)
     if start is None:
         return []
-    table = csv.DictReader(lines[start:], strict=False)
-    return [row for row in table if None not in row.values()]
+    table = csv.DictReader(lines[start:], restval="", strict=False)  # rows of metrics end before the columns of rules
+    return [row for row in table if any(list(row.values())[1:])]
 
 
 # --- Nsight Compute ----------------------------------------------------------------------------------------------

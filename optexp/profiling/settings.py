@@ -18,6 +18,7 @@ class ProfileSettings:
     tool:    an Nsight tool that runs the program once more: ncu (kernels) or nsys (the system) (mode=profile)
     ncu_set: sections that ncu collects
     kernels: launches of kernels that ncu measures, at most
+    details: lines of code, memory by category, compiled graphs and the physical lower bound; a second of a comparison
     """
 
     wait: int = 0
@@ -29,6 +30,7 @@ class ProfileSettings:
     tool: str | None = choice(None, "ncu", "nsys")
     ncu_set: str = choice("basic", "detailed", "full")
     kernels: int = 100
+    details: bool = True
 
     def __post_init__(self) -> None:
         for name, least in {"wait": 0, "warmup": 0, "active": 1, "repeat": 1, "kernels": 1}.items():

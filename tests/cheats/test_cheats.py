@@ -20,6 +20,7 @@ QUICKLY += [
     "measurement.block_ms=10",
     "measurement.process_s=0.5",
     "measurement.profile_steps=2",
+    "profile.details=false",
 ]
 QUICK = ["measurement=quick", *QUICKLY]
 PRESETS = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -135,3 +136,12 @@ def test_summaries_of_nsight_systems(text: str, rows: list[tuple[object, ...]]) 
     table = nsight.summary("a title", text)
     found = [(row.name, row.calls, row.share, row.total_us, row.median_us) for row in table.rows]
     assert found == [(*row[:2], *map(pytest.approx, row[2:])) for row in rows]
+
+
+def test_a_real_page_whose_metrics_end_before_the_columns_of_rules() -> None:
+    """Nsight Compute's output for a product with a number on an H100."""
+    page = (Path(__file__).parent / "ncu_details.csv").read_text()
+    (row,) = nsight.kernels(page)
+    assert (row.us, row.sm_percent, row.memory_percent, row.registers) == (11.23, 6.16, 49.57, 32)
+    assert (row.occupancy_percent, row.theoretical_occupancy_percent) == (72.01, 100)
+    assert nsight.advice(page)

@@ -85,12 +85,12 @@ def test_no_strategy_is_faster_than_its_bound(workload: str, strategy: str) -> N
 
 
 @pytest.mark.parametrize("workload", ["add", "matmul", LARGE_MLP])
-def test_a_close_bound_is_reached_by_a_third_at_least(workload: str) -> None:
-    """Else it would catch nobody. In float32 GEMMs have faster ways than torch's own, of several products in TF32."""
+def test_a_close_bound_is_reached_by_a_quarter_at_least(workload: str) -> None:
+    """Else it would catch nobody. The bound of a GEMM allows for 8-bit numbers, of twice bfloat16's rate."""
     plain, _, batch, _ = built(workload, dtype="bfloat16")
     found, measured = bound(plain, batch, "bfloat16", None), quickest_us(plain, batch)
     assert found.us is not None, found.reason
-    assert found.us > measured / 3, f"{found.us:.1f} µs of {measured:.1f} µs: {found.text}"
+    assert found.us > measured / 4, f"{found.us:.1f} µs of {measured:.1f} µs: {found.text}"
 
 
 def test_a_step_that_leaves_its_layers_out_is_refused() -> None:

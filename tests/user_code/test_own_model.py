@@ -25,6 +25,7 @@ def run(folder: Path, *overrides: str) -> Result:
     settings = ["workload=module", "device=cpu", "measurement=quick", "tracking.enabled=false"]
     quicker = ["measurement.warmup_s=0.3", "measurement.block_ms=10", "measurement.pairs=10", "measurement.process_s=2"]
     quicker += ["measurement.verification_seeds=1", "measurement.profile_steps=2"]
+    quicker += ["profile.details=false"]
     search_path.register()
     with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
         config = compose("config", overrides=[*settings, *quicker, *overrides])

@@ -32,6 +32,7 @@ def test_fifty_milliseconds_are_measured_as_fifty(tmp_path: Path):
     search_path.register()
     settings = ["device=cpu", "isolation=none", "measurement=quick", "measurement.pairs=10", "tracking.enabled=false"]
     settings += ["measurement.warmup_s=0.5", "measurement.verification_seeds=1", "measurement.profile_steps=1"]
+    settings += ["profile.details=false"]
     settings += ["measurement.min_effect=0.2"]  # a busy machine disturbs by less
     with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
         config = compose("config", overrides=["workload=sleep", *settings])
