@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from optexp.profiling.accounts import COMPILATION, HOST_OPERATORS, OVERLAP, PYTHON, Account
 from optexp.profiling.breakdown import GAPS, OUTSIDE, Breakdown
@@ -50,6 +50,7 @@ _WORDS = {
     "recomputation": "forward operators computed again in the backward pass",
     "fills": "fills of memory",
 }
+_WIDTHS = {"float64": 64, "float32": 32, "tf32": 19, "bfloat16": 16, "float16": 16}  # bits that are multiplied
 _BACKENDS = {"flash": r"flash", "cuDNN": r"cudnn", "memory-efficient": r"efficient|fmha|mem_eff"}
 
 
@@ -155,9 +156,14 @@ def precision(before: View, after: View, ledger: Ledger) -> Cause | None:
     was, now = _sum(before, names), _sum(after, names)
     us = ledger.take(names)
     words = f"{kind} in {' and '.join(new)} instead of {' and '.join(old)}: {_time(was)} → {_time(now)}"
-    if us > 0:
+    if us > 0 and _width(new) < _width(old):
         words += f", slower: no fast kernel for these shapes in {' and '.join(new)} ({_names(now)})"
     return _cause(names[0], words, us)
+
+
+def _width(names: Sequence[str]) -> float:
+    """Bits of the first dtype; 0 where it is unknown."""
+    return _WIDTHS.get(names[0], 0)
 
 
 def dtypes(arm: View) -> list[str]:

@@ -94,6 +94,8 @@ def page(answers: Sequence[Answer], machine: str, command: str) -> str:
         "",
         f"**Answer.** {named} of {len(answers)} programs, {found} of {len(answers)} pairs.",
         "",
+        "The last column is the share of the traced difference that causes with a name add up to.",
+        "",
         "| program | bottleneck named first | first cause of the pair | explained |",
         "|---|---|---|---|",
     ]
@@ -105,6 +107,18 @@ def page(answers: Sequence[Answer], machine: str, command: str) -> str:
         row = [each.program.name, f"{missed}{first[0]}: {first[1]}", lost + cause[1], f"{100 * each.explained:.0f} %"]
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |")
     return "\n".join(lines) + "\n"
+
+
+def provenance(on_gpu: bool) -> str:
+    """Card, driver and versions."""
+    if not on_gpu:
+        return f"A CPU, torch {torch.__version__}"
+    import pynvml
+    import triton
+
+    pynvml.nvmlInit()
+    driver = pynvml.nvmlSystemGetDriverVersion()
+    return f"{torch.cuda.get_device_name()}, driver {driver}, torch {torch.__version__}, triton {triton.__version__}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -125,8 +139,7 @@ def main(arguments: Sequence[str]) -> int:
             print("ok  " if last.named else "MISS", "ok  " if last.found else "MISS", each.name, flush=True)
             print("     alone:", *last.bottlenecks[:2], sep="\n       ")
             print("     pair:", *(words for _, words in last.causes[:3]), sep="\n       ", flush=True)
-    machine = torch.cuda.get_device_name() if on_gpu else "a CPU"
-    text = page(answers, f"{machine}, torch {torch.__version__}", "python -m tests.benchmarks.blind")
+    text = page(answers, provenance(on_gpu), "python -m tests.benchmarks.blind")
     print(text)
     if asked.into:
         asked.into.write_text(text)
