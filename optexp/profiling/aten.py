@@ -6,10 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import quote_plus
 
 FILE = Path("packaged", "ATen", "native", "native_functions.yaml")
+REPOSITORY = "https://github.com/pytorch/pytorch"
 SOURCE = "aten/src/ATen/native/native_functions.yaml"  # the same file in torch's repository
 
 
@@ -30,6 +33,18 @@ class AtenEntry:
     def place(self) -> str:
         """File and line, as editors take them."""
         return f"{SOURCE}:{self.line}"
+
+    @property
+    def url(self) -> str:
+        """The entry in torch's repository, at the installed version."""
+        version = metadata.version("torch").partition("+")[0]
+        return f"{REPOSITORY}/blob/v{version}/{SOURCE}#L{self.line}"
+
+    @property
+    def cuda_url(self) -> str:
+        """A search for the source file of the CUDA function, which torch's wheels do not name; empty without one."""
+        query = f"repo:pytorch/pytorch path:aten/src/ATen/native {self.cuda}"
+        return f"https://github.com/search?type=code&q={quote_plus(query)}" if self.cuda else ""
 
 
 @cache

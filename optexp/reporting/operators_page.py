@@ -45,7 +45,8 @@ def _operators(rows: Sequence[OperatorEntry]) -> Iterator[str]:
         backward = row.backward_device_us if device else row.backward_host_us
         cells += [_us(row.host_self_us), summary.share(row.host_share), _us(row.host_us), _us(backward)]
         known = entry(row.name)
-        source = [f"`{known.cuda}`" if known.cuda else "", f"{known.place}"] if known else ["", ""]
+        cuda = f"[`{known.cuda}`]({known.cuda_url})" if known and known.cuda else ""
+        source = [cuda, f"[native_functions.yaml:{known.line}]({known.url})" if known else ""]
         yield _row([*cells, _number(row.bytes), _number(row.flops), *source])
     yield ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from optexp.profiling.aten import entries, entry
 from optexp.trace import Trace
@@ -24,6 +25,17 @@ def test_an_operator_has_its_entry(operator: str, cuda: str) -> None:
     assert found.cuda == cuda
     assert found.place.endswith(f"native_functions.yaml:{found.line}")
     assert found.schema.startswith("(Tensor ")
+
+
+def test_an_entry_links_to_the_installed_version_and_to_its_cuda_source() -> None:
+    found, composed = entry("aten::gelu"), entry("aten::linear")
+    assert found is not None
+    assert composed is not None
+    version = torch.__version__.partition("+")[0]
+    assert found.url.startswith(f"https://github.com/pytorch/pytorch/blob/v{version}/aten/src/ATen/native/")
+    assert found.url.endswith(f"native_functions.yaml#L{found.line}")
+    assert "gelu_out_cuda" in found.cuda_url
+    assert composed.cuda_url == ""
 
 
 def test_operators_of_other_libraries_have_none() -> None:
