@@ -583,7 +583,7 @@ def test_bits_that_the_baseline_does_not_repeat_are_named(check):
     assert verification.ok, verification.headline
     assert not verification.repeats
     assert verification.contract == str(BITWISE)
-    assert {"loss", "grad/0.weight", "change/0.weight"} <= set(verification.unchecked_bits)
+    assert {"grad/0.weight", "change/0.weight"} <= set(verification.unchecked_bits)  # one number may repeat by chance
     assert "equal bits, as promised, could not be checked for " in verification.headline
     assert not check(mlp("train"), with_linear(in_bfloat16), BITWISE, baseline=wobbling).ok
 
