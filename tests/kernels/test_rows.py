@@ -71,7 +71,7 @@ def test_both_configs_of_long_rows(device: str, config: str, monkeypatch: pytest
         (dx,) = torch.autograd.grad(y, leaf, dy.to(dtype))
         golden = torch.softmax(leaf.double(), -1)
         (golden_dx,) = torch.autograd.grad(golden, leaf, dy.double())
-        unit = torch.finfo(dtype).eps
+        unit = (1 if config == "ours" else 4) * torch.finfo(dtype).eps  # torch's sums depend on the processor
         assert (y.dtype, dx.dtype) == (dtype, x.dtype)
         for ours, theirs in ((y, golden), (dx, golden_dx.double())):
             torch.testing.assert_close(ours.double(), theirs, rtol=2 * unit, atol=2 * unit * theirs.abs().max().item())

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from optexp.errors import Unsupported
-from optexp.workloads.add import Add, Launched
+from optexp.workloads.add import Add
+from optexp.workloads.launched_sum import Launched
 from optexp.workloads.managed import managed, refuse_large
 
 CPU = torch.device("cpu")
