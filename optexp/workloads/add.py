@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from optexp.errors import Unsupported
-from optexp.program import Batch, Program
+from optexp.program import Program
 from optexp.schema import choice
 from optexp.workload import known
-from optexp.workloads.managed import managed
 from optexp.workloads.operation import Operation, normal
 
 MOST_THREADS = 1024  # of a block
@@ -63,9 +62,9 @@ class Add(Operation):
         return Sum()
 
     def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Program:
-        if self.variant == "launched":
-            if reason := import_module("optexp.kernelkit.extension").why_not(device):
-                raise Unsupported(f"workload.variant=launched: {reason}")
+        launched = self.variant == "launched"
+        if launched and (reason := import_module("optexp.kernelkit.extension").why_not(device)):
+            raise Unsupported(f"workload.variant=launched: {reason}")
         if self.variant == "unified" and device.type != "cuda":
             raise Unsupported("workload.variant=unified: on a CPU all memory is the host's: use device=cuda")
         if self.variant == "unified" and dtype is not torch.float32:
@@ -73,11 +72,7 @@ class Add(Operation):
         return super().build(device, dtype, seed)
 
     def inputs(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        return normal(generator, known(self.size)), normal(generator, known(self.size))
-
-    def batch(self, generator: torch.Generator) -> Batch:
-        batch = super().batch(generator)
+        pair = normal(generator, known(self.size)), normal(generator, known(self.size))
         if self.variant != "unified" or generator.device.type != "cuda":
-            return batch
-        assert isinstance(batch, tuple)
-        return tuple(map(managed, batch))
+            return pair
+        return tuple(map(import_module("optexp.workloads.managed").managed, pair))
