@@ -71,7 +71,7 @@ def physical(work: StepWork, calibration: Calibration, given: str, promised: str
     ]
     compute, dtype, rate = max(times, default=(0.0, "", 0.0))
     if not moved and not compute:
-        return PhysicalBound(reason="all its bytes fit in the caches, and no product has to be computed")
+        return PhysicalBound(reason="all its bytes fit in the caches, and none of its GEMMs is certain to be needed")
     parts = [
         f"{margin:g} · ({amount(work.input_bytes)}B of inputs + {amount(work.kept_bytes * narrower)}B of state and"
         f" results − {amount(work.cache_bytes)}B of cache) / {amount(calibration.bandwidth)}B/s"
