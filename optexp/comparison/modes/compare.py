@@ -13,16 +13,15 @@ from optexp.comparison.after_timing import verify_timed
 from optexp.comparison.compiler_evidence import name_breaks
 from optexp.comparison.conclusion import conclude
 from optexp.comparison.evaluation import examine, members
+from optexp.comparison.explained import explain_the_timed
 from optexp.comparison.measure import explain_the_host, judge_controls, refuse_company, rounds, say_how_to_lock, timing
 from optexp.comparison.profiles import show_where_time_goes
 from optexp.comparison.session import Session
 from optexp.comparison.suggestions import suggestion
 from optexp.errors import Failure
-from optexp.profiling.explanation import coverage, difference, explain
-from optexp.profiling.view import View
+from optexp.profiling.explanation import difference, explain
 from optexp.records.profile import Bottleneck
-from optexp.reporting.wording import agreeing
-from optexp.result import Result, Verdict, against_itself
+from optexp.result import Verdict, against_itself
 from optexp.strategy import compose
 
 ADVICE = "so it did with {tried}: use smaller inputs, or a device with more memory"
@@ -102,26 +101,9 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
         conclude(session, facts, timed)
         decision = adjudicate(facts)
         verdict = decision.verdict if decision else Verdict.ERROR
-        explain_the_measured(result, verdict, views)
+        explain_the_timed(result, verdict, views)
         helps = verdict is not Verdict.SLOWER and result.speedup is not None and result.speedup.estimate >= 1
         result.profile.suggestion = next_step(session, causes, candidate.bottlenecks, helps)
-
-
-def explain_the_measured(result: Result, verdict: Verdict, views: tuple[View, View]) -> None:
-    """Explain the timed steps: the host takes as long as was timed, work on a GPU as long as was traced.
-
-    views: of the baseline's and the candidate's traced steps
-    """
-    before_us, after_us = result.baseline.step_us, result.candidate.step_us
-    if result.profile.difference is None or before_us is None or after_us is None:
-        result.explanation = agreeing(verdict, result.explanation, result.profile)
-        return
-    timed = views[0].timed(before_us), views[1].timed(after_us)
-    found = difference(*timed)
-    result.profile.difference = found = found.timed(after_us - before_us) if found else None
-    result.explanation = agreeing(verdict, explain(*timed, found), result.profile)
-    if found and verdict in (Verdict.FASTER, Verdict.SLOWER) and (covered := coverage(found)):
-        result.explanation.append(covered)
 
 
 def next_step(session: Session, before: Sequence[Bottleneck], after: Sequence[Bottleneck], helps: bool) -> str | None:

@@ -1,0 +1,45 @@
+"""An explanation agrees with the steps that were timed, or there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optexp.comparison.explained import explain_the_timed
+from optexp.profiling.breakdown import breakdown
+from optexp.profiling.explanation import difference
+from optexp.profiling.view import View
+from optexp.result import Result, Verdict
+from optexp.trace import Trace
+
+RECORD = Path(__file__).parents[1] / "results" / "faster.json"
+
+
+def explained(before: Trace, after: Trace, before_us: float, after_us: float) -> Result:
+    views = View(before, breakdown(before)), View(after, breakdown(after), beside=before)
+    result = Result.read(RECORD)
+    result.baseline.step_us, result.candidate.step_us = before_us, after_us
+    result.profile.difference = difference(*views)
+    explain_the_timed(result, Verdict.FASTER, views)
+    return result
+
+
+def test_the_hosts_part_takes_as_long_as_it_was_timed(eager: Trace, captured: Trace) -> None:
+    result = explained(eager, captured, 500.0, 114.0)  # traced: 675 µs and 114 µs
+    found = result.profile.difference
+    assert found is not None
+    assert found.us == pytest.approx(-386.0)
+    assert sum(cause.us or 0.0 for cause in found.causes) == pytest.approx(found.traced_us or 0.0)
+    assert found.explained == pytest.approx(1.0, abs=0.03)
+    assert "500 µs → " in result.explanation[0]
+    assert result.explanation[-1].startswith("Of −386 µs a step, these causes explain ")
+
+
+def test_a_step_of_another_length_explains_nothing(eager: Trace, captured: Trace) -> None:
+    result = explained(eager, captured, 200.0, 114.0)
+    assert result.profile.difference is None
+    assert result.explanation == [
+        "No explanation: a traced step of the baseline took 675 µs, and 200 µs where it was timed; something disturbed"
+        " one of them"
+    ]
