@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import cloudpickle
@@ -19,7 +21,7 @@ from optexp.equivalence.trajectory import Rates
 from optexp.errors import NoReference, Unsupported
 from optexp.measurement import clock, placement
 from optexp.program import Outputs, Program, Snapshot, gradients, keeping
-from optexp.strategy import Composed, Notes, captures, compose
+from optexp.strategy import Composed, Notes, Strategy, captures, compose
 from optexp.support import sparse
 from optexp.support.memory_plan import Sizes, capacity, choose
 from optexp.user_code.aliasing import holdings, matched
@@ -76,7 +78,8 @@ class Built(Compiled):
         self.settings_then = before, process_state.settings()
         return told
 
-    def _set_up(self, spec: Spec, start: float) -> SetUp:
+    def _build(self, spec: Spec) -> tuple[Program, list[str]]:
+        """The bare program with its snapshot and batches, and what was varied in it."""
         lap = clock.now()
         if self.device.type == "cuda":
             torch.empty(1, device=self.device)
@@ -88,26 +91,28 @@ class Built(Compiled):
         self.initial = Snapshot(program)
         self.originals = process_state.originals()
         self.excused = set(process_state.tampered(program, self.originals))
-        state_bytes = sum(map(sparse.nbytes, self.initial.values.values()))
         batch_bytes = max(map(nbytes, self.drawn_batches(spec.workload.variety)))
-        self.plan = choose(Sizes(batch_bytes, 0, state_bytes), capacity(self.device), spec.plan)
+        self.plan = choose(Sizes(batch_bytes, 0, self._state_bytes()), capacity(self.device), spec.plan)
         self.batches = self.drawn_batches(self.distinct)
         self.begin(program.feed)
         placement.spare_threads()
-        lap = self._phase("batches", lap)
+        self._phase("batches", lap)
+        return program, varied
+
+    def _state_bytes(self) -> int:
+        return sum(map(sparse.nbytes, self.initial.values.values()))
+
+    def _set_up(self, spec: Spec, start: float) -> SetUp:
+        program, varied = self._build(spec)
+        lap = clock.now()
         program, notes = self._folded(spec, program)
         if spec.strategies:
-            lap = self._phase("strategies", lap)
+            self._phase("strategies", lap)
         self.program, self.rates = keeping(program), Rates(program)
         self.initial.remember(self.program)
         self.restore()
-        try:
+        with known_limits(spec.strategies):
             first, outputs = self._first_steps()
-        except Exception as error:
-            for strategy in spec.strategies:
-                if reason := strategy.limit(error):
-                    raise Unsupported(f"{strategy.name}: {reason}") from error
-            raise
         setup_s = clock.now() - start - first.digest_s - self.logging_s()
         self._first_step(first)
         carries = bool(carried(self.program.state(), self.initial.values))
@@ -119,7 +124,7 @@ class Built(Compiled):
         result_bytes = sum(tensor.numel() for tensor in outputs.values()) * spec.torch_dtype.itemsize
         self.largest_result = max((tensor.nbytes for tensor in outputs.values()), default=0)
         del outputs
-        self.plan = choose(Sizes(max(sizes), result_bytes, state_bytes), capacity(self.device), self.plan)
+        self.plan = choose(Sizes(max(sizes), result_bytes, self._state_bytes()), capacity(self.device), self.plan)
         told = SetUp(
             setup_s=setup_s,
             notes=notes,
@@ -221,6 +226,18 @@ class Built(Compiled):
         self.seed, self.draws = spec.seed, spec.seed if spec.draws is None else spec.draws
         self.part = Identity(spec.name, Composed(spec.strategies).labels)
         self.dropout, self.workload, self.dtype = spec.dropout, spec.workload, spec.dtype
+
+
+@contextmanager
+def known_limits(strategies: Iterable[Strategy]) -> Iterator[None]:
+    """Inside, an error that is a known limit of a strategy becomes `Unsupported`, in the strategy's words."""
+    try:
+        yield
+    except Exception as error:
+        for strategy in strategies:
+            if reason := strategy.limit(error):
+                raise Unsupported(f"{strategy.name}: {reason}") from error
+        raise
 
 
 def built(spec: Spec, device: torch.device) -> tuple[Program, list[str]]:
