@@ -251,17 +251,25 @@ def on_host(trace: Trace) -> Union:
     found = []
     compilation = compiling(trace)
     for index, op in enumerate(trace.ops):
-        if op.self_us >= LONG_US and not compilation.holds(op.start):
+        if op.self_us >= LONG_US and not _calls_python(op) and not compilation.holds(op.start):
             own = Union([*inside[index], *calls.overlapping(op.start, op.end)]).gaps(op.start, op.end)
             found += [gap for gap in own if gap[1] - gap[0] >= LONG_US]
     return Union(found)
 
 
+def _calls_python(op: Op) -> bool:
+    """Whether what the operator does itself is Python: an autograd function, or the way into compiled code."""
+    return "::" not in op.name or op.name.startswith(BACKWARD) or category(op.name) in ("autograd", "compiled")
+
+
 def long_python(trace: Trace) -> Union:
-    """When the stepping thread was in no operator, no CUDA call and no loader for long at a time."""
+    """When the stepping thread was in no operator, no CUDA call and no loader for long at a time.
+
+    Beside a GPU, Python inside of autograd functions counts, too; on a CPU that is time of operators.
+    """
     known = Union(
         [
-            *(op.interval for op in trace.ops),
+            *(op.interval for op in trace.ops if not (trace.has_gpu and _calls_python(op))),
             *(call.interval for call in trace.api),
             *(s.interval for s in trace.annotations if s.name.startswith("enumerate(DataLoader")),
             *compiling(trace),

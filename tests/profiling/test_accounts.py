@@ -44,3 +44,23 @@ def test_kernels_that_ran_while_compiling_count_beside_its_gaps() -> None:
         build.host += 5.0
 
     assert of(step)["compilation"].us >= 300.0
+
+
+@pytest.mark.parametrize(
+    ("name", "account"),
+    [
+        ("MyFunction", "python"),
+        ("autograd::engine::evaluate_function: MyFunctionBackward", "python"),
+        ("aten::nonzero", "operators on the host"),
+    ],
+)
+def test_python_inside_an_autograd_function_is_python(name: str, account: str) -> None:
+    def step(build: ChromeTrace) -> None:
+        build.event("cpu_op", name, build.host, 1000.0)
+        build.host += 950.0
+        build.op("aten::mm", 20.0, 100.0, "gemm")
+        build.host += 30.0
+
+    found = of(step)
+    assert found[account].us > 800.0
+    assert sum(found[kind].us for kind in ("python", "operators on the host") if kind in found) == found[account].us
