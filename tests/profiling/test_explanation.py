@@ -203,3 +203,11 @@ def test_more_products_are_no_slow_kernels() -> None:
     words = why(traced(step("float", 1)), traced(step("c10::BFloat16", 3))).causes[0].words
     assert words.startswith("matrix products in bfloat16 instead of float32")
     assert "no fast kernel" not in words
+
+
+def test_kernels_that_leave_a_graph_are_the_same_kernels() -> None:
+    build = ChromeTrace()
+    before = build.steps(lambda: build.graph(kernels=1, kernel_us=50.0, kernel="k"))
+    found = why(before, traced(one("aten::add", 50.0, "k", grid=16)))
+    assert not found.changes
+    assert not {"elementwise", "other kernels"} & {cause.account for cause in found.causes if cause.us}
