@@ -19,6 +19,7 @@ from optexp.trace import Copy, Kernel, Op, Trace, short_name
 
 OVERLAP = "overlap"
 PYTHON, COMPILATION, HOST_OPERATORS = "python", "compilation", "operators on the host"
+UNKNOWN = "other operators"  # of no kind that is known, as custom ones
 LONG_US = 100.0  # of the host outside operators, or in an operator that launches nothing; a launch takes less
 
 _COMPILING = re.compile(r".*\(dynamo_timed\)$")
@@ -53,6 +54,7 @@ _NAMED = {
     "compiled": "compiled kernels",
     "memory": "indexing and concatenation",
     "autograd": "autograd",
+    "other": UNKNOWN,  # "other" is a gap
 }
 
 
@@ -107,13 +109,11 @@ def _of_gpu(trace: Trace, found: Breakdown, beside: Trace | None) -> dict[str, A
         sums[name].add(short_name(kernel.name), kernel.duration)
     kernels = {name: account.per_step(steps) for name, account in sums.items()}
     side_by_side = sum(account.us for account in kernels.values()) - found.kernel_share * found.wall_us
-    copies = _copies(trace, found.us("exposed_copies"))
-    return {
-        **kernels,
-        **{name: kernels[name].plus(account) if name in kernels else account for name, account in copies.items()},
-        OVERLAP: Account(-side_by_side if abs(side_by_side) > 1e-6 else 0.0),
-        **_gaps(trace, found),
-    }
+    together = {**kernels, OVERLAP: Account(-side_by_side if abs(side_by_side) > 1e-6 else 0.0)}
+    for part in (_copies(trace, found.us("exposed_copies")), _gaps(trace, found)):
+        for name, account in part.items():  # compilation has kernels and gaps
+            together[name] = together[name].plus(account) if name in together else account
+    return together
 
 
 def named_kernels(trace: Trace, beside: Trace | None = None) -> list[tuple[str, Kernel]]:
@@ -123,6 +123,7 @@ def named_kernels(trace: Trace, beside: Trace | None = None) -> list[tuple[str, 
     named = []
     for kernel in trace.kernels:
         name = kinds.of(kernel.op) if kernel.op is not None else None
+        name = None if name == UNKNOWN else name  # its kernel's name may tell
         if name is None or kernel.in_graph:
             name = known.get(_launch(kernel)) or name or of_kernel(kernel.name)
         named.append(("layout copies" if _LAYOUT_KERNEL.match(kernel.name) else name, kernel))
@@ -250,17 +251,25 @@ def on_host(trace: Trace) -> Union:
     found = []
     compilation = compiling(trace)
     for index, op in enumerate(trace.ops):
-        if op.self_us >= LONG_US and not compilation.holds(op.start):
+        if op.self_us >= LONG_US and not _calls_python(op) and not compilation.holds(op.start):
             own = Union([*inside[index], *calls.overlapping(op.start, op.end)]).gaps(op.start, op.end)
             found += [gap for gap in own if gap[1] - gap[0] >= LONG_US]
     return Union(found)
 
 
+def _calls_python(op: Op) -> bool:
+    """Whether what the operator does itself is Python: an autograd function, or the way into compiled code."""
+    return "::" not in op.name or op.name.startswith(BACKWARD) or category(op.name) in ("autograd", "compiled")
+
+
 def long_python(trace: Trace) -> Union:
-    """When the stepping thread was in no operator, no CUDA call and no loader for long at a time."""
+    """When the stepping thread was in no operator, no CUDA call and no loader for long at a time.
+
+    Beside a GPU, Python inside of autograd functions counts, too; on a CPU that is time of operators.
+    """
     known = Union(
         [
-            *(op.interval for op in trace.ops),
+            *(op.interval for op in trace.ops if not (trace.has_gpu and _calls_python(op))),
             *(call.interval for call in trace.api),
             *(s.interval for s in trace.annotations if s.name.startswith("enumerate(DataLoader")),
             *compiling(trace),

@@ -172,9 +172,12 @@ def _gap_terms(trace: Trace, busy: Union) -> dict[str, float]:
         us["allocation"] += allocate - load
         us["synchronisation"] += wait - allocate
         us["dispatch"] += end - start - wait
-    lost = max(us["dispatch"] - _behind(trace, busy, waiting), 0.0) if us["synchronisation"] else 0.0
-    us["dispatch"] -= lost
-    us["synchronisation"] += lost
+    if us["synchronisation"]:
+        behind, other = _behind(trace, busy, waiting), us["data_loading"] + us["allocation"]
+        both = us["synchronisation"] + us["dispatch"]
+        # Without waits: no more than the host is behind, and no less, but for what else it was late for.
+        us["dispatch"] = min(max(us["dispatch"], min(behind - other, both)), behind)
+        us["synchronisation"] = both - us["dispatch"]
     return us
 
 

@@ -51,7 +51,11 @@ _WORDS = {
     "fills": "fills of memory",
 }
 _WIDTHS = {"float64": 64, "float32": 32, "tf32": 19, "bfloat16": 16, "float16": 16}  # bits that are multiplied
-_BACKENDS = {"flash": r"flash", "cuDNN": r"cudnn", "memory-efficient": r"efficient|fmha|mem_eff"}
+_BACKENDS = {  # the first pattern that is found: kernels of cuDNN have "flash" in their names, too
+    "cuDNN": r"cudnn",
+    "flash": r"flash",
+    "memory-efficient": r"efficient|fmha|mem_eff",
+}
 
 
 class Ledger:
@@ -137,7 +141,8 @@ def backend(arm: View) -> str:
     names = [op.name for op in arm.trace.ops if "attention" in op.name] or list(account.works)
     if not account.calls or not names:
         return ""
-    counted = Counter(kind for name in names for kind, pattern in _BACKENDS.items() if re.search(pattern, name))
+    kinds = (next((kind for kind, pattern in _BACKENDS.items() if re.search(pattern, name)), "") for name in names)
+    counted = Counter(kind for kind in kinds if kind)
     return counted.most_common(1)[0][0] if counted else "math"
 
 
@@ -156,7 +161,7 @@ def precision(before: View, after: View, ledger: Ledger) -> Cause | None:
     was, now = _sum(before, names), _sum(after, names)
     us = ledger.take(names)
     words = f"{kind} in {' and '.join(new)} instead of {' and '.join(old)}: {_time(was)} → {_time(now)}"
-    if us > 0 and _width(new) < _width(old):
+    if us > 0 and _width(new) < _width(old) and now.calls <= was.calls:
         words += f", slower: no fast kernel for these shapes in {' and '.join(new)} ({_names(now)})"
     return _cause(names[0], words, us)
 

@@ -109,7 +109,7 @@ def memory_bound(view: View) -> Bottleneck | None:
     """Half of the kernels' time goes to those that only move data."""
     b = view.breakdown
     share = b.terms["memory_bound"]
-    if (b.busy or 0.0) < 0.8 or share < 0.5 * b.kernel_share:
+    if (b.busy or 0.0) < 0.8 or not share or share < 0.5 * b.kernel_share:
         return None
     why = f"kernels that only move data through memory take {percent(share)} of the step"
     return Bottleneck("memory_bound", share, why, causes=("memory_bound",))
@@ -119,7 +119,7 @@ def compute_bound(view: View) -> Bottleneck | None:
     """Half of the kernels' time goes to those near the card's arithmetic limit."""
     b = view.breakdown
     share = b.terms["compute_bound"]
-    if (b.busy or 0.0) < 0.8 or share < 0.5 * b.kernel_share:
+    if (b.busy or 0.0) < 0.8 or not share or share < 0.5 * b.kernel_share:
         return None
     why = f"products and convolutions near this card's limit take {percent(share)} of the step"
     return Bottleneck("compute_bound", share, why, causes=("compute_bound",))
@@ -205,7 +205,8 @@ def one_op(view: View) -> Bottleneck | None:
     top = view.trace.top_ops(1)
     if not top or top[0].share < 0.5:
         return None
-    return Bottleneck("one_op", top[0].share, f"{top[0].name} takes {percent(top[0].share)} of the step")
+    share = min(top[0].share, 1.0)  # threads run it side by side
+    return Bottleneck("one_op", share, f"{top[0].name} takes {percent(share)} of the step")
 
 
 def _faster_loading(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...]]:

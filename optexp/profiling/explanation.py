@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from optexp.profiling.breakdown import SLOWED, Breakdown
 from optexp.profiling.causes import causes, signed
 from optexp.profiling.changes import changes
@@ -40,6 +42,8 @@ def difference(before: View, after: View) -> Difference | None:
     """Causes and changes between the traced steps; None where tracing distorts them, as on a CPU that is busy."""
     if not _on_gpu(before, after) and _stretched(before, after) > DISTORTED:
         return None
+    if before.beside is None:  # a graph's kernels are those of the candidate's operators
+        before = replace(before, beside=after.trace)
     found = causes(before, after)
     nameless = sum(cause.us or 0.0 for cause in found if cause.account in NAMELESS)
     traced_us = after.breakdown.wall_us - before.breakdown.wall_us

@@ -20,6 +20,7 @@ from optexp.support.units import duration
 from optexp.trace import MATRIX_OPS, short_name
 
 LEAST = 0.1  # of a step
+LATE = 0.2  # of a step in which the GPU waits for the host: then streams need not wait for each other
 STALLED = 0.05  # of a step that makes nothing
 MANY_UPDATES = 20  # kernels of an optimizer that goes from parameter to parameter
 
@@ -164,7 +165,7 @@ def streams_in_turn(view: View) -> Bottleneck | None:
     together = Union(k.interval for k in view.trace.kernels).total
     second = sum(alone) - max(alone)
     share = second / len(view.trace.steps) / view.breakdown.wall_us
-    if share < LEAST or sum(alone) - together > 0.1 * second:
+    if share < LEAST or view.breakdown.host_late >= LATE or sum(alone) - together > 0.1 * second:
         return None
     why = f"{len(by_stream)} streams never run side by side: one waits for the other, {percent(share)} of the step"
     return Bottleneck("streams_in_turn", share, why, ("record an event where its data is ready, not at the end",))

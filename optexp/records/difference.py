@@ -72,8 +72,8 @@ class Difference:
         return replace(self, us=us, unexplained_us=(self.unexplained_us or 0.0) + us - traced)
 
     def untimed(self) -> Difference:
-        """The same without times."""
+        """The same without times, which causes have in their words, too."""
         return Difference(
-            causes=[replace(cause, us=None) for cause in self.causes],
+            causes=[replace(cause, words=cause.account, us=None) for cause in self.causes],
             changes=[replace(change, us_before=None, us_after=None) for change in self.changes],
         )

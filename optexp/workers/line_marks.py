@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from optexp.python_state.variables import INSTALLED
 from optexp.trace import LINE
 
 OURS = str(Path(optexp.__file__).parent)
+MOST = 2000  # executions of a line that are marked: a loop may have millions, each a range in the trace
 WORKLOADS = str(Path(OURS) / "workloads")  # their steps stand where a user's would
 
 
@@ -30,11 +32,13 @@ def is_users(file: str) -> bool:
 def lines_marked() -> Iterator[None]:
     """Inside, each line of the user's code on this thread is a range "optexp.line:<file>:<number>".
 
-    A line's range ends where the next line of its function begins, and includes what it calls. A debugger's trace
-    function is put back afterwards.
+    A line's range ends where the next line of its function begins, and includes what it calls. A line that runs more
+    than `MOST` times is not marked from then on. A debugger's trace function is put back afterwards.
     """
     open_ranges: dict[FrameType, Any] = {}
     users: dict[str, bool] = {}
+    marked = Counter[str]()
+    ended = False
 
     def close(frame: FrameType) -> None:
         if (mark := open_ranges.pop(frame, None)) is not None:
@@ -43,10 +47,12 @@ def lines_marked() -> Iterator[None]:
     def in_function(frame: FrameType, event: str, _: object) -> Any:
         if event in ("line", "return"):
             close(frame)
-        if event == "line":
-            mark = record_function(f"{LINE}{frame.f_code.co_filename}:{frame.f_lineno}")
-            mark.__enter__()
-            open_ranges[frame] = mark
+        if event == "line" and not ended:  # a debugger calls this for generators that were begun inside
+            name = f"{LINE}{frame.f_code.co_filename}:{frame.f_lineno}"
+            marked[name] += 1
+            if marked[name] <= MOST:
+                open_ranges[frame] = mark = record_function(name)
+                mark.__enter__()
         return in_function
 
     def on_call(frame: FrameType, event: str, _: object) -> Any:
@@ -60,6 +66,7 @@ def lines_marked() -> Iterator[None]:
     try:
         yield
     finally:
+        ended = True
         sys.settrace(before)
         for frame in reversed(list(open_ranges)):
             close(frame)

@@ -260,3 +260,16 @@ def test_what_tracing_slowed_is_scaled_back(chrome):
     assert parts.wall_us == pytest.approx(400)
     assert parts.busy == pytest.approx(90 / 400)  # the GPU's time stays as it was
     assert math.isclose(sum(parts.terms.values()), 1, abs_tol=1e-9)
+
+
+def test_python_after_a_wait_is_not_the_waits_doing_where_the_host_takes_longer_than_the_gpu(chrome) -> None:
+    build = chrome()
+
+    def step() -> None:
+        build.op("aten::mm", 20.0, 1000.0, "gemm")
+        build.synchronise()
+        build.host += 5000.0  # without the wait, 1000 µs of it would pass beside the kernel
+
+    found = breakdown(build.steps(step))
+    assert found.us("dispatch") == pytest.approx(4000.0, rel=0.05)
+    assert found.us("synchronisation") == pytest.approx(1000.0, rel=0.05)

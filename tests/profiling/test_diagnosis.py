@@ -14,6 +14,7 @@ from optexp.profiling.view import View
 from optexp.profiling.waste import RULES as WASTE
 from optexp.records.profile import Bottleneck, Calibration
 from optexp.trace import Trace
+from tests.profiling.conftest import ChromeTrace
 from tests.profiling.recording import undisturbed
 
 STRATEGIES = installed()
@@ -201,3 +202,21 @@ def test_python_dominates_on_a_cpu(tmp_path, work):
             x.add(1)
 
     assert "outside_ops" in on_cpu(step, tmp_path / "t.json.gz")
+
+
+def test_a_step_of_copies_alone_is_bound_by_no_kernel(chrome: type[ChromeTrace]) -> None:
+    build = chrome()
+    trace = build.steps(lambda: build.copy("Memcpy HtoD (Pageable -> Device)", 500.0, 2**20))
+    assert list(found(trace)) == ["memory_copy"]
+
+
+def test_an_operator_in_several_threads_takes_no_more_than_the_step(chrome: type[ChromeTrace]) -> None:
+    build = chrome()
+
+    def step() -> None:
+        for thread in range(3):
+            build.event("cpu_op", "aten::mm", build.host, 100.0)
+            build.events[-1]["tid"] = thread
+        build.host += 100.0
+
+    assert found(build.steps(step))["one_op"].share == 1.0

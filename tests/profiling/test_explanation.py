@@ -12,6 +12,7 @@ from torch import nn
 
 from optexp.profiling.accounts import accounts
 from optexp.profiling.breakdown import breakdown
+from optexp.profiling.causes import backend
 from optexp.profiling.explanation import coverage, difference, explain
 from optexp.profiling.view import View
 from optexp.records.difference import Cause, Difference
@@ -161,7 +162,7 @@ def test_what_the_trace_did_not_see_is_unexplained() -> None:
     timed = found.timed(-125.0)
     assert timed.explained == pytest.approx(0.8)
     assert coverage(timed) == "Of −125 µs a step, these causes explain 80 %; −25 µs is unexplained"
-    assert timed.untimed().causes[0].us is None
+    assert timed.untimed().causes == [Cause("attention", "attention")]
 
 
 @torch.no_grad()
@@ -183,3 +184,30 @@ def test_precision_and_operators_on_a_cpu(tmp_path: Path) -> None:
         found_ = breakdown(trace)
         together = sum(account.us for account in accounts(trace, found_).values())
         assert together == pytest.approx(found_.wall_us, rel=1e-6)
+
+
+def test_kernels_of_cudnn_are_no_flash_kernels() -> None:
+    build = ChromeTrace()
+    kernel = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop"
+    assert backend(arm(build.steps(lambda: build.graph(kernels=1, kernel_us=100.0, kernel=kernel)))) == "cuDNN"
+
+
+def test_more_products_are_no_slow_kernels() -> None:
+    def step(dtype: str, calls: int) -> Step:
+        def products(build: ChromeTrace) -> None:
+            for _ in range(calls):
+                build.op("aten::mm", 10.0, 100.0, "gemm", **{**MATRICES, "Input type": [dtype] * 2})
+
+        return products
+
+    words = why(traced(step("float", 1)), traced(step("c10::BFloat16", 3))).causes[0].words
+    assert words.startswith("matrix products in bfloat16 instead of float32")
+    assert "no fast kernel" not in words
+
+
+def test_kernels_that_leave_a_graph_are_the_same_kernels() -> None:
+    build = ChromeTrace()
+    before = build.steps(lambda: build.graph(kernels=1, kernel_us=50.0, kernel="k"))
+    found = why(before, traced(one("aten::add", 50.0, "k", grid=16)))
+    assert not found.changes
+    assert not {"elementwise", "other kernels"} & {cause.account for cause in found.causes if cause.us}

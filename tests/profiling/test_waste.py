@@ -113,3 +113,16 @@ def test_what_was_built_into_a_program(program: Program, tmp_path: Path) -> None
     answer = blind.answer(program, device, calibrate(device), tmp_path)
     assert answer.named, answer.bottlenecks
     assert answer.found, answer.causes
+
+
+def test_streams_that_a_late_host_keeps_apart_do_not_wait_for_each_other() -> None:
+    def step(host_us: float) -> Step:
+        def launch(build: ChromeTrace) -> None:
+            for stream in (7, 8):
+                build.op("aten::mm", host_us, 200.0, "gemm")
+                build.events[-1]["args"]["stream"] = stream
+
+        return launch
+
+    assert "streams_in_turn" in labels(step(20.0))
+    assert "streams_in_turn" not in labels(step(400.0))

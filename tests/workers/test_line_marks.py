@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from optexp.profiling.operators import backward_of, lines_of
 from optexp.trace import Trace, record_once
+from optexp.workers import line_marks
 from optexp.workers.line_marks import is_users, lines_marked
 
 CPU = torch.device("cpu")
@@ -89,6 +92,44 @@ def test_lines_that_raise_are_closed_and_a_debugger_stays(tmp_path: Path) -> Non
     finally:
         sys.settrace(before)
     assert lines["aten::exp"] == {str(tries.__code__.co_firstlineno + 3)}
+
+
+def test_a_loop_of_many_turns_is_marked_as_often_as_a_trace_can_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_marks, "MOST", 10)
+
+    def turns() -> Tensor:
+        for _ in range(100):
+            pass
+        return X.exp()
+
+    trace = recorded(turns, tmp_path / "trace.json.gz")
+    first = turns.__code__.co_firstlineno
+    numbers = Counter(int(line.name.rpartition(":")[2]) for line in trace.lines)
+    assert numbers[first + 1] <= 10
+    assert called(trace)["aten::exp"] == {str(first + 3)}
+
+
+def test_a_generator_that_goes_on_under_a_debugger_is_marked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def numbers() -> Iterator[int]:
+        number = 0
+        while True:
+            number += 1
+            yield number
+
+    def debugger(frame, event, argument):
+        return None
+
+    going, before = numbers(), sys.gettrace()
+    sys.settrace(debugger)
+    try:
+        with lines_marked():
+            next(going)
+        monkeypatch.setattr(line_marks, "record_function", lambda name: pytest.fail(name))
+        assert next(going) == 2
+    finally:
+        sys.settrace(before)
 
 
 @pytest.mark.parametrize(
