@@ -84,7 +84,8 @@ def test_two_traces_are_explained_and_marked_as_not_verified(
     assert {row["name"] for row in record["traces"][0]["profile"]["operators"]} >= {"aten::tanh", "aten::exp"}
     assert any("aten::tanh" in sentence for sentence in record["why"])
     assert "| `aten::tanh` | activation | 1 |" in page.read_text()
-    assert "`tanh_out` | aten/src/ATen/native/native_functions.yaml:" in page.read_text()
+    assert "| [`tanh_out`](https://github.com/search?" in page.read_text()
+    assert "| [native_functions.yaml:" in page.read_text()
 
 
 def test_a_gpus_trace_has_bounds_and_its_cards_ceilings(
