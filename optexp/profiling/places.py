@@ -76,6 +76,8 @@ class Places:
 
     def _place(self, index: int) -> str:
         module, line = self.operators.modules[index], short_line(self.lines[index])
+        if module and not any(letter.isalpha() for letter in module):  # "0" of a Sequential says nothing by itself
+            module = f"module {module}"
         return f"{module} ({line})" if module and line else module or line or ""
 
 
