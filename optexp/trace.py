@@ -123,6 +123,11 @@ class Kernel(Span):
     shared_bytes: int | None = None  # of a block, static and dynamic
 
     @property
+    def configuration(self) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+        """Name, grid and block: by these a kernel in a graph is found among those launched one by one."""
+        return self.name, self.grid, self.block
+
+    @property
     def blocks(self) -> int | None:
         """Blocks in the grid; None when the trace does not say."""
         if not self.grid:

@@ -19,7 +19,7 @@ from optexp.workers.spec import Spec
 FOLDER = "compiler"
 LOG = "structured_log"
 MOST_KERNELS = 60  # rows of the table in the record
-MOST_SASS = 8  # of others' kernels whose machine code a comparison waits for; mode=profile writes all
+MOST_SASS = 8  # foreign kernels that a comparison disassembles; mode=profile disassembles all
 
 
 def logged(session: Session, spec: Spec, name: str) -> Spec:
@@ -34,7 +34,7 @@ def logged(session: Session, spec: Spec, name: str) -> Spec:
 
 
 def compiler_evidence(session: Session, arm: Client[Arm], name: str, trace: Trace) -> CompilerEvidence | None:
-    """What compilers made in an arm, with its text files written; None where nothing was compiled or launched."""
+    """Graphs and kernels that were compiled in an arm, also as text files; None without any."""
     folder = session.output / FOLDER / name
     log = read(folder / LOG)
     log.write(folder)

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from optexp.profiling.breakdown import TWICE
-from optexp.profiling.explanation import coverage, difference, explain
+from optexp.profiling.explanation import coverage
 from optexp.profiling.view import View
 from optexp.reporting.wording import agreeing
 from optexp.result import Result, Verdict
 from optexp.support.units import duration
 
+TWICE = 2.0  # a traced step that differs by more from the timed one is another step
+
 
 def explain_the_timed(result: Result, verdict: Verdict, views: tuple[View, View]) -> None:
-    """Explain the timed steps: the host takes as long as was timed, work on a GPU as long as was traced.
+    """Hold the explanation of the traced steps beside the timed difference: what traces do not show is unexplained.
 
     Where a traced step is no step that was timed, nothing is explained.
 
     Args:
-        result: Gets the explanation; its summaries hold the timed steps.
+        result: Has the explanation of the traced steps; its summaries hold the timed steps.
         views: Of the baseline's and the candidate's traced steps.
     """
-    before_us, after_us = result.baseline.step_us, result.candidate.step_us
-    if result.profile.difference is None or before_us is None or after_us is None:
+    before_us, after_us, found = result.baseline.step_us, result.candidate.step_us, result.profile.difference
+    if found is None or before_us is None or after_us is None:
         result.explanation = agreeing(verdict, result.explanation, result.profile)
         return
     if text := _another("baseline", views[0], before_us) or _another("candidate", views[1], after_us):
         result.explanation, result.profile.difference = [f"No explanation: {text}"], None
         return
-    timed = views[0].timed(before_us), views[1].timed(after_us)
-    found = difference(*timed)
-    result.profile.difference = found = found.timed(after_us - before_us) if found else None
-    result.explanation = agreeing(verdict, explain(*timed, found), result.profile)
-    if found and verdict in (Verdict.FASTER, Verdict.SLOWER) and (covered := coverage(found)):
+    result.profile.difference = found = found.timed(after_us - before_us)
+    result.explanation = agreeing(verdict, result.explanation, result.profile)
+    if verdict in (Verdict.FASTER, Verdict.SLOWER) and (covered := coverage(found)):
         result.explanation.append(covered)
 
 

@@ -18,7 +18,7 @@ from optexp.strategy import Strategy, environment
 from optexp.support.ranges import NVTX
 from optexp.workers import replay
 
-FOLDER = "nsight"  # of the output
+FOLDER = "nsight"  # in the output folder
 PLACES = {  # beside those on the PATH, the last one first
     "ncu": ("/usr/local/cuda/bin/ncu", "/usr/local/cuda-*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu"),
     "nsys": ("/usr/local/cuda/bin/nsys", "/opt/nvidia/nsight-systems/*/bin/nsys"),

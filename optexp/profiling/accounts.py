@@ -119,19 +119,15 @@ def _of_gpu(trace: Trace, found: Breakdown, beside: Trace | None) -> dict[str, A
 def named_kernels(trace: Trace, beside: Trace | None = None) -> list[tuple[str, Kernel]]:
     """Each kernel with the name of its account."""
     kinds = Kinds(trace)
-    known = {_launch(k): name for name, k in named_kernels(beside)} if beside is not None else {}
+    known = {k.configuration: name for name, k in named_kernels(beside)} if beside is not None else {}
     named = []
     for kernel in trace.kernels:
         name = kinds.of(kernel.op) if kernel.op is not None else None
         name = None if name == UNKNOWN else name  # its kernel's name may tell
         if name is None or kernel.in_graph:
-            name = known.get(_launch(kernel)) or name or of_kernel(kernel.name)
+            name = known.get(kernel.configuration) or name or of_kernel(kernel.name)
         named.append(("layout copies" if _LAYOUT_KERNEL.match(kernel.name) else name, kernel))
     return named
-
-
-def _launch(kernel: Kernel) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    return kernel.name, kernel.grid, kernel.block
 
 
 def of_kernel(name: str) -> str:

@@ -19,7 +19,6 @@ GAPS = (*HOST_LATE, "launch_gap", "other")
 OUTSIDE = "outside_ops"
 
 SLOWED = 1.2  # a profiled step this much slower than a timed one: tracing stretched what the host does
-TWICE = 2.0  # a step that differs by more from a timed one is another step
 PIPELINE_US = 10.0  # a gap up to this long needs no cause but the GPU's own start of a kernel that was waiting
 
 SYNCHRONISE = re.compile(r"cu(da)?(\w*Synchronize|Memcpy)$")
@@ -61,20 +60,6 @@ class Breakdown:
     @property
     def kernel_share(self) -> float:
         return sum(self.terms.get(name, 0.0) for name in CLASSES)
-
-    def timed(self, us: float) -> Breakdown | None:
-        """The same of a step of another length, in µs: on a GPU the host's terms are scaled, on a CPU all of them.
-
-        None where they would change by more than a factor of 2, or nothing is the host's.
-        """
-        host = self.terms if self.busy is None else {name: self.terms.get(name, 0.0) for name in HOST_LATE}
-        on_host = sum(host.values()) * self.wall_us
-        scale = (us - self.wall_us + on_host) / on_host if on_host else 0.0
-        if not 1 / TWICE <= scale <= TWICE:
-            return None
-        terms = {name: self.us(name) * (scale if name in host else 1.0) / us for name in self.terms}
-        busy = self.busy and self.busy * self.wall_us / us
-        return replace(self, wall_us=us, terms=terms, busy=busy)
 
     def us(self, term: str) -> float:
         """µs of a step that a term stands for."""

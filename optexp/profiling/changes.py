@@ -64,14 +64,10 @@ def _add(work: Work, calls: float, us: float, kernel: str = "") -> None:
 def _kernels(arm: View) -> Iterator[tuple[Key, Kernel]]:
     known: dict[tuple[object, ...], Op] = {}
     if arm.beside is not None:
-        known = {_launch(kernel): kernel.op for kernel in arm.beside.kernels if kernel.op is not None}
+        known = {kernel.configuration: kernel.op for kernel in arm.beside.kernels if kernel.op is not None}
     for kernel in arm.trace.kernels:
-        op = kernel.op or known.get(_launch(kernel))
+        op = kernel.op or known.get(kernel.configuration)
         yield (op.name, shapes(op)) if op is not None else (short_name(kernel.name), ""), kernel
-
-
-def _launch(kernel: Kernel) -> tuple[object, ...]:
-    return kernel.name, kernel.grid, kernel.block
 
 
 def _modules(marked: Trace | None) -> Mapping[Key, Mapping[str, float]]:

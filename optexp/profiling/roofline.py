@@ -28,10 +28,10 @@ def kernel_classes(trace: Trace, calibration: Calibration | None, beside: Trace 
 
     Inside a graph no operator is known: there a kernel has the class that the same launch has in the trace `beside`.
     """
-    seen = {} if beside is None else {_launch(kernel): found for kernel, found in _classed(beside, calibration)}
+    seen = {} if beside is None else {kernel.configuration: found for kernel, found in _classed(beside, calibration)}
     classes = dict.fromkeys(CLASSES, 0.0)
     for kernel, found in _classed(trace, calibration):
-        classes[seen.get(_launch(kernel), found) if kernel.in_graph else found] += kernel.duration
+        classes[seen.get(kernel.configuration, found) if kernel.in_graph else found] += kernel.duration
     return classes
 
 
@@ -49,10 +49,6 @@ def _classed(trace: Trace, calibration: Calibration | None) -> Iterator[tuple[Ke
         found = _by_work(op, kernels, calibration)
         for kernel in kernels:
             yield kernel, found or _by_launch(kernel, trace.multiprocessors)
-
-
-def _launch(kernel: Kernel) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    return kernel.name, kernel.grid, kernel.block
 
 
 def _by_launch(kernel: Kernel, multiprocessors: int | None) -> str:

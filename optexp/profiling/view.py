@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from optexp.profiling.accounts import Account, accounts
@@ -23,14 +23,6 @@ class View:
     breakdown: Breakdown
     marked: Trace | None = None
     beside: Trace | None = None
-
-    def timed(self, us: float) -> View:
-        """The view of a step that takes so many µs, as it was timed elsewhere: the host's part is longer or shorter.
-
-        The same view where the host's part would have to change by more than half, which is no matter of tracing.
-        """
-        found = self.breakdown.timed(us)
-        return self if found is None else replace(self, breakdown=found)
 
     @cached_property
     def accounts(self) -> dict[str, Account]:
