@@ -215,7 +215,7 @@ def layernorm(
 
 
 def worthwhile(x: Tensor, normalized_shape: int | Sequence[int], *_: Any) -> bool:
-    """Whether the kernel can be faster than torch, by (fake) arguments of `layernorm`."""
+    """True where the kernel can beat torch; arguments, fake tensors included, as of `layernorm`."""
     return pays(x) and 0 < math.prod(as_shape(normalized_shape)) <= LONGEST
 
 

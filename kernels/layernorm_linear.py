@@ -260,7 +260,7 @@ def layernorm_linear(
 def worthwhile(
     x: Tensor, normalized_shape: Any, gamma: Tensor | None, beta: Tensor | None, weight: Tensor, *_: Any
 ) -> bool:
-    """Whether the kernel can be faster than torch, by (fake) arguments of `layernorm_linear`.
+    """True where the kernel can beat torch; arguments, fake tensors included, as of `layernorm_linear`.
 
     A GEMM costs as much as one element-wise operation for each 128 outputs; a call of ours costs the host as much as
     four calls of torch.

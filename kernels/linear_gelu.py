@@ -245,7 +245,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None, approxima
 
 
 def worthwhile(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> bool:
-    """Whether the kernel can be faster than torch, by (fake) arguments of `linear_gelu`.
+    """True where the kernel can beat torch; arguments, fake tensors included, as of `linear_gelu`.
 
     For few elements only the number of launches counts. cuBLASLt's epilogue alone saves one, on the device; it costs
     the host as much as two launches.
