@@ -103,6 +103,15 @@ def _forget_hydra() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _forget_compiled_code() -> Iterator[None]:
+    """Dynamo counts its graphs for the whole process, and keeps them."""
+    yield
+    if (dynamo := sys.modules.get("torch._dynamo")) and dynamo.utils.counters:
+        for forget in (dynamo.reset, dynamo.utils.counters.clear, dynamo.utils.clear_compilation_metrics):
+            forget()
+
+
+@pytest.fixture(autouse=True)
 def _the_same_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of comparisons in this process: what a test expects must not depend on luck."""
     monkeypatch.setattr("optexp.support.draws.token_hex", lambda count: "of the tests")

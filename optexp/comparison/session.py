@@ -14,7 +14,7 @@ from threading import Thread
 import torch
 
 from optexp.comparison.edits import Files
-from optexp.comparison.forecast import Steps, announcement, total_s
+from optexp.comparison.forecast import TOLD_S, Steps, announcement, total_s
 from optexp.comparison.machine import Machine
 from optexp.config import Experiment, search_path
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference
@@ -188,11 +188,11 @@ class Session:
         families = len(workload.families) - 1
         steps = Steps(told.step_s, told.compute_s, setup_s, verified, trains, workload.mode == "train", families)
         measured = self.experiment.verify != "only" and not self.settings.trials
-        quick: MeasurementSettings = build(search_path.compose(["measurement=quick"]).measurement, "measurement")
-        if not announcement(steps, self.settings, measured, {"quick": quick}):
+        if total_s(steps, self.settings, measured) < TOLD_S:
             return
         wall_s, compute_s = arm.call(Arm.one_step)
         steps = replace(steps, wall_s=wall_s, compute_s=compute_s)
+        quick: MeasurementSettings = build(search_path.compose(["measurement=quick"]).measurement, "measurement")
         if text := announcement(steps, self.settings, measured, {"quick": quick}):
             self.result.notes.append(text)
             self.progress.update(text, remaining_s=total_s(steps, self.settings, measured))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 
 import cloudpickle
 
@@ -37,9 +39,14 @@ def advise(
     return narrowed(bottlenecks, {text for text, reason in zip(fitting, refused, strict=True) if not reason})
 
 
-def installed() -> list[Strategy]:
-    """Every strategy on the search path, with the options of its YAML."""
-    names = search_path.options("strategy")
+def installed() -> Sequence[Strategy]:
+    """Every strategy on the search path, with the options of its YAML; composed once, so nobody may change one."""
+    return _built(Path.cwd(), *search_path.options("strategy"))
+
+
+@lru_cache(maxsize=1)
+def _built(folder: Path, *names: str) -> Sequence[Strategy]:
+    """folder: the working folder, whose conf/ is on the search path"""
     nodes = plain(search_path.compose([f"strategy=[{','.join(names)}]"]).strategy)
     return [build(node, f"strategy.{name}") for name, node in nodes.items() if "_target_" in node]
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from optexp.program import Batch, Program, Snapshot, gradients
+from optexp.support import random_state
 from optexp.support.reading import read_all
 
 DRAWS = 8
@@ -29,7 +30,7 @@ def slopes(program: Program, batch: Batch, start: Snapshot) -> list[float]:
     by 1; empty where there is no loss, or no gradient."""
 
     def loss(seed: int) -> Tensor:
-        torch.manual_seed(seed)
+        random_state.seed(seed)
         found = read_all(program.step(program, program.feed.bring(batch))).get("loss")
         single = found is not None and found.is_floating_point() and found.numel() == 1
         return found.clone() if found is not None and single else torch.tensor(nan)

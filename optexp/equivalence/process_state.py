@@ -27,6 +27,7 @@ _READERS: list[tuple[Any, str]] = [
     *((Tensor, name) for name in ("__eq__", "eq", "reshape", "view", "contiguous", "is_floating_point", "data_ptr")),
     *((torch, name) for name in ("equal", "allclose", "isclose", "clone", "manual_seed", "randn", "rand", "randint")),
     (torch.testing, "assert_close"),
+    (torch.cuda, "manual_seed_all"),
     *((nn.Module, name) for name in ("named_parameters", "named_buffers", "named_modules", "_named_members")),
 ]
 

@@ -23,6 +23,7 @@ from optexp.equivalence.gates import structure
 from optexp.equivalence.tensor_math import error, identical, rms
 from optexp.program import Batch, Program, Snapshot, gradients
 from optexp.records.verification import Finding, Randomness
+from optexp.support import random_state
 from optexp.support.reading import read
 
 GATE = "RANDOMNESS"
@@ -76,7 +77,7 @@ def throw(program: Program, batch: Batch, start: Snapshot, unit: float, seeds: i
     def once(seed: int | None) -> dict[str, Tensor]:
         start.restore(program)
         if seed is not None:
-            torch.manual_seed(seed)
+            random_state.seed(seed)
         outputs = program.step(program, program.feed.bring(batch))
         found = {f"out/{name}": read(tensor) for name, tensor in outputs.items()}
         return found | (gradients(program) if program.trains else {})

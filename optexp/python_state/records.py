@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from optexp.python_state.slots import DATA, SIMPLE, SPACES, WITH_STATE
 from optexp.python_state.variables import MISSING, Place, users
-from optexp.support.random_state import state_of
+from optexp.support.random_state import same_states, state_of
 
 INTERNAL = (frozenset(vars(nn.Module())) | {"_compiled_call_impl"}) - {"training"}
 FIXED = (*SIMPLE, Enum, FunctionType, MethodType, BuiltinFunctionType, ModuleType, range, slice, numpy.generic)
@@ -94,8 +94,10 @@ class Table:
             elif isinstance(record.owner, (nn.Module, Class)):
                 for name in _differing(old.held, record.held):
                     found.setdefault(inside(record.root, name), False)
-            elif not _same_contents(old.held, record.held):
-                found.setdefault(record.root, False)
+            else:
+                same = same_states if state_of(record.owner) is not None else _same_contents
+                if not same(old.held, record.held):
+                    found.setdefault(record.root, False)
         return found
 
 
@@ -312,8 +314,6 @@ def _same_contents(ours: Any, theirs: Any) -> bool:
         return len(ours) == len(theirs) and all(map(_same, ours, theirs))
     if isinstance(ours, set):
         return bool(ours == theirs)
-    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):  # a generator's state
-        return torch.equal(ours, theirs)
     return _same(ours, theirs) or repr(ours) == repr(theirs)
 
 

@@ -19,7 +19,7 @@ from optexp.export.repro import Script
 from optexp.program import Batch, Feed, Outputs, Program, Snapshot, map_batch, tensors_of
 from optexp.program.offered import Offered, Place
 from optexp.strategy import Notes
-from optexp.support import sparse
+from optexp.support import random_state, sparse
 from optexp.support.memory_plan import LEAST, PLANS, give_back
 from optexp.workers.messages import Identity, WorkloadInfo
 from optexp.workers.peer import Peer
@@ -104,7 +104,7 @@ class Holder(Peer):
         self.rates.set(1.0)
         if not (self.batches or (fresh and self.in_turns)):
             self.batches = self.drawn_batches(self.distinct)
-        torch.manual_seed(self.draws)
+        random_state.seed(self.draws)
         self.begin(self.program.feed, first)
 
     def identity(self) -> Identity:

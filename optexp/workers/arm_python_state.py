@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from optexp.python_state import likeness
 from optexp.python_state.model_state import same
+from optexp.support import random_state
 from optexp.workers.arm_program import Holder
 
 
@@ -41,7 +40,7 @@ def _forgetful(holder: Holder) -> set[str]:
         if earlier:
             holder.program.run()
             holder.program.put(holder.initial.values)  # all but what Python keeps
-            torch.manual_seed(holder.seed)
+            random_state.seed(holder.seed)
         else:
             holder.program.feed.next()
         holder.program.run()

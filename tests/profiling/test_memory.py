@@ -191,18 +191,14 @@ def test_autocast_keeps_casts_of_parameters() -> None:
 def test_compiled_code_is_not_compiled_anew_and_known_as_such() -> None:
     arm, counters = arm_of(small()), torch._dynamo.utils.counters
     arm.program = replace(arm.program, forward=torch.compile(arm.program.model, backend="aot_eager"))
-    try:
-        for _ in range(2):
-            arm.run()
-        before = counters["stats"]["unique_graphs"]
-        found = arm.memory_by_category("")
-        assert counters["stats"]["unique_graphs"] == before == 1
-        assert found is not None
-        by_loss = [row for row in found.saved if not row.compiled]
-        assert len(by_loss) <= 1 < len(found.saved), found.saved
-    finally:
-        torch._dynamo.reset()
-        counters.clear()
+    for _ in range(2):
+        arm.run()
+    assert counters["stats"]["unique_graphs"] == 1
+    found = arm.memory_by_category("")
+    assert counters["stats"]["unique_graphs"] == 1
+    assert found is not None
+    by_loss = [row for row in found.saved if not row.compiled]
+    assert len(by_loss) <= 1 < len(found.saved), found.saved
 
 
 def test_a_difference_of_two_programs_is_explained_to_the_byte() -> None:

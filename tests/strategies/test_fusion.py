@@ -88,9 +88,6 @@ def test_fullgraph_refuses_a_graph_break_and_says_where_it_is(build):
 
 
 def test_graph_breaks_are_told_with_their_lines(build):
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    torch._dynamo.utils.clear_compilation_metrics()  # of tests before this one
     plain = build(Gelu(size=4))
     program, _ = Fusion(backend="kernels").apply(Program(model=Broken(), step=plain.step, feed=plain.feed))
     program.run()
@@ -130,7 +127,6 @@ def test_evidence_counts_graphs_and_breaks():
     ids=lambda value: getattr(value, "name", None),
 )
 def test_our_kernels_in_the_place_of_patterns(build, observe, tmp_path, workload, replaced: str):
-    torch._dynamo.utils.counters.clear()
     strategy = Fusion(backend="kernels", fullgraph=True)
     program, plain = build(workload, strategy), build(workload)
     for ours, theirs in zip(observe(program), observe(plain), strict=True):
@@ -314,7 +310,7 @@ def test_graphs_that_share_memory_are_not_replayed_side_by_side(other: str) -> N
 
 @pytest.mark.parametrize(("backend", "part"), [("eager", "capture alone"), ("aot_eager", "AOTAutograd's part")])
 def test_a_part_of_the_compiler_computes_the_same_and_says_what_it_shows(
-    build, observe, tmp_path, counted_anew, backend: str, part: str
+    build, observe, tmp_path, backend: str, part: str
 ):
     workload, strategy = Mlp(mode="train", dim=8, layers=2, batch_size=4), Fusion(backend=backend)
     program, plain = build(workload, strategy), build(workload)
@@ -323,7 +319,7 @@ def test_a_part_of_the_compiler_computes_the_same_and_says_what_it_shows(
             torch.testing.assert_close(ours[name], value, msg=name)
     record(program.run, 1, tmp_path / "after.json.gz", CPU)
     trace = Trace.read(tmp_path / "after.json.gz")
-    evidence = strategy.evidence(trace, trace, {"captures": False}, counted_anew())
+    evidence = strategy.evidence(trace, trace, {"captures": False}, toolchain.counted())
     assert evidence.engaged
     assert part in evidence.text
     assert f"torch.compile(forward, backend='{backend}', fullgraph=False" in strategy.recipe({"captures": False})
@@ -344,35 +340,25 @@ class Positioned(nn.Module):
         return x + 1
 
 
-@pytest.fixture
-def counted_anew():
-    from torch._dynamo import reset, utils
-
-    for clear in (reset, utils.counters.clear, utils.clear_compilation_metrics):
-        clear()
-    yield toolchain.counted
-    for clear in (reset, utils.counters.clear, utils.clear_compilation_metrics):
-        clear()
-
-
-def test_what_is_compiled_anew_until_torch_gives_up_is_named(counted_anew):
+def test_what_is_compiled_anew_until_torch_gives_up_is_named():
     call = torch.compile(Positioned(), backend="eager")
     for _ in range(5):
         call(torch.randn(3, 4))
-    assert fusion.given_up(counted_anew(), 1) == ""
+    assert fusion.given_up(toolchain.counted(), 1) == ""
     for _ in range(6):
         call(torch.randn(3, 4))
-    text = fusion.given_up(counted_anew(), 1)
+    text = fusion.given_up(toolchain.counted(), 1)
     assert re.match(
         r"; compiled anew for each value of self.position \(test_fusion.py:\d+\), up to torch's limit of 8", text
     )
-    found = Fusion().evidence(profile(), profile(), {"captures": False}, counted_anew())
+    found = Fusion().evidence(profile(), profile(), {"captures": False}, toolchain.counted())
     assert not found.engaged
     assert "ran none of them; compiled anew for each value of self.position" in found.text
-    assert "self.position" in Fusion().evidence(profile(), profile(regions=1), {"captures": False}, counted_anew()).text
+    engaged = Fusion().evidence(profile(), profile(regions=1), {"captures": False}, toolchain.counted())
+    assert "self.position" in engaged.text
 
 
-def test_sizes_that_run_uncompiled_are_counted(counted_anew):
+def test_sizes_that_run_uncompiled_are_counted():
     call = torch.compile(nn.Linear(4, 4), backend="eager", dynamic=False)
     batches = [(torch.randn(rows, 4),) for rows in range(2, 12)]
     for (x,) in batches:
@@ -380,7 +366,7 @@ def test_sizes_that_run_uncompiled_are_counted(counted_anew):
     feed = Mlp(dim=4, layers=1, batch_size=2).build(CPU, torch.float32, 0).feed
     feed.reset(batches)
     kinds = fusion.kinds(Program(nn.Linear(4, 4), lambda *_: {}, feed))
-    text = fusion.given_up(counted_anew(), kinds)
+    text = fusion.given_up(toolchain.counted(), kinds)
     assert "each size of" in text
     assert "2 of 10 sizes of batches run uncompiled" in text
 

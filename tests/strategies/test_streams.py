@@ -444,7 +444,6 @@ def test_pieces_of_a_compiled_model_are_compiled_one_by_one(streams, build):
         graphs.append(streams.current.name)
         return graph
 
-    torch._dynamo.reset()
     program, plain = build(TOWERS), build(TOWERS)
     program = replace(program, forward=torch.compile(program.model, backend=backend))
     program, _ = Streams().apply(program)

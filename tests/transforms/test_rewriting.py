@@ -38,12 +38,6 @@ EXACT_FORMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _nothing_compiled_before() -> None:
-    """Dynamo compiles a function only so often, and these share theirs."""
-    torch._dynamo.reset()
-
-
 def rewritten(function: Callable[..., Any], *args: Tensor) -> tuple[Any, Rewriter]:
     """What the function computes with our kernels put in, and what the rewriter did."""
     rewriter = Rewriter(list(kernels().values()))
