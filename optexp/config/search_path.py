@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path, PurePath
@@ -65,10 +66,15 @@ class SearchPath(SearchPathPlugin):
                 search_path.append("optexp", f"studies://{folder}")
         if (here / "conf").is_dir() and here / "conf" != CONF:
             search_path.append("optexp", f"file://{here / 'conf'}")
-        for entry in entry_points(group="optexp.configs"):
-            spec = find_spec(entry.module)
-            for location in (spec.submodule_search_locations if spec else None) or ():
-                search_path.append(entry.name, f"file://{location}")
+        for name, location in _installed(*sys.path):
+            search_path.append(name, f"file://{location}")
+
+
+@lru_cache(maxsize=1)
+def _installed(*path: str) -> list[tuple[str, str]]:
+    """Name and folder of configurations that packages bring, which takes a look at every package on `path`."""
+    specs = [(entry.name, find_spec(entry.module)) for entry in entry_points(group="optexp.configs")]
+    return [(name, place) for name, spec in specs if spec for place in spec.submodule_search_locations or ()]
 
 
 def register() -> None:

@@ -158,7 +158,7 @@ def _held(value: Any, before: Table | None = None) -> Any:
     if isinstance(value, (list, dict, set, deque)):
         return _shallow(value) if len(value) <= MOST else None
     if (state := state_of(value)) is not None:
-        return copy.deepcopy(state[0]())
+        return state[0]()
     if not isinstance(value, (*DATA, *WITH_STATE)) and walkable(type(value)):
         return {name: _kept(entry) for name, entry in attributes_of(value).items()}
     return None
