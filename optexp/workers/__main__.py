@@ -6,6 +6,8 @@ import os
 import sys
 
 if __name__ == "__main__":
+    import torch._dynamo  # noqa: F401  fake tensors and graphs import it, in nearly every arm: a second each
+
     import optexp.workers.arm
     import optexp.workers.reference  # noqa: F401  the other kind of worker
     from optexp.workers.process import serve_launcher
