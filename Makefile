@@ -56,5 +56,5 @@ $(PY):
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): pyproject.toml constraints.txt | $(PY)
-	$(PY) -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	$(PY) -m pip install --disable-pip-version-check --quiet --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
