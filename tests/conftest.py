@@ -20,6 +20,7 @@ from optexp.config import Experiment, overrides, resolve, search_path
 from optexp.profiling import calibration
 from optexp.sweeps import exit_status
 
+os.environ["XDG_CACHE_HOME"] = str(Path.home() / ".cache" / "optexp-tests")  # what tests learn is not the user's
 if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # side by side: their threads share the cores
     threads = max(1, len(os.sched_getaffinity(0)) // processes)
     torch.set_num_threads(threads)

@@ -142,7 +142,7 @@ def test_a_verdict_that_promises_less_is_no_lie(comparisons: int | None, tmp_pat
     result = faster()
     assert result.measurement is not None
     result.by_itself = ByItself(Verdict.FASTER, result.headline)
-    result.measurement.p_value = statistics.p_value(log_ratios(result.measurement), 0.01)
+    result.measurement.p_value = statistics.p_value(log_ratios(result.measurement), 0.01, 0.99)
     result.measurement.p_holm, result.measurement.comparisons = 0.02, comparisons
     alone, result.verdict = result.headline, Verdict.INCONCLUSIVE
     result.headline = f"INCONCLUSIVE: one of 12 comparisons (Holm: p = 0.02), by itself {alone}"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from optexp.commands.audit import problems
-from optexp.comparison.adjudicate import Examined, Facts, adjudicate
+from optexp.comparison.adjudicate import Examined, Facts, adjudicate, facts_of
 from optexp.comparison.conclusion import conclude, cost, l2, summarize
 from optexp.comparison.measure import Timed
 from optexp.comparison.runner import settle
@@ -132,7 +132,7 @@ def test_cold_pairs_of_a_slowed_card_do_not_count() -> None:
     for sample in samples:
         sample.pairs += [replace(pair, kind=COLD, baseline=timing(2e-3)) for pair in sample.pairs]
         sample.pairs += [replace(pair, kind=COLD, candidate=timing(9e-3), readings=hot) for pair in sample.pairs]
-    cold = l2(samples, MeasurementSettings(l2="both")).cold
+    cold = l2(samples, MeasurementSettings(l2="both"), None).cold
     assert cold is not None
     assert cold.estimate == pytest.approx(2)
     for sample in samples:
@@ -187,7 +187,7 @@ def concluded(asked: Experiment, folder: Path, timed: float | list[Sample]) -> R
     """A comparison whose arms were verified and took these times (or: the baseline so many times the candidate's)."""
     samples = timed
     if isinstance(timed, float):
-        samples = made(constant(timed * 1e-3), constant(1e-3), noise=0.0001, processes=1)
+        samples = made(constant(timed * 1e-3), constant(1e-3), noise=0.0001)
     assert isinstance(samples, list)
     with Progress() as progress:
         session = Session(asked, "cpu", folder, Stopwatch(), progress)
@@ -230,4 +230,19 @@ def test_the_headline_names_the_precision_of_the_limits(
         experiment("workload=gelu", "measurement=quick", "device=cpu", "isolation=none", *asked), tmp_path, 1.03
     )
     assert found.verdict is Verdict.FASTER
-    assert found.headline.endswith(f"one process){named}")
+    assert found.headline.endswith(f"5 processes){named}")
+
+
+def test_a_small_difference_of_one_process_may_be_its_luck(experiment: Of, tmp_path: Path) -> None:
+    asked = experiment("workload=gelu", "measurement=quick", "device=cpu", "isolation=none", "strategy=inplace")
+    small, large = (
+        concluded(asked, tmp_path, made(constant(ratio * 1e-3), constant(1e-3), processes=1)) for ratio in (1.03, 1.5)
+    )
+    assert small.verdict is Verdict.INCONCLUSIVE
+    assert large.verdict is Verdict.FASTER
+    assert "one process, others differ by 3 %" in large.headline
+    large.write(tmp_path / "result.json")
+    again, said = facts_of(Result.read(tmp_path / "result.json")).interval, large.speedup
+    assert again is not None
+    assert said is not None
+    assert again.ratios() == pytest.approx((said.estimate, said.low, said.high))

@@ -62,7 +62,7 @@ class Facts:
         """Of the log-ratio, over processes."""
         if self.measurement is None or not self.measurement.pairs:
             return None
-        return statistics.interval(log_ratios(self.measurement), self.confidence)
+        return statistics.interval(log_ratios(self.measurement), self.confidence, self.measurement.spread)
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def refused(facts: Facts) -> Decision | None:
     wrong = [watch.text for watch in measurement.watchdogs if watch.refuses]
     wrong += [f"{name}: {control.text}" for name, control in measurement.controls.items() if not control.ok]
     interval = facts.interval
-    if facts.itself and interval and _own(measurement, interval) in (Verdict.FASTER, Verdict.SLOWER):
+    if facts.itself and interval and _own(measurement, interval, facts.confidence) in (Verdict.FASTER, Verdict.SLOWER):
         wrong.append(f"the same program differs from itself by {abs(interval.estimate):.1%}: the machine disturbs")
     return Decision(Verdict.INVALID, "; ".join(wrong)) if wrong else None
 
@@ -171,7 +171,7 @@ def measured(facts: Facts) -> Decision | None:
     measurement, interval = facts.measurement, facts.interval
     if measurement is None or interval is None:
         return None
-    own = _own(measurement, interval)
+    own = _own(measurement, interval, facts.confidence)
     claims = own in (Verdict.FASTER, Verdict.SLOWER)
     if claims and measurement.p_holm is not None and measurement.p_holm >= 1 - facts.confidence:
         reason = f"one of {measurement.comparisons or 'several'} comparisons (Holm: p = {measurement.p_holm:.2g})"
@@ -179,12 +179,14 @@ def measured(facts: Facts) -> Decision | None:
     return Decision(own)
 
 
-def _own(measurement: Measurement, interval: statistics.Interval) -> Verdict:
+def _own(measurement: Measurement, interval: statistics.Interval, confidence: float) -> Verdict:
     """The verdict of pairs and watchdogs by themselves."""
     if any(watch.undecides for watch in measurement.watchdogs):
         return Verdict.INCONCLUSIVE
-    if len(measurement.pairs) == 1 and statistics.too_noisy(interval):
-        return Verdict.INCONCLUSIVE
+    if len(measurement.pairs) == 1:
+        blocks = statistics.over_blocks(log_ratios(measurement)[0], confidence)
+        if statistics.too_noisy(blocks):
+            return Verdict.INCONCLUSIVE
     return statistics.decide(interval, measurement.min_effect)
 
 

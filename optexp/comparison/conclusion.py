@@ -10,11 +10,12 @@ from statistics import median
 from optexp.comparison.adjudicate import Facts
 from optexp.comparison.measure import Timed
 from optexp.comparison.session import Session
+from optexp.comparison.spread_of_processes import expected, learn
 from optexp.measurement import statistics
 from optexp.measurement.samples import COLD, MAIN, Sample
 from optexp.measurement.settings import MeasurementSettings
 from optexp.measurement.watchdogs import FOREIGN, WATCHDOGS
-from optexp.records.measurement import Cache, Cost, Measurement, ProcessRatio, Ratio, Severity, Watch
+from optexp.records.measurement import Cache, Cost, Measurement, ProcessRatio, ProcessSpread, Ratio, Severity, Watch
 from optexp.result import ArmSummary, Result, Speedup
 from optexp.support.units import percent, ratio
 
@@ -28,17 +29,19 @@ def conclude(session: Session, facts: Facts, timed: Timed) -> None:
         summary: ArmSummary = getattr(result, name)
         summarize(summary, name, samples, session.samples)
         summary.setup_s = setup_s[name]
-    facts.confidence = settings.confidence
+    facts.confidence, spread = settings.confidence, expected(session, samples)
+    ratios = [[pair.log_ratio for pair in sample.kept] for sample in samples]
     facts.measurement = Measurement(
         preset=settings.preset,
         min_effect=settings.min_effect,
         watchdogs=[accepted(session, watchdog(samples)) for watchdog in WATCHDOGS],
         controls=dict(timed.controls),
-        p_value=statistics.p_value([[p.log_ratio for p in s.kept] for s in samples], settings.min_effect),
-        l2=l2(samples, settings),
+        p_value=statistics.p_value(ratios, settings.min_effect, settings.confidence, spread),
+        l2=l2(samples, settings, spread),
         processes=[ProcessRatio(s.log_ratio, len(s.kept)) for s in samples],
         pairs=[[(p.baseline.step_s * 1e6, p.candidate.step_s * 1e6) for p in s.kept] for s in samples],
         dropped=[[(p.baseline.step_s * 1e6, p.candidate.step_s * 1e6) for p in s.dropped] for s in samples],
+        spread=spread,
         setups_s=timed.setups_s,
         differences=timed.differences,
         unbound=timed.unbound,
@@ -48,6 +51,7 @@ def conclude(session: Session, facts: Facts, timed: Timed) -> None:
     result.series, result.measurement = series(samples), facts.measurement
     result.speedup = Speedup(*interval.ratios(), confidence=settings.confidence, processes=len(samples))
     facts.measurement.cost = cost(session, result, first)
+    learn(session, samples)
 
 
 def accepted(session: Session, watch: Watch) -> Watch:
@@ -71,11 +75,11 @@ def series(samples: Sequence[Sample]) -> list[dict[str, list[float | None]]]:
     return found
 
 
-def l2(samples: Sequence[Sample], settings: MeasurementSettings) -> Cache:
+def l2(samples: Sequence[Sample], settings: MeasurementSettings, spread: ProcessSpread | None) -> Cache:
     """State of the GPU's cache in steps of the headline, and the ratio with emptied caches if measured."""
     headline, found = "cold" if settings.l2 == COLD else "warm", None
     if cold := [ratios for s in samples if (ratios := [p.log_ratio for p in s.of(COLD) if p.counts])]:
-        estimate, low, high = statistics.interval(cold, settings.confidence).ratios()
+        estimate, low, high = statistics.interval(cold, settings.confidence, spread).ratios()
         text = f"device time {ratio(estimate)}, {percent(settings.confidence)} interval {low:.3g} to {high:.3g}"
         found = Ratio(estimate, low, high if isfinite(high) else None, text)
     return Cache(headline, found)

@@ -18,6 +18,7 @@ from statistics import fmean, median, variance
 from optexp.comparison.physics import bound
 from optexp.comparison.sampling import QUEUES, Ready, look_enough, sample
 from optexp.comparison.session import Session
+from optexp.comparison.spread_of_processes import HOST_BOUND, busy_shares, expected
 from optexp.comparison.under_load import under_load
 from optexp.errors import Distrusted
 from optexp.measurement import controls, placement, samples_file, statistics
@@ -34,7 +35,6 @@ from optexp.workers.client import Client
 
 FEWEST_PAIRS = 10
 RESTART_PAIRS = 40  # that could be measured while processes start and warm up: some 2 s
-HOST_BOUND = 0.9  # of the step: below, the GPU waits for the host
 ON_STREAM = 0.7  # of what keeps the GPU busy in warm steps: cold ones that take less leave work out
 SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 CONTEXT_MIB = 1024  # that a process takes of the card for itself, at least
@@ -141,10 +141,10 @@ def judge_controls(session: Session, timed: Timed) -> None:
     """Controls that failed are run again in new processes."""
     if not timed.due:
         return
-    timed.controls = controls.judge(timed.samples, session.settings)
+    timed.controls = controls.judge(timed.samples, session.settings, expected(session, timed.samples))
     if controls.failed(timed.controls):
         measure_controls_again(session, timed)
-        timed.controls = controls.judge(timed.beside, session.settings)
+        timed.controls = controls.judge(timed.beside, session.settings, expected(session, timed.beside))
     if timed.known:
         controls.remember(timed.known, timed.controls)
 
@@ -185,13 +185,11 @@ def refuse_work_aside(result: Result, samples: Sequence[Sample]) -> None:
 
 
 def how_busy(result: Result, samples: Sequence[Sample]) -> None:
-    """The share of a timed step in which the card works: traced steps are longer, as tracing takes time of the host."""
-    for name in ("baseline", "candidate"):
+    """The share of a timed step in which the card works, into both arms' figures."""
+    for name, share in busy_shares(result, samples).items():
         summary: ArmSummary = getattr(result, name)
-        timings = [getattr(pair, name) for sample in samples for pair in sample.kept]
-        if summary.busy_us and not timings[0].cold:
-            samples[-1].busy_s[name] = summary.busy_us / 1e6
-            summary.gpu_busy = min(1.0, summary.busy_us / 1e6 / median(timing.wall_s for timing in timings))
+        assert summary.busy_us is not None
+        samples[-1].busy_s[name], summary.gpu_busy = summary.busy_us / 1e6, share
 
 
 def host_bound(result: Result) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from optexp.measurement import statistics
 from optexp.measurement.samples import DELAYED, SAME, Sample
 from optexp.measurement.settings import MeasurementSettings
-from optexp.records.measurement import Control
+from optexp.records.measurement import Control, ProcessSpread
 from optexp.support.cache import kept
 from optexp.support.units import percent
 
@@ -22,18 +22,25 @@ DELAY = 1.05
 NAMES = {SAME: "A/A", DELAYED: "known delay"}
 
 
-def judge(samples: Sequence[Sample], settings: MeasurementSettings) -> dict[str, Control]:
-    """By name. A control whose interval is too wide to find the delay has not failed: the verdict will be as unsure."""
-    return {name: _judge(kind, samples, settings) for kind, name in NAMES.items()}
+def judge(
+    samples: Sequence[Sample], settings: MeasurementSettings, spread: ProcessSpread | None = None
+) -> dict[str, Control]:
+    """By name. A control whose interval is too wide to find the delay has not failed: the verdict will be as unsure.
+
+    spread: expected between processes, where there is one
+    """
+    return {name: _judge(kind, samples, settings, spread) for kind, name in NAMES.items()}
 
 
-def _judge(kind: str, samples: Sequence[Sample], settings: MeasurementSettings) -> Control:
+def _judge(
+    kind: str, samples: Sequence[Sample], settings: MeasurementSettings, spread: ProcessSpread | None
+) -> Control:
     if not any(s.of(kind) for s in samples):
         return Control(kind, True, True, "skipped: an exact delay needs blocks of 20 steps, and warm caches")
     processes = [ratios for s in samples if (ratios := [-pair.log_ratio for pair in s.of(kind) if pair.counts])]
     if not processes:
         return Control(kind, True, False, "the GPU was slowed in every pair: nothing to tell from")
-    interval = statistics.interval(processes, settings.confidence)
+    interval = statistics.interval(processes, settings.confidence, spread)
     if isinf(interval.half_width):
         return Control(kind, True, False, "too few pairs to tell")
     truth, tolerance = (log(DELAY) if kind == DELAYED else 0.0), log(1 + settings.min_effect)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, exp, inf, log, sqrt
+from math import ceil, exp, hypot, inf, log, sqrt
 from statistics import fmean, median, stdev
 
-from scipy.special import bdtr, stdtr, stdtrit  # scipy.stats has the same under better names, and takes 2 s to import
+# scipy.stats has the same under better names, and takes 2 s to import.
+from scipy.special import bdtr, ndtri, stdtr, stdtrit
 
+from optexp.records.measurement import ProcessSpread
 from optexp.records.verdict import Verdict
 
 FARTHEST = 700.0  # of a log-ratio: a float holds no larger ratio
@@ -44,7 +46,7 @@ def over_processes(log_ratios: Sequence[float], confidence: float) -> Interval:
 def over_blocks(log_ratios: Sequence[float], confidence: float) -> Interval:
     """The median of one process's pairs between two order statistics (the sign test's interval).
 
-    It says nothing about the luck of a process: results that rest on it are marked "one process".
+    It says nothing about the luck of a process (see `over_one_process`).
     """
     ordered, n, k = sorted(log_ratios), len(log_ratios), 0
     while bdtr(k, n, 0.5) <= (1 - confidence) / 2:  # P(at most k of n lie below the median)
@@ -54,11 +56,27 @@ def over_blocks(log_ratios: Sequence[float], confidence: float) -> Interval:
     return Interval(median(ordered), ordered[k - 1], ordered[n - k])
 
 
-def interval(processes: Sequence[Sequence[float]], confidence: float) -> Interval:
-    """Of log-ratios by process: over the processes' medians, or over the blocks of the only one."""
-    if len(processes) == 1:
+def over_one_process(log_ratios: Sequence[float], confidence: float, spread: ProcessSpread) -> Interval:
+    """The interval over one process's blocks, wide enough for the luck of a process, which is not seen but known."""
+    blocks = over_blocks(log_ratios, confidence)
+    t = float(stdtrit(spread.freedom, (1 + confidence) / 2))
+    below, above = (
+        t * hypot(half / float(ndtri((1 + confidence) / 2)), spread.deviation)
+        for half in (blocks.estimate - blocks.low, blocks.high - blocks.estimate)
+    )
+    return Interval(blocks.estimate, blocks.estimate - below, blocks.estimate + above)
+
+
+def interval(processes: Sequence[Sequence[float]], confidence: float, spread: ProcessSpread | None = None) -> Interval:
+    """Of log-ratios by process: over the processes' medians, or over the blocks of the only one.
+
+    spread: expected between processes, where there is one
+    """
+    if len(processes) > 1:
+        return over_processes([median(ratios) for ratios in processes], confidence)
+    if spread is None:
         return over_blocks(processes[0], confidence)
-    return over_processes([median(ratios) for ratios in processes], confidence)
+    return over_one_process(processes[0], confidence, spread)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
@@ -73,23 +91,33 @@ def precise_enough(interval: Interval, half_width: float) -> bool:
 
 
 def too_noisy(interval: Interval) -> bool:
-    """Whether one process's blocks scatter by more than the difference that they show.
+    """Whether one process's blocks (interval: over them) scatter by more than the difference that they show.
 
     Blocks that other programs disturb are not independent, and their interval is then too narrow for what it claims.
     """
     return interval.high - interval.low > max(0.2, min(abs(interval.low), abs(interval.high)))
 
 
-def p_value(processes: Sequence[Sequence[float]], min_effect: float) -> float:
-    """Chance of log-ratios this far beyond δ where there is nothing beyond it: what `decide` compares, as a number."""
+def p_value(
+    processes: Sequence[Sequence[float]], min_effect: float, confidence: float, spread: ProcessSpread | None = None
+) -> float:
+    """Chance of log-ratios this far beyond δ where there is nothing beyond it: what `decide` compares, as a number.
+
+    spread: expected between processes, where there is one
+    """
     margin = log(1 + min_effect)
+    if len(processes) == 1 and spread is not None:
+        blocks = over_blocks(processes[0], confidence)
+        half = blocks.estimate - blocks.low if blocks.estimate > 0 else blocks.high - blocks.estimate
+        error = hypot(half / float(ndtri((1 + confidence) / 2)), spread.deviation)
+        return min(1.0, 2 * float(stdtr(spread.freedom, -(abs(blocks.estimate) - margin) / error)))
     if len(processes) == 1:
         count = max(sum(ratio > margin for ratio in processes[0]), sum(ratio < -margin for ratio in processes[0]))
         return min(1.0, 2 * float(bdtr(len(processes[0]) - count, len(processes[0]), 0.5)))
     medians = [median(ratios) for ratios in processes]
-    spread = stdev(medians) / sqrt(len(medians))
+    error = stdev(medians) / sqrt(len(medians))
     beyond = abs(fmean(medians)) - margin
-    return min(1.0, 2 * float(stdtr(len(medians) - 1, -beyond / spread))) if spread else float(beyond <= 0)
+    return min(1.0, 2 * float(stdtr(len(medians) - 1, -beyond / error))) if error else float(beyond <= 0)
 
 
 def decide(interval: Interval, min_effect: float) -> Verdict:
@@ -104,10 +132,15 @@ def decide(interval: Interval, min_effect: float) -> Verdict:
     return Verdict.INCONCLUSIVE
 
 
-def verdict(processes: Sequence[Sequence[float]], confidence: float, min_effect: float) -> tuple[Verdict, Interval]:
-    """What log-ratios by process come to. One process that was disturbed decides nothing."""
-    found = interval(processes, confidence)
-    if len(processes) == 1 and too_noisy(found):
+def verdict(
+    processes: Sequence[Sequence[float]], confidence: float, min_effect: float, spread: ProcessSpread | None = None
+) -> tuple[Verdict, Interval]:
+    """What log-ratios by process come to. One process that was disturbed decides nothing.
+
+    spread: expected between processes, where there is one
+    """
+    found = interval(processes, confidence, spread)
+    if len(processes) == 1 and too_noisy(over_blocks(processes[0], confidence)):
         return Verdict.INCONCLUSIVE, found
     return decide(found, min_effect), found
 

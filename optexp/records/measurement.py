@@ -101,6 +101,19 @@ class ProcessRatio:
 
 
 @dataclass(frozen=True)
+class ProcessSpread:
+    """Standard deviation of the log-ratio between processes, where only one was measured.
+
+    freedom: degrees of freedom that it is known with
+    source:  the comparisons that it was seen in, in words
+    """
+
+    deviation: float
+    freedom: int
+    source: str = ""
+
+
+@dataclass(frozen=True)
 class Cost:
     """Set-up time and the steps after which a gain has paid for it.
 
@@ -141,6 +154,7 @@ class Measurement:
     p_value:     of a difference beyond δ;  p_holm: corrected for a sweep's comparisons
     comparisons: number of those; None without a correction, and in records before this field
     pairs:       by process, µs a step of both arms;  dropped: the same of pairs that do not count
+    spread:      expected between processes, where there is one; None in records before this field
     setups_s:    by arm, seconds of set-up of each process
     differences: settings that differ between the arms, by name
     unbound:     the ratio on all cores, in words, where the host limits it
@@ -157,6 +171,7 @@ class Measurement:
     processes: list[ProcessRatio] = field(default_factory=list)
     pairs: list[list[tuple[float, float]]] = field(default_factory=list)
     dropped: list[list[tuple[float, float]]] = field(default_factory=list)
+    spread: ProcessSpread | None = None
     cost: Cost = field(default_factory=Cost)
     setups_s: dict[str, list[float]] = field(default_factory=dict)
     differences: dict[str, str] = field(default_factory=dict)

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.measurement import statistics
-from optexp.records.measurement import Measurement
+from optexp.records.measurement import Measurement, ProcessSpread
 from optexp.records.verification import Verification
 from optexp.result import ByItself, Problem, Result, Speedup, Verdict
 from optexp.sweeps import selection
@@ -57,12 +57,14 @@ def test_a_claim_among_many_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_p_agrees_with_the_interval() -> None:
     random = Random(2)
     for _ in range(200):
-        for processes in (
-            [[random.gauss(0.02, 0.006)] for _ in range(5)],
-            [[random.gauss(0.015, 0.01) for _ in range(30)]],
+        for processes, spread in (
+            ([[random.gauss(0.02, 0.006)] for _ in range(5)], None),
+            ([[random.gauss(0.015, 0.01) for _ in range(30)]], None),
+            ([[random.gauss(random.choice((-0.03, 0.03)), 0.01) for _ in range(30)]], ProcessSpread(0.004, 8)),
         ):
-            decided = statistics.decide(statistics.interval(processes, 0.99), 0.01)
-            assert (decided in (Verdict.FASTER, Verdict.SLOWER)) == (statistics.p_value(processes, 0.01) < 0.01)
+            decided = statistics.decide(statistics.interval(processes, 0.99, spread), 0.01)
+            p = statistics.p_value(processes, 0.01, 0.99, spread)
+            assert (decided in (Verdict.FASTER, Verdict.SLOWER)) == (p < 0.01)
 
 
 def test_among_many_equal_arms_one_false_claim_in_a_hundred_searches() -> None:
@@ -70,7 +72,7 @@ def test_among_many_equal_arms_one_false_claim_in_a_hundred_searches() -> None:
 
     def claims() -> bool:
         tried = [[[random.gauss(0, 0.02)] for _ in range(5)] for _ in range(10)]
-        return min(selection.holm([statistics.p_value(processes, 0.0) for processes in tried])) < 0.01
+        return min(selection.holm([statistics.p_value(processes, 0.0, 0.99) for processes in tried])) < 0.01
 
     assert sum(claims() for _ in range(searches)) <= 8
 

@@ -1,0 +1,64 @@
+"""Which differences between processes a comparison has to expect, and which it leaves for the next one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from optexp.comparison.session import Session
+from optexp.measurement import process_spread
+from optexp.measurement.process_spread import StepKind
+from optexp.measurement.samples import Sample
+from optexp.records.measurement import ProcessSpread
+from optexp.result import ArmSummary, Result
+
+HOST_BOUND = 0.9  # of the step: below, the GPU waits for the host
+
+
+def busy_shares(result: Result, samples: Sequence[Sample]) -> Mapping[str, float]:
+    """By arm, the share of a timed step in which the card works: traced steps are longer, as tracing takes time of the
+    host. Arms without a profile, and steps with emptied caches, are left out."""
+    found = {}
+    for name in ("baseline", "candidate"):
+        summary: ArmSummary = getattr(result, name)
+        timings = [getattr(pair, name) for sample in samples for pair in sample.kept]
+        if summary.busy_us and timings and not timings[0].cold:
+            found[name] = min(1.0, summary.busy_us / 1e6 / median(timing.wall_s for timing in timings))
+    return found
+
+
+def expected(session: Session, samples: Sequence[Sample]) -> ProcessSpread | None:
+    """Differences between processes that the only one does not show; None where there are several."""
+    if len(samples) != 1 or not samples[0].kept:
+        return None
+    known = process_spread.remembered(process_spread.file_of(_device(session)))
+    return process_spread.expected(known, _kind(session, samples), _step_us(samples))
+
+
+def learn(session: Session, samples: Sequence[Sample]) -> None:
+    """Leave the spread of this comparison's processes for comparisons of one."""
+    ratios = [sample.log_ratio for sample in samples if sample.kept]
+    if session.isolated and (found := process_spread.seen(_kind(session, samples), _step_us(samples), ratios)):
+        process_spread.remember(process_spread.file_of(_device(session)), found)
+
+
+def _kind(session: Session, samples: Sequence[Sample]) -> StepKind:
+    if not session.machine.on_gpu:
+        return StepKind.CPU
+    shares = busy_shares(session.result, samples)
+    device_bound = len(shares) == 2 and min(shares.values()) >= HOST_BOUND
+    return StepKind.DEVICE_BOUND if device_bound else StepKind.HOST_BOUND
+
+
+def _step_us(samples: Sequence[Sample]) -> float:
+    """The baseline's, in µs."""
+    return 1e6 * median(pair.baseline.wall_s for sample in samples for pair in sample.kept)
+
+
+def _device(session: Session) -> str:
+    environment = session.result.environment
+    if session.machine.on_gpu:
+        return str(environment.get("gpu_uuid") or environment.get("gpu") or "cuda")
+    facts = f"{environment.get('cpu')} {session.machine.cores}"
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]

@@ -1,0 +1,106 @@
+"""How much the log-ratio differs from process to process, which no single process can show.
+
+A comparison of several processes leaves its variance here. A comparison of one process (`measurement=quick`) reads the
+variances of this device and this kind of step, beside a prior, and widens its interval by them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from math import sqrt
+from pathlib import Path
+from statistics import variance
+
+import msgspec
+
+from optexp.records.measurement import ProcessSpread
+from optexp.support.cache import kept
+
+FEWEST = 3  # processes whose variance is remembered
+MOST = 200  # remembered comparisons of a device
+ALIKE = 4.0  # steps whose times differ by less than this factor are of one kind
+
+
+class StepKind(StrEnum):
+    """What the time of a step depends on."""
+
+    CPU = "steps on a CPU"
+    HOST_BOUND = "host-bound steps"
+    DEVICE_BOUND = "device-bound steps"
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Standard deviation of the log-ratio between processes, and degrees of freedom that it counts for."""
+
+    deviation: float
+    freedom: int
+
+
+# Seen on an H200 (device-bound 0.09 to 0.24 %, host-bound on one core 1.2 to 1.5 %) and on two quiet cores (2 to 4 %).
+PRIORS = {
+    StepKind.CPU: Prior(0.03, 6),
+    StepKind.HOST_BOUND: Prior(0.015, 6),
+    StepKind.DEVICE_BOUND: Prior(0.002, 8),
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One comparison of several processes: variance of their log-ratios, with its degrees of freedom."""
+
+    kind: StepKind
+    step_us: float
+    variance: float
+    freedom: int
+
+
+def expected(known: Iterable[Seen], kind: StepKind, step_us: float) -> ProcessSpread:
+    """The spread of steps like this: pooled variance of what was seen and of the prior."""
+    alike = [seen for seen in known if seen.kind is kind and 1 / ALIKE < seen.step_us / step_us < ALIKE]
+    prior = PRIORS[kind]
+    freedom = prior.freedom + sum(seen.freedom for seen in alike)
+    pooled = prior.freedom * prior.deviation**2 + sum(seen.freedom * seen.variance for seen in alike)
+    count = len(alike)
+    source = f"as {kind} do"
+    if count:
+        source += f", {count} earlier comparison{'s' if count > 1 else ''} on this device among them"
+    return ProcessSpread(sqrt(pooled / freedom), freedom, source)
+
+
+def seen(kind: StepKind, step_us: float, log_ratios: Sequence[float]) -> Seen | None:
+    """A comparison's own spread; None where it has too few processes."""
+    if len(log_ratios) < FEWEST:
+        return None
+    return Seen(kind, step_us, variance(log_ratios), len(log_ratios) - 1)
+
+
+# --- from one comparison to the next ------------------------------------------------------------------------------
+
+
+def file_of(device: str) -> Path:
+    """The file of a device, by its UUID or, for a CPU, its model and the cores in use."""
+    return kept(f"process_spread-{device}.json")
+
+
+def remembered(path: Path) -> list[Seen]:
+    """Earlier comparisons; none where nothing can be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Seen])
+    except (OSError, msgspec.DecodeError):
+        return []
+
+
+def remember(path: Path, found: Seen) -> None:
+    """Add a comparison. A home that cannot be written to costs width of intervals, nothing else."""
+    rows = [asdict(row) for row in (*remembered(path), found)][-MOST:]
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(rows) + "\n")
+        unfinished.replace(path)  # at once: comparisons may end together
