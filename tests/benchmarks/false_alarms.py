@@ -30,7 +30,8 @@ from optexp.comparison.machine import choose_device
 from optexp.comparison.sampling import sample
 from optexp.comparison.session import Session
 from optexp.config import resolve
-from optexp.measurement import clock, placement, statistics
+from optexp.measurement import clock, placement, process_spread, statistics
+from optexp.measurement.process_spread import StepKind
 from optexp.measurement.samples import Sample
 from optexp.measurement.settings import MeasurementSettings
 from optexp.reporting.terminal import Progress
@@ -125,7 +126,7 @@ def comparisons(
         for arm in arms.values():
             arm.close()
     for (_, delay), samples in found.items():
-        yield {"delay": delay, **conclusion(samples, settings)}
+        yield {"delay": delay, **conclusion(session, samples)}
 
 
 def undecided(samples: list[Sample], settings: MeasurementSettings) -> bool:
@@ -136,20 +137,31 @@ def undecided(samples: list[Sample], settings: MeasurementSettings) -> bool:
     return settings.processes_max > 1 and not statistics.precise_enough(interval, settings.half_width)
 
 
-def conclusion(samples: list[Sample], settings: MeasurementSettings) -> dict[str, Any]:
+def conclusion(session: Session, samples: list[Sample]) -> dict[str, Any]:
+    settings = session.settings
     ratios = [[p.log_ratio for p in s.kept] for s in samples]
-    verdict, interval = statistics.verdict(ratios, settings.confidence, settings.min_effect)
-    estimate, low, high = interval.ratios()
     pairs = [pair for s in samples for pair in s.kept]
+    step_us = median(pair.baseline.wall_s for pair in pairs) * 1e6
+    spread = process_spread.expected([], kind(session), step_us) if len(samples) == 1 else None
+    verdict, interval = statistics.verdict(ratios, settings.confidence, settings.min_effect, spread)
+    estimate, low, high = interval.ratios()
     first, second = ([p.log_ratio for p in pairs if p.baseline_first is order] for order in (True, False))
     return {
         "verdict": str(verdict),
         "interval": [estimate, low, high],
         "log_ratios": [s.log_ratio for s in samples],
         "scatter": [stdev(process) for process in ratios],
-        "step_us": median(pair.baseline.wall_s for pair in pairs) * 1e6,
+        "step_us": step_us,
         "going_first": (median(first) - median(second)) / 2,
     }
+
+
+def kind(session: Session) -> StepKind:
+    """As nothing is profiled here, what is known of these workloads: eager steps of small models wait for the host."""
+    if not session.machine.on_gpu:
+        return StepKind.CPU
+    eager = session.workload.name in ("mlp", "lenet5") and not session.baseline
+    return StepKind.HOST_BOUND if eager else StepKind.DEVICE_BOUND
 
 
 def measure(asked: argparse.Namespace) -> None:
