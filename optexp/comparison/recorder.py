@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -42,24 +43,30 @@ class Recorder:
             self.trouble = str(error)
 
     def finish(self, result: Result) -> None:
-        """Write everything, log everything, show it."""
+        """Write the record, show it, and log it: nobody waits for the store to read a verdict."""
         if self.trouble:
             result.notes.append(f"not in MLflow: {self.trouble}")
-        with self.session.working("record", "writing the report and the MLflow run"):
+        with self.session.working("record", "writing the report"):
             self._write(result)
             report.write(result, self.output / "report.html")
             compiler_page.write(result, self.output)
-            if self.run is not None:
-                try:
-                    self.run.log(result, self.output)
-                    self.run.finish("FINISHED")
-                except TrackingError as error:
-                    result.notes.append(f"not in MLflow: {error}")
-                    with suppress(TrackingError):
-                        self.run.finish("FAILED")
-        self._write(result)
         self.session.progress.stop()
         self.show(result, self.output, None if search_path.in_sweep() else self.run)  # a sweep names the store once
+        with self.watch.phase("tracking"):
+            self._log(result)
+        self._write(result)
+
+    def _log(self, result: Result) -> None:
+        if self.run is None:
+            return
+        try:
+            self.run.log(result, self.output)
+            self.run.finish("FINISHED")
+        except TrackingError as error:
+            result.notes.append(f"not in MLflow: {error}")
+            print(f"optexp: not in MLflow: {error}", file=sys.stderr)
+            with suppress(TrackingError):
+                self.run.finish("FAILED")
 
     def _write(self, result: Result) -> None:
         result.seconds = self.watch.rounded()

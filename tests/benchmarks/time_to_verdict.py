@@ -16,7 +16,7 @@ from pathlib import Path
 from optexp.result import Result
 
 PRESETS = ("default", "quick")
-PHASES = ("import", "arms", "verification", "profile", "measurement", "record")
+PHASES = ("import", "arms", "verification", "profile", "measurement", "record", "tracking")
 
 
 def run(overrides: list[str], folder: Path) -> tuple[Result, float]:
