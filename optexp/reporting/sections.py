@@ -118,12 +118,17 @@ class Meanwhile:
 
 @dataclass(frozen=True)
 class Certainty:
-    """confidence: of the speedup's interval"""
+    """Every pair of blocks, and the speedup's interval.
+
+    confidence: of the interval
+    spread:     expected between processes, in words, where one was measured; else empty
+    """
 
     confidence: float
     strip: Strip
     histograms: list[Histogram]
     meanwhile: Meanwhile
+    spread: str = ""
 
 
 @section
@@ -133,7 +138,9 @@ def certainty(page: Page) -> Certainty | None:
     strip = plots.strip(result) if page.measured else None
     if strip is None or result.speedup is None:
         return None
-    return Certainty(result.speedup.confidence, strip, timeline.histograms(result), meanwhile(page))
+    spread = result.measurement.spread if result.measurement else None
+    allowed = f"{100 * spread.deviation:.2g} % ({spread.source})" if spread else ""
+    return Certainty(result.speedup.confidence, strip, timeline.histograms(result), meanwhile(page), allowed)
 
 
 @section

@@ -79,7 +79,7 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
         estimate, low, high = 1 / estimate, 1 / high, 1 / low
     processes = "one process" if speedup.processes == 1 else f"{speedup.processes} processes"
     if result.measurement and (spread := result.measurement.spread):
-        processes += f", others differ by {100 * spread.deviation:.2g} %"
+        processes += f"; processes differ by {100 * spread.deviation:.2g} %"
     interval = f"{percent(speedup.confidence)} interval {at_least(low)} to {high:.3g}"
     basis = f"best estimate {ratio(estimate)}, {interval}, {processes}"
     if result.measurement and result.measurement.l2.headline == "cold":
