@@ -2,16 +2,21 @@
 
 import os
 import pickle
+import random
 import signal
 import struct
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 
+from optexp.equivalence import process_state
 from optexp.errors import FORGED, Failure, Unsupported
 from optexp.support.descent import descendants
 from optexp.workers.client import InProcess, Worker
@@ -73,6 +78,48 @@ class Misbehaving:
         import subprocess
 
         return subprocess.Popen(["sleep", "3600"]).pid
+
+    def state(self) -> dict[str, str]:
+        """Everything of a process that a job could leave for the next one."""
+        dynamo = torch._dynamo
+        found = {
+            "flags": process_state.settings(),
+            "variables": sorted(os.environ.items()),
+            "working folder": os.getcwd(),
+            "import path": sys.path,
+            "arguments": sys.argv,
+            "modules": "mailbox" in sys.modules,
+            "threads": torch.get_num_threads(),
+            "cores": os.sched_getaffinity(0),
+            "default dtype": torch.get_default_dtype(),
+            "draws": (torch.rand(2).tolist(), random.random(), numpy.random.rand()),
+            "functions": (torch.nn.functional.gelu.__name__, time.perf_counter.__name__),
+            "compiler": (dynamo.config.cache_size_limit, sorted(dynamo.utils.counters["stats"].items())),
+            "priority": os.getpriority(os.PRIO_PROCESS, 0),
+            "signals": signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL,
+            "warnings": len(warnings.filters),
+        }
+        return {name: repr(value) for name, value in found.items()}
+
+    def change_everything(self) -> dict[str, str]:
+        """A job with no manners; returns the state that it leaves."""
+        import mailbox  # noqa: F401
+
+        torch.backends.cuda.matmul.allow_tf32 = not torch.backends.cuda.matmul.allow_tf32
+        os.environ["OPTEXP_TEST_LEFT"] = "behind"
+        os.chdir("/")
+        sys.path.insert(0, "/nowhere")
+        sys.argv.append("--left")
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        torch.set_default_dtype(torch.float64)
+        torch.manual_seed(1)
+        torch.nn.functional.gelu = time.perf_counter = time.monotonic  # type: ignore[assignment]
+        torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(1))
+        os.nice(1)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        warnings.simplefilter("ignore")
+        return self.state()
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +209,20 @@ def test_workers_are_gone_when_they_have_been_ended(launcher: Launcher, tmp_path
     pids = [launcher.fork(Misbehaving, f"{i}", tmp_path / f"{i}.log", 60).pid for i in range(3)]
     launcher.end_workers()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_nothing_leaks_from_one_job_to_the_next(launcher: Launcher, tmp_path: Path) -> None:
+    """Jobs of a sweep share a launcher, and so its imports; whatever one does to its process ends with it."""
+
+    def fresh(name: str) -> Worker[Misbehaving]:
+        return launcher.fork(Misbehaving, name, tmp_path / f"{name}.log", 60)
+
+    before, left = fresh("first").call(Misbehaving.state), fresh("second").call(Misbehaving.change_everything)
+    cores = len(os.sched_getaffinity(0))
+    unchanged = {name for name in before if left[name] == before[name]} - ({"cores"} if cores == 1 else set())
+    assert unchanged == set()
+    launcher.end_workers()
+    assert fresh("third").call(Misbehaving.state) == before
 
 
 def test_variables_reach_workers_of_their_own_launcher(tmp_path: Path) -> None:
