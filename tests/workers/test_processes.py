@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import random
 import signal
 import struct
 import sys
@@ -92,7 +91,7 @@ class Misbehaving:
             "threads": torch.get_num_threads(),
             "cores": os.sched_getaffinity(0),
             "default dtype": torch.get_default_dtype(),
-            "draws": (torch.rand(2).tolist(), random.random(), numpy.random.rand()),
+            "draws": (torch.rand(2).tolist(), numpy.random.rand()),
             "functions": (torch.nn.functional.gelu.__name__, time.perf_counter.__name__),
             "compiler": (dynamo.config.cache_size_limit, sorted(dynamo.utils.counters["stats"].items())),
             "priority": os.getpriority(os.PRIO_PROCESS, 0),
