@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from select import select
 from tempfile import TemporaryFile
-from threading import Event, Thread
+from threading import Event
 from typing import IO
 
 import msgspec
@@ -26,6 +27,7 @@ from optexp.judging.line import Line, decoded, failed
 MODULE = "optexp.judging.worker"
 TAIL = 2000  # bytes of a dead worker's log that are searched for its last words
 POLL_S = 0.5
+START_S = 300.0  # for imports, which are not a job's time
 
 
 class Worker:
@@ -44,27 +46,29 @@ class Worker:
         began = time.monotonic()
         process = self._running()
         assert process.stdin is not None
-        assert process.stdout is not None
         with suppress(BrokenPipeError):
             process.stdin.write(msgspec.json.encode(job) + b"\n")
             process.stdin.flush()
-        while not select([process.stdout], [], [], POLL_S)[0]:
-            if self.stop.is_set():
-                raise KeyboardInterrupt
-            if time.monotonic() - began > self.settings.limit_s:
-                self.close()
-                reason = f"no verdict within {self.settings.limit_s:g} s: the job was ended"
-                return failed(job, self.settings, reason, time.monotonic() - began)
-        if answer := process.stdout.readline():
-            return decoded(answer)
-        status = process.wait()
-        reason = f"the process that compares ended ({_ending(status)}){self._last_words()}"
+        try:
+            if answer := self._answer(process, self.settings.limit_s):
+                return decoded(answer)
+            status = process.wait()
+            reason = f"the process that compares ended ({_ending(status)}){self._last_words()}"
+        except TimeoutError:
+            reason = f"no verdict within {self.settings.limit_s:g} s: the job was ended"
         self.close()
         return failed(job, self.settings, reason, time.monotonic() - began)
 
-    def start(self) -> None:
-        """Begin to import torch, before the first job is known."""
-        self._running()
+    def _answer(self, process: subprocess.Popen[bytes], limit_s: float) -> bytes:
+        """A line of a process; empty where it ended. Raises TimeoutError and KeyboardInterrupt."""
+        assert process.stdout is not None
+        deadline = time.monotonic() + limit_s
+        while not select([process.stdout], [], [], POLL_S)[0]:
+            if self.stop.is_set():
+                raise KeyboardInterrupt
+            if time.monotonic() > deadline:
+                raise TimeoutError
+        return process.stdout.readline()
 
     def close(self) -> None:
         """End the process; its arms end with it."""
@@ -90,6 +94,8 @@ class Worker:
             assert self.process.stdin is not None
             self.process.stdin.write(msgspec.json.encode(self.settings) + b"\n")
             self.process.stdin.flush()
+            with suppress(TimeoutError):  # the job finds out
+                self._answer(self.process, START_S)
         return self.process
 
     def _last_words(self) -> str:
@@ -125,16 +131,13 @@ def judge_all(
         finally:
             worker.close()
 
-    threads = [Thread(target=work, args=(worker,), daemon=True) for worker in workers]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(len(workers)) as pool:
+        working = [pool.submit(work, worker) for worker in workers]
+        try:
+            for one in working:
+                one.result()
+        finally:
+            stop.set()  # where this was interrupted, every worker ends before the pool does
 
 
 def cards(device: str) -> list[str | None]:

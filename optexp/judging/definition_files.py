@@ -51,7 +51,13 @@ def suite(
     Raises:
         ConfigError: a file does not follow the schema, or no solution has its definition here.
     """
-    problems = {problem.definition.name: problem for problem in _problems(place)}
+    problems: dict[str, Problem] = {}
+    for problem in _problems(place):
+        if known := problems.get(problem.definition.name):
+            raise ConfigError(
+                f"{problem.path} defines {problem.definition.name}, as {known.path} does: name one of them"
+            )
+        problems[problem.definition.name] = problem
     if not problems:
         raise ConfigError(f"{place} holds no definition with workloads")
     if candidates is None:
@@ -62,15 +68,15 @@ def suite(
         ]
         return Suite(jobs)
     solutions, remarks = _solutions(candidates)
-    known = {path: found for path, found in solutions.items() if found.definition in problems}
-    if not known:
+    solved = {path: found for path, found in solutions.items() if found.definition in problems}
+    if not solved:
         raise ConfigError(f"{candidates} holds no solution of {', '.join(list(problems)[:5])}")
     if without := sorted({found.definition for found in solutions.values()} - problems.keys()):
         remarks.append(f"solutions of {', '.join(without)} have no definition here: not judged")
     return Suite(
         [
             _job(problems[found.definition], case, settings, (path, found))
-            for path, found in known.items()
+            for path, found in solved.items()
             for case in _spread(problems[found.definition].cases, most)
         ],
         remarks,
@@ -85,7 +91,8 @@ def _job(
 ) -> Job:
     path, solution = solved or (None, None)
     stored = [Path(source.path) for source in case.inputs.values() if isinstance(source, Stored)]
-    sources = [problem.path, msgspec.json.encode(case), *filter(Path.is_file, stored), *([path] if path else [])]
+    sources: list[Path | bytes] = [problem.path, msgspec.json.encode([case, problem.by_name])]
+    sources += [*filter(Path.is_file, stored), *([path] if path else [])]
     return Job(
         key_of(sources, settings),
         "definitions",

@@ -12,7 +12,7 @@ from itertools import groupby
 from math import exp, inf, log
 from operator import attrgetter
 
-from scipy.stats import binomtest
+from scipy.special import betaincinv  # scipy.stats has the same by another name, and takes a second to import
 
 from optexp.judging.line import Line
 from optexp.records.verdict import Verdict
@@ -95,9 +95,16 @@ def _at(p: float, entrant: str, problems: Sequence[Solved]) -> FastP:
     solved = sum(one.correct and (p == 0 or one.estimate > p) for one in problems)
     sure = sum(one.correct and (p == 0 or one.low > p) for one in problems)
     perhaps = sum(one.possible and (p == 0 or one.high > p) for one in problems)
-    low = binomtest(sure, count).proportion_ci(CONFIDENCE).low
-    high = binomtest(perhaps, count).proportion_ci(CONFIDENCE).high
-    return FastP(entrant, p, count, solved, sure, perhaps, float(low), float(high))
+    low, high = clopper_pearson(sure, count)[0], clopper_pearson(perhaps, count)[1]
+    return FastP(entrant, p, count, solved, sure, perhaps, low, high)
+
+
+def clopper_pearson(hits: int, count: int) -> tuple[float, float]:
+    """Exact interval of a share, of which `hits` of `count` were seen."""
+    tail = (1 - CONFIDENCE) / 2
+    low = float(betaincinv(hits, count - hits + 1, tail)) if hits else 0.0
+    high = float(betaincinv(hits + 1, count - hits, 1 - tail)) if hits < count else 1.0
+    return low, high
 
 
 def _mean(ratios: Sequence[float]) -> float:

@@ -140,7 +140,6 @@ def of(job: Job, settings: Settings, result: Result, seconds: float, record: str
         **_named(job, settings),
         verdict=result.verdict,
         reason=result.headline.removeprefix(result.verdict).lstrip(":, "),
-        strategy=result.label,
         device=result.device,
         dtype=str(result.config.get("dtype", "")),
         contract=found.contract if found else "",
@@ -170,7 +169,10 @@ def of(job: Job, settings: Settings, result: Result, seconds: float, record: str
 
 def _named(job: Job, settings: Settings) -> dict[str, Any]:
     names = ("key", "suite", "problem", "candidate", "entrant", "case", "axes")
-    return {name: getattr(job, name) for name in names} | {"preset": settings.preset}
+    return {name: getattr(job, name) for name in names} | {
+        "preset": settings.preset,
+        "strategy": settings.strategy or "replace",
+    }
 
 
 def _bound(result: Result) -> Bound:

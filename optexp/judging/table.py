@@ -10,7 +10,7 @@ from rich.table import Table
 
 from optexp.judging.fast_p import FastP, fast_p
 from optexp.judging.line import Line
-from optexp.reporting.terminal import ALARM, COLOURS
+from optexp.reporting.tables import ALARM, COLOURS
 from optexp.support.units import percent, ratio
 
 STATUSES = (1, 3, 4)  # the worst first

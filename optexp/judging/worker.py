@@ -1,7 +1,7 @@
 """WORKER: `python -m optexp.judging.worker` judges one job after the other, with one launcher for all of them.
 
-Settings are the first line of its input, then a job a line; its answers are lines of `optexp.judging.line`. Prints of
-anything else go to stderr.
+Settings are the first line of its input, then a job a line; its answers are an empty line when it is ready, then lines
+of `optexp.judging.line`. Prints of anything else go to stderr.
 """
 
 from __future__ import annotations
@@ -31,16 +31,20 @@ from optexp.user_code import defined_problem
 from optexp.user_code.defined_problem import DefinedProblem
 from optexp.user_code.definitions import Definition, Solution
 from optexp.workers import launching
+from optexp.workers.process import die_with_parent
 
+READY = b"\n"  # the first line of its answers
 SEED_BITS = 31  # of the parameters' seed, which numpy takes too
 
 
 def main() -> None:
     """Judge jobs until the input ends."""
+    die_with_parent()
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     launching.launcher()  # imports torch meanwhile
     settings = msgspec.json.decode(sys.stdin.readline(), type=Settings)
+    answers.write(READY)
     for text in sys.stdin:
         job = msgspec.json.decode(text, type=Job)
         answers.write(line.encoded(judged(job, settings)) + b"\n")
@@ -71,12 +75,12 @@ def compared(job: Job, settings: Settings, scratch: Path, output: Path) -> Resul
     Raises:
         ConfigError: the job cannot be composed.
     """
-    stack, workload, dtype = api.members(settings.strategy) or job.strategy, None, []
+    stack, workload = api.members(settings.strategy) or job.strategy, None
+    own = ["workload=module"]
     if job.defined is not None:
-        workload, dtype = staged(job.defined, scratch)
+        workload, own = staged(job.defined, scratch)
         stack = stack or {"replace": _solved(job.defined, scratch)}
-    own = [] if job.defined is not None else ["workload=module"]
-    config = api.compose([*own, *dtype, *asked(settings), *rewrite(list(settings.overrides))], stack, {})
+    config = api.compose([*own, *asked(settings), *rewrite(list(settings.overrides))], stack, {})
     _set(config, "workload", job.workload)
     return runner.run(config, output, workload, show=lambda *_: None)
 
