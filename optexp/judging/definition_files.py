@@ -15,7 +15,7 @@ import msgspec
 
 from optexp.errors import ConfigError
 from optexp.judging.job import Defined, Job, Settings, Suite, key_of
-from optexp.user_code.definitions import CaseSpec, Definition, Solution, Stored, Traced, sizes
+from optexp.user_code.definitions import CaseSpec, Definition, Solution, Stored, Traced, filled, sizes
 
 DEFINITION, WORKLOADS = "definition.json", "workload.jsonl"
 T = TypeVar("T")
@@ -60,27 +60,36 @@ def suite(
         problems[problem.definition.name] = problem
     if not problems:
         raise ConfigError(f"{place} holds no definition with workloads")
+    remarks: list[str] = []
     if candidates is None:
-        jobs = [
-            _job(problem, case, settings, None)
-            for problem in problems.values()
-            for case in _spread(problem.cases, most)
-        ]
-        return Suite(jobs)
+        return Suite(_jobs([(problem, None) for problem in problems.values()], settings, most, remarks), remarks)
     solutions, remarks = _solutions(candidates)
     solved = {path: found for path, found in solutions.items() if found.definition in problems}
     if not solved:
         raise ConfigError(f"{candidates} holds no solution of {', '.join(list(problems)[:5])}")
     if without := sorted({found.definition for found in solutions.values()} - problems.keys()):
         remarks.append(f"solutions of {', '.join(without)} have no definition here: not judged")
-    return Suite(
-        [
-            _job(problems[found.definition], case, settings, (path, found))
-            for path, found in solved.items()
-            for case in _spread(problems[found.definition].cases, most)
-        ],
-        remarks,
-    )
+    pairs: list[tuple[Problem, tuple[Path, Solution] | None]] = [
+        (problems[found.definition], (path, found)) for path, found in solved.items()
+    ]
+    return Suite(_jobs(pairs, settings, most, remarks), remarks)
+
+
+def _jobs(
+    pairs: Sequence[tuple[Problem, tuple[Path, Solution] | None]],
+    settings: Settings,
+    most: int | None,
+    remarks: list[str],
+) -> list[Job]:
+    """A job for each workload of each pair; a workload whose sizes are not known is a remark."""
+    jobs = []
+    for problem, solved in pairs:
+        for case in _spread(problem.cases, most):
+            try:
+                jobs.append(_job(problem, case, settings, solved))
+            except ConfigError as reason:
+                remarks.append(f"{reason}: not judged")
+    return jobs
 
 
 def _job(
@@ -90,9 +99,8 @@ def _job(
     solved: tuple[Path, Solution] | None,
 ) -> Job:
     path, solution = solved or (None, None)
-    stored = [Path(source.path) for source in case.inputs.values() if isinstance(source, Stored)]
-    sources: list[Path | bytes] = [problem.path, msgspec.json.encode([case, problem.by_name])]
-    sources += [*filter(Path.is_file, stored), *([path] if path else [])]
+    sources: list[Path | bytes] = [problem.path, msgspec.json.encode([case, problem.by_name, _versions(case)])]
+    sources += [msgspec.json.encode(filled(solution, path.parent))] if path and solution else []
     return Job(
         key_of(sources, settings),
         "definitions",
@@ -103,6 +111,13 @@ def _job(
         sizes(problem.definition, case),
         defined=Defined(str(problem.path), case, str(path) if path else None, problem.by_name),
     )
+
+
+def _versions(case: CaseSpec) -> list[tuple[int, int]]:
+    """Size and time of change of each file of tensors: they may be too large to be hashed for each job."""
+    paths = (Path(source.path) for source in case.inputs.values() if isinstance(source, Stored))
+    found = (path.stat() for path in paths if path.is_file())
+    return [(one.st_size, one.st_mtime_ns) for one in found]
 
 
 def _problems(place: Path) -> Iterator[Problem]:

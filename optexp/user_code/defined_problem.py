@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import msgspec
@@ -147,8 +148,7 @@ def built(spec: BuildSpec, sources: Path) -> Callable[..., Any]:
         ConfigError: a file or function does not exist.
     """
     if not spec.compiled:
-        found: Callable[..., Any] = find(f"{sources / spec.file}:{spec.function}", "entry_point")
-        return found
+        return _named(import_file(sources / spec.file, "entry_point"), spec)
     if spec.bound_by != "torch":
         raise Unsupported(f"the binding {spec.bound_by} is not supported: build it with binding=torch")
     from torch.utils.cpp_extension import load  # slow to import
@@ -167,9 +167,18 @@ def built(spec: BuildSpec, sources: Path) -> Callable[..., Any]:
         build_directory=str(build),
         with_cuda=bool(cuda),
     )
-    if not hasattr(extension, spec.function):
-        raise ConfigError(f"entry_point={spec.entry_point}: the extension has no {spec.function!r}")
-    function: Callable[..., Any] = getattr(extension, spec.function)
+    return _named(extension, spec)
+
+
+def _named(module: ModuleType, spec: BuildSpec) -> Callable[..., Any]:
+    """The entry point of a module.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    function: Callable[..., Any] | None = getattr(module, spec.function, None)
+    if not callable(function):
+        raise ConfigError(f"entry_point={spec.entry_point}: {spec.file} has no function {spec.function!r}")
     return function
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
@@ -106,10 +107,10 @@ class Traced(msgspec.Struct, frozen=True):
 
 
 class SourceFile(msgspec.Struct, frozen=True):
-    """A file of a solution."""
+    """A file of a solution; without a content it lies beside the solution's JSON."""
 
     path: str
-    content: str
+    content: str = ""
 
 
 class CompileOptions(msgspec.Struct, frozen=True):
@@ -159,6 +160,21 @@ class Solution(msgspec.Struct, frozen=True):
     author: str = ""
 
 
+def filled(solution: Solution, folder: Path) -> Solution:
+    """The solution with the contents of files that lie beside its JSON.
+
+    Args:
+        folder: Of the JSON.
+    """
+
+    def content(source: SourceFile) -> SourceFile:
+        beside = folder / source.path
+        held = bool(source.content) or not beside.is_file()
+        return source if held else msgspec.structs.replace(source, content=beside.read_text())
+
+    return msgspec.structs.replace(solution, sources=[content(source) for source in solution.sources])
+
+
 def sizes(definition: Definition, case: CaseSpec) -> dict[str, int]:
     """The size of every axis.
 
@@ -169,8 +185,8 @@ def sizes(definition: Definition, case: CaseSpec) -> dict[str, int]:
     waiting = {name: axis.expression for name, axis in definition.axes.items() if isinstance(axis, Expr)}
     while waiting:
         ready = [name for name, text in waiting.items() if _names(text) <= found.keys()]
-        if not ready:
-            raise ConfigError(f"{definition.name}: the axes {', '.join(waiting)} name axes without a size")
+        if not ready:  # they need an axis that has none
+            break
         found |= {name: evaluated(waiting.pop(name), found) for name in ready}
     if missing := definition.axes.keys() - found.keys():
         raise ConfigError(f"{definition.name}: workload {case.uuid} gives no size of {', '.join(sorted(missing))}")

@@ -31,11 +31,11 @@ def judged(*problems: str, limit_s: float = 30.0, cards: tuple[str | None, ...] 
 
 
 def test_a_job_that_crashes_or_hangs_stops_no_other() -> None:
-    found = judged("right", "crashes", "right", "hangs", "right", limit_s=2.0)
+    found = judged("right", "crashes", "right", "hangs", "right", limit_s=1.0)
     assert [found[f"{index} right"].verdict for index in (0, 2, 4)] == [Verdict.VERIFIED] * 3
     assert found["1 crashes"].verdict is Verdict.ERROR
     assert found["1 crashes"].reason == "the process that compares ended (killed by SIGSEGV): the last words"
-    assert found["3 hangs"].reason == "no verdict within 2 s: the job was ended"
+    assert found["3 hangs"].reason == "no verdict within 1 s: the job was ended"
 
 
 def test_each_worker_sees_its_card() -> None:

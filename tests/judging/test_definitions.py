@@ -16,7 +16,7 @@ from optexp.judging import definition_files
 from optexp.judging.job import Settings
 from optexp.judging.worker import write_sources
 from optexp.user_code.defined_problem import built, in_order, precision
-from optexp.user_code.definitions import BuildSpec, CaseSpec, Definition, Solution, evaluated, shape, sizes
+from optexp.user_code.definitions import BuildSpec, CaseSpec, Definition, Solution, evaluated, filled, shape, sizes
 from optexp.user_code.given_inputs import RULES, GivenInputs, random_values
 from tests.judging.suites import case, definition, problem_folder, solution, trace_set
 
@@ -70,6 +70,13 @@ def test_files_that_are_no_solutions_are_told(tmp_path: Path) -> None:
     assert "notes.json is no solution" in remark
 
 
+def test_a_workload_without_its_sizes_is_told(tmp_path: Path) -> None:
+    folder = problem_folder(tmp_path, case(16), case(8, axes={}))
+    found = definition_files.suite(folder, None, Settings(strategy="fusion"))
+    assert [job.axes["tokens"] for job in found.jobs] == [16]
+    assert found.remarks == ["gathered_norm: workload case-8 gives no size of half, tokens: not judged"]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -103,7 +110,7 @@ def test_an_expression_is_arithmetic_of_axes(text: str) -> None:
 def test_axes_without_a_size() -> None:
     with pytest.raises(ConfigError, match="gives no size of tokens"):
         sizes(as_definition(axes={"tokens": {"type": "var"}}), as_case(axes={}))
-    with pytest.raises(ConfigError, match="name axes without a size"):
+    with pytest.raises(ConfigError, match="gives no size of a"):
         sizes(as_definition(axes={"a": {"type": "expr", "expression": "a + 1"}}), as_case())
 
 
@@ -198,6 +205,18 @@ def test_sources_stay_in_their_folder(tmp_path: Path, path: str) -> None:
 def test_an_entry_point_without_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"entry_point=none.py::run names no file"):
         write_sources(msgspec.convert(solution(entry_point="none.py::run"), Solution), tmp_path)
+
+
+def test_sources_may_lie_beside_the_solution(tmp_path: Path) -> None:
+    raw = solution(entry_point="main.py::none")
+    raw["sources"] = [{"path": "main.py", "content": ""}, {"path": "other.py", "content": "x = 1"}]
+    (tmp_path / "main.py").write_text("def run():\n    return 3\n")
+    found = filled(msgspec.convert(raw, Solution), tmp_path)
+    write_sources(found, tmp_path / "written")
+    assert (tmp_path / "written" / "main.py").read_text() == (tmp_path / "main.py").read_text()
+    with pytest.raises(ConfigError, match=r"entry_point=main.py::none: main.py has no function 'none'"):
+        built(found.spec, tmp_path / "written")
+    assert built(BuildSpec("main.py::run"), tmp_path / "written")() == 3
 
 
 @pytest.mark.slow

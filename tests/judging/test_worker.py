@@ -80,7 +80,7 @@ def test_seeds_are_secret_until_they_are_in_the_line_and_the_record(tmp_path: Pa
     ("changes", "verdict"),
     [
         ({}, Verdict.VERIFIED),
-        ({"main": RETURNING, "passes_outputs": False}, Verdict.VERIFIED),
+        pytest.param({"main": RETURNING, "passes_outputs": False}, Verdict.VERIFIED, marks=pytest.mark.slow),
         ({"main": SOLVED.replace("eps)[", "0.1)[")}, Verdict.NOT_EQUIVALENT),
         ({"main": SOLVED.replace(".bfloat16", ".int8")}, Verdict.ERROR),  # its own assertion fails
         ({"binding": "tvm-ffi", "entry_point": "main.cu::run"}, Verdict.UNSUPPORTED),
@@ -102,6 +102,7 @@ def test_a_solution_is_judged(tmp_path: Path, changes: dict[str, Any], verdict: 
     )
 
 
+@pytest.mark.slow
 def test_a_strategy_judges_the_problem_itself(tmp_path: Path) -> None:
     settings = replace(SETTINGS, strategy="inference_mode")
     files(tmp_path, suite__first=SUM)
