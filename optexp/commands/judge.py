@@ -12,18 +12,20 @@ Exit status: 0 every candidate is right, 1 an error, 3 not equivalent or not to 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+import msgspec
 from rich.console import Console
 
 from optexp.errors import ConfigError
 from optexp.judging import crew, definition_files, problem_files, table
+from optexp.judging.fast_p import fast_p
 from optexp.judging.job import DEVICES, Settings, Suite
 from optexp.judging.line import Line, encoded, written_schema
 from optexp.judging.problem_files import Target
@@ -58,6 +60,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--timeout", type=float, default=300.0, metavar="SECONDS", help="longest answer of a process")
     add("--limit", type=float, default=1800.0, metavar="SECONDS", help="longest job")
     add("--records", type=Path, metavar="FOLDER", help="keep the complete record and the report of each job")
+    add("--summary", type=Path, metavar="FILE", help="write fast_p of every entrant as JSON")
     add("--track", action="store_true", help="a run in MLflow for each job")
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="other keys, as python -m optexp takes them")
     add("--schema", action="store_true", help="print the JSON schema of a line")
@@ -105,7 +108,9 @@ def judge(options: argparse.Namespace) -> int:
         store.add(line)
         with store.lock:
             done += 1
-            os.write(sys.stdout.fileno(), encoded(line) + b"\n")
+            with suppress(BrokenPipeError):  # who reads may have seen enough; the file of lines goes on
+                sys.stdout.buffer.write(encoded(line) + b"\n")
+                sys.stdout.buffer.flush()
             said = f"{done}/{len(missing)}  {line.seconds:5.1f} s  {line.title}: {line.verdict}"
             console.print(said, markup=False, highlight=False)
 
@@ -115,6 +120,8 @@ def judge(options: argparse.Namespace) -> int:
         lines = [store.lines[job.key] for job in suite.jobs if job.key in store.lines]
         if lines:
             table.show(lines, console)
+        if options.summary:
+            options.summary.write_bytes(msgspec.json.encode(fast_p(lines)) + b"\n")
     return table.status(lines)
 
 

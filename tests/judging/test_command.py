@@ -117,6 +117,17 @@ def test_a_mistake_is_one_sentence(
     assert not RAN
 
 
+def test_shares_are_written_for_programs(folder: Path) -> None:
+    run(folder, "--summary", str(folder / "fast_p.json"))
+    found = json.loads((folder / "fast_p.json").read_text())
+    assert [(one["p"], one["solved"], one["problems"]) for one in found] == [
+        (0, 2, 2),
+        (1, 2, 2),
+        (1.5, 0, 2),
+        (2, 0, 2),
+    ]
+
+
 def test_the_schema_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--schema"]) == 0
     assert json.loads(capfd.readouterr().out)["$defs"]["Line"]["properties"]["verdict"]
