@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from optexp.errors import ConfigError, Unsupported
-from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, Step, keeping, placed, prime
+from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, Step, keeping, map_batch, placed, prime
 from optexp.schema import choice
 
 if TYPE_CHECKING:
@@ -89,6 +89,15 @@ class Workload(ABC):
             count: Number of batches.
         """
         return [self.batch(generator) for _ in range(count)]
+
+    def in_dtype(self, batch: Batch, dtype: torch.dtype) -> Batch:
+        """The batch as a step takes it.
+
+        Args:
+            batch: As drawn.
+            dtype: Of real inputs, but for those whose dtype is part of the problem.
+        """
+        return map_batch(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, batch)
 
     @property
     def flops(self) -> float | None:

@@ -22,6 +22,7 @@ from optexp.user_code.aliasing import holdings, listed, partners
 from optexp.user_code.listing import spelled_model
 from optexp.user_code.lookup import find, spelled
 from optexp.user_code.objects import with_objects, written
+from optexp.user_code.same_start import renamed
 
 if TYPE_CHECKING:
     from optexp.trace import Trace
@@ -37,7 +38,8 @@ class Replace(Strategy):
     target:        file.py:ModelNew or package.module:ModelNew: a class, a factory, a function or an instance
     args, kwargs:  what it is made with, objects by `_target_` too; empty: what workload=module made the baseline's with
     names:         {old: new} where parameters or buffers are called otherwise; `*` is any text, and `.T` after the new
-                   name says that it holds the transpose, as in {*.weight: layers.*.w.T}
+                   name says that it holds the transpose, as in {*.weight: layers.*.w.T}. Without it, other names are
+                   found where both constructors draw the same values from one seed, as KernelBench asks
     of_model:      `target(model, *args, **kwargs)` makes it of the baseline's model, as quantizing does; null: it does
                    where its only required parameter is called `model` or is annotated as an nn.Module. What only infers
                    may then hold other parameters, packed ones too
@@ -62,7 +64,7 @@ class Replace(Strategy):
 
     def apply(self, program: Program) -> tuple[Program, Notes]:
         assert self.target is not None
-        old, found = program.model, find(self.target, KEY)
+        old, found, by_values = program.model, find(self.target, KEY), False
         ours = with_objects(self.args, "strategy.replace.args"), with_objects(self.kwargs, "strategy.replace.kwargs")
         given = ours if self.args or self.kwargs else program.made_with
         of_model = self.of_model if self.of_model is not None else takes_model(found, *given)
@@ -70,10 +72,11 @@ class Replace(Strategy):
         if of_model:
             optimized, pairs = self.made_of_model(program, maker(found, [old, *args], kwargs, self.asked))
         else:
-            new = maker(found, args, kwargs, self.asked)()
+            made_anew = maker(found, args, kwargs, self.asked)
+            new = made_anew()
             dtypes = {p.dtype for p in old.parameters() if p.is_floating_point()}
             placed(new, program.device, dtypes.pop() if len(dtypes) == 1 else None)
-            pairs = pair(old, new, self.names, program.trains)
+            pairs, by_values = self.paired(program, new, made_anew)
             take_over(old, new, pairs, program.optimizer)
             layouts = {name: tensor.layout for model in (old, new) for name, tensor in tensors_in(model).items()}
             aliases = {
@@ -90,8 +93,22 @@ class Replace(Strategy):
             stepped = program.own_step  # by the user, who may call other methods than forward
         hook.remove()
         made = {"args": args, "kwargs": kwargs, "function": isinstance(optimized.model, Function)}
-        made |= {"of_model": of_model, "taken": program.trains or not of_model}
+        made |= {"of_model": of_model, "taken": program.trains or not of_model, "by_values": by_values}
         return optimized, {"calls": len(calls) or int(stepped), "old": type(old).__name__, "pairs": pairs, **made}
+
+    def paired(self, program: Program, new: nn.Module, made_anew: Maker) -> tuple[Pairs, bool]:
+        """What the new model calls each parameter and buffer, and whether their first values say so.
+
+        Raises:
+            ConfigError: neither names nor values fit
+        """
+        try:
+            return pair(program.model, new, self.names, program.trains), False
+        except ConfigError:
+            names = {} if self.names else renamed(program.model, made_anew, *program.made_with)
+            if not names:
+                raise
+            return pair(program.model, new, names, program.trains), True
 
     def made_of_model(self, program: Program, made: Maker) -> tuple[Program, Pairs]:
         """The program with a model that the user made of its own, and which tensors are the same or have the same name.
@@ -117,6 +134,7 @@ class Replace(Strategy):
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
         loaded = f"{len(notes['pairs'])} parameters and buffers taken over"
+        loaded += ", told by the values that both constructors draw from one seed" * notes["by_values"]
         loaded = f"made of it, {len(notes['pairs'])} parameters and buffers kept" if notes["of_model"] else loaded
         return Evidence(notes["calls"] > 0, f"{self.target} called in place of {notes['old']}, {loaded}")
 

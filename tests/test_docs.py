@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from optexp.commands import kernel_benchmark
+from optexp.commands import judge, kernel_benchmark
 from optexp.config import overrides, search_path
 from optexp.kernelkit.kernel import kernels
 
@@ -180,6 +180,8 @@ def accept(words: list[str]) -> None:
         compose(words[3:])
     elif words[:3] == ["python", "-m", "optexp.benchmark"]:
         kernel_benchmark.parse(words[3:])
+    elif words[:3] == ["python", "-m", "optexp.judge"]:
+        judge.parse(words[3:])
     elif words[:2] == ["python", "-m"]:
         assert find_spec(words[2]), "there is no such module"
     paths = (word.partition("::")[0] for word in words if word.startswith("tests/"))

@@ -27,7 +27,7 @@ PUBLIC = {
     "optexp.studies.sweep": ("SweepCallback",),
     "optexp.studies.outcome": ("ExitStatus",),
 }  # fmt: skip
-COMMANDS = ("optexp.audit", "optexp.doctor", "optexp.benchmark", "optexp.read")
+COMMANDS = ("optexp.audit", "optexp.doctor", "optexp.benchmark", "optexp.read", "optexp.judge")
 
 
 @pytest.mark.parametrize("module", PUBLIC)

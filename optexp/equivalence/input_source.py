@@ -56,7 +56,7 @@ class InputSource:
                 raise NoReference("no input takes such values")
             if family in input_families.FAMILIES and self.device.type == "cuda":
                 self._try_on_host(drawn[0])
-        batches = [map_batch(lambda t: t.to(self.dtype) if t.is_floating_point() else t, b) for b in drawn]
+        batches = [self.workload.in_dtype(batch, self.dtype) for batch in drawn]
         self._named = isinstance(batches[0], Mapping)
         if family in (input_families.NORMAL, input_families.ONE_BY_ONE):
             self._note_varied(batches)

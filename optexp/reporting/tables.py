@@ -8,6 +8,20 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from optexp.records.verdict import Verdict
+
+COLOURS = {
+    Verdict.FASTER: "bold green",
+    Verdict.SLOWER: "bold red",
+    Verdict.SAME: "bold cyan",
+    Verdict.INCONCLUSIVE: "bold yellow",
+    Verdict.PROFILED: "bold cyan",
+    Verdict.VERIFIED: "bold green",
+    Verdict.UNSUPPORTED: "bold yellow",
+    Verdict.NOT_ENGAGED: "bold yellow",
+}
+ALARM = "bold red"  # ERROR, NOT_EQUIVALENT, UNVERIFIED, INVALID
+
 
 def frameless(*columns: str) -> Table:
     """A table without a frame; a name that ends in > is a column of figures."""

@@ -19,24 +19,13 @@ from rich.text import Text
 
 from optexp.records.profile import ArmProfile
 from optexp.reporting import profile_tables, summary
-from optexp.reporting.tables import frameless, labelled, spaced
+from optexp.reporting.tables import ALARM, COLOURS, frameless, labelled, spaced
 from optexp.result import Result, Verdict
 from optexp.support.units import at_least, duration, ratio
 
 if TYPE_CHECKING:
     from optexp.reporting.tracking import Run
 
-COLOURS = {
-    Verdict.FASTER: "bold green",
-    Verdict.SLOWER: "bold red",
-    Verdict.SAME: "bold cyan",
-    Verdict.INCONCLUSIVE: "bold yellow",
-    Verdict.PROFILED: "bold cyan",
-    Verdict.VERIFIED: "bold green",
-    Verdict.UNSUPPORTED: "bold yellow",
-    Verdict.NOT_ENGAGED: "bold yellow",
-}
-ALARM = "bold red"  # ERROR, NOT_EQUIVALENT, UNVERIFIED, INVALID
 PIPE_WIDTH = 120  # of what is not a terminal: a file, a log
 SILENCE_S = 60  # the longest on what is not a terminal, while there is news
 TRACEBACK_LINES = 30

@@ -13,12 +13,10 @@ from optexp.equivalence.float64 import InFloat64
 from optexp.errors import ConfigError, NoReference, first_line
 from optexp.program import (
     STEPS,
-    Batch,
     Program,
     ResidentFeed,
     clear_gradients,
     flatten,
-    map_batch,
     preserved,
     tensors_of,
 )
@@ -32,7 +30,7 @@ def size_lazy_layers(own: UserWorkload, model: nn.Module, device: torch.device, 
     """Give lazy layers their sizes from a first batch, before any step."""
     if not any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         return
-    real = _at(dtype, own.batch(torch.Generator(device).manual_seed(0)))
+    real = own.in_dtype(own.batch(torch.Generator(device).manual_seed(0)), dtype)
     feed, constants = ResidentFeed(device), own.layout.constants
     with torch.no_grad():
         Program(model.eval(), STEPS["forward"], feed, targets=own.targets, constants=constants).predict(real)
@@ -47,7 +45,7 @@ def try_loss(own: UserWorkload, program: Program, dtype: torch.dtype) -> None:
     """
     assert program.loss is not None
     with preserved(program), torch.no_grad():
-        batch = _at(dtype, own.batch(torch.Generator(program.device).manual_seed(0)))
+        batch = own.in_dtype(own.batch(torch.Generator(program.device).manual_seed(0)), dtype)
         output = program.predict(batch)
         try:
             program.loss(output, batch)
@@ -70,12 +68,7 @@ def try_odd(own: UserWorkload, program: Program, dtype: torch.dtype) -> None:
     batch = own.batch(torch.Generator(program.device).manual_seed(0))
     try:
         with preserved(program), InFloat64() if dtype is torch.float64 else nullcontext():
-            program.step(program, _at(dtype, batch))
+            program.step(program, own.in_dtype(batch, dtype))
     except Exception as error:
         raise NoReference(f"the model does not take {own.leading[0]} rows ({first_line(error)})") from error
     clear_gradients(program.model)
-
-
-def _at(dtype: torch.dtype, batch: Batch) -> Batch:
-    """With real tensors in that dtype."""
-    return map_batch(lambda t: t.to(dtype) if t.is_floating_point() else t, batch)

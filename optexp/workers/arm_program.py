@@ -16,7 +16,7 @@ from optexp.equivalence.perturbation import turn_parameters
 from optexp.equivalence.trajectory import Rates
 from optexp.errors import ConfigError
 from optexp.export.repro import Script
-from optexp.program import Batch, Feed, Outputs, Program, Snapshot, map_batch, tensors_of
+from optexp.program import Batch, Feed, Outputs, Program, Snapshot, tensors_of
 from optexp.program.offered import Offered, Place
 from optexp.strategy import Notes
 from optexp.support import random_state, sparse
@@ -157,14 +157,10 @@ class Holder(Peer):
 def draw(workload: Workload, device: torch.device, dtype: torch.dtype, seed: int, count: int) -> list[Batch]:
     """The same batches in every arm that asks with the same seed."""
     generator = torch.Generator(device).manual_seed(seed)
-
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
     drawn = workload.batches(generator, count)
     if odd := [type(batch).__name__ for batch in drawn if not isinstance(batch, (tuple, Mapping))]:
         raise ConfigError(f"{workload.name}: a batch is a tuple of tensors, or a dict of them by name, and no {odd[0]}")
-    return [map_batch(cast, batch) for batch in drawn]
+    return [workload.in_dtype(batch, dtype) for batch in drawn]
 
 
 def nbytes(batch: Batch) -> int:

@@ -146,7 +146,7 @@ class Launcher:
 
 def serve_launcher(descriptor: int) -> None:
     """Answer the parent's requests until it goes away, then end every worker."""
-    _die_with_parent()
+    die_with_parent()
     control = socket.socket(fileno=descriptor)
     children: set[int] = set()
     while True:
@@ -204,7 +204,7 @@ def _wait(pid: int, seconds: float) -> int | None:
 
 def _become_worker(request: Fork, descriptor: int) -> NoReturn:
     os.setsid()
-    _die_with_parent()
+    die_with_parent()
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -238,7 +238,7 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     return message, descriptors
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Linux: be killed when the parent is, however it ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -41,6 +41,20 @@ class ByHand(nn.Module):
         return x
 
 
+class Renamed(nn.Module):
+    """LeNet's like in other words: values are drawn in the same order, two biases begin alike."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, width), nn.Linear(width, width)
+        for bias in (self.first.bias, self.second.bias):
+            nn.init.zeros_(bias)
+        self.register_buffer("scale", torch.rand(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu()) * self.scale
+
+
 class Wider(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 9))
@@ -84,6 +98,46 @@ def test_evidence_names_what_was_called(build):
     assert evidence.text == f"{HERE}:ByHand called in place of Sequential, 4 parameters and buffers taken over"
     assert strategy.label.startswith("replace[target=")
     assert "args" not in strategy.label
+
+
+OTHER_NAMES = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, width), nn.Linear(width, width)])
+        for layer in self.layers:
+            nn.init.zeros_(layer.bias)
+        self.register_buffer("factor", torch.rand(width))
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0](x).relu()) * self.factor
+
+def get_inputs():
+    return [torch.randn(4, 3)]
+
+def get_init_inputs():
+    return [5]
+"""
+
+
+def test_other_names_are_found_by_first_values(build, tmp_path):
+    (tmp_path / "before.py").write_text(OTHER_NAMES)
+    plain = build(Module(path=str(tmp_path / "before.py")))
+    strategy = Replace(f"{HERE}:Renamed")
+    optimized, notes = strategy.apply(build(Module(path=str(tmp_path / "before.py"))))
+    assert notes["pairs"]["layers.0.bias"] == ("first.bias", False)
+    batch = plain.feed.batches[0]
+    torch.testing.assert_close(optimized.predict(batch), plain.predict(batch))
+    assert "told by the values" in strategy.evidence(None, None, notes, {}).text
+
+
+def test_other_names_with_other_values_are_not_guessed(build, tmp_path):
+    (tmp_path / "before.py").write_text(OTHER_NAMES.replace("torch.rand(width)", "torch.rand(width).neg()"))
+    with pytest.raises(ConfigError, match=r"has nothing for the baseline's layers\.0\.weight"):
+        Replace(f"{HERE}:Renamed").apply(build(Module(path=str(tmp_path / "before.py"))))
 
 
 def test_it_is_made_as_the_baseline_was(tmp_path):

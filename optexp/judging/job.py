@@ -1,0 +1,111 @@
+"""A candidate beside its reference as a job for a worker, and the settings that all jobs share. Needs no torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from optexp.user_code.definitions import CaseSpec
+
+KEY_LENGTH = 32  # hexadecimal digits
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a judgement.
+
+    preset:      of the measurement: "quick", "default" or "rigorous"
+    verify_only: nothing is timed
+    device:      "auto", "cpu" or "cuda": all cards that are visible
+    strategy:    a stack, as in "fusion", in the place of candidates
+    track:       a run in MLflow for each job
+    timeout_s:   longest answer of a process
+    limit_s:     longest job; it is then ended with all its processes
+    records:     folder that keeps the record of each job; None keeps no record
+    overrides:   other keys of the configuration, as in "measurement.pairs=10"
+    """
+
+    preset: str = "default"
+    verify_only: bool = False
+    device: str = "auto"
+    strategy: str = ""
+    track: bool = False
+    timeout_s: float = 300.0
+    limit_s: float = 1800.0
+    records: str | None = None
+    overrides: list[str] = field(default_factory=list)
+
+    @property
+    def deciding(self) -> list[Any]:
+        """Settings that a verdict depends on."""
+        return [self.preset, self.verify_only, self.device, self.strategy, self.overrides]
+
+
+@dataclass(frozen=True)
+class Defined:
+    """The parts of a job on a kernel definition.
+
+    definition, solution: paths of JSON files; no solution where a strategy is judged
+    case:                 sizes and sources of inputs, with absolute paths of files
+    by_name:              random inputs mean something by their names, as in SOL-ExecBench
+    """
+
+    definition: str
+    case: CaseSpec
+    solution: str | None
+    by_name: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """One candidate on one problem, or on one workload of it.
+
+    problem, candidate: names within the suite and among the candidates; candidate "" is the problem itself
+    entrant:   a set of candidates that scores together: an author, or the number of a sample
+    case:      name of the workload;  axes: its sizes
+    workload:  keys of `workload=module`
+    strategy:  options by strategy; empty where `Settings.strategy` is judged, or a solution
+    """
+
+    key: str
+    suite: str
+    problem: str
+    candidate: str
+    entrant: str = ""
+    case: str = ""
+    axes: dict[str, int] = field(default_factory=dict)
+    workload: dict[str, Any] = field(default_factory=dict)
+    strategy: dict[str, dict[str, Any]] = field(default_factory=dict)
+    defined: Defined | None = None
+
+    @property
+    def title(self) -> str:
+        """The job in a line of text."""
+        sizes = " ".join(f"{name}={size}" for name, size in self.axes.items())
+        return " · ".join(filter(None, (self.problem, sizes, self.candidate)))
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Everything to judge.
+
+    remarks: sentences about files that were left out
+    """
+
+    jobs: list[Job]
+    remarks: list[str] = field(default_factory=list)
+
+
+def key_of(sources: Sequence[Path | bytes], settings: Settings) -> str:
+    """The hash of everything that a verdict depends on: sources and settings."""
+    digest = hashlib.sha256(msgspec.json.encode(settings.deciding))
+    for source in sources:
+        content = source if isinstance(source, bytes) else source.read_bytes()
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()[:KEY_LENGTH]

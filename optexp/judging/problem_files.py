@@ -1,0 +1,166 @@
+"""Problems as Python files, as those of https://github.com/ScalingIntelligence/KernelBench, and any pair of files.
+
+A problem has `Model` and `get_inputs`; a candidate has `ModelNew`, else `Model`. Candidates are matched by their names.
+No file is run here: importing a candidate may do anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optexp.errors import ConfigError
+from optexp.judging.job import Job, Settings, Suite, key_of
+
+SAMPLE = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)(?:_kernel)?")  # of KernelBench's runs
+NAMED = re.compile(r"(?P<path>.+\.py):(?P<name>\w+)")
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model in a file: `path`, or `path:Name`."""
+
+    path: Path
+    name: str | None = None
+
+    @classmethod
+    def of(cls, text: str) -> Target:
+        found = NAMED.fullmatch(text)
+        return cls(Path(found["path"]).resolve(), found["name"]) if found else cls(Path(text).resolve())
+
+    def model(self, *usual: str) -> str:
+        """The model's name: the given one, else the first usual one that the file defines, else the first."""
+        if self.name:
+            return self.name
+        text = self.path.read_text(errors="replace")
+        return next((name for name in usual if re.search(rf"\b{name}\b", text)), usual[0])
+
+
+@dataclass(frozen=True)
+class Match:
+    """A candidate's file with its problem; entrant: see `Job`."""
+
+    problem: Path
+    candidate: Path
+    entrant: str = ""
+
+
+def is_problem(path: Path) -> bool:
+    """Whether a file has a problem's two parts, by its text."""
+    text = path.read_text(errors="replace")
+    return bool(
+        re.search(r"^class Model\b", text, re.MULTILINE) and re.search(r"^def get_inputs\b", text, re.MULTILINE)
+    )
+
+
+def python_files(folder: Path) -> list[Path]:
+    """Files of a folder and all below it, by number where names begin with one; hidden ones and caches are left out."""
+    found = (path for path in folder.rglob("*.py") if not _hidden(path.relative_to(folder)))
+    return sorted(found, key=lambda path: (path.parent, _number(path), path.name))
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith((".", "__")) for part in path.parts)
+
+
+def _number(path: Path) -> float:
+    first = re.match(r"\d+", path.stem)
+    return int(first.group()) if first else float("inf")
+
+
+def suite(place: Target, candidates: Target | None, settings: Settings) -> Suite:
+    """Jobs of a folder of problems with a folder of candidates, or of two files.
+
+    Args:
+        candidates: None where a strategy is judged.
+
+    Raises:
+        ConfigError: there is no problem, or no candidate has a problem's name.
+    """
+    if place.path.is_dir():
+        problems, root = [path for path in python_files(place.path) if is_problem(path)], place.path
+    else:
+        problems, root = [place.path], place.path.parent
+    if not problems:
+        raise ConfigError(f"{place.path} holds no problem: a file with `class Model` and `def get_inputs`")
+    names = {path: path.relative_to(root).with_suffix("").as_posix() for path in problems}
+    reference = {path: Target(path, place.name).model("Model") for path in problems}
+
+    def job(problem: Path, candidate: str, sources: list[Path], stack: dict[str, dict[str, Any]], entrant: str) -> Job:
+        workload: dict[str, Any] = {"path": str(problem)}
+        workload |= {"names": {"model": reference[problem]}} if reference[problem] != "Model" else {}
+        named = f"{place.name}\0{candidate}".encode()
+        key = key_of([problem, *sources, named], settings)
+        return Job(key, "files", names[problem], candidate, entrant, workload=workload, strategy=stack)
+
+    if candidates is None:
+        return Suite([job(problem, "", [], {}, "") for problem in problems])
+    matches, remarks = _pairs(problems, root, candidates)
+    jobs = []
+    for match in matches:
+        model = Target(match.candidate, candidates.name).model("ModelNew", "Model")
+        stack = {"replace": {"target": f"{match.candidate}:{model}"}}
+        base = candidates.path if candidates.path.is_dir() else candidates.path.parent
+        name = match.candidate.relative_to(base).with_suffix("").as_posix()
+        name = f"{name}:{candidates.name}" if candidates.name else name
+        jobs.append(job(match.problem, name, [match.candidate], stack, match.entrant))
+    return Suite(jobs, remarks)
+
+
+def _pairs(problems: Sequence[Path], root: Path, candidates: Target) -> tuple[list[Match], list[str]]:
+    """Candidates with their problems, and remarks on those without one.
+
+    Raises:
+        ConfigError: there is no pair.
+    """
+    if not candidates.path.is_dir():
+        if len(problems) == 1:
+            return [Match(problems[0], candidates.path)], []
+        files, base = [candidates.path], candidates.path.parent
+    else:
+        files, base = python_files(candidates.path), candidates.path
+    found = {path: match(path, base, problems, root) for path in files}
+    matches = [one for one in found.values() if one is not None]
+    without = [path.relative_to(base).as_posix() for path, one in found.items() if one is None]
+    if not matches:
+        example = problems[0].relative_to(root).as_posix()
+        raise ConfigError(
+            f"{candidates.path} holds no candidate with a problem's name: name them as the problems, as in {example},"
+            " or as level_1_problem_2_sample_0_kernel.py"
+        )
+    more = f" and {len(without) - SHOWN} others" if len(without) > SHOWN else ""
+    remarks = [f"no problem has the name of {', '.join(without[:SHOWN])}{more}: not judged"] if without else []
+    left = len(problems) - len({one.problem for one in matches})
+    remarks += [f"{left} of {len(problems)} problems have no candidate: not counted"] if left else []
+    order = {path: index for index, path in enumerate(problems)}
+    return sorted(matches, key=lambda one: order[one.problem]), remarks
+
+
+def match(path: Path, base: Path, problems: Sequence[Path], root: Path) -> Match | None:
+    """The problem of a candidate's file: of the same path or name; as KernelBench's runs name it; of a name that the
+    candidate's folder has, or that its own name begins with."""
+    inner = path.relative_to(base).with_suffix("")
+    relative = {problem.relative_to(root).with_suffix(""): problem for problem in problems}
+    if inner in relative:
+        return Match(relative[inner], path)
+    if sample := SAMPLE.fullmatch(path.stem):
+        level, number, taken = sample.groups()
+        by_number = [p for p in problems if f"level{level}" in (p.parent.name, root.name) and _number(p) == int(number)]
+        return Match(by_number[0], path, f"sample {taken}") if len(by_number) == 1 else None
+    if (named := _only(problem for problem in problems if problem.stem == path.stem)) is not None:
+        return Match(named, path)
+    if (named := _only(problem for problem in problems if problem.stem == path.parent.name)) is not None:
+        return Match(named, path, path.stem)
+    begun = [problem for problem in problems if re.match(rf"{re.escape(problem.stem)}[\W_]", path.stem)]
+    longest = max((len(problem.stem) for problem in begun), default=0)
+    named = _only(problem for problem in begun if len(problem.stem) == longest)
+    return None if named is None else Match(named, path, path.stem[longest:].strip("_-. "))
+
+
+def _only(problems: Iterable[Path]) -> Path | None:
+    found = list(problems)
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,60 @@
+"""Lines of earlier runs in a file, which a later run goes on from. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+import msgspec
+
+from optexp.errors import ConfigError
+from optexp.judging.line import Line, decoded, encoded
+from optexp.records.verdict import Verdict
+
+
+@dataclass
+class Store:
+    """Lines by key, the last of each; several threads add to it. Without a path nothing is written."""
+
+    path: Path | None
+    lines: dict[str, Line] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+
+    @classmethod
+    def open(cls, path: Path | None) -> Store:
+        """The lines of a file. An unfinished last line, as a killed run leaves it, is cut off.
+
+        Raises:
+            ConfigError: the file holds something else.
+        """
+        if path is None or not path.exists():
+            return cls(path)
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(path, len(whole))
+        lines: dict[str, Line] = {}
+        for number, text in enumerate(whole.splitlines(), 1):
+            try:
+                line = decoded(text)
+            except msgspec.DecodeError as error:
+                raise ConfigError(f"{path}:{number} is no line of optexp.judge: {error}") from None
+            lines[line.key] = line
+        return cls(path, lines)
+
+    def add(self, line: Line) -> None:
+        """Keep a line, and append it to the file."""
+        with self.lock:
+            self.lines[line.key] = line
+            if self.path is not None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with self.path.open("ab") as file:
+                    file.write(encoded(line) + b"\n")
+
+    def has(self, key: str, again: Collection[Verdict] = ()) -> bool:
+        """Whether a job is done, and its verdict is none of those that are judged again."""
+        line = self.lines.get(key)
+        return line is not None and line.verdict not in again
