@@ -24,10 +24,8 @@ READ = (SMALL, LEARNING, rehearsals)  # among the globals of a function, by what
 
 
 @pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return small_calls.compiled("CPU")
+def front() -> ModuleType:
+    return small_calls.compiled("CPU")
 
 
 @pytest.fixture
