@@ -64,13 +64,17 @@ class Job:
         draft.write_text(json.dumps({"key": self.key, "overrides": self.label}) + "\n")
         draft.replace(self.folder / MARK)
 
+    def unmark(self) -> None:
+        """Forget a record that was left here before."""
+        (self.folder / MARK).unlink(missing_ok=True)
+
     def write_config(self) -> None:
         """The files that Hydra leaves when a job starts, for a job that never did."""
         folder = self.folder / ".hydra"
         if not (folder / "config.yaml").is_file():
             folder.mkdir(parents=True, exist_ok=True)
             OmegaConf.save(OmegaConf.masked_copy(self.config, ["hydra"]), folder / "hydra.yaml")
-            rest = [key for key in self.config if key != "hydra"]
+            rest = [str(key) for key in self.config if key != "hydra"]
             OmegaConf.save(OmegaConf.masked_copy(self.config, rest), folder / "config.yaml")
 
     def at(self, folder: Path) -> Job:

@@ -96,7 +96,7 @@ def _resolved(job: Job) -> Experiment:
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(job.config)  # says that the job is one of a sweep
     try:
-        return resolve(OmegaConf.masked_copy(job.config, [key for key in job.config if key != "hydra"]))
+        return resolve(OmegaConf.masked_copy(job.config, [str(key) for key in job.config if key != "hydra"]))
     finally:
         HydraConfig.instance().cfg = before
 

@@ -44,6 +44,8 @@ class Optuna(Sweeper):
         params: What is swept besides the command line's overrides.
     """
 
+    config: DictConfig
+
     def __init__(
         self,
         n_trials: int = 20,

@@ -105,6 +105,7 @@ class Engine(Launcher):
         self._ended, self._count = 0, len(jobs)
         for job in jobs:
             sweep.expect(job.folder)
+            job.unmark()  # of an earlier sweep that did the same, or of an error
         due = list(jobs)
         for attempt in range(attempts):
             if attempt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -70,7 +71,12 @@ class Ray(Engine):
             # Ray's workers are processes of the cluster: they find this package by the same path.
             path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
             try:
-                ray.init(self.address, runtime_env={"env_vars": {"PYTHONPATH": path}}, log_to_driver=False)
+                ray.init(
+                    self.address,
+                    runtime_env={"env_vars": {"PYTHONPATH": path}},
+                    log_to_driver=False,
+                    logging_level=logging.WARNING,
+                )
             except (ConnectionError, ValueError, RuntimeError) as error:
                 reason = str(error).splitlines()[0]
                 raise ConfigError(f"no Ray cluster at {self.address}: {reason} (start one: ray start --head)") from None
