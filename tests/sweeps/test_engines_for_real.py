@@ -99,9 +99,11 @@ def cluster(tmp_path: Path) -> Iterator[str]:
     pytest.importorskip("ray", reason="the extra [ray] is not installed")
     from ray.cluster_utils import Cluster  # ray's own tests start nodes by it
 
-    os.environ["RAY_worker_niceness"] = "0"
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    nodes.add_node(num_cpus=1)
+    variables = {"RAY_worker_niceness": "0"}
+    nodes = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "env_vars": variables}
+    )
+    nodes.add_node(num_cpus=1, env_vars=variables)
     yield nodes.address
     nodes.shutdown()
 
