@@ -125,7 +125,7 @@ class Optuna(Sweeper):
         fixed = [str(override.input_line) for override in latest.values() if not override.is_sweep_override()]
         swept = [override for override in latest.values() if override.is_sweep_override()]
         if not swept:
-            raise ConfigError("hydra/sweeper=optuna: nothing is swept; write strategy=a,b or key=interval(1,9)")
+            raise ConfigError("hydra/sweeper=optuna: nothing is swept; write strategy=a,b or key=interval(0.1,1)")
         return fixed, {override.get_key_element(): distribution(override) for override in swept}
 
     @staticmethod

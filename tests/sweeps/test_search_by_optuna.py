@@ -32,9 +32,9 @@ def test_sweeps_become_distributions(optuna: Any) -> None:
     kinds = optuna.distributions
     assert distribution(parsed("a=x,y")) == kinds.CategoricalDistribution(["x", "y"])
     assert distribution(parsed("strategy=[amp,fusion],inplace")).choices == ("[amp,fusion]", "inplace")
-    assert distribution(parsed("a=interval(1,9)")) == kinds.IntDistribution(1, 9)
+    assert distribution(parsed("a=int(interval(1,9))")) == kinds.IntDistribution(1, 9)
     assert distribution(parsed("a=interval(0.5,2)")) == kinds.FloatDistribution(0.5, 2.0)
-    assert distribution(parsed("a=tag(log,interval(1,1024))")) == kinds.IntDistribution(1, 1024, log=True)
+    assert distribution(parsed("a=tag(log,int(interval(1,1024)))")) == kinds.IntDistribution(1, 1024, log=True)
     assert distribution(parsed("a=range(1,10,3)")) == kinds.IntDistribution(1, 7, step=3)
 
 
@@ -58,7 +58,7 @@ def test_the_shortest_verified_step_is_found_and_no_job_runs_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = Recorded(sweep_config(tmp_path), timed)
-    searching(tmp_path, engine, n_trials=60).sweep(["seed=interval(0,9)", "mode=compare"])
+    searching(tmp_path, engine, n_trials=60).sweep(["seed=int(interval(0,9))", "mode=compare"])
     assert set(engine.starts.values()) == {1}
     assert sorted(engine.starts) == list(range(len(engine.starts)))
     verdicts = {Result.read(folder / "result.json").verdict for folder in tmp_path.glob("[0-9]*")}
@@ -76,14 +76,14 @@ def test_jobs_are_chosen_side_by_side(tmp_path: Path) -> None:
             batches.append(len(jobs))
             super().run_all(jobs)
 
-    searching(tmp_path, Batches(sweep_config(tmp_path), timed), n_jobs=4).sweep(["seed=interval(0,1000)"])
+    searching(tmp_path, Batches(sweep_config(tmp_path), timed), n_jobs=4).sweep(["seed=int(interval(0,1000))"])
     assert batches == [4, 4, 4]
 
 
 def test_a_search_that_was_killed_goes_on(tmp_path: Path) -> None:
-    searching(tmp_path, Recorded(sweep_config(tmp_path), timed), n_trials=4).sweep(["seed=interval(0,1000)"])
+    searching(tmp_path, Recorded(sweep_config(tmp_path), timed), n_trials=4).sweep(["seed=int(interval(0,1000))"])
     goes_on = Recorded(sweep_config(tmp_path, resume=True), timed)
-    searching(tmp_path, goes_on, n_trials=6).sweep(["seed=interval(0,1000)"])
+    searching(tmp_path, goes_on, n_trials=6).sweep(["seed=int(interval(0,1000))"])
     assert len(goes_on.starts) == 2
 
 
@@ -92,7 +92,7 @@ def test_a_plan_asks_for_all_and_keeps_nothing(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("optexp.sweeps.plan.show", lambda jobs, done, workers: shown.append(len(jobs)))
     engine = Recorded(sweep_config(tmp_path / "new", plan=True))
     storage = f"sqlite:///{tmp_path}/search.db"
-    searching(tmp_path, engine, storage=storage, study_name="s").sweep(["seed=interval(0,1000)"])
+    searching(tmp_path, engine, storage=storage, study_name="s").sweep(["seed=int(interval(0,1000))"])
     assert shown == [12]
     assert list(tmp_path.iterdir()) == []
 
