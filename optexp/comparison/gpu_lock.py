@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -81,6 +82,13 @@ def locked(setting: str, waiting: Waiting | None) -> Iterator[str]:
     finally:
         if descriptor is not None:
             os.close(descriptor)
+
+
+@contextmanager
+def announced(reason: str) -> Iterator[None]:
+    """For `locked` in a command that shows no progress: say on stderr why it waits."""
+    print(f"optexp: waiting: {reason}", file=sys.stderr, flush=True)
+    yield
 
 
 def _try(cards: Sequence[Card]) -> tuple[str, int] | None:

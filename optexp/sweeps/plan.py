@@ -49,16 +49,17 @@ class Cost:
     on_gpu: bool
 
 
-def show(jobs: Sequence[Job], done: int, workers: int) -> None:
+def show(jobs: Sequence[Job], done: int, workers: int, gpus: bool) -> None:
     """Print each job with its expected time, then the sum.
 
     Args:
         done: Jobs that need not run again.
         workers: Jobs side by side.
+        gpus: Jobs find a GPU where they run.
     """
     from optexp.reporting import terminal
 
-    found = costs(jobs, list(history(Path.cwd())))
+    found = costs(jobs, list(history(Path.cwd())), gpus)
     table = Table("job", "workload", "settings", "about", "expected from", box=None, pad_edge=False)
     for cost in found:
         cells = (str(cost.job.number), cost.workload, cost.job.label, rough(cost.seconds), cost.basis)
@@ -76,19 +77,19 @@ def summary(found: Sequence[Cost], done: int, workers: int) -> str:
     return text + (f"; {done} more are done already" if done else "")
 
 
-def costs(jobs: Iterable[Job], past: Sequence[Past]) -> list[Cost]:
+def costs(jobs: Iterable[Job], past: Sequence[Past], gpus: bool) -> list[Cost]:
     """Each job's cost.
 
     Raises:
         ConfigError: a job's configuration is not allowed.
     """
-    return [_cost(job, past) for job in jobs]
+    return [_cost(job, past, gpus) for job in jobs]
 
 
-def _cost(job: Job, past: Sequence[Past]) -> Cost:
+def _cost(job: Job, past: Sequence[Past], gpus: bool) -> Cost:
     experiment = _resolved(job)
     seconds, basis = expected(experiment, past)
-    on_gpu = experiment.device != "cpu" and (experiment.device != "auto" or _gpu_is_here())
+    on_gpu = experiment.device.startswith("cuda") or (experiment.device == "auto" and gpus)
     return Cost(job, experiment.workload.name, seconds, basis, on_gpu)
 
 
@@ -142,9 +143,3 @@ def history(folder: Path) -> Iterator[Past]:
                 yield Past(record["config"], seconds)
         except (OSError, ValueError, KeyError, TypeError):
             continue  # no record of a job
-
-
-def _gpu_is_here() -> bool:
-    import torch
-
-    return torch.cuda.is_available()

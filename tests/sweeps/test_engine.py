@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from optexp.config import search_path
@@ -87,6 +88,16 @@ def test_jobs_that_are_added_take_folders_that_are_free(tmp_path: Path) -> None:
     assert len(sweep.read(tmp_path)) == 4
 
 
+def test_batches_share_no_folder(tmp_path: Path) -> None:
+    Recorded(sweep_config(tmp_path)).launch([["seed=0"]], 0)
+    wider = Recorded(sweep_config(tmp_path, resume=True))
+    wider.launch([["seed=5"], ["seed=0"]], 0)
+    wider.launch([["seed=6"], ["seed=7"]], 2)
+    assert len(wider.starts) == 3
+    assert set(wider.starts.values()) == {1}
+    assert len(sweep.read(tmp_path)) == 4
+
+
 def test_settings_are_compared_and_where_a_run_is_recorded_is_not(tmp_path: Path) -> None:
     plain = sweep_config(tmp_path)
     elsewhere = OmegaConf.merge(plain, {"tracking": {"uri": "http://x"}, "sweep": {"resume": True}})
@@ -145,10 +156,10 @@ def test_the_earlier_sweep_is_that_of_the_same_overrides(tmp_path: Path) -> None
 
 def test_plan_runs_nothing_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = []
-    monkeypatch.setattr("optexp.sweeps.plan.show", lambda jobs, done, workers: shown.append((len(jobs), done, workers)))
+    monkeypatch.setattr("optexp.sweeps.plan.show", lambda jobs, *rest: shown.append((len(jobs), *rest)))
     engine = Recorded(sweep_config(tmp_path / "new", plan=True))
     engine.launch(THREE, 0)
-    assert shown == [(3, 0, 1)]
+    assert shown == [(3, 0, 1, torch.cuda.is_available())]
     assert not engine.starts
     assert not (tmp_path / "new").exists()
 

@@ -89,7 +89,7 @@ def test_a_search_that_was_killed_goes_on(tmp_path: Path) -> None:
 
 def test_a_plan_asks_for_all_and_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = []
-    monkeypatch.setattr("optexp.sweeps.plan.show", lambda jobs, done, workers: shown.append(len(jobs)))
+    monkeypatch.setattr("optexp.sweeps.plan.show", lambda jobs, *rest: shown.append(len(jobs)))
     engine = Recorded(sweep_config(tmp_path / "new", plan=True))
     storage = f"sqlite:///{tmp_path}/search.db"
     searching(tmp_path, engine, storage=storage, study_name="s").sweep(["seed=int(interval(0,1000))"])

@@ -32,7 +32,7 @@ class Engine(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.context, self.config = hydra_context, config
-        self._ended, self._count = 0, 0
+        self._ended, self._count, self._taken = 0, 0, set[str]()
 
     @abstractmethod
     def run_all(self, jobs: Sequence[Job]) -> None:
@@ -45,6 +45,12 @@ class Engine(Launcher):
     def workers(self) -> int:
         """Jobs that run side by side."""
         return 1
+
+    def on_gpus(self) -> bool:
+        """Whether jobs find a GPU where they run."""
+        import torch
+
+        return torch.cuda.is_available()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs; results are read from their folders, so nothing is returned."""
@@ -60,7 +66,7 @@ class Engine(Launcher):
         if settings.plan:
             from optexp.sweeps import plan
 
-            plan.show(jobs, len(taken_over), self.workers())
+            plan.show(jobs, len(taken_over), self.workers(), self.on_gpus())
             return []
         folder.mkdir(parents=True, exist_ok=True)
         for path in taken_over.values():
@@ -85,13 +91,14 @@ class Engine(Launcher):
     ) -> tuple[list[Job], dict[str, Path]]:
         """Jobs that are due, each with a folder of its own; and the folders of finished jobs by key."""
         finished = {job.key: done[job.key] for job in composed if job.key in done}
-        occupied = {path.name for path in done.values()}
+        occupied = self._taken | {path.name for path in done.values()}
         spare = (number for number in count(first + len(composed)) if str(number) not in occupied)
         jobs = [
             self._placed(job, next(spare) if str(number) in occupied else number)
             for number, job in enumerate(composed, first)
             if job.key not in finished
         ]
+        self._taken |= {job.folder.name for job in jobs}  # a sweep may launch several batches
         return jobs, finished
 
     def _placed(self, job: Job, number: int) -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
@@ -44,6 +45,7 @@ class Joblib(Engine):
             for thread in threads:
                 thread.join()
         finally:  # an interrupt, too, ends the workers, and their arms with them
+            _take_all(waiting)
             for executor in executors:
                 executor.kill()
 
@@ -55,6 +57,12 @@ class Joblib(Engine):
                 return
             worker.run(job, here)
             self.ended(job)
+
+
+def _take_all(waiting: SimpleQueue[Job]) -> None:
+    with suppress(Empty):
+        while True:
+            waiting.get_nowait()
 
 
 class _Worker:

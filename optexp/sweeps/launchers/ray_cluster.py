@@ -32,6 +32,9 @@ class Ray(Engine):
         ]
         return max(1, int(min(slots)))
 
+    def on_gpus(self) -> bool:
+        return bool(self._needs()["num_gpus"])
+
     def run_all(self, jobs: Sequence[Job]) -> None:
         ray = self._connected()
         here = Surroundings.here()

@@ -54,6 +54,9 @@ class Slurm(Engine):
     def workers(self) -> int:
         return self.parallelism
 
+    def on_gpus(self) -> bool:
+        return "gpu" in " ".join(map(str, self.parameters.values()))  # in gres, or among the additional parameters
+
     def run_all(self, jobs: Sequence[Job]) -> None:
         pending = self._submit(jobs)
         try:
