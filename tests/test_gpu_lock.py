@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -64,7 +65,7 @@ def test_auto_takes_a_card_that_is_free() -> None:
 def test_a_card_that_is_taken_is_waited_for(tmp_path: Path) -> None:
     held = gpu_lock.acquire("GPU-0")
     waits = Waits()
-    waits.release = lambda: gpu_lock.os.close(held)
+    waits.release = lambda: os.close(held)
     with locked("cuda:0", waits) as device:
         assert device == "cuda:0"
         assert gpu_lock.acquire("GPU-0") is None
@@ -74,7 +75,7 @@ def test_a_card_that_is_taken_is_waited_for(tmp_path: Path) -> None:
 def test_who_accepts_other_programs_waits_for_none() -> None:
     with locked("cuda:0", Waits()), locked("cuda:0", None) as device:
         assert device == "cuda:0"
-    gpu_lock.os.close(gpu_lock.acquire("GPU-0"))
+    os.close(gpu_lock.acquire("GPU-0"))
 
 
 def test_a_cpu_has_no_lock(tmp_path: Path) -> None:
@@ -90,9 +91,9 @@ def test_a_lock_ends_with_its_process_and_binds_other_processes(tmp_path: Path) 
         assert gpu_lock.acquire("GPU-0") is None
         other.send_signal(signal.SIGKILL)
         other.wait()
-    gpu_lock.os.close(gpu_lock.acquire("GPU-0"))
+    os.close(gpu_lock.acquire("GPU-0"))
 
 
 def test_every_user_may_use_the_file(tmp_path: Path) -> None:
-    gpu_lock.os.close(gpu_lock.acquire("GPU-0"))
+    os.close(gpu_lock.acquire("GPU-0"))
     assert (tmp_path / "optexp-GPU-0.lock").stat().st_mode & 0o777 == 0o666
