@@ -124,7 +124,7 @@ def test_slurm_survives_a_worker_that_is_killed(tmp_path: Path) -> None:
     pytest.importorskip("submitit", reason="the extra [slurm] is not installed")
     if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
         pytest.skip("SLURM does not run here")
-    sweep = begin(tmp_path, "hydra/launcher=slurm", "hydra.launcher.array_parallelism=2")
+    sweep = begin(tmp_path, "hydra/launcher=slurm", "hydra.launcher.array_parallelism=1")
     until(lambda: open_runs(tmp_path))
     mine = [
         pid for pid in workers("submitit.core._submit") if str(tmp_path) in Path(f"/proc/{pid}/cmdline").read_text()
