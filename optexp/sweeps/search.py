@@ -73,7 +73,8 @@ class Optuna(Sweeper):
         study = self._study()
         fixed, space = self._space(arguments)
         if self._settings.plan:
-            self.launcher.launch([self._job(study.ask(space), fixed) for _ in range(self.n_trials)], initial_job_idx=0)
+            asked = [self._job(study.ask(space), fixed) for _ in range(self.n_trials)]
+            self.launcher.launch(list(dict.fromkeys(asked)), initial_job_idx=0)
             return []
         folder = Path(self.config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +96,8 @@ class Optuna(Sweeper):
         timed = {job: us for job, us in known.items() if us is not None}
         if timed:
             best = min(timed, key=timed.__getitem__)
-            print(f"optexp: shortest step of {len(timed)} verified jobs: {timed[best]:.4g} us with {' '.join(best)}")
+            chosen = " ".join(override.lstrip("+") for override in best[len(fixed) :])
+            print(f"optexp: shortest step of {len(timed)} verified jobs: {timed[best]:.4g} us with {chosen}")
         else:
             print(f"optexp: none of {len(known)} jobs was both verified and measured")
 
