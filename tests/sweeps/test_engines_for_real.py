@@ -54,13 +54,13 @@ def open_runs(folder: Path) -> list[Path]:
     return list(folder.glob("multirun/*/*/[0-9]/.mlflow_run"))
 
 
-def check_complete(folder: Path, killed: int = 0) -> None:
+def check_complete(folder: Path, killed: int = 0, store: str = "", experiment: str = "optexp") -> None:
     records = [Result.read(path) for path in folder.glob("multirun/*/*/[0-9]*/result.json")]
     assert sorted(record.config["workload.size"] for record in records) == SIZES, (folder / "log").read_text()
     assert {record.verdict for record in records} == {Verdict.VERIFIED}
     assert len(json.loads(next(folder.glob("multirun/*/*/sweep.json")).read_text())) == len(SIZES)
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    runs = client.search_runs([client.get_experiment_by_name("optexp").experiment_id])
+    client = MlflowClient(store or f"sqlite:///{folder}/mlflow.db")
+    runs = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
     parent = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     assert [run.info.status for run in parent] == ["FINISHED"]
     states = Counter(run.info.status for run in runs if run not in parent)
@@ -133,3 +133,20 @@ def test_slurm_survives_a_worker_that_is_killed(tmp_path: Path) -> None:
     os.kill(python[0], signal.SIGKILL)
     assert sweep.wait(280) == 0
     check_complete(tmp_path, killed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+def test_workers_share_a_store_in_postgresql(tmp_path: Path) -> None:
+    store = os.environ.get("OPTEXP_TEST_POSTGRES")
+    if store is None:
+        pytest.skip("OPTEXP_TEST_POSTGRES names no data base: postgresql://user:password@host/database")
+    pytest.importorskip("psycopg2", reason="the driver of PostgreSQL is not installed: pip install psycopg2-binary")
+    experiment = f"test {time.time_ns()}"
+    more = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", f"tracking.uri='{store}'"]
+    sweep = begin(tmp_path, *more, f"tracking.experiment='{experiment}'")
+    until(lambda: len(open_runs(tmp_path)) == 2)
+    mine = [pid for pid in workers("LokyProcess") if Path(f"/proc/{pid}/cwd").resolve() == tmp_path.resolve()]
+    os.kill(mine[0], signal.SIGKILL)
+    assert sweep.wait(200) == 0
+    check_complete(tmp_path, killed=1, store=store, experiment=experiment)
