@@ -140,8 +140,7 @@ def test_slurm_survives_a_worker_that_is_killed(tmp_path: Path) -> None:
 def test_workers_share_a_store_in_postgresql(tmp_path: Path) -> None:
     store = os.environ.get("OPTEXP_TEST_POSTGRES")
     if store is None:
-        pytest.skip("OPTEXP_TEST_POSTGRES names no data base: postgresql://user:password@host/database")
-    pytest.importorskip("psycopg2", reason="the driver of PostgreSQL is not installed: pip install psycopg2-binary")
+        pytest.skip("OPTEXP_TEST_POSTGRES names no data base: postgresql+psycopg2://user:password@host/database")
     experiment = f"test {time.time_ns()}"
     more = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", f"tracking.uri='{store}'"]
     sweep = begin(tmp_path, *more, f"tracking.experiment='{experiment}'")
