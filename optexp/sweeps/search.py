@@ -115,9 +115,11 @@ class Optuna(Sweeper):
         if self.config.get("verify") == "only" or self.config.get("mode") != "compare":
             raise ConfigError("hydra/sweeper=optuna minimises a time: use mode=compare verify=first")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        kept = {} if self._settings.plan else {"storage": self.storage, "study_name": self.study_name}
+        storage, name = (None, None) if self._settings.plan else (self.storage, self.study_name)
         sampler = optuna.samplers.TPESampler(seed=self.seed)
-        return optuna.create_study(sampler=sampler, direction="minimize", load_if_exists=True, **kept)
+        return optuna.create_study(
+            storage=storage, sampler=sampler, study_name=name, direction="minimize", load_if_exists=True
+        )
 
     def _space(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, BaseDistribution]]:
         """Overrides of every job, and by key what Optuna chooses; the command line's replace those of `params`."""

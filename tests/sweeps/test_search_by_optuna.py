@@ -31,7 +31,8 @@ def parsed(text: str) -> Any:
 def test_sweeps_become_distributions(optuna: Any) -> None:
     kinds = optuna.distributions
     assert distribution(parsed("a=x,y")) == kinds.CategoricalDistribution(["x", "y"])
-    assert distribution(parsed("strategy=[amp,fusion],inplace")).choices == ("[amp,fusion]", "inplace")
+    stacks = kinds.CategoricalDistribution(["[amp,fusion]", "inplace"])
+    assert distribution(parsed("strategy=[amp,fusion],inplace")) == stacks
     assert distribution(parsed("a=int(interval(1,9))")) == kinds.IntDistribution(1, 9)
     assert distribution(parsed("a=interval(0.5,2)")) == kinds.FloatDistribution(0.5, 2.0)
     assert distribution(parsed("a=tag(log,int(interval(1,1024)))")) == kinds.IntDistribution(1, 1024, log=True)

@@ -117,12 +117,17 @@ class Engine(Launcher):
         for attempt in range(attempts):
             if attempt:
                 print(f"optexp: {_listed(due)} ended without a record: started again", file=sys.stderr)
-            self.run_all(due)
+            try:
+                self.run_all(due)
+            except BaseException:  # an interrupt, which ends the workers
+                self._close_runs(due)
+                raise
             due = [job for job in due if job.record() is None]
             if not due:
                 break
         for job in due:
-            self._lost(job)
+            job.write_config()
+        self._close_runs(due)
         self._log_what_workers_could_not(jobs)
 
     def ended(self, job: Job) -> None:
@@ -131,11 +136,13 @@ class Engine(Launcher):
             self._ended += 1
             print(f"[{self._ended}/{self._count}] {result.workload} · {result.label}: {result.headline}", flush=True)
 
-    def _lost(self, job: Job) -> None:
+    def _close_runs(self, jobs: Iterable[Job]) -> None:
+        """Close the MLflow runs of jobs that left no record."""
         from optexp.reporting import tracking
 
-        job.write_config()
-        tracking.close_left_open(self.config.tracking, job.folder)
+        for job in jobs:
+            if job.record() is None:
+                tracking.close_left_open(self.config.tracking, job.folder)
 
     def _log_what_workers_could_not(self, jobs: Iterable[Job]) -> None:
         """Log records whose workers could not reach the store."""

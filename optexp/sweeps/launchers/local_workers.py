@@ -73,13 +73,13 @@ class _Worker:
 
     def run(self, job: Job, here: Surroundings) -> None:
         from joblib.externals.loky import ProcessPoolExecutor
-        from joblib.externals.loky.process_executor import BrokenProcessPool
+        from joblib.externals.loky.process_executor import BrokenProcessPool, ShutdownExecutorError
 
         if self.executor is None:
             self.executor = ProcessPoolExecutor(max_workers=1)
         try:
             self.executor.submit(work, job, here).result()
-        except BrokenProcessPool:
+        except (BrokenProcessPool, ShutdownExecutorError):  # it was killed, or the sweep is interrupted
             self.kill()
         except Exception as error:  # raised in the worker, which lives on
             print(f"optexp: job {job.number}: {type(error).__name__}: {error}", file=sys.stderr)
