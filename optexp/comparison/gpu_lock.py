@@ -51,7 +51,7 @@ def candidates(setting: str) -> list[str]:
 
 def describe(device: str) -> Card | None:
     """The card behind a device; None on a CPU, for a MIG slice, and where NVML does not answer."""
-    gpu = Gpu.open(torch.device(device))
+    gpu = Gpu.open(torch.device(device)) if device != "cpu" else None
     uuid = gpu.ask("nvmlDeviceGetUUID") if gpu else None
     return Card(device, str(uuid), str(gpu.ask("nvmlDeviceGetName"))) if gpu and uuid else None
 
