@@ -14,7 +14,6 @@ from hydra import initialize_config_dir
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
@@ -83,17 +82,8 @@ def register() -> None:
     if SearchPath not in Plugins.instance().discover(SearchPathPlugin):
         Plugins.instance().register(Studies)
         Plugins.instance().register(SearchPath)
-    _replace_plugins()
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # as with `python -m`
-
-
-def _replace_plugins() -> None:
-    """Our launchers and sweepers replace plugins of the same name: Hydra would check ours against their schemas."""
-    groups = ConfigStore.instance().repo.get("hydra", {})
-    for kind in ("launcher", "sweeper"):
-        for file in (CONF / "hydra" / kind).glob("*.yaml"):
-            groups.get(kind, {}).pop(file.name, None)
 
 
 def options(group: str) -> list[str]:
