@@ -7,17 +7,14 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.config import overrides, search_path
 from optexp.sweeps import exit_status, sweep
-from optexp.workers import launching
 
 INTERRUPTED = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -25,11 +22,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def job(config: DictConfig) -> None:
     """One comparison, or one of a sweep; whatever goes wrong in it is in its result."""
-    if config.get("isolation") != "none":
-        launching.launcher()  # imports torch while this process does
-    from optexp.comparison import runner  # not before a job starts: --help must not wait for torch
+    from optexp.sweeps.job import task
 
-    runner.run(config, Path(HydraConfig.get().runtime.output_dir))
+    task(config)
 
 
 def main() -> None:

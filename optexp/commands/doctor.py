@@ -15,6 +15,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -25,7 +26,7 @@ from packaging.version import Version
 
 from optexp.api import compose
 from optexp.commands.architecture import Architecture, lines
-from optexp.comparison.machine import choose_device
+from optexp.comparison import gpu_lock
 from optexp.comparison.measure import judge_controls, rounds, timing
 from optexp.comparison.session import Session
 from optexp.config import resolve
@@ -246,8 +247,9 @@ def main() -> None:
     asked = parser.parse_args()
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     launching.launcher()  # imports torch while this process looks around
+    held = ExitStack()  # the lock ends with this process
     try:
-        device = choose_device(asked.device)
+        device = held.enter_context(gpu_lock.locked(asked.device, gpu_lock.announced))
     except ConfigError as mistake:
         sys.exit(f"optexp.doctor: {mistake}")
     torch_device, wrong, odd, noisy = torch.device(device), 0, 0, False

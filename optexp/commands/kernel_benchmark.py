@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from optexp.comparison import gpu_lock
 from optexp.kernelkit import assembly, extension
 from optexp.kernelkit.benchmark.measure import COMPILED, Settings, measure, sweep
 from optexp.kernelkit.benchmark.race import host_bound_cases, host_cost
@@ -40,6 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         sys.exit("the kernels are timed on a CUDA device, and none was found: run this on a machine with an NVIDIA GPU")
+    with gpu_lock.locked(options.device, gpu_lock.announced):
+        _time(options, device)
+
+
+def _time(options: argparse.Namespace, device: torch.device) -> None:
     chosen = [kernels()[name] for name in options.kernels]
     build(chosen, device)
     settings = Settings(options.compile, options.dtype.split(","), options.shapes, options.forward, options.quick)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ import torch
 from optexp.errors import ConfigError
 from optexp.measurement import placement
 from optexp.measurement.gpu import Gpu
+from optexp.support.scratch import Scratch
 from optexp.support.tf32 import allow_tf32, tf32_allowed
 
 
@@ -22,14 +22,14 @@ class Machine:
     device: "cpu" or "cuda:1"
     gpu: Its sensors and processes; None on a CPU, or where the driver's library cannot be read.
     cores: Those that arms are bound to.
-    folders: Shared memory, and an ordinary folder for tensors that do not fit into it; both end with the comparison.
+    scratch: Shared memory, and an ordinary folder for tensors that do not fit into it; both end with the comparison.
     own_cores, own_threads, own_tf32: This process's settings before arms ran in it.
     """
 
     device: str
     gpu: Gpu | None
     cores: list[int]
-    folders: tuple[str, ...]
+    scratch: tuple[Scratch, ...]
     own_cores: frozenset[int]
     own_threads: int
     own_tf32: dict[str, bool]
@@ -46,11 +46,15 @@ class Machine:
             device,
             Gpu.open(torch.device(device)),
             placement.choose(cpus, torch.device(device).type),
-            tuple(tempfile.mkdtemp(prefix="optexp-", dir=place) for place in places),
+            tuple(map(Scratch.make, places)),
             frozenset(os.sched_getaffinity(0)),
             torch.get_num_threads(),
             tf32_allowed(),
         )
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        return tuple(scratch.path for scratch in self.scratch)
 
     @property
     def on_gpu(self) -> bool:
@@ -67,8 +71,8 @@ class Machine:
 
     def release(self) -> None:
         """Remove the folders."""
-        for folder in self.folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        for scratch in self.scratch:
+            scratch.remove()
 
 
 def choose_device(setting: str) -> str:

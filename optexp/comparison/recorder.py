@@ -39,6 +39,7 @@ class Recorder:
             name = f"{result.workload} · {result.label}"
             self.run = tracking.start(tracked, name, os.environ.get("OPTEXP_PARENT_RUN"))
             result.environment["mlflow_run"] = self.run.run_id  # by which a sweep finds it, to correct it
+            (self.output / tracking.OPEN).write_text(self.run.run_id)  # to close it if this process is killed
         except TrackingError as error:
             self.trouble = str(error)
 
@@ -67,6 +68,7 @@ class Recorder:
             print(f"optexp: not in MLflow: {error}", file=sys.stderr)
             with suppress(TrackingError):
                 self.run.finish("FAILED")
+        (self.output / tracking.OPEN).unlink(missing_ok=True)
 
     def _write(self, result: Result) -> None:
         result.seconds = self.watch.rounded()
@@ -83,6 +85,7 @@ class Recorder:
         if kind is not None and self.run is not None:
             with suppress(TrackingError):
                 self.run.finish("KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
+            (self.output / tracking.OPEN).unlink(missing_ok=True)
 
 
 def not_built(error: Exception, config: DictConfig, output: Path, show: terminal.Show = terminal.show) -> Result:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 from omegaconf import DictConfig
 
+from optexp.comparison import gpu_lock
 from optexp.comparison.adjudicate import Decision, Facts, adjudicate
-from optexp.comparison.machine import choose_device
 from optexp.comparison.recorder import Recorder, not_built
 from optexp.comparison.session import Session
 from optexp.config import resolve
@@ -39,11 +42,15 @@ def run(
     _first_run = False
     output.mkdir(parents=True, exist_ok=True)
     (output / "result.json").unlink(missing_ok=True)  # an earlier job's, in a folder that was named anew
-    with Progress() as progress:
+    with Progress() as progress, ExitStack() as held:
         try:
             with watch.phase("import"):
                 experiment = resolve(config, workload)
-                session = Session(experiment, choose_device(experiment.device), output, watch, progress)
+            accepted = experiment.environment.allow_foreign  # who accepts other programs waits for none
+            waiting = None if accepted else partial(_waiting, watch, progress)
+            device = held.enter_context(gpu_lock.locked(experiment.device, waiting))
+            with watch.phase("import"):
+                session = Session(experiment, device, output, watch, progress)
         except Exception as error:
             return not_built(error, config, output, show)
         with Recorder(session, show) as recorder:
@@ -61,6 +68,13 @@ def run(
                 session.close()
             recorder.finish(session.result)
     return session.result
+
+
+@contextmanager
+def _waiting(watch: Stopwatch, progress: Progress, reason: str) -> Iterator[None]:
+    progress.phase("wait", reason)
+    with watch.phase("wait"):
+        yield
 
 
 def problem(error: Exception) -> Problem:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import ConfigError
 from optexp.profiling.settings import ProfileSettings
 from optexp.schema import build, choice, plain, shown, suggest, typed
@@ -91,6 +92,7 @@ def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
     """
     values = plain(config)
     values.pop("study", None)  # is about the sweep that this job is one of
+    _refuse_in_single_runs(typed(SweepSettings, values.pop("sweep", None) or {}, "sweep"))
     groups = {group: values.pop(group) for group in ("workload", "measurement", "strategy", "baseline")}
     checked = typed(Settings, values)
     _refuse_in_comparisons(checked)
@@ -135,6 +137,15 @@ def _refuse_in_comparisons(settings: Settings) -> None:
     for key in () if settings.mode == "profile" else ("region", "tool"):
         if (value := getattr(settings.profile, key)) is not None:
             raise ConfigError(f"profile.{key}={value} is for one program: add mode=profile")
+
+
+def _refuse_in_single_runs(settings: SweepSettings) -> None:
+    """Raises ConfigError for keys that are about a sweep."""
+    from optexp.config import search_path
+
+    for key in ("plan", "resume"):
+        if getattr(settings, key) and not search_path.in_sweep():
+            raise ConfigError(f"sweep.{key}=true is for a sweep: add -m")
 
 
 # --- stacks ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -46,6 +46,7 @@ EXPERIMENT_TAGS = {
         {"selectedColumns": COLUMNS, "columnOrder": COLUMNS, "columnWidths": dict.fromkeys(COLUMNS, 130)}
     ),
 }
+OPEN = ".mlflow_run"  # file in a comparison's folder: the id of its run while the run is open
 KIND = "workflowType=machine_learning"  # in an address; without it the page is about language models
 DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -163,6 +164,40 @@ def reopen(config: Node, run_id: str) -> Run:
 
         client = MlflowClient(tracking_uri=uri)
         return Run(client, uri, client.get_run(run_id).info.experiment_id, run_id)
+
+
+def resume(config: Node, run_id: str) -> Run:
+    """Open a run again that has ended, or that nobody ended."""
+    run = reopen(config, run_id)
+    with _failures_named(run.uri):
+        run.client.update_run(run_id, status="RUNNING")
+    return run
+
+
+def close_left_open(config: Node, folder: Path) -> None:
+    """Mark the run as KILLED that a comparison in `folder` opened and, as its process was killed, did not close.
+
+    A store that cannot be reached keeps the run open, which costs nothing else.
+    """
+    path = folder / OPEN
+    if not path.is_file():
+        return
+    with suppress(TrackingError):
+        reopen(config, path.read_text().strip()).finish("KILLED")
+    path.unlink(missing_ok=True)
+
+
+def log_later(config: Node, result: Result, folder: Path, parent_run_id: str | None = None) -> None:
+    """Log a record whose comparison could not reach the store.
+
+    Raises:
+        TrackingError: neither can this process.
+    """
+    run = start(config, f"{result.workload} · {result.label}", parent_run_id)
+    result.environment["mlflow_run"] = run.run_id
+    result.write(folder / "result.json")
+    run.log(result, folder)
+    run.finish()
 
 
 def store_uri(configured: str | None) -> str:

@@ -65,7 +65,8 @@ def confirm(results: Mapping[Path, Result], folder: Path, run: Run) -> dict[Path
 
     Where that falls behind another, the other is the winner, and was as lucky: it is measured again too.
     """
-    found, done = dict(results), list[Path]()
+    found = dict(results)
+    done = [job for job, result in found.items() if result.by_itself and result.by_itself.again]  # a sweep that goes on
     while due := [job for job in winners(found) if job not in done]:
         for job in due:
             found[job] = measured_again(job, results[job], folder / FOLDER / str(len(done)), run)

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import TrackingError
 from optexp.result import Result, Verdict, finite
 from optexp.sweeps.study import STEP, Study
@@ -33,6 +34,18 @@ _PARTS = re.compile(r"(\d+)")
 
 _parent: Run | None = None
 _started = 0.0
+_expected: list[Path] = []  # folders of this sweep's jobs, as far as its launcher says
+
+
+def expect(folder: Path) -> None:
+    """A job of this sweep has its record in `folder`, or will have it there."""
+    if folder not in _expected:
+        _expected.append(folder)
+
+
+def parent_run_id() -> str | None:
+    """The id of the sweep's run in MLflow; None where it has none."""
+    return _parent.run_id if _parent else None
 
 
 class SweepCallback(Callback):
@@ -42,15 +55,24 @@ class SweepCallback(Callback):
         """Open the parent run. A store that cannot be reached costs the record there, not the sweep."""
         global _parent, _started
         _started = time.time()
+        _expected.clear()
         os.environ.pop(PARENT, None)
-        if not config.tracking.enabled:
+        settings = SweepSettings.of(config)
+        if settings.resume:
+            _continue_earlier(config)
+        if not config.tracking.enabled or settings.plan:
             return
         from optexp.reporting import tracking
 
-        overrides = " ".join(config.hydra.overrides.task)
+        kept = Path(config.hydra.sweep.dir) / tracking.OPEN
         try:
-            _parent = tracking.start(config.tracking, _name(config), tags={"optexp.sweep": overrides})
+            _parent = _earlier_run(config, kept) if settings.resume else None
+            if _parent is None:
+                overrides = " ".join(config.hydra.overrides.task)
+                _parent = tracking.start(config.tracking, _name(config), tags={"optexp.sweep": overrides})
             os.environ[PARENT] = _parent.run_id
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(_parent.run_id)  # for a sweep that continues this one
         except TrackingError as error:
             print(f"optexp: the sweep is not in MLflow: {error}", file=sys.stderr)
 
@@ -81,6 +103,29 @@ class SweepCallback(Callback):
             _finish("FINISHED", folder, tags)
 
 
+def _continue_earlier(config: DictConfig) -> None:
+    """Let this sweep go on in the folder of the earlier one."""
+    from optexp.sweeps import resume
+
+    earlier = resume.earlier_folder(config)
+    if earlier is None:
+        print("optexp: sweep.resume=true: there is no earlier sweep of these jobs; all are run", file=sys.stderr)
+        return
+    with read_write(config.hydra), open_dict(config.hydra):
+        config.hydra.sweep.dir = str(earlier)
+
+
+def _earlier_run(config: DictConfig, kept: Path) -> Run | None:
+    """The earlier sweep's MLflow run, open again; None where it had none, or another store has it."""
+    from optexp.reporting import tracking
+
+    if not kept.is_file():
+        return None
+    with suppress(TrackingError):
+        return tracking.resume(config.tracking, kept.read_text().strip())
+    return None
+
+
 def abort(status: str = "KILLED") -> None:
     """Close the parent run of a sweep that was interrupted: Hydra calls nobody then."""
     _finish(status)
@@ -102,9 +147,10 @@ def _again(config: DictConfig, output: Path) -> Result:
 def jobs(folder: Path) -> list[Path]:
     """The folders of the jobs below `folder`, job 2 before job 10."""
     found = [path.parent.parent for path in folder.rglob(".hydra/config.yaml")]
-    # A folder may hold an older sweep.
+    # A folder may hold an older sweep; of launchers other than this package's the times tell it apart.
     recent = [job for job in found if (job / ".hydra" / "config.yaml").stat().st_mtime >= _started - 1]
-    return sorted(recent, key=lambda job: [int(part) if part.isdecimal() else part for part in _PARTS.split(str(job))])
+    mine = [job for job in found if job.absolute() in _expected] if _expected else recent
+    return sorted(mine, key=lambda job: [int(part) if part.isdecimal() else part for part in _PARTS.split(str(job))])
 
 
 def correct(config: DictConfig, job: Path, first: Result, result: Result) -> None:

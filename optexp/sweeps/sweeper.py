@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from omegaconf import OmegaConf
 
 from optexp.config import overrides
+from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import ConfigError
 from optexp.schema import suggest
+from optexp.sweeps import launchers, search
+from optexp.sweeps.launchers.engine import Engine
 from optexp.sweeps.study import STEP, Study
 
 PLUGIN = "hydra_plugins.optexp.Steps"  # Hydra knows it by this name, because it takes sweepers from no other package
 
 
 def register() -> None:
-    """Let Hydra find `Steps`, by which the configuration sweeps."""
+    """Let Hydra find `Steps`, by which the configuration sweeps, the sweeper of Optuna, and the launchers."""
     Plugins.instance().class_name_to_class[PLUGIN] = Steps
+    search.register()
+    launchers.register()
 
 
 class Steps(BasicSweeper):
@@ -30,6 +39,28 @@ class Steps(BasicSweeper):
     step of a study is a sweep of its own (all of them, or those that study.step= names); a job that two steps have in
     common runs once.
     """
+
+    def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
+        """Run all jobs, batch after batch; with `sweep.plan` only say which there are."""
+        assert self.config is not None
+        assert self.hydra_context is not None
+        assert self.launcher is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        given = parser.parse_overrides([*self._parse_config(), *arguments])
+        batches = self.split_arguments(given, self.max_batch_size)
+        if not SweepSettings.of(self.config).plan:
+            folder = Path(self.config.hydra.sweep.dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            OmegaConf.save(self.config, folder / "multirun.yaml")
+        returned, first = [], 0
+        for batch in batches:
+            if not isinstance(self.launcher, Engine):  # which composes all jobs before it starts one
+                self.validate_batch_is_legal(batch)
+            returned.append(self.launcher.launch(batch, initial_job_idx=first))
+            for job in returned[-1]:
+                _ = job.return_value  # raises what the job raised
+            first += len(batch)
+        return returned
 
     def split_arguments(  # type: ignore[override]  # a static method there, which cannot know the study
         self, overrides: list[Override], max_batch_size: int | None

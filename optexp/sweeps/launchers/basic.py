@@ -1,0 +1,17 @@
+"""One job after the other, in the process that sweeps: its launcher of arms stays warm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from optexp.sweeps import job
+from optexp.sweeps.job import Job
+from optexp.sweeps.launchers.engine import Engine
+
+
+class Basic(Engine):
+    """`hydra/launcher=basic`. Each job prints its whole result, as a single comparison does."""
+
+    def run_all(self, jobs: Sequence[Job]) -> None:
+        for each in jobs:
+            job.run(each, self.context)

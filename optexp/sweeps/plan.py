@@ -1,0 +1,145 @@
+"""What a sweep will cost, from the records of earlier jobs; nothing is run for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+from rich.table import Table
+from rich.text import Text
+
+from optexp.comparison.forecast import rough
+from optexp.config import Experiment, resolve
+from optexp.sweeps.job import Job
+
+PLACES = ("multirun", "outputs")  # where the configuration puts records, below the working folder
+NEWEST = 1000  # records that are read, at most
+BESIDE_S = 20.0  # beside its measurement, a job without a record is taken to need this for its arms and checks
+# Settings that decide a job's time besides its workload.
+KIND = ("mode", "verify", "measurement", "isolation")
+
+
+@dataclass(frozen=True)
+class Past:
+    """An earlier job: its settings, and its seconds without the wait for a GPU."""
+
+    config: Mapping[str, Any]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A job that is due.
+
+    seconds: expected
+    basis:   of the expectation, in words
+    on_gpu:  it occupies a GPU meanwhile
+    """
+
+    job: Job
+    workload: str
+    seconds: float
+    basis: str
+    on_gpu: bool
+
+
+def show(jobs: Sequence[Job], done: int, workers: int, gpus: bool) -> None:
+    """Print each job with its expected time, then the sum.
+
+    Args:
+        done: Jobs that need not run again.
+        workers: Jobs side by side.
+        gpus: Jobs find a GPU where they run.
+    """
+    from optexp.reporting import terminal
+
+    found = costs(jobs, list(history(Path.cwd())), gpus)
+    table = Table("job", "workload", "settings", "about", "expected from", box=None, pad_edge=False)
+    for cost in found:
+        cells = (str(cost.job.number), cost.workload, cost.job.label, rough(cost.seconds), cost.basis)
+        table.add_row(*map(Text, cells))
+    terminal.output().print(table, "", summary(found, done, workers), sep="\n", soft_wrap=True)
+
+
+def summary(found: Sequence[Cost], done: int, workers: int) -> str:
+    """The sum in one sentence: jobs, wall time, GPU-hours."""
+    total = sum(cost.seconds for cost in found)
+    wall = max([total / workers, *(cost.seconds for cost in found)]) if found else 0.0
+    hours = sum(cost.seconds for cost in found if cost.on_gpu) / 3600
+    side_by_side = f", {workers} side by side" if workers > 1 else ""
+    text = f"{len(found)} jobs{side_by_side}: about {rough(wall)} and {hours:.2g} GPU-hours"
+    return text + (f"; {done} more are done already" if done else "")
+
+
+def costs(jobs: Iterable[Job], past: Sequence[Past], gpus: bool) -> list[Cost]:
+    """Each job's cost.
+
+    Raises:
+        ConfigError: a job's configuration is not allowed.
+    """
+    return [_cost(job, past, gpus) for job in jobs]
+
+
+def _cost(job: Job, past: Sequence[Past], gpus: bool) -> Cost:
+    experiment = _resolved(job)
+    seconds, basis = expected(experiment, past)
+    on_gpu = experiment.device.startswith("cuda") or (experiment.device == "auto" and gpus)
+    return Cost(job, experiment.workload.name, seconds, basis, on_gpu)
+
+
+def _resolved(job: Job) -> Experiment:
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(job.config)  # says that the job is one of a sweep
+    try:
+        return resolve(OmegaConf.masked_copy(job.config, [str(key) for key in job.config if key != "hydra"]))
+    finally:
+        HydraConfig.instance().cfg = before
+
+
+def expected(experiment: Experiment, past: Sequence[Past]) -> tuple[float, str]:
+    """Seconds of a job, and the records that they are taken from: the most similar ones there are."""
+    wanted = experiment.resolved
+    same_kind = [job for job in past if all(job.config.get(key) == wanted[key] for key in KIND)]
+    levels: tuple[tuple[str, Callable[[Past], bool]], ...] = (
+        ("of the same job", lambda job: _equal(job.config, wanted, tuple(wanted))),
+        ("of this stack and workload", lambda job: _equal(job.config, wanted, ("workload", "strategy", "baseline"))),
+        ("of this workload", lambda job: _equal(job.config, wanted, ("workload",))),
+        ("of other workloads", lambda job: True),
+    )
+    for words, fits in levels:
+        if seconds := [job.seconds for job in same_kind if fits(job)]:
+            return median(seconds), f"{len(seconds)} record{'s' if len(seconds) > 1 else ''} {words}"
+    if experiment.verify == "only" or experiment.mode != "compare":
+        return BESIDE_S, "no record: a guess"
+    return experiment.measurement.budget_s + BESIDE_S, "no record: the preset's time budget"
+
+
+def _equal(config: Mapping[str, Any], wanted: Mapping[str, Any], keys: Sequence[str]) -> bool:
+    ignored = ("device", "seed", "replay")  # a record has the device that was chosen
+    chosen = {key: wanted[key] for key in keys if key not in ignored and wanted[key] is not None}  # null: by the device
+    return all(_plain(config.get(key)) == _plain(value) for key, value in chosen.items())
+
+
+def _plain(value: Any) -> Any:
+    """As it stands in a record."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def history(folder: Path) -> Iterator[Past]:
+    """Earlier jobs below a working folder, the newest first."""
+    files = [file for place in PLACES for file in (folder / place).rglob("result.json")]
+    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files[:NEWEST]:
+        try:
+            record = json.loads(file.read_text())
+            seconds = record["seconds"]["total"] - record["seconds"].get("wait", 0.0)
+            if record["verdict"] != "ERROR":
+                yield Past(record["config"], seconds)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # no record of a job

@@ -1,0 +1,62 @@
+"""A plan says what a sweep will take, from the records of earlier jobs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optexp.sweeps import plan
+from optexp.sweeps.job import Job
+from optexp.sweeps.plan import Cost, Past
+from tests.sweeps.engines import sweep_config
+
+
+@pytest.fixture
+def made(experiment: Any) -> Any:
+    return experiment("workload=gelu", "strategy=inplace", "device=cpu")
+
+
+def past(made: Any, seconds: float, **changes: Any) -> Past:
+    return Past({**json.loads(json.dumps(made.resolved, default=str)), "device": "cpu", **changes}, seconds)
+
+
+def test_the_most_similar_records_count(made: Any) -> None:
+    same = [past(made, seconds) for seconds in (10.0, 12.0, 50.0)]
+    other_size = past(made, 20.0, **{"workload.size": 7, "workload.approximate": "tanh", "dtype": "float16"})
+    other_stack = past(made, 30.0, strategy="fusion")
+    other_workload = past(made, 40.0, workload="mlp")
+    other_preset = past(made, 1000.0, measurement="rigorous")
+    records = [other_preset, other_workload, other_stack, other_size, *same]
+    assert plan.expected(made, records) == (12.0, "3 records of the same job")
+    assert plan.expected(made, records[:4]) == (20.0, "1 record of this stack and workload")
+    assert plan.expected(made, records[:3]) == (30.0, "1 record of this workload")
+    assert plan.expected(made, records[:2]) == (40.0, "1 record of other workloads")
+
+
+def test_without_a_record_the_preset_tells(made: Any, experiment: Any) -> None:
+    seconds, basis = plan.expected(made, [])
+    assert seconds == made.measurement.budget_s + plan.BESIDE_S
+    assert basis == "no record: the preset's time budget"
+    assert plan.expected(experiment("verify=only"), [])[1] == "no record: a guess"
+
+
+def test_the_sum_counts_wall_time_and_gpu_hours(tmp_path: Path) -> None:
+    job = Job(0, sweep_config(tmp_path), tmp_path, "")
+    found = [Cost(job, "gelu", 1800.0, "", on_gpu) for on_gpu in (True, True, False)]
+    assert plan.summary(found, 0, 1) == "3 jobs: about 90 min and 1 GPU-hours"
+    assert plan.summary(found, 2, 8) == "3 jobs, 8 side by side: about 30 min and 1 GPU-hours; 2 more are done already"
+    assert plan.summary([], 3, 1) == "0 jobs: about 10 s and 0 GPU-hours; 3 more are done already"
+
+
+def test_earlier_records_are_read_without_their_waits(tmp_path: Path) -> None:
+    folder = tmp_path / "multirun" / "day" / "time" / "0"
+    folder.mkdir(parents=True)
+    record = {"verdict": "SAME", "config": {"mode": "compare"}, "seconds": {"wait": 100.0, "total": 130.0}}
+    (folder / "result.json").write_text(json.dumps(record))
+    for name, text in (("1", "{"), ("2", json.dumps({**record, "verdict": "ERROR"}))):
+        (folder.parent / name).mkdir()
+        (folder.parent / name / "result.json").write_text(text)
+    assert list(plan.history(tmp_path)) == [Past({"mode": "compare"}, 30.0)]
