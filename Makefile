@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.optexp-installed
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 2 : n > 8 ? 8 : n)))  # of the tests
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo test test-all test-gpu doctor benchmark benchmark-kernels docs clean
@@ -26,10 +27,10 @@ test: env  ## lint, types, and all quick tests that need no GPU
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-cache
-	CUDA_VISIBLE_DEVICES= $(PY) -m pytest -m 'not gpu and not slow' -n 2 --dist worksteal  # kernels: interpreted
+	CUDA_VISIBLE_DEVICES= $(PY) -m pytest -m 'not gpu and not slow' -n $(WORKERS) --dist worksteal  # kernels: interpreted
 
 test-all: env  ## all tests, the slow ones too (an hour)
-	$(PY) -m pytest -n 2 --dist worksteal
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal
 
 test-gpu: env  ## the tests that need a GPU
 	$(PY) -m pytest -m gpu

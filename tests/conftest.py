@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from optexp.__main__ import SIGNALS, main
+from optexp.comparison import gpu_lock
 from optexp.config import Experiment, overrides, resolve, search_path
 from optexp.profiling import calibration
 from optexp.sweeps import exit_status
@@ -25,6 +27,7 @@ if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # side by 
     threads = max(1, len(os.sched_getaffinity(0)) // processes)
     torch.set_num_threads(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # of the programs that they start
+    gpu_lock.FOLDER = Path(mkdtemp())  # a lock of each process: who tests side by side shares the card
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported: kernels then run in Python
 calibration._measure_cpu = cache(calibration._measure_cpu)  # the ceilings of this machine, once for every comparison
