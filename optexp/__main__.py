@@ -6,7 +6,7 @@ import atexit
 import os
 import signal
 import sys
-from contextlib import suppress
+import threading
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -17,6 +17,7 @@ from optexp.config import overrides, search_path
 from optexp.sweeps import exit_status, sweep
 
 INTERRUPTED = 130
+LOST = 120  # as Python's own, where the output could not be written
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -76,11 +77,21 @@ def command() -> NoReturn:
         main()
     except SystemExit as ended:
         status = ended.code
+    if status is not None and not isinstance(status, int):  # a sentence, which Python prints
+        print(status, file=sys.stderr)
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
     atexit._run_exitfuncs()
+    status = status or 0
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # nobody reads it any more
-            stream.flush()
-    os._exit(status if isinstance(status, int) else int(bool(status)))
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except BrokenPipeError:  # nobody reads it any more
+            pass
+        except OSError:  # as of a full disk: what was said is lost
+            status = status or LOST
+    os._exit(status)
 
 
 if __name__ == "__main__":

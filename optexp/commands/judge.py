@@ -160,6 +160,8 @@ def chosen(options: argparse.Namespace, settings: Settings) -> Suite:
     for target in (place, candidates):
         if target is not None and not target.path.exists():
             raise ConfigError(f"{target.path}: there is no such file or folder")
+    if options.workloads is not None and options.workloads < 1:
+        raise ConfigError(f"--workloads {options.workloads}: name 1 or more")
     if settings.strategy:
         require_strategies(settings.strategy)
     if place.path.is_dir() and definition_files.is_suite(place.path):

@@ -37,7 +37,10 @@ def expected(session: Session, samples: Sequence[Sample]) -> ProcessSpread | Non
 
 
 def learn(session: Session, samples: Sequence[Sample]) -> None:
-    """Leave the spread of this comparison's processes for comparisons of one."""
+    """Leave the spread of this comparison's processes for comparisons of one, where nothing disturbed it."""
+    measurement = session.result.measurement
+    if measurement is None or any(watch.refuses or watch.undecides for watch in measurement.watchdogs):
+        return
     ratios = [sample.log_ratio for sample in samples if sample.kept]
     if session.isolated and (found := process_spread.seen(_kind(session, samples), _step_us(samples), ratios)):
         process_spread.remember(process_spread.file_of(_device(session)), found)

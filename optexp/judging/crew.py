@@ -6,6 +6,7 @@ A worker that ends or takes too long is replaced; its job becomes a line with th
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -21,12 +22,13 @@ from typing import IO
 
 import msgspec
 
-from optexp.judging.job import Job, Settings
+from optexp.judging.job import READY, Job, Request, Settings
 from optexp.judging.line import Line, decoded, failed
 
 MODULE = "optexp.judging.worker"
 TAIL = 2000  # bytes of a dead worker's log that are searched for its last words
 POLL_S = 0.5
+CHUNK = 65_536  # bytes
 START_S = 300.0  # for imports, which are not a job's time
 
 
@@ -43,14 +45,14 @@ class Worker:
 
     def judge(self, job: Job) -> Line:
         """The line of a job. Raises KeyboardInterrupt where the judgement was stopped meanwhile."""
-        began = time.monotonic()
+        began, secret = time.monotonic(), secrets.token_hex()
         process = self._running()
         assert process.stdin is not None
         with suppress(BrokenPipeError):
-            process.stdin.write(msgspec.json.encode(job) + b"\n")
+            process.stdin.write(msgspec.json.encode(Request(secret, job)) + b"\n")
             process.stdin.flush()
         try:
-            if answer := self._answer(process, self.settings.limit_s):
+            if answer := self._answer(process, self.settings.limit_s, f"{secret} ".encode()):
                 return decoded(answer)
             status = process.wait()
             reason = f"the process that compares ended ({_ending(status)}){self._last_words()}"
@@ -59,16 +61,26 @@ class Worker:
         self.close()
         return failed(job, self.settings, reason, time.monotonic() - began)
 
-    def _answer(self, process: subprocess.Popen[bytes], limit_s: float) -> bytes:
-        """A line of a process; empty where it ended. Raises TimeoutError and KeyboardInterrupt."""
+    def _answer(self, process: subprocess.Popen[bytes], limit_s: float, start: bytes) -> bytes:
+        """The rest of the first line that begins so; empty where the process ended.
+
+        Other lines are a candidate's, which can write to the pipe as the worker can, but does not know the secret.
+        Raises TimeoutError and KeyboardInterrupt.
+        """
         assert process.stdout is not None
-        deadline = time.monotonic() + limit_s
-        while not select([process.stdout], [], [], POLL_S)[0]:
+        deadline, read = time.monotonic() + limit_s, b""
+        while True:
             if self.stop.is_set():
                 raise KeyboardInterrupt
             if time.monotonic() > deadline:
                 raise TimeoutError
-        return process.stdout.readline()
+            if not select([process.stdout], [], [], POLL_S)[0]:
+                continue
+            if not (more := os.read(process.stdout.fileno(), CHUNK)):
+                return b""
+            *lines, read = (read + more).split(b"\n")
+            if found := next((line for line in lines if line.startswith(start)), None):
+                return found.removeprefix(start)
 
     def close(self) -> None:
         """End the process; its arms end with it."""
@@ -92,10 +104,11 @@ class Worker:
                 start_new_session=True,
             )
             assert self.process.stdin is not None
-            self.process.stdin.write(msgspec.json.encode(self.settings) + b"\n")
-            self.process.stdin.flush()
+            with suppress(BrokenPipeError):  # it has ended: so the job's answer says
+                self.process.stdin.write(msgspec.json.encode(self.settings) + b"\n")
+                self.process.stdin.flush()
             with suppress(TimeoutError):  # the job finds out
-                self._answer(self.process, START_S)
+                self._answer(self.process, START_S, READY)
         return self.process
 
     def _last_words(self) -> str:

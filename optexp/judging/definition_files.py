@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from optexp.errors import ConfigError
-from optexp.judging.job import Defined, Job, Settings, Suite, key_of
+from optexp.judging.job import Defined, Job, Settings, Suite, hash_of, key_of
 from optexp.user_code.definitions import CaseSpec, Definition, Solution, Stored, Traced, filled, sizes
 
 DEFINITION, WORKLOADS = "definition.json", "workload.jsonl"
@@ -99,7 +99,10 @@ def _job(
     solved: tuple[Path, Solution] | None,
 ) -> Job:
     path, solution = solved or (None, None)
-    sources: list[Path | bytes] = [problem.path, msgspec.json.encode([case, problem.by_name, _versions(case)])]
+    beside = [path.parent / one.path for one in solution.sources if not one.content] if path and solution else []
+    files = {str(one): hash_of(one) for one in (problem.path, path, *beside) if one}
+    sources: list[Path | bytes] = [files[str(problem.path)].encode()]
+    sources += [msgspec.json.encode([case, problem.by_name, _versions(case)])]
     sources += [msgspec.json.encode(filled(solution, path.parent))] if path and solution else []
     return Job(
         key_of(sources, settings),
@@ -110,6 +113,7 @@ def _job(
         case.uuid,
         sizes(problem.definition, case),
         defined=Defined(str(problem.path), case, str(path) if path else None, problem.by_name),
+        files=files,
     )
 
 

@@ -7,7 +7,7 @@ problems are a sample of those that could have been asked. fast_0 is the share t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import exp, inf, log
 from operator import attrgetter
@@ -85,9 +85,11 @@ def fast_p(lines: Iterable[Line], ps: Sequence[float] = P) -> list[FastP]:
 
 
 def best(lines: Sequence[Line]) -> Solved:
-    """The best of the candidates for one problem."""
+    """The best of the candidates for one problem; what another one may reach is possible, too."""
     every = [Solved.of(of_candidate) for _, of_candidate in _grouped(lines, attrgetter("candidate"))]
-    return max(every, key=lambda one: (one.correct, one.estimate, one.possible))
+    highest = max((one.high for one in every if one.possible), default=0.0)
+    chosen = max(every, key=lambda one: (one.correct, one.estimate))
+    return replace(chosen, possible=any(one.possible for one in every), high=highest)
 
 
 def _at(p: float, entrant: str, problems: Sequence[Solved]) -> FastP:

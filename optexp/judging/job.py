@@ -14,6 +14,7 @@ from optexp.user_code.definitions import CaseSpec
 
 KEY_LENGTH = 32  # hexadecimal digits
 DEVICES = ("auto", "cpu", "cuda")
+READY = b"ready"  # how the first line of a worker begins
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Job:
     case:      name of the workload;  axes: its sizes
     workload:  keys of `workload=module`
     strategy:  options by strategy; empty where `Settings.strategy` is judged, or a solution
+    files:     paths and hashes of the files that the key is made of
     """
 
     key: str
@@ -83,12 +85,26 @@ class Job:
     workload: dict[str, Any] = field(default_factory=dict)
     strategy: dict[str, dict[str, Any]] = field(default_factory=dict)
     defined: Defined | None = None
+    files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def edited(self) -> list[str]:
+        """Files that are no longer what the key says."""
+        return [path for path, known in self.files.items() if hash_of(Path(path)) != known]
 
     @property
     def title(self) -> str:
         """The job in a line of text."""
         sizes = " ".join(f"{name}={size}" for name, size in self.axes.items())
         return " · ".join(filter(None, (self.problem, sizes, self.candidate)))
+
+
+@dataclass(frozen=True)
+class Request:
+    """A job for a worker, whose answer begins with the secret."""
+
+    secret: str
+    job: Job
 
 
 @dataclass(frozen=True)
@@ -100,6 +116,14 @@ class Suite:
 
     jobs: list[Job]
     remarks: list[str] = field(default_factory=list)
+
+
+def hash_of(path: Path) -> str:
+    """The hash of a file's content; empty where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def key_of(sources: Sequence[Path | bytes], settings: Settings) -> str:

@@ -6,6 +6,7 @@ No file is run here: importing a candidate may do anything.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from optexp.errors import ConfigError
-from optexp.judging.job import Job, Settings, Suite, key_of
+from optexp.judging.job import Job, Settings, Suite, hash_of, key_of
 
 SAMPLE = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)(?:_kernel)?")  # of KernelBench's runs
 NAMED = re.compile(r"(?P<path>.+\.py):(?P<name>\w+)")
@@ -36,8 +37,19 @@ class Target:
         """The model's name: the given one, else the first usual one that the file defines, else the first."""
         if self.name:
             return self.name
-        text = self.path.read_text(errors="replace")
-        return next((name for name in usual if re.search(rf"\b{name}\b", text)), usual[0])
+        names = bound(self.path.read_text(errors="replace"))
+        return next((name for name in usual if name in names), usual[0])
+
+
+def bound(source: str) -> set[str]:
+    """Names that a module's code binds: classes, functions, variables and imports; none where it is no Python."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError):  # importing it says why
+        return set()
+    found = {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    found |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return found | {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
 
 
 @dataclass(frozen=True)
@@ -93,9 +105,10 @@ def suite(place: Target, candidates: Target | None, settings: Settings) -> Suite
     def job(problem: Path, candidate: str, sources: list[Path], stack: dict[str, dict[str, Any]], entrant: str) -> Job:
         workload: dict[str, Any] = {"path": str(problem)}
         workload |= {"names": {"model": reference[problem]}} if reference[problem] != "Model" else {}
-        named = f"{place.name}\0{candidate}".encode()
-        key = key_of([problem, *sources, named], settings)
-        return Job(key, "files", names[problem], candidate, entrant, workload=workload, strategy=stack)
+        named = "\0".join((place.name or "", names[problem], candidate)).encode()
+        hashes = {str(path): hash_of(path) for path in (problem, *sources)}
+        key = key_of([*(value.encode() for value in hashes.values()), named], settings)
+        return Job(key, "files", names[problem], candidate, entrant, workload=workload, strategy=stack, files=hashes)
 
     if candidates is None:
         return Suite([job(problem, "", [], {}, "") for problem in problems])

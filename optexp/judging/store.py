@@ -14,6 +14,8 @@ from optexp.errors import ConfigError
 from optexp.judging.line import Line, decoded, encoded
 from optexp.records.verdict import Verdict
 
+START = b'{"key":'  # of every line
+
 
 @dataclass
 class Store:
@@ -25,7 +27,7 @@ class Store:
 
     @classmethod
     def open(cls, path: Path | None) -> Store:
-        """The lines of a file. An unfinished last line, as a killed run leaves it, is cut off.
+        """The lines of a file. An unfinished last line, as a killed run leaves it, is cut off behind lines alone.
 
         Raises:
             ConfigError: the file holds something else.
@@ -34,8 +36,9 @@ class Store:
             return cls(path)
         content = path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            os.truncate(path, len(whole))
+        unfinished = content[len(whole) :]
+        if not START.startswith(unfinished[: len(START)]):
+            raise ConfigError(f"{path} ends in something else than a line of optexp.judge")
         lines: dict[str, Line] = {}
         for number, text in enumerate(whole.splitlines(), 1):
             try:
@@ -43,6 +46,8 @@ class Store:
             except msgspec.DecodeError as error:
                 raise ConfigError(f"{path}:{number} is no line of optexp.judge: {error}") from None
             lines[line.key] = line
+        if unfinished:
+            os.truncate(path, len(whole))
         return cls(path, lines)
 
     def add(self, line: Line) -> None:

@@ -1,7 +1,7 @@
 """WORKER: `python -m optexp.judging.worker` judges one job after the other, with one launcher for all of them.
 
-Settings are the first line of its input, then a job a line; its answers are an empty line when it is ready, then lines
-of `optexp.judging.line`. Prints of anything else go to stderr.
+Settings are the first line of its input, then a request a line; its answers are a line when it is ready, then lines of
+`optexp.judging.line`, each behind its request's secret. Prints of anything else go to stderr.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from optexp.comparison import runner
 from optexp.config.overrides import rewrite
 from optexp.errors import ConfigError
 from optexp.judging import line
-from optexp.judging.job import Defined, Job, Settings
+from optexp.judging.job import READY, Defined, Job, Request, Settings
 from optexp.judging.line import Line
 from optexp.result import Result
 from optexp.schema import suggest
@@ -33,7 +33,6 @@ from optexp.user_code.definitions import Definition, Solution, filled
 from optexp.workers import launching
 from optexp.workers.process import die_with_parent
 
-READY = b"\n"  # the first line of its answers
 SEED_BITS = 31  # of the parameters' seed, which numpy takes too
 
 
@@ -44,10 +43,11 @@ def main() -> None:
     os.dup2(2, 1)
     launching.launcher()  # imports torch meanwhile
     settings = msgspec.json.decode(sys.stdin.readline(), type=Settings)
-    answers.write(READY)
+    answers.write(READY + b"\n")
     for text in sys.stdin:
-        job = msgspec.json.decode(text, type=Job)
-        answers.write(line.encoded(judged(job, settings)) + b"\n")
+        request = msgspec.json.decode(text, type=Request)
+        # A candidate may have written half a line.
+        answers.write(f"\n{request.secret} ".encode() + line.encoded(judged(request.job, settings)) + b"\n")
 
 
 def judged(job: Job, settings: Settings) -> Line:
@@ -56,13 +56,21 @@ def judged(job: Job, settings: Settings) -> Line:
     scratch = Path(tempfile.mkdtemp(prefix="optexp-judge-"))
     output = Path(settings.records, job.key) if settings.records else scratch / "record"
     try:
+        refuse_edits(job)
         result = compared(job, settings, scratch, output)
+        refuse_edits(job)
     except ConfigError as mistake:
         return line.failed(job, settings, str(mistake), time.monotonic() - began)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     kept = str(output) if settings.records else None
     return line.of(job, settings, result, time.monotonic() - began, kept)
+
+
+def refuse_edits(job: Job) -> None:
+    """Raises ConfigError where a file is not what the line's key says: its author, or a candidate, changed it."""
+    if job.edited:
+        raise ConfigError(f"{', '.join(job.edited)} changed after this run began: judge again")
 
 
 def compared(job: Job, settings: Settings, scratch: Path, output: Path) -> Result:

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from math import sqrt
 from pathlib import Path
-from statistics import variance
+from statistics import median_low, variance
+from typing import Annotated
 
 import msgspec
 
@@ -24,6 +25,8 @@ from optexp.support.cache import kept
 FEWEST = 3  # processes whose variance is remembered
 MOST = 200  # remembered comparisons of a device
 ALIKE = 4.0  # steps whose times differ by less than this factor are of one kind
+LARGEST = 16.0  # of a comparison's variance over the usual one: one candidate of many speeds says little of the others
+MOST_BYTES = 1_000_000  # of a device's file
 
 
 class StepKind(StrEnum):
@@ -55,17 +58,19 @@ class Seen:
     """One comparison of several processes: variance of their log-ratios, with its degrees of freedom."""
 
     kind: StepKind
-    step_us: float
-    variance: float
-    freedom: int
+    step_us: Annotated[float, msgspec.Meta(gt=0)]
+    variance: Annotated[float, msgspec.Meta(ge=0)]
+    freedom: Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
 def expected(known: Iterable[Seen], kind: StepKind, step_us: float) -> ProcessSpread:
-    """The spread of steps like this: pooled variance of what was seen and of the prior."""
+    """The spread of steps like this: pooled variance of what was seen and of the prior, less what is far from usual."""
     alike = [seen for seen in known if seen.kind is kind and 1 / ALIKE < seen.step_us / step_us < ALIKE]
     prior = PRIORS[kind]
     freedom = prior.freedom + sum(seen.freedom for seen in alike)
-    pooled = prior.freedom * prior.deviation**2 + sum(seen.freedom * seen.variance for seen in alike)
+    known_variance = prior.deviation**2
+    most = LARGEST * max(known_variance, median_low([known_variance, *(seen.variance for seen in alike)]))
+    pooled = prior.freedom * known_variance + sum(seen.freedom * min(seen.variance, most) for seen in alike)
     count = len(alike)
     source = f"as {kind} do"
     if count:
@@ -91,7 +96,7 @@ def file_of(device: str) -> Path:
 def remembered(path: Path) -> list[Seen]:
     """Earlier comparisons; none where nothing can be read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=list[Seen])
+        return msgspec.json.decode(path.read_bytes(), type=list[Seen]) if path.stat().st_size < MOST_BYTES else []
     except (OSError, msgspec.DecodeError):
         return []
 

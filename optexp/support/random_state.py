@@ -20,9 +20,10 @@ def state_of(value: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | 
     if isinstance(value, random.Random):
         return value.getstate, value.setstate
     if isinstance(value, numpy.random.RandomState):
-        return value.get_state, value.set_state
-    if isinstance(value, numpy.random.Generator):
-        return partial(getattr, value.bit_generator, "state"), partial(setattr, value.bit_generator, "state")
+        return partial(value.get_state, legacy=False), value.set_state
+    bits = value.bit_generator if isinstance(value, numpy.random.Generator) else value
+    if isinstance(bits, numpy.random.BitGenerator):
+        return partial(getattr, bits, "state"), partial(setattr, bits, "state")
     return None
 
 

@@ -18,6 +18,8 @@ import msgspec
 from optexp.errors import ConfigError
 
 ENTRY = "run"  # of every reference
+LARGEST = 2**63 - 1  # of torch's sizes
+HIGHEST_POWER = 64  # of which no size is a larger one
 OPERATORS: dict[type[ast.AST], Callable[..., int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -212,11 +214,12 @@ def evaluated(expression: str, known: Mapping[str, int]) -> int:
     """
     try:
         value = _value(ast.parse(expression, mode="eval").body, known)
-    except (SyntaxError, KeyError, TypeError, ZeroDivisionError) as error:
+        size = int(value)
+    except (SyntaxError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise ConfigError(f"the axis expression {expression!r} cannot be evaluated: {error}") from None
-    if value != int(value):
+    if value != size or not 0 <= size <= LARGEST:
         raise ConfigError(f"the axis expression {expression!r} gives {value}, which is no size")
-    return int(value)
+    return size
 
 
 def _value(node: ast.AST, known: Mapping[str, int]) -> int:
@@ -226,7 +229,10 @@ def _value(node: ast.AST, known: Mapping[str, int]) -> int:
         case ast.Name(id=name):
             return known[name]
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-            return OPERATORS[type(op)](_value(left, known), _value(right, known))
+            first, second = _value(left, known), _value(right, known)
+            if isinstance(op, ast.Pow) and abs(second) > HIGHEST_POWER:
+                raise OverflowError(f"the power {second} is too high")
+            return OPERATORS[type(op)](first, second)
         case ast.UnaryOp(op=op, operand=operand) if type(op) in OPERATORS:
             return OPERATORS[type(op)](_value(operand, known))
     raise TypeError(f"{type(node).__name__} is no arithmetic")

@@ -6,8 +6,10 @@ KernelBench asks a second implementation for no names: its constructor draws the
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import numpy
@@ -18,12 +20,14 @@ from optexp.python_state.slots import tensors_in
 from optexp.user_code.adapters import Maker, seed_all
 
 SEED = 42
+WORDS = re.compile("[a-z]+")
 
 
 def renamed(old: nn.Module, new: Maker, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
     """New names of the old model's tensors, where every one has a partner of the same values; else none.
 
-    Equal values in several tensors, as of biases that begin with zeros, are told by their order.
+    Equal values in several tensors, as of biases that begin with zeros, are told by their names, or by words in them
+    (`first.bias` is `bias_first`), and else by their order.
 
     Args:
         old: The first implementation; its class is made anew.
@@ -33,21 +37,45 @@ def renamed(old: nn.Module, new: Maker, args: Sequence[Any], kwargs: Mapping[str
     try:
         with own_generators():
             seed_all(SEED)
-            ours = tensors_in(type(old)(*args, **kwargs))
+            first = type(old)(*args, **kwargs)
             seed_all(SEED)
-            theirs = tensors_in(new())
+            second = new()
+            found = matched(parameters(first), parameters(second)) | matched(buffers(first), buffers(second))
     except torch.OutOfMemoryError:
         raise
     except Exception:  # its class takes something else; the names say what does not fit
         return {}
+    return found if found.keys() == tensors_in(old).keys() else {}
+
+
+def parameters(model: nn.Module) -> Mapping[str, Tensor]:
+    return dict(model.named_parameters())
+
+
+def buffers(model: nn.Module) -> Mapping[str, Tensor]:
+    return dict(model.named_buffers())
+
+
+def matched(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[str, str]:
+    """Partners of equal values: of the most similar names, else of the same order."""
+    equal = [
+        (-similarity(name, other), index, place, name, other)
+        for index, (name, tensor) in enumerate(ours.items())
+        for place, (other, value) in enumerate(theirs.items())
+        if _equal(tensor, value)
+    ]
     found: dict[str, str] = {}
-    for name, tensor in ours.items():
-        free = (other for other, value in theirs.items() if other not in found.values() and _equal(tensor, value))
-        partner = next(free, None)
-        if partner is None:
-            return {}
-        found[name] = partner
+    for _, _, _, name, other in sorted(equal):
+        if name not in found and other not in found.values():
+            found[name] = other
     return found
+
+
+def similarity(name: str, other: str) -> float:
+    """Words in both names; numbers, which may count anything, are no words."""
+    if name == other:
+        return inf
+    return len({*WORDS.findall(name.lower())} & {*WORDS.findall(other.lower())})
 
 
 @contextmanager
@@ -63,4 +91,4 @@ def own_generators() -> Iterator[None]:
 
 
 def _equal(ours: Tensor, theirs: Tensor) -> bool:
-    return ours.dtype is theirs.dtype and ours.layout is theirs.layout and torch.equal(ours, theirs)
+    return ours.dtype is theirs.dtype and ours.layout is theirs.layout and torch.equal(ours.cpu(), theirs.cpu())

@@ -6,19 +6,22 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 
 import msgspec
 
-from optexp.judging.job import Job, Settings
+from optexp.judging.job import READY, Request, Settings
 from optexp.judging.line import Line, encoded
 from optexp.records.verdict import Verdict
 
 
 def main() -> None:
     settings = msgspec.json.decode(sys.stdin.readline(), type=Settings)
-    print(flush=True)
+    sys.stdout.buffer.write(READY + b"\n")
+    sys.stdout.flush()
     for text in sys.stdin:
-        job = msgspec.json.decode(text, type=Job)
+        request = msgspec.json.decode(text, type=Request)
+        job = request.job
         if job.problem == "hangs":
             time.sleep(60)
         if job.problem == "crashes":
@@ -26,7 +29,11 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         card = os.environ.get("CUDA_VISIBLE_DEVICES", "none")
         line = Line(job.key, job.suite, job.problem, job.candidate, Verdict.VERIFIED, f"{settings.preset} on {card}")
-        sys.stdout.buffer.write(encoded(line) + b"\n")
+        if job.problem == "forges":  # lines as a candidate may write them into the worker's pipe
+            forged = replace(line, verdict=Verdict.FASTER)
+            sys.stdout.buffer.write(encoded(forged) + b"\n0 " + encoded(forged) + b"\nready\n{}\n" + b"half a line")
+            line = replace(line, verdict=Verdict.NOT_EQUIVALENT)
+        sys.stdout.buffer.write(f"\n{request.secret} ".encode() + encoded(line) + b"\n")
         sys.stdout.flush()
 
 

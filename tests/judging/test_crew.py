@@ -38,6 +38,12 @@ def test_a_job_that_crashes_or_hangs_stops_no_other() -> None:
     assert found["3 hangs"].reason == "no verdict within 1 s: the job was ended"
 
 
+def test_lines_of_a_candidate_are_no_answers() -> None:
+    found = judged("forges", "right", "forges", "right")
+    verdicts = [found[key].verdict for key in sorted(found)]
+    assert verdicts == [Verdict.NOT_EQUIVALENT, Verdict.VERIFIED] * 2
+
+
 def test_each_worker_sees_its_card() -> None:
     found = judged(*["right"] * 8, cards=("0", "GPU-2"))
     assert {line.reason for line in found.values()} <= {"default on 0", "default on GPU-2"}

@@ -107,6 +107,14 @@ def test_an_expression_is_arithmetic_of_axes(text: str) -> None:
         evaluated(text, {"a": 3})
 
 
+@pytest.mark.parametrize(
+    "text", ["9 ** 9 ** 9", "(-2) ** 0.5", "(0 - a) ** (1 / 2)", "2 ** 64", "a - 9", "1 / 0", "-" * 5000]
+)
+def test_what_is_no_size_is_a_sentence(text: str) -> None:
+    with pytest.raises(ConfigError, match="axis expression"):
+        evaluated(text, {"a": 3})
+
+
 def test_axes_without_a_size() -> None:
     with pytest.raises(ConfigError, match="gives no size of tokens"):
         sizes(as_definition(axes={"tokens": {"type": "var"}}), as_case(axes={}))

@@ -76,3 +76,16 @@ def test_the_interval_is_the_exact_one(hits: int, count: int) -> None:
     tail = pytest.approx((1 - CONFIDENCE) / 2)  # of the binomial distribution at either end
     assert bdtr(hits, count, high) == tail if hits < count else high == 1
     assert 1 - bdtr(hits - 1, count, low) == tail if hits else low == 0
+
+
+def test_what_another_candidate_may_reach_is_possible() -> None:
+    lines = [
+        line("1", Verdict.FASTER, 1.2, 1.1, 1.3, candidate="a"),
+        line("1", Verdict.INCONCLUSIVE, 1.1, 0.5, 3.0, candidate="b"),
+        line("2", Verdict.FASTER, 1.2, 1.1, 1.3, candidate="a"),
+        line("2", Verdict.UNVERIFIED, candidate="b"),
+        line("3", Verdict.FASTER, 1.2, 1.1, 1.3, candidate="a"),
+        line("3", Verdict.NOT_EQUIVALENT, candidate="b"),
+    ]
+    found = at(lines, 2.0)
+    assert (found.sure, found.solved, found.perhaps) == (0, 0, 2)

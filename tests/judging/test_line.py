@@ -66,3 +66,12 @@ def test_another_file_is_not_appended_to(tmp_path: Path) -> None:
     path.write_text("{}\n")
     with pytest.raises(ConfigError, match=r"other.jsonl:1 is no line of optexp.judge"):
         Store.open(path)
+
+
+@pytest.mark.parametrize("content", ["notes without an end", "{}\nnotes", '{}\n{"key": "k'])
+def test_another_file_is_left_as_it_is(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="line of optexp"):
+        Store.open(path)
+    assert path.read_text() == content

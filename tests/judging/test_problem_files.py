@@ -89,3 +89,34 @@ def test_the_key_follows_sources_and_settings(problems: Path, tmp_path: Path) ->
     assert changed != before
     files(problems, level1__1_sum=f"{SUM}\n")
     assert suite(problems, candidates).jobs[0].key not in (before, changed)
+
+
+def test_jobs_of_equal_problems_have_their_own_keys(problems: Path) -> None:
+    found = suite(problems, None, strategy="fusion")
+    assert len({job.key for job in found.jobs}) == len(found.jobs)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("# save this as ModelNew\nclass Model: pass\n", "Model"),
+        ("from fast import Fast as ModelNew\nclass Model: pass\n", "ModelNew"),
+        ("class Model: pass\nModelNew = Model\n", "ModelNew"),
+        ("if True:\n    class ModelNew: pass\n", "ModelNew"),
+        ("class ModelNew(", "ModelNew"),
+    ],
+)
+def test_the_model_is_one_that_the_file_defines(tmp_path: Path, source: str, name: str) -> None:
+    (tmp_path / "a.py").write_text(source)
+    assert Target(tmp_path / "a.py").model("ModelNew", "Model") == name
+
+
+def test_a_job_knows_which_of_its_files_were_edited(problems: Path) -> None:
+    files(problems.parent / "mine", level1__1_sum=RIGHT)
+    job = suite(problems, problems.parent / "mine").jobs[0]
+    assert job.edited == []
+    candidate = problems.parent / "mine" / "level1" / "1_sum.py"
+    candidate.write_text(RIGHT + "# edited\n")
+    assert job.edited == [str(candidate)]
+    candidate.unlink()
+    assert job.edited == [str(candidate)]

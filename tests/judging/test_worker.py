@@ -40,7 +40,10 @@ def of_file(folder: Path, source: str) -> Job:
 
 def of_definition(folder: Path, **changes: Any) -> Job:
     problem = problem_folder(folder / "problem")
-    (folder / "solution.json").write_text(json.dumps(solution(**changes)))
+    made = solution(**changes)
+    if "entry_point" in changes:
+        made["sources"] = [{"path": "main.cu", "content": "// CUDA C++"}]
+    (folder / "solution.json").write_text(json.dumps(made))
     return definition_files.suite(problem, folder / "solution.json", SETTINGS).jobs[0]
 
 
@@ -88,12 +91,7 @@ def test_seeds_are_secret_until_they_are_in_the_line_and_the_record(tmp_path: Pa
     ids=["passes outputs", "returns", "wrong", "raises", "binding"],
 )
 def test_a_solution_is_judged(tmp_path: Path, changes: dict[str, Any], verdict: Verdict) -> None:
-    job = of_definition(tmp_path, **changes)
-    if "entry_point" in changes:
-        raw = json.loads((tmp_path / "solution.json").read_text())
-        raw["sources"] = [{"path": "main.cu", "content": "// CUDA C++"}]
-        (tmp_path / "solution.json").write_text(json.dumps(raw))
-    found = judged(job)
+    found = judged(of_definition(tmp_path, **changes))
     assert found.verdict is verdict, found.reason
     assert (found.dtype, found.case, found.axes["half"]) == (
         ("bfloat16" if verdict is not Verdict.ERROR else found.dtype),
@@ -115,3 +113,11 @@ def test_a_key_that_does_not_exist_is_in_the_line(tmp_path: Path) -> None:
     found = judged(of_file(tmp_path, RIGHT), replace(SETTINGS, overrides=["no_such_key=3"]))
     assert found.verdict is Verdict.ERROR
     assert "no_such_key" in found.reason
+
+
+def test_a_file_that_changes_meanwhile_has_no_verdict(tmp_path: Path) -> None:
+    """A candidate that rewrites a file which another one is judged by."""
+    job = of_file(tmp_path, RIGHT + "open(__file__, 'a').write('# more')\n")
+    found = judged(job)
+    assert found.verdict is Verdict.ERROR
+    assert "changed after this run began" in found.reason

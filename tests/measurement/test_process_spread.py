@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import log
 from pathlib import Path
 from random import Random
@@ -76,7 +77,8 @@ def test_what_is_remembered_is_read_and_what_is_broken_is_nothing(tmp_path: Path
 def session(folder: Path, monkeypatch: pytest.MonkeyPatch, busy_us: float | None = None, gpu: bool = False) -> Any:
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     arm = SimpleNamespace(busy_us=busy_us)
-    result = SimpleNamespace(baseline=arm, candidate=arm, environment={"cpu": "a processor", "gpu_uuid": "GPU-1"})
+    environment, measurement = {"cpu": "a processor", "gpu_uuid": "GPU-1"}, SimpleNamespace(watchdogs=[])
+    result = SimpleNamespace(baseline=arm, candidate=arm, environment=environment, measurement=measurement)
     return SimpleNamespace(result=result, machine=SimpleNamespace(on_gpu=gpu, cores=[0, 1]), isolated=True)
 
 
@@ -107,3 +109,34 @@ def test_steps_of_a_gpu_are_bound_by_it_or_by_the_host(
     found = spread_of_processes.expected(session(tmp_path, monkeypatch, busy_us, gpu=True), [sample(0.0)])
     assert found is not None
     assert f"{kind}-bound" in found.source
+
+
+def test_one_comparison_far_from_usual_widens_little() -> None:
+    """As of a candidate that is twice as fast in some processes."""
+    usual = [Seen(StepKind.CPU, 100.0, 0.03**2, 4)] * 3
+    found = expected([*usual, Seen(StepKind.CPU, 100.0, 0.4**2, 4)], StepKind.CPU, 100.0)
+    assert found.deviation < 0.07
+    noisy = expected([Seen(StepKind.CPU, 100.0, 0.4**2, 4)] * 20, StepKind.CPU, 100.0)
+    assert noisy.deviation > 0.35
+
+
+@pytest.mark.parametrize(
+    "changed", [{"variance": -1.0}, {"step_us": 0.0}, {"freedom": 0}, {"freedom": -6}, {"freedom": 10**9}]
+)
+def test_numbers_that_cannot_be_are_not_read(tmp_path: Path, changed: dict[str, float]) -> None:
+    path, row = tmp_path / "spread.json", {"kind": StepKind.CPU, "step_us": 9.0, "variance": 1e-4, "freedom": 4}
+    path.write_text(json.dumps([row]))
+    assert len(remembered(path)) == 1
+    path.write_text(json.dumps([row | changed]))
+    assert remembered(path) == []
+    path.write_text(json.dumps([row]) + " " * process_spread.MOST_BYTES)
+    assert remembered(path) == []
+
+
+def test_disturbed_comparisons_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, watch = session(tmp_path, monkeypatch), SimpleNamespace(refuses=False, undecides=True)
+    here.result.measurement.watchdogs.append(watch)
+    spread_of_processes.learn(here, [sample(luck) for luck in (-0.2, 0.0, 0.2)])
+    found = spread_of_processes.expected(here, [sample(0.0)])
+    assert found is not None
+    assert found.freedom == PRIORS[StepKind.CPU].freedom

@@ -12,6 +12,7 @@ from optexp.program import gradients
 from optexp.strategies.channels_last import ChannelsLast
 from optexp.strategies.fused_optimizer import FusedOptimizer
 from optexp.strategies.replace import Replace, pair, takes_model
+from optexp.user_code.same_start import matched
 from optexp.workers.arm import Arm
 from optexp.workers.spec import Spec
 from optexp.workloads.gelu import Gelu
@@ -132,6 +133,32 @@ def test_other_names_are_found_by_first_values(build, tmp_path):
     batch = plain.feed.batches[0]
     torch.testing.assert_close(optimized.predict(batch), plain.predict(batch))
     assert "told by the values" in strategy.evidence(None, None, notes, {}).text
+
+
+def parameter(*names: str) -> dict[str, Tensor]:
+    return {name: torch.zeros(2) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        (("a.bias", "b.bias"), ("x", "y"), {"a.bias": "x", "b.bias": "y"}),
+        (("a.bias", "b.bias"), ("b.bias", "a.bias"), {"a.bias": "a.bias", "b.bias": "b.bias"}),
+        (("a.bias", "b.bias"), ("x", "a.bias"), {"a.bias": "a.bias", "b.bias": "x"}),
+        (
+            ("first.bias", "second.bias"),
+            ("bias_second", "bias_first"),
+            {"first.bias": "bias_first", "second.bias": "bias_second"},
+        ),
+        (("layers.0.bias", "layers.1.bias"), ("b1", "b2"), {"layers.0.bias": "b1", "layers.1.bias": "b2"}),
+    ],
+)
+def test_equal_values_are_told_by_names_then_by_order(ours, theirs, expected):
+    assert matched(parameter(*ours), parameter(*theirs)) == expected
+
+
+def test_values_are_compared_across_dtypes_and_shapes():
+    assert matched(parameter("a"), {"b": torch.zeros(3), "c": torch.zeros(2, dtype=torch.float64)}) == {}
 
 
 def test_other_names_with_other_values_are_not_guessed(build, tmp_path):

@@ -1,0 +1,54 @@
+"""States of generators that a model holds."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+from optexp.python_state import records
+from optexp.support.random_state import same_states, state_of
+
+BITS = [numpy.random.MT19937, numpy.random.PCG64, numpy.random.PCG64DXSM, numpy.random.Philox, numpy.random.SFC64]
+DRAWS: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
+    *((partial(lambda kind: numpy.random.Generator(kind(3)), kind), lambda held: held.normal()) for kind in BITS),
+    *((partial(lambda kind: numpy.random.RandomState(kind(3)), kind), lambda held: held.normal()) for kind in BITS),
+    *((partial(kind, 3), lambda held: numpy.random.Generator(held).normal()) for kind in BITS),
+    (partial(random.Random, 3), lambda held: held.gauss(0, 1)),
+    (torch.Generator, lambda held: torch.rand(1, generator=held)),
+]
+
+
+class Holder(nn.Module):
+    def __init__(self, held: Any, draw: Callable[[Any], object] | None) -> None:
+        super().__init__()
+        self.held, self.draw = held, draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.draw is not None:
+            self.draw(self.held)
+        return x
+
+
+@pytest.mark.parametrize(("make", "draw"), DRAWS)
+def test_a_draw_is_seen_and_undone(make: Callable[[], Any], draw: Callable[[Any], object]) -> None:
+    idle, drawing = Holder(make(), None), Holder(make(), draw)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for model, changed in ((idle, False), (drawing, True)):
+            before = records.table({"": model}, [])
+            state = state_of(model.held)
+            assert state is not None
+            first = state[0]()
+            model(torch.ones(1))
+            assert bool(before.changes(records.table({"": model}, []))) is changed
+            assert same_states(first, state[0]()) is not changed
+            before.restore()
+            assert same_states(first, state[0]())
