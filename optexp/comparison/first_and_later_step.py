@@ -17,7 +17,7 @@ from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.reference import Reference
 
-LATER, LATER_S = 48, 8.0  # steps before one that is looked at, where steps change what later ones begin with
+LATER, LATER_S = 48, 8.0  # steps before one that is looked at, where steps change what later ones begin with, or may
 
 
 def check_first_step(case: Case, found: Verification, yardstick: Client[Arm], candidate: Client[Arm]) -> None:
@@ -35,7 +35,8 @@ def check_later_step(
     case: Case, found: Verification, reference: Client[Reference], yardstick: Client[Arm], candidate: Client[Arm]
 ) -> None:
     """After many, whatever is timed: a copy that was made before the first shows once what it was made of has changed,
-    as weights that somebody exchanges now and then. Training has its own gradients, and a trajectory."""
+    as weights that somebody exchanges now and then; so does a first result that is returned ever after, where Python
+    state is put back before every other check. Training has its own gradients, and a trajectory."""
     steps = min(LATER, max(COUNTED, int(LATER_S / max(case.steps.step_s, 1e-9))))
     try:
         findings = judge_replay(reference, yardstick, candidate, End(steps), False, case.session.in_turns)

@@ -28,6 +28,10 @@ class ModelNew(nn.Module):
         return x.clamp(min=0).sum(1)
 """
 WRONG = RIGHT.replace(".sum(1)", ".sum(1) * 1.001")
+ONCE = RIGHT.replace("class", "KEPT = []\n\nclass").replace(
+    "        return x.clamp(min=0).sum(1)",
+    "        if not KEPT:\n            KEPT.append(x.clamp(min=0).sum(1))\n        return KEPT[0].clone()",
+)
 CRASHING = RIGHT.replace("        return", "        import os; os.kill(os.getpid(), 11)\n        return")
 BROKEN = "import no_such_package\n\nclass ModelNew:\n    pass\n"
 
