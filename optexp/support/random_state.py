@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch import default_generator  # as torch.manual_seed holds it: code under test may replace torch's name
 
 
 def state_of(value: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
@@ -45,6 +46,6 @@ def same_states(ours: Any, theirs: Any) -> bool:
 def seed(number: int) -> None:
     """Seed torch's default generators, as `torch.manual_seed` does, which formats three stacks where CUDA is not yet in
     use: milliseconds."""
-    torch.default_generator.manual_seed(number)
+    default_generator.manual_seed(number)
     if torch.cuda.is_initialized() or torch.cuda.is_available():
         torch.cuda.manual_seed_all(number)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from optexp.python_state import records
-from optexp.support.random_state import same_states, state_of
+from optexp.support.random_state import same_states, seed, state_of
 
 BITS = [numpy.random.MT19937, numpy.random.PCG64, numpy.random.PCG64DXSM, numpy.random.Philox, numpy.random.SFC64]
 DRAWS: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
@@ -52,3 +52,14 @@ def test_a_draw_is_seen_and_undone(make: Callable[[], Any], draw: Callable[[Any]
             assert same_states(first, state[0]()) is not changed
             before.restore()
             assert same_states(first, state[0]())
+
+
+def test_it_seeds_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever code under test has put in the place of torch's generator."""
+    monkeypatch.setattr(torch, "default_generator", torch.Generator())
+    with torch.random.fork_rng(devices=[]):
+        for number in (0, 7, -1, 2**63):
+            torch.manual_seed(number)
+            expected = torch.rand(3)
+            seed(number)
+            assert torch.equal(torch.rand(3), expected)
