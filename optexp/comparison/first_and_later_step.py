@@ -36,10 +36,12 @@ def check_later_step(
 ) -> None:
     """After many, whatever is timed: a copy that was made before the first shows once what it was made of has changed,
     as weights that somebody exchanges now and then; so does a first result that is returned ever after, where Python
-    state is put back before every other check. Training has its own gradients, and a trajectory."""
+    state is put back before every other check. Where nothing is timed, batches get other values halfway: a result that
+    is remembered by its input's address shows. Training has its own gradients, and a trajectory."""
     steps = min(LATER, max(COUNTED, int(LATER_S / max(case.steps.step_s, 1e-9))))
     try:
-        findings = judge_replay(reference, yardstick, candidate, End(steps), False, case.session.in_turns)
+        untimed, in_turns = case.session.experiment.verify == "only", case.session.in_turns
+        findings = judge_replay(reference, yardstick, candidate, End(steps), False, in_turns, untimed)
     except Failure as reason:
         if reason.type != "NoReference":
             raise

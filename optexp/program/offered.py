@@ -7,7 +7,7 @@ one when a step asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
@@ -58,6 +58,10 @@ class Offered(Sequence["Batch"]):
         """Replace the batches; the position in the cycle stays."""
         self._batches = [self._put(batch) for batch in batches]
         self._count = len(self._batches)
+
+    def refill(self, batches: Source, into: Callable[[Batch, Batch], Batch]) -> None:
+        """Replace each batch by `into(old, new)`; the position in the cycle stays."""
+        self._batches = [into(old, self._put(new)) for old, new in zip(self._batches, batches, strict=True)]
 
     def exchange(self, other: Offered) -> None:
         """Swap batches with another cycle."""

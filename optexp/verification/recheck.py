@@ -123,12 +123,14 @@ def judge_replay(
     end: End,
     timed: bool,
     in_turns: bool = False,
+    renewed: bool = False,
 ) -> list[Finding]:
     """Findings of the gates about the last step of a block that is replayed in both arms.
 
-    timed: the results that the block itself returned are judged, too; their step started from the same state
+    timed:   the results that the block itself returned are judged, too; their step started from the same state
+    renewed: halfway the batches get other values
     """
-    convey(yardstick.call(Arm.replay, end=end, timed=False), yardstick, reference)
+    convey(yardstick.call(Arm.replay, end=end, timed=False, renewed=renewed), yardstick, reference)
     if in_turns:
         yardstick.call(Arm.rest)
     reference.call(Reference.recall)
@@ -148,7 +150,7 @@ def judge_replay(
             break
     if in_turns:
         yardstick.call(Arm.rest)
-    convey(candidate.call(Arm.replay, end=end, timed=timed), candidate, reference)
+    convey(candidate.call(Arm.replay, end=end, timed=timed, renewed=renewed), candidate, reference)
     if in_turns:
         candidate.call(Arm.rest)
     findings = reference.call(Reference.judge, step=TIMED)

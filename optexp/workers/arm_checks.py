@@ -17,6 +17,7 @@ from optexp.equivalence.step_digest import Digest, digest
 from optexp.equivalence.trajectory import RATES
 from optexp.measurement import clock
 from optexp.program import Batch, map_batch, tensors_of
+from optexp.workers.arm_program import draw
 from optexp.workers.arm_timing import Timing, same_values
 from optexp.workers.messages import Look
 from optexp.workers.transfer import Transfer
@@ -24,6 +25,7 @@ from optexp.workers.transfer import Transfer
 STAINED = 2  # blocks of a result's size: an intermediate may take the first
 FEW_REPEATS, REPEATS_S = 32, 20.0
 SOME = 3  # steps that are repeated to see whether they can be
+RENEWED = 7919  # beside the seed of the batches that are timed: of those that take their memory
 
 
 class Checks(Timing):
@@ -115,16 +117,19 @@ class Checks(Timing):
         with disturbed(self.program.model, noise):
             return digest(self._replayed(end.steps)[1])
 
-    def replay(self, end: End, timed: bool) -> Transfer:
+    def replay(self, end: End, timed: bool, renewed: bool = False) -> Transfer:
         """The last step before that end, from the restored state on, observed as `observe` does.
 
         Beside it batch/<name>: what it was given, flag/drawn: 1 where that is one of the core's own batches, and where
         it is asked for timed/<name>: the outputs of the first block that was kept, which these steps repeat.
+
+        renewed: halfway the batches' memory gets other values, which shows results that are remembered by addresses
         """
         self.restore(end.first)
-        batch, seen = self._replayed(end.steps)
+        batch, seen = self._renewed(end.steps) if renewed else self._replayed(end.steps)
         given = tensors_of(batch)
         drawn = any(same_values(given, tensors_of(own)) for own in self.batches)
+        self.batches = [] if renewed else self.batches  # the timed ones are drawn again
         seen |= {"flag/drawn": torch.tensor(drawn, dtype=torch.uint8)}
         seen |= {f"batch/{name}": tensor for name, tensor in given.items()}
         seen |= {f"timed/{name}": tensor for name, tensor in self.outputs.items()} if timed else {}
@@ -140,6 +145,25 @@ class Checks(Timing):
             self.offered.due += 1
             batch = map_batch(torch.clone, self.program.feed.next())
             seen = observed(self.program, map_batch(torch.clone, batch), initial=self.initial.values)
+        self.program.feed.pause()
+        return batch, seen
+
+    def _renewed(self, steps: int) -> tuple[Batch, Observation]:
+        """The same, where batches get other values after half of the steps; the last step is given its batch itself."""
+        assert self.offered is not None
+        with self.quiet():
+            run = self.runner()
+            for _ in range(steps // 2):
+                run()
+            dtype, count = getattr(torch, self.dtype), len(self.offered)
+            self.batches = draw(self.workload, self.device, dtype, self.draws + RENEWED, count)
+            self.offered.refill(self.batches, input_families.refilled)
+            for _ in range(steps - steps // 2 - 1):
+                run()
+            self.offered.due += 1
+            given = self.program.feed.next()
+            batch = map_batch(torch.clone, given)
+            seen = observed(self.program, given, initial=self.initial.values)
         self.program.feed.pause()
         return batch, seen
 

@@ -32,6 +32,11 @@ ONCE = RIGHT.replace("class", "KEPT = []\n\nclass").replace(
     "        return x.clamp(min=0).sum(1)",
     "        if not KEPT:\n            KEPT.append(x.clamp(min=0).sum(1))\n        return KEPT[0].clone()",
 )
+BY_ADDRESS = RIGHT.replace("class", "KEPT = {}\n\nclass").replace(
+    "        return x.clamp(min=0).sum(1)",
+    "        if x.data_ptr() not in KEPT:\n            KEPT[x.data_ptr()] = x.clamp(min=0).sum(1)\n"
+    "        return KEPT[x.data_ptr()].clone()",
+)
 CRASHING = RIGHT.replace("        return", "        import os; os.kill(os.getpid(), 11)\n        return")
 BROKEN = "import no_such_package\n\nclass ModelNew:\n    pass\n"
 

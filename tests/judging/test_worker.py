@@ -14,7 +14,7 @@ from optexp.judging.job import Job, Settings
 from optexp.judging.line import Line
 from optexp.judging.problem_files import Target
 from optexp.records.verdict import Verdict
-from tests.judging.suites import BROKEN, ONCE, RIGHT, SOLVED, SUM, WRONG, files, problem_folder, solution
+from tests.judging.suites import BROKEN, BY_ADDRESS, ONCE, RIGHT, SOLVED, SUM, WRONG, files, problem_folder, solution
 
 SHORT = ["isolation=none", "profile.details=false", "measurement.verification_seeds=1", "measurement.profile_steps=1"]
 SETTINGS = Settings("quick", verify_only=True, device="cpu", overrides=list(SHORT))
@@ -59,9 +59,10 @@ def judged(job: Job, settings: Settings = SETTINGS) -> Line:
         (RIGHT, Verdict.VERIFIED, "the results are the same"),
         (WRONG, Verdict.NOT_EQUIVALENT, "output fails"),
         (ONCE, Verdict.NOT_EQUIVALENT, "steps: output fails"),
+        (BY_ADDRESS, Verdict.NOT_EQUIVALENT, "steps: output fails"),
         (BROKEN, Verdict.ERROR, "No module named 'no_such_package'"),
     ],
-    ids=["right", "wrong", "returns its first result", "broken"],
+    ids=["right", "wrong", "returns its first result", "remembers by address", "broken"],
 )
 def test_a_file_is_judged(tmp_path: Path, source: str, verdict: Verdict, reason: str) -> None:
     found = judged(of_file(tmp_path, source))
