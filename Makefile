@@ -4,6 +4,8 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.optexp-installed
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 2 : n > 8 ? 8 : n)))  # of the tests
+# Bytecode is kept, whatever the caller prefers: tests start hundreds of processes, which would compile all files anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo test test-all test-gpu doctor benchmark benchmark-kernels docs clean
@@ -57,5 +59,5 @@ $(PY):
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): pyproject.toml constraints.txt | $(PY)
-	$(PY) -m pip install --disable-pip-version-check --quiet --no-compile -c constraints.txt -e '.[dev]'
+	$(PY) -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
