@@ -41,7 +41,9 @@ def check_later_step(
     steps = min(LATER, max(COUNTED, int(LATER_S / max(case.steps.step_s, 1e-9))))
     try:
         untimed, in_turns = case.session.experiment.verify == "only", case.session.in_turns
-        findings = judge_replay(reference, yardstick, candidate, End(steps), False, in_turns, untimed)
+        findings = judge_replay(
+            reference, yardstick, candidate, End(steps), False, in_turns, untimed, bool(found.repeats)
+        )
     except Failure as reason:
         if reason.type != "NoReference":
             raise

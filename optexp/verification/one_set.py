@@ -6,15 +6,13 @@ from collections.abc import Sequence
 
 from optexp.equivalence.bits import REPEATS, SURE, promised
 from optexp.equivalence.input_families import FAMILIES, NORMAL, ONE_BY_ONE
-from optexp.errors import Failure
 from optexp.records.verification import Finding, broken
 from optexp.strategy import BITWISE
-from optexp.verification.trial import Trial
+from optexp.verification.trial import SPREAD_RUNS, Trial, no_yardstick
 from optexp.workers.arm import Arm
 from optexp.workers.messages import Look
 from optexp.workers.reference import Reference
 
-SPREAD_RUNS = 5  # yardstick runs of a baseline that does not repeat itself
 SAME_BATCHES = "the loader gives the same batches whatever the seed: they count as one set of inputs"
 
 
@@ -113,11 +111,7 @@ def itself(trial: Trial, steps: int, restart: bool) -> None:
         for again in range(step if restart else 0, step + 1):  # from the start: a count would be one step ahead
             trial.observe(trial.yardstick, Look(again, restart or again == 0))
         if wrong := [m for m in trial.reference.call(Reference.judge, step=step) if not m.ok]:
-            raise Failure(
-                "NoReference",
-                f"the baseline does not pass beside itself ({wrong[0].tensor}: {wrong[0].message}): its steps"
-                " depend on what no arm can restore, as a clock, a counter or random numbers that torch does not draw",
-            )
+            raise no_yardstick(wrong[0])
 
 
 def exchange(trial: Trial, seed: int) -> None:

@@ -16,7 +16,7 @@ from optexp.equivalence.input_families import NORMAL
 from optexp.equivalence.missed import SHARE, End, miss_rate
 from optexp.equivalence.trajectory import TIMED
 from optexp.records.verification import Finding, Recheck, broken
-from optexp.verification.trial import convey, deliver
+from optexp.verification.trial import SPREAD_RUNS, convey, deliver, no_yardstick
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.messages import Look
@@ -33,6 +33,7 @@ def recheck(
     moves: bool,
     random: bool,
     in_turns: bool = False,
+    steady: bool = True,
 ) -> tuple[list[Finding], Recheck]:
     """Findings of the gates, and what was done.
 
@@ -40,6 +41,7 @@ def recheck(
             that starts its last step from the same state
     random: steps draw random numbers, which no other arm draws too
     in_turns: only the arm that takes a step holds batches and results
+    steady: the baseline repeats itself
     """
     ends = candidate.call(Arm.timed_ends)
     if not ends:
@@ -58,7 +60,7 @@ def recheck(
             )
         if in_turns:
             candidate.call(Arm.rest)
-        findings += judge_replay(reference, yardstick, candidate, ends[0], repeats, in_turns)
+        findings += judge_replay(reference, yardstick, candidate, ends[0], repeats, in_turns, steady=steady)
     found = Recheck(
         steps=ends[0].steps,
         ends=[end.steps for end in ends],
@@ -124,11 +126,16 @@ def judge_replay(
     timed: bool,
     in_turns: bool = False,
     renewed: bool = False,
+    steady: bool = True,
 ) -> list[Finding]:
     """Findings of the gates about the last step of a block that is replayed in both arms.
 
     timed:   the results that the block itself returned are judged, too; their step started from the same state
     renewed: halfway the batches get other values
+    steady:  the baseline repeats itself; one that does not has to pass beside itself before a candidate is blamed
+
+    Raises:
+        Failure: "NoReference", where the baseline does not pass either.
     """
     convey(yardstick.call(Arm.replay, end=end, timed=False, renewed=renewed), yardstick, reference)
     if in_turns:
@@ -154,4 +161,11 @@ def judge_replay(
     if in_turns:
         candidate.call(Arm.rest)
     findings = reference.call(Reference.judge, step=TIMED)
+    if not steady and not all(finding.ok for finding in findings):
+        for _ in range(SPREAD_RUNS):
+            convey(yardstick.call(Arm.replay, end=end, timed=False, renewed=renewed), yardstick, reference)
+            if wrong := [m for m in reference.call(Reference.judge, step=TIMED) if not m.ok]:
+                raise no_yardstick(wrong[0])
+        convey(candidate.call(Arm.replay, end=end, timed=timed, renewed=renewed), candidate, reference)
+        reference.call(Reference.judge, step=TIMED)  # what it returned is judged next
     return [*findings, *reference.call(Reference.judge_timed, step=TIMED)] if timed else findings

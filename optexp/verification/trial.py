@@ -18,6 +18,8 @@ from optexp.workers.peer import Peer
 from optexp.workers.reference import Reference
 from optexp.workers.transfer import Transfer
 
+SPREAD_RUNS = 5  # yardstick runs of a baseline that does not repeat itself
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -158,3 +160,12 @@ def convey(transfer: Transfer, sender: Client[Peer], *receivers: Client[Peer]) -
 def expect(transfer: Transfer, *receivers: Client[Peer]) -> None:
     for receiver in receivers:
         receiver.call(Peer.expect, transfer=transfer)
+
+
+def no_yardstick(wrong: Finding) -> Failure:
+    """The reason to blame no candidate, where the baseline fails beside itself."""
+    return Failure(
+        "NoReference",
+        f"the baseline does not pass beside itself ({wrong.tensor}: {wrong.message}): its steps depend on what no arm can"
+        " restore, as a clock, a counter or random numbers that torch does not draw",
+    )

@@ -1,0 +1,50 @@
+"""A baseline that does not repeat itself, and fails beside itself, blames no candidate after the clock has stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from optexp.equivalence.missed import End
+from optexp.errors import Failure
+from optexp.records.verification import Finding, broken
+from optexp.verification import recheck
+from optexp.workers.reference import Reference
+
+WRONG = broken("out/output", "is another number")
+
+
+class Scripted:
+    """An arm, or a reference whose judgements are given in their order; without these it finds nothing wrong."""
+
+    def __init__(self, *judgements: list[Finding]) -> None:
+        self.judgements, self.calls = list(judgements), list[str]()
+
+    def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(method.__name__)
+        if method is Reference.info:
+            return SimpleNamespace(noisy_steps=0, reassociated_runs=0)
+        if method is Reference.judge:
+            return self.judgements.pop(0) if self.judgements else []
+        return None
+
+
+def judged(reference: Scripted, steady: bool, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+    monkeypatch.setattr(recheck, "convey", lambda *_: None)
+    return recheck.judge_replay(reference, Scripted(), Scripted(), End(3), False, steady=steady)
+
+
+def test_one_that_fails_beside_itself_is_no_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Failure, match="does not pass beside itself") as caught:
+        judged(Scripted([WRONG], [], [WRONG]), False, monkeypatch)
+    assert caught.value.type == "NoReference"
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_one_that_passes_beside_itself_blames_the_candidate(steady: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = Scripted([WRONG])
+    assert judged(reference, steady, monkeypatch) == [WRONG]
+    assert reference.calls.count("judge") == (1 if steady else 7)
