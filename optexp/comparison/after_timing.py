@@ -72,6 +72,6 @@ def _verify_once_more(
     else:
         once = replace(case.plan(), seeds=[seed], families=(), power=False, follow=False)
         fresh = verify(reference, yardstick, under_test, once, case.promise)
-    random, in_turns, steady = case.steps.random, session.in_turns, bool(fresh.repeats)
+    random, in_turns, steady = case.steps.random, session.in_turns, fresh.repeats
     check = partial(recheck, reference, yardstick, under_test, case.moves, random, in_turns, steady)
     return fresh, *(check() if fresh.ok else ([], Recheck(ok=False)))

@@ -40,9 +40,15 @@ def check_later_step(
     is remembered by its input's address shows. Training has its own gradients, and a trajectory."""
     steps = min(LATER, max(COUNTED, int(LATER_S / max(case.steps.step_s, 1e-9))))
     try:
-        untimed, in_turns = case.session.experiment.verify == "only", case.session.in_turns
         findings = judge_replay(
-            reference, yardstick, candidate, End(steps), False, in_turns, untimed, bool(found.repeats)
+            reference,
+            yardstick,
+            candidate,
+            End(steps),
+            timed=False,
+            in_turns=case.session.in_turns,
+            renewed=case.session.experiment.verify == "only",
+            steady=found.repeats,
         )
     except Failure as reason:
         if reason.type != "NoReference":

@@ -166,6 +166,6 @@ def no_yardstick(wrong: Finding) -> Failure:
     """The reason to blame no candidate, where the baseline fails beside itself."""
     return Failure(
         "NoReference",
-        f"the baseline does not pass beside itself ({wrong.tensor}: {wrong.message}): its steps depend on what no arm can"
-        " restore, as a clock, a counter or random numbers that torch does not draw",
+        f"the baseline does not pass beside itself ({wrong.tensor}: {wrong.message}): its steps depend on what no arm"
+        " can restore, as a clock, a counter or random numbers that torch does not draw",
     )
