@@ -87,7 +87,7 @@ def command() -> NoReturn:
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
-        except BrokenPipeError:  # nobody reads it any more
+        except BrokenPipeError:  # its reader has ended
             pass
         except OSError:  # as of a full disk: what was said is lost
             status = status or LOST

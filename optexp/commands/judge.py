@@ -34,7 +34,7 @@ from optexp.records.verdict import Verdict
 from optexp.schema import suggest
 
 INTERRUPTED = 130
-WIDTH = 160  # of the table where stderr is no terminal
+WIDTH = 160  # columns of the table, where stderr is no terminal
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

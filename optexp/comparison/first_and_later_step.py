@@ -13,6 +13,7 @@ from optexp.records.verification import Finding, GateResult, Verification
 from optexp.verification import first_step
 from optexp.verification.outcome import failure
 from optexp.verification.recheck import judge_replay
+from optexp.verification.trial import NoYardstick
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.reference import Reference
@@ -50,6 +51,8 @@ def check_later_step(
             renewed=case.session.experiment.verify == "only",
             steady=found.repeats,
         )
+    except NoYardstick:
+        raise
     except Failure as reason:
         if reason.type != "NoReference":
             raise

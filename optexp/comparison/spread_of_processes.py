@@ -13,7 +13,7 @@ from optexp.measurement.samples import Sample
 from optexp.records.measurement import ProcessSpread
 from optexp.result import ArmSummary, Result
 
-HOST_BOUND = 0.9  # of the step: below, the GPU waits for the host
+HOST_BOUND = 0.9  # busy share of a step, below which the GPU waits for the host
 
 
 def busy_shares(result: Result, samples: Sequence[Sample]) -> Mapping[str, float]:

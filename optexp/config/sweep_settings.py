@@ -1,4 +1,4 @@
-"""How a sweep is run: the `sweep` node, which no job sees."""
+"""Settings of a sweep: the `sweep` node, which is no part of a job's experiment."""
 
 from __future__ import annotations
 

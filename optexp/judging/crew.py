@@ -154,7 +154,7 @@ def judge_all(
 
 
 def cards(device: str) -> list[str | None]:
-    """What the workers see: one card each, or one worker that sees none."""
+    """CUDA_VISIBLE_DEVICES of each worker: one card each, or one worker without a card."""
     if device == "cpu":
         return [None]
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:

@@ -8,7 +8,7 @@ from optexp.equivalence.bits import REPEATS, SURE, promised
 from optexp.equivalence.input_families import FAMILIES, NORMAL, ONE_BY_ONE
 from optexp.records.verification import Finding, broken
 from optexp.strategy import BITWISE
-from optexp.verification.trial import SPREAD_RUNS, Trial, no_yardstick
+from optexp.verification.trial import SPREAD_RUNS, NoYardstick, Trial
 from optexp.workers.arm import Arm
 from optexp.workers.messages import Look
 from optexp.workers.reference import Reference
@@ -111,7 +111,7 @@ def itself(trial: Trial, steps: int, restart: bool) -> None:
         for again in range(step if restart else 0, step + 1):  # from the start: a count would be one step ahead
             trial.observe(trial.yardstick, Look(again, restart or again == 0))
         if wrong := [m for m in trial.reference.call(Reference.judge, step=step) if not m.ok]:
-            raise no_yardstick(wrong[0])
+            raise NoYardstick(wrong[0])
 
 
 def exchange(trial: Trial, seed: int) -> None:

@@ -16,7 +16,7 @@ from optexp.equivalence.input_families import NORMAL
 from optexp.equivalence.missed import SHARE, End, miss_rate
 from optexp.equivalence.trajectory import TIMED
 from optexp.records.verification import Finding, Recheck, broken
-from optexp.verification.trial import SPREAD_RUNS, convey, deliver, no_yardstick
+from optexp.verification.trial import SPREAD_RUNS, NoYardstick, convey, deliver
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.messages import Look
@@ -135,7 +135,7 @@ def judge_replay(
     steady:  the baseline repeats itself; one that does not has to pass beside itself before a candidate is blamed
 
     Raises:
-        Failure: "NoReference", where the baseline does not pass either.
+        NoYardstick: The baseline does not pass either.
     """
     convey(yardstick.call(Arm.replay, end=end, timed=False, renewed=renewed), yardstick, reference)
     if in_turns:
@@ -165,7 +165,7 @@ def judge_replay(
         for _ in range(SPREAD_RUNS):
             convey(yardstick.call(Arm.replay, end=end, timed=False, renewed=renewed), yardstick, reference)
             if wrong := [m for m in reference.call(Reference.judge, step=TIMED) if not m.ok]:
-                raise no_yardstick(wrong[0])
+                raise NoYardstick(wrong[0])
         convey(candidate.call(Arm.replay, end=end, timed=timed, renewed=renewed), candidate, reference)
         reference.call(Reference.judge, step=TIMED)  # what it returned is judged next
     return [*findings, *reference.call(Reference.judge_timed, step=TIMED)] if timed else findings

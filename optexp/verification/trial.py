@@ -162,10 +162,12 @@ def expect(transfer: Transfer, *receivers: Client[Peer]) -> None:
         receiver.call(Peer.expect, transfer=transfer)
 
 
-def no_yardstick(wrong: Finding) -> Failure:
-    """The reason to blame no candidate, where the baseline fails beside itself."""
-    return Failure(
-        "NoReference",
-        f"the baseline does not pass beside itself ({wrong.tensor}: {wrong.message}): its steps depend on what no arm"
-        " can restore, as a clock, a counter or random numbers that torch does not draw",
-    )
+class NoYardstick(Failure):
+    """The baseline fails beside itself: no candidate can be blamed, and none verified."""
+
+    def __init__(self, wrong: Finding) -> None:
+        super().__init__(
+            "NoReference",
+            f"the baseline does not pass beside itself ({wrong.tensor}: {wrong.message}): its steps depend on what no"
+            " arm can restore, as a clock, a counter or random numbers that torch does not draw",
+        )

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from optexp.equivalence.missed import End
-from optexp.errors import Failure
 from optexp.records.verification import Finding, broken
 from optexp.verification import recheck
+from optexp.verification.trial import NoYardstick
 from optexp.workers.reference import Reference
 
 WRONG = broken("out/output", "is another number")
@@ -38,7 +38,7 @@ def judged(reference: Scripted, steady: bool, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_one_that_fails_beside_itself_is_no_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Failure, match="does not pass beside itself") as caught:
+    with pytest.raises(NoYardstick, match="does not pass beside itself") as caught:
         judged(Scripted([WRONG], [], [WRONG]), False, monkeypatch)
     assert caught.value.type == "NoReference"
 
