@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from abc import ABC, abstractmethod
@@ -113,6 +114,10 @@ class Workload(ABC):
     def bounded(self) -> frozenset[str]:
         """Inputs, by name or position, with a range of their own: families of inputs leave their values unchanged."""
         return frozenset()
+
+    def anew(self) -> Self:
+        """The same workload, for a program beside this one's: variables of its code's modules are its own."""
+        return copy.copy(self)
 
     def notes(self) -> list[str]:
         """Remarks for the user on how the program was made; asked after `build`."""

@@ -65,7 +65,7 @@ class Fp64Reference:
         """Build the fp64 program on `device`."""
         self.device, self.results = device, Fp64Results()
         give_back(self.drawn_on)  # where fp64 was, and does not fit, the arms need the room
-        self.program = self.workload.build(device, torch.float64, self.seed)
+        self.program = self.workload.anew().build(device, torch.float64, self.seed)
         if self.silent:
             silence(self.program.model)
         self.program = keeping(self.program)

@@ -80,7 +80,7 @@ class InputSource:
         host = torch.device("cpu")
         try:
             with self._watch.phase("host"), InFloat64(self.dtype), NoDropout():
-                self._on_host = self._on_host or self.workload.build(host, torch.float64, self.seed)
+                self._on_host = self._on_host or self.workload.anew().build(host, torch.float64, self.seed)
                 self._on_host.step(self._on_host, map_batch(lambda t: widened(t, host), batch))
         except (RuntimeError, ValueError, IndexError) as problem:
             text = (str(problem).strip() or type(problem).__name__).splitlines()[0]

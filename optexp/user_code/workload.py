@@ -97,6 +97,12 @@ class UserWorkload(Workload):
     def resolve(self, device: str) -> Self:
         return self
 
+    def anew(self) -> Self:
+        found = copy.copy(self)
+        for loaded in ("parts", "given", "layout"):
+            found.__dict__.pop(loaded, None)
+        return found
+
     def tails(self) -> list[Self]:
         if self.odd_batch:
             return []

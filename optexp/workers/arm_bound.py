@@ -65,7 +65,7 @@ class Bounded(Holder):
         """Of the program that this arm's stack was folded over: made anew, of fake tensors."""
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with mode:
-            plain = self.workload.build(self.device, getattr(torch, self.dtype), self.seed)
+            plain = self.workload.anew().build(self.device, getattr(torch, self.dtype), self.seed)
         return recorded(mode, plain, batch, {})
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
 
 import pytest
 import torch
 
 from optexp.equivalence.fp64_reference import Fp64Reference
 from optexp.equivalence.input_families import NORMAL
+from optexp.workloads.module import Module
 from tests.equivalence.conftest import CPU
 
 
@@ -53,3 +56,44 @@ def test_steps_aside_are_not_remembered(fp64: Fp64Reference) -> None:
         fp64.step(1, fp64.initial)
     assert fp64.results is before
     assert before.golden.keys() == {0}
+
+
+@pytest.mark.parametrize("beside", ["on the host", "for inputs"])
+def test_another_program_of_the_same_file_leaves_its_variables_alone(beside: str) -> None:
+    """A schedule in a variable of the file steps the optimizer that was built last in that module."""
+    path = Path(__file__).parents[1] / "cheats" / "scheduled.py"
+    workload = Module(mode="train", path=str(path))
+    fp64 = Fp64Reference(workload, CPU, torch.float32, 7)
+    fp64.draw(0, 2, NORMAL)
+    if beside == "on the host":
+        fp64.source._try_on_host(fp64.batches[0])
+    else:
+        workload.build(CPU, torch.float32, 7)
+    fp64.step(0, fp64.initial)
+    assert fp64.results.update_inputs.left[0] == [pytest.approx(0.0999)]
+
+
+def test_models_that_a_file_registers_are_counted_once(tmp_path: Path) -> None:
+    path = tmp_path / "registered.py"
+    path.write_text(
+        dedent("""
+        import torch
+        from torch import nn
+        LAYERS = []
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(4, 4)
+                LAYERS.append(self.layer)
+            def forward(self, x):
+                for layer in LAYERS:
+                    x = layer(x)
+                return x
+        get_inputs = lambda: [torch.randn(8, 4)]
+    """)
+    )
+    fp64 = Fp64Reference(Module(mode="forward", path=str(path)), CPU, torch.float32, 7)
+    fp64.draw(0, 1, NORMAL)
+    (output,) = (t for name, t in fp64.step(0, fp64.initial).items() if name.startswith("out/"))
+    expected = fp64.program.model.layer(fp64.batches[0][0].double())  # type: ignore[operator]
+    assert torch.equal(output, expected)
