@@ -128,10 +128,7 @@ def rounds(session: Session, timed: Timed) -> None:
         timed.close_arms()
     look_at_load(session, timed.arms, found)
     baseline = timed.arms["baseline"]
-    found.floor_s = floor(session, baseline)
-    if not impossible(samples).ok:  # the ceilings may be of a day when others used the card
-        session.calibrated(baseline.call(Arm.calibrate, anew=True, keep=not found.foreign))
-        found.floor_s = floor(session, baseline)
+    find_floor(session, samples, baseline)
     timed.differences = differences(timed.arms, session.result)
     look_enough(ready["candidate"], timed.order, settings.l2 == COLD)
     session.check_identities(timed.arms)
@@ -301,6 +298,20 @@ def one_round(
             unseen = {arm.pid or os.getpid() for arm in arms.values()} - gpu.processes().keys()
             note_hidden(session.result, hidden - len(unseen))
     return found, ready
+
+
+def find_floor(session: Session, samples: Sequence[Sample], baseline: Client[Arm]) -> None:
+    """Note the floor of a step in the last sample.
+
+    Ceilings that a step beats may be of a day when others used the card: they are measured again. With others on the
+    card they would come out too low again, and refuse an honest step: there is no floor then.
+    """
+    found = samples[-1]
+    found.floor_s = floor(session, baseline)
+    if impossible(samples).ok:
+        return
+    session.calibrated(baseline.call(Arm.calibrate, anew=True, keep=not found.foreign))
+    found.floor_s = 0.0 if found.foreign else floor(session, baseline)
 
 
 def floor(session: Session, baseline: Client[Arm]) -> float:
