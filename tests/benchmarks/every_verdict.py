@@ -2,6 +2,7 @@
 
 python tests/benchmarks/every_verdict.py run FOLDER [SWEEP ...]   nothing else may use the GPU; again: goes on
 python tests/benchmarks/every_verdict.py write FOLDER             the table, as Markdown
+python tests/benchmarks/every_verdict.py explained FOLDER         shares of the differences that causes add up to
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from optexp.result import Result
+from optexp.result import Result, Verdict
 
 WORKLOADS = ["gelu", "elementwise", "layernorm_linear", "softmax", "mlp", "lenet5", "branches", "bert", "training"]
 ALONE = ["fusion", "cuda_graph", "amp", "tf32", "channels_last", "inplace", "streams", "pinned_memory", "prefetch"]
@@ -71,12 +72,36 @@ def cell(result: Result | None, reasons: list[str]) -> str:
     return f"{result.verdict} {reasons.index(reason) + 1}"
 
 
+def explained(folder: Path) -> str:
+    """Of each pair, the share of the timed difference and of that of peak memory which named causes add up to."""
+    lines = ["| workload | strategy | verdict | step | explained | peak memory | explained |", "|---" * 7 + "|"]
+    shares: list[float] = []
+    for path in sorted(folder.rglob("result.json")):
+        result = Result.read(path)
+        time, memory = result.profile.difference, result.profile.memory
+        if not result.verdict.measured or result.speedup is None:
+            continue
+        decided = result.verdict in (Verdict.FASTER, Verdict.SLOWER)
+        share = time.explained if time is not None and decided else None
+        step = f"{result.speedup.estimate:.3g}×"
+        row = [result.workload, "+".join(result.strategy), str(result.verdict), step]
+        row += [f"{share:.0%}" if share is not None else ("none" if decided else "")]
+        row += [f"{memory.after_bytes - memory.before_bytes:+,} B", f"{memory.explained:.0%}"] if memory else ["", ""]
+        shares += [share or 0.0] if decided else []
+        shares += [memory.explained] if memory else []
+        lines.append("| " + " | ".join(row) + " |")
+    reached = sum(share >= 0.95 for share in shares)
+    return "\n".join([*lines, "", f"{reached} of {len(shares)} differences are explained by at least 95 %."])
+
+
 def main() -> None:
     command, *rest = sys.argv[1:] or ["help"]
     if command == "run" and rest:
         run(Path(rest[0]), rest[1:])
     elif command == "write" and rest:
         print(table(Path(rest[0])))
+    elif command == "explained" and rest:
+        print(explained(Path(rest[0])))
     else:
         sys.exit(__doc__)
 
