@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from optexp.errors import ConfigError
+from optexp.kernelkit import toolchain
 from optexp.measurement import placement
 from optexp.measurement.gpu import Gpu
 from optexp.support.scratch import Scratch
@@ -23,7 +24,7 @@ class Machine:
     gpu: Its sensors and processes; None on a CPU, or where the driver's library cannot be read.
     cores: Those that arms are bound to.
     scratch: Shared memory, and an ordinary folder for tensors that do not fit into it; both end with the comparison.
-    own_cores, own_threads, own_tf32: This process's settings before arms ran in it.
+    own_cores, own_threads, own_tf32, own_compile_threads: This process's settings before arms ran in it.
     """
 
     device: str
@@ -33,6 +34,7 @@ class Machine:
     own_cores: frozenset[int]
     own_threads: int
     own_tf32: dict[str, bool]
+    own_compile_threads: int | None
 
     @classmethod
     def claim(cls, device: str, cpus: str) -> Machine:
@@ -50,6 +52,7 @@ class Machine:
             frozenset(os.sched_getaffinity(0)),
             torch.get_num_threads(),
             tf32_allowed(),
+            toolchain.compile_threads(),
         )
 
     @property
@@ -64,6 +67,7 @@ class Machine:
         """Undo the settings that arms made in this process."""
         placement.bind_process(sorted(self.own_cores))
         torch.set_num_threads(self.own_threads)
+        toolchain.allow_compile_threads(self.own_compile_threads)
         if self.own_tf32 != tf32_allowed():
             allow_tf32(**self.own_tf32)
         torch._dynamo.reset()

@@ -33,6 +33,38 @@ def missing(device: torch.device, triton: bool = False) -> str | None:
     return None
 
 
+def end_compile_workers() -> None:
+    """End the processes in which Inductor compiles Triton code beside this one, and start no others.
+
+    The first of them begins with an import of torch, which takes seconds; one that was started last would still be at
+    it, on a core of its own, while steps are timed. It is killed, because it takes no order before that import ends.
+    Whatever is compiled later is compiled in this process.
+    """
+    workers = sys.modules.get("torch._inductor.async_compile")
+    if workers is None:
+        return
+    for pool in workers._pool_set:
+        if (process := getattr(pool, "process", None)) is not None:
+            process.kill()
+    workers.shutdown_compile_workers()
+    workers.AsyncCompile._ready_future = None  # torch 2.11 forgets to, and would wait for a pool that is gone
+    config: Any = sys.modules["torch._inductor.config"]
+    config.compile_threads = 1
+
+
+def compile_threads() -> int | None:
+    """Threads or processes that Inductor compiles in; None before it was imported."""
+    config: Any = sys.modules.get("torch._inductor.config")
+    return None if config is None else int(config.compile_threads)
+
+
+def allow_compile_threads(count: int | None) -> None:
+    """Let Inductor compile in so many again; None: as many as it decides on."""
+    config: Any = sys.modules.get("torch._inductor.config")
+    if config is not None:
+        config.compile_threads = count or config.decide_compile_threads()
+
+
 def counted() -> dict[str, float]:
     """torch.compile's counters of this process (graphs, breaks, recompiles), as "group/name".
 

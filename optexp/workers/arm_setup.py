@@ -19,6 +19,7 @@ from optexp.equivalence.step_digest import Digest, left_behind
 from optexp.equivalence.tensor_math import finite
 from optexp.equivalence.trajectory import Rates
 from optexp.errors import NoReference, Unsupported
+from optexp.kernelkit import toolchain
 from optexp.measurement import clock, placement
 from optexp.program import Outputs, Program, Snapshot, gradients, keeping
 from optexp.strategy import Composed, Notes, Strategy, captures, compose
@@ -117,6 +118,8 @@ class Built(Compiled):
         self._first_step(first)
         carries = bool(carried(self.program.state(), self.initial.values))
         self.program.feed.pause()
+        if self.device.type == "cuda":
+            toolchain.end_compile_workers()
         placement.settle()
         self._settle_scale()
         require_comparable(outputs, self.program)
