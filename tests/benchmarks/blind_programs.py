@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ class Program:
     label:   the bottleneck that a diagnosis must name first;  words: that its sentence must hold
     account: the account that an explanation of the pair must name first
     on_cpu:  the cause exists on a CPU too
+    or_label, or_account: others that are as true, each label with its words
     """
 
     name: str
@@ -35,19 +37,42 @@ class Program:
     words: str
     account: str
     on_cpu: bool = False
+    or_label: tuple[tuple[str, str], ...] = ()
+    or_account: tuple[str, ...] = ()
+
+    def names(self, label: str, sentence: str) -> bool:
+        """Whether a bottleneck is this program's cause."""
+        return any(label == right and words in sentence for right, words in ((self.label, self.words), *self.or_label))
+
+    def explains(self, account: str) -> bool:
+        """Whether an account is the one that the cause changes most."""
+        return account in (self.account, *self.or_account)
 
 
-PROGRAMS: list[Program] = []
-
-
-def program(label: str, words: str, account: str, on_cpu: bool = False) -> Callable[[Make], Make]:
-    """Make a program known by its function's name."""
+def known_in(
+    programs: list[Program],
+    label: str,
+    words: str,
+    account: str,
+    on_cpu: bool = False,
+    or_label: tuple[tuple[str, str], ...] = (),
+    or_account: tuple[str, ...] = (),
+) -> Callable[[Make], Make]:
+    """Append a program to a list, by its function's name."""
 
     def known(make: Make) -> Make:
-        PROGRAMS.append(Program(make.__name__, make, label, words, account, on_cpu))
+        programs.append(Program(make.__name__, make, label, words, account, on_cpu, or_label, or_account))
         return make
 
     return known
+
+
+PROGRAMS: list[Program] = []
+program = partial(known_in, PROGRAMS)
+
+
+def size(device: torch.device, large: int, small: int) -> int:
+    return large if device.type == "cuda" else small
 
 
 def layers(device: torch.device, count: int = 8, width: int = 1024) -> nn.ModuleList:
