@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optexp.profiling.explanation import coverage
+from optexp.profiling.explanation import coverage, difference, explain
 from optexp.profiling.view import View
 from optexp.reporting.wording import agreeing
 from optexp.result import Result, Verdict
@@ -14,7 +14,8 @@ TWICE = 2.0  # a traced step that differs by more from the timed one is another 
 def explain_the_timed(result: Result, verdict: Verdict, views: tuple[View, View]) -> None:
     """Hold the explanation of the traced steps beside the timed difference: what traces do not show is unexplained.
 
-    Where a traced step is no step that was timed, nothing is explained.
+    Gaps of the traced steps are fitted to the timed ones. Where a traced step is no step that was timed, nothing is
+    explained.
 
     Args:
         result: Has the explanation of the traced steps; its summaries hold the timed steps.
@@ -27,7 +28,10 @@ def explain_the_timed(result: Result, verdict: Verdict, views: tuple[View, View]
     if text := _another("baseline", views[0], before_us) or _another("candidate", views[1], after_us):
         result.explanation, result.profile.difference = [f"No explanation: {text}"], None
         return
-    result.profile.difference = found = found.timed(after_us - before_us)
+    timed = views[0].timed(before_us), views[1].timed(after_us)
+    if (held := difference(*timed)) is not None:
+        result.profile.difference = found = held.timed(after_us - before_us)
+        result.explanation = explain(*timed, found, step="the step")
     result.explanation = agreeing(verdict, result.explanation, result.profile)
     if verdict in (Verdict.FASTER, Verdict.SLOWER) and (covered := coverage(found)):
         result.explanation.append(covered)

@@ -19,6 +19,7 @@ GAPS = (*HOST_LATE, "launch_gap", "other")
 OUTSIDE = "outside_ops"
 
 SLOWED = 1.2  # a profiled step this much slower than a timed one: tracing stretched what the host does
+NOT_LATE = 0.05  # of a step: with shorter gaps the host was hardly ever late
 PIPELINE_US = 10.0  # a gap up to this long needs no cause but the GPU's own start of a kernel that was waiting
 
 SYNCHRONISE = re.compile(r"cu(da)?(\w*Synchronize|Memcpy)$")
@@ -127,6 +128,32 @@ def _gpu(trace: Trace, calibration: Calibration | None, beside: Trace | None) ->
         enqueue=(on_host.total - waiting) / profiled,
         synchronisations=sum(SYNCHRONISE.match(call.name) is not None for call in trace.api) / steps,
         pageable=Union(c.interval for c in trace.copies if c.pageable).total / whole,
+    )
+
+
+def fitted(found: Breakdown, step_us: float) -> Breakdown:
+    """The same step, as long as it was timed.
+
+    Tracing slows the host, and a little the start of a kernel, and no kernel: gaps in which the host was late shrink
+    first, then the others. A step that took longer where it was timed had a slower host, if its host was late at all.
+    On a CPU tracing slows everything.
+    """
+    if found.busy is None:
+        return replace(found, wall_us=step_us)
+    us = {name: found.us(name) for name in found.terms}
+    excess = found.wall_us - step_us
+    for names in (HOST_LATE, GAPS) if excess > 0 else (HOST_LATE,):
+        gaps = sum(us.get(name, 0.0) for name in names)
+        if gaps < (NOT_LATE * found.wall_us if excess < 0 else 1e-9):
+            continue
+        change = min(excess, gaps)
+        us |= {name: us[name] * (1 - change / gaps) for name in names if name in us}
+        excess -= change
+    whole = sum(us.values())
+    longer = found.wall_us / whole
+    terms = {name: value / whole for name, value in us.items()}
+    return replace(
+        found, wall_us=whole, terms=terms, busy=found.busy * longer, pageable=(found.pageable or 0.0) * longer
     )
 
 

@@ -50,13 +50,16 @@ def difference(before: View, after: View) -> Difference | None:
     return Difference(traced_us, traced_us, nameless, found, changes(before, after))
 
 
-def explain(before: View, after: View, found: Difference | None) -> list[str]:
-    """What changed from baseline to candidate, the step's own difference first; for slower as for faster."""
+def explain(before: View, after: View, found: Difference | None, step: str = "the profiled step") -> list[str]:
+    """What changed from baseline to candidate, the step's own difference first; for slower as for faster.
+
+    step: What the first sentence calls it.
+    """
     stretched = _stretched(before, after)
     if found is None:
         return [f"No explanation: tracing made a step {stretched:.0f} times slower, as on a machine busy otherwise"]
     was, now = before.breakdown, after.breakdown
-    sentences = [_step(was, now), *_causes(found.causes, found.us or 0.0, now.wall_us)]
+    sentences = [_step(step, was, now), *_causes(found.causes, found.us or 0.0, now.wall_us)]
     if _on_gpu(before, after):
         sentences += _share("GPU busy", was.busy or 0.0, now.busy or 0.0)
         sentences += _share("host-late gaps", was.host_late, now.host_late)
@@ -89,20 +92,20 @@ def _stretched(before: View, after: View) -> float:
 _TERMS = 4  # that the first sentence names
 
 
-def _step(before: Breakdown, after: Breakdown) -> str:
+def _step(name: str, before: Breakdown, after: Breakdown) -> str:
     """The difference of the step and the terms it is made of, which add up to it."""
     change = after.wall_us - before.wall_us
     verb = "got slower" if change > 0 else "got faster"
     if abs(change) < SAME_STEP * before.wall_us:
         verb = "takes about as long"
-    names = sorted({*before.terms, *after.terms}, key=lambda name: -abs(after.us(name) - before.us(name)))
-    changed = [(_WORDS.get(name, name), after.us(name) - before.us(name)) for name in names]
-    shown = [(name, us) for name, us in changed[:_TERMS] if abs(us) >= max(0.05 * abs(change), 0.05)]
+    terms = sorted({*before.terms, *after.terms}, key=lambda term: -abs(after.us(term) - before.us(term)))
+    changed = [(_WORDS.get(term, term), after.us(term) - before.us(term)) for term in terms]
+    shown = [(term, us) for term, us in changed[:_TERMS] if abs(us) >= max(0.05 * abs(change), 0.05)]
     rest = change - sum(us for _, us in shown)
     if shown and abs(rest) >= max(0.05 * abs(change), 0.05):
         shown.append(("the rest", rest))
-    parts = f": {', '.join(f'{name} {signed(us)}' for name, us in shown)}" if shown else ""
-    return f"the profiled step {verb}, {duration(before.wall_us / 1e6)} → {duration(after.wall_us / 1e6)}{parts}"
+    parts = f": {', '.join(f'{term} {signed(us)}' for term, us in shown)}" if shown else ""
+    return f"{name} {verb}, {duration(before.wall_us / 1e6)} → {duration(after.wall_us / 1e6)}{parts}"
 
 
 def _causes(found: list[Cause], whole_us: float, step_us: float) -> list[str]:

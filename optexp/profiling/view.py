@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from optexp.profiling.accounts import Account, accounts
-from optexp.profiling.breakdown import Breakdown
+from optexp.profiling.breakdown import Breakdown, fitted
 from optexp.profiling.places import Places
 from optexp.trace import Trace
 
@@ -23,6 +23,10 @@ class View:
     breakdown: Breakdown
     marked: Trace | None = None
     beside: Trace | None = None
+
+    def timed(self, step_us: float) -> View:
+        """The same step, as long as it was timed."""
+        return replace(self, breakdown=fitted(self.breakdown, step_us))
 
     @cached_property
     def accounts(self) -> dict[str, Account]:

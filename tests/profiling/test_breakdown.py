@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from optexp.kernelkit.gemm import FLOAT32_TILINGS, launch_gemm
-from optexp.profiling.breakdown import breakdown
+from optexp.profiling.breakdown import breakdown, fitted
 from optexp.profiling.roofline import CLASSES
 from optexp.profiling.work import work_of
 from optexp.trace import Op
@@ -273,3 +273,23 @@ def test_python_after_a_wait_is_not_the_waits_doing_where_the_host_takes_longer_
     found = breakdown(build.steps(step))
     assert found.us("dispatch") == pytest.approx(4000.0, rel=0.05)
     assert found.us("synchronisation") == pytest.approx(1000.0, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["eager", "captured", "products", "passes", "feeding"])
+@pytest.mark.parametrize("longer", [0.9, 0.97, 1.0, 1.1, 1.6])
+def test_a_fitted_step_has_the_kernels_that_were_traced(request, name, longer):
+    traced = breakdown(request.getfixturevalue(name))
+    found = fitted(traced, longer * traced.wall_us)
+    assert math.isclose(sum(found.terms.values()), 1, abs_tol=1e-9)
+    assert min(found.terms.values()) >= 0
+    assert found.busy * found.wall_us == pytest.approx(traced.busy * traced.wall_us)
+    assert found.kernel_share * found.wall_us == pytest.approx(traced.kernel_share * traced.wall_us)
+    could = traced.gaps >= 0.1 if longer < 1 else traced.host_late >= 0.05
+    if could or longer == 1:
+        assert found.wall_us == pytest.approx(longer * traced.wall_us)
+
+
+def test_without_late_gaps_a_longer_step_stays_unexplained(captured):
+    traced = breakdown(captured)
+    assert traced.host_late < 0.05
+    assert fitted(traced, 1.6 * traced.wall_us).wall_us == pytest.approx(traced.wall_us)

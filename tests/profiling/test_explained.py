@@ -25,15 +25,24 @@ def explained(before: Trace, after: Trace, before_us: float, after_us: float) ->
     return result
 
 
-def test_what_the_traces_do_not_show_is_unexplained(eager: Trace, captured: Trace) -> None:
-    result = explained(eager, captured, 500.0, 114.0)  # traced: 675 µs and 114 µs
+def test_gaps_are_those_of_the_timed_steps(eager: Trace, captured: Trace) -> None:
+    result = explained(eager, captured, 500.0, 110.0)  # traced: 675 µs and 114 µs
     found = result.profile.difference
     assert found is not None
-    assert found.us == pytest.approx(-386.0)
-    assert sum(cause.us or 0.0 for cause in found.causes) == pytest.approx(found.traced_us or 0.0)
-    assert found.explained == pytest.approx(1 - (675 - 500) / 386, abs=0.02)
-    assert result.explanation[-1].startswith("Of −386 µs a step, these causes explain ")
-    assert "is unexplained" in result.explanation[-1]
+    assert found.us == pytest.approx(-390.0)
+    assert sum(cause.us or 0.0 for cause in found.causes) == pytest.approx(-390.0)
+    assert found.explained == pytest.approx(1, abs=0.02)
+    assert result.explanation[0].startswith("The step got faster, 500 µs → 110 µs: gaps while the host dispatched −")
+    assert result.explanation[-1] == "Of −390 µs a step, these causes explain 100 %"
+
+
+def test_what_the_traces_do_not_show_is_unexplained(eager: Trace, captured: Trace) -> None:
+    result = explained(eager, captured, 500.0, 60.0)  # kernels alone take 90 µs
+    found = result.profile.difference
+    assert found is not None
+    assert found.us == pytest.approx(-440.0)
+    assert found.unexplained_us == pytest.approx(60.0 - 90.0, abs=2)
+    assert result.explanation[-1].startswith("Of −440 µs a step, these causes explain 93 %; −3")
 
 
 def test_a_step_of_another_length_explains_nothing(eager: Trace, captured: Trace) -> None:
