@@ -85,6 +85,7 @@ class Fusion(Strategy):
     def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
         """What runs between two products becomes one kernel; of a CPU, products alone remain."""
         from optexp.profiling import fused_work
+        from optexp.profiling.updates import least_on_host_us
 
         step = view.parts(ceilings)
         if self.backend in ("eager", "aot_eager"):
@@ -95,9 +96,10 @@ class Fusion(Strategy):
             text = f"matrix products as they are, {step.share(left)}, and all else in no time"
             return step.less(text, waiting=step.waiting_us - left) if left else None
         found = fused_work.on_device(step, templates)
-        left = 0.0 if self.mode in CAPTURING else step.launching_us(found.launches)
+        launching = 0.0 if self.mode in CAPTURING else step.launching_us(found.launches)
+        host = step.loading_least_us + max(launching, least_on_host_us(step))
         text = "products at this card's ceilings, which do all else at their ends" if templates else BETWEEN
-        return step.less(text, found.saved_us, step.waiting_us, max(left, step.loading_us))
+        return step.less(text, found.saved_us, step.waiting_us, host)
 
     def limit(self, error: Exception) -> str | None:
         if "does not currently support double backward" in str(error):

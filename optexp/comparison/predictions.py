@@ -8,8 +8,9 @@ from dataclasses import replace
 import cloudpickle
 
 from optexp.comparison.suggestions import goes_with, installed, typed
+from optexp.profiling.bounds import Bound
 from optexp.profiling.view import View
-from optexp.records.prediction import ABOVE, Prediction, Tested
+from optexp.records.prediction import ABOVE, MeasuredPrediction, Prediction
 from optexp.records.profile import Calibration
 from optexp.result import Result
 from optexp.strategy import Remedy, Strategy, named
@@ -68,12 +69,21 @@ def prediction(
     if bound is None:
         return None
     whole = step_us or view.breakdown.wall_us
-    return Prediction(text, timed(bound.us, view, step_us), whole, bound.text)
+    return Prediction(text, timed(bound, view, step_us), whole, bound.text)
 
 
-def timed(us: float, view: View, step_us: float | None) -> float:
-    """A bound of the traced step as one of the timed step: shorter where that is shorter, as tracing adds time."""
-    return us * min(step_us / view.breakdown.wall_us, 1.0) if step_us else us
+def timed(bound: Bound, view: View, step_us: float | None) -> float:
+    """µs of the timed step, of which a bound of the traced one is known.
+
+    Tracing adds time to the host. So what is left of the device's work stays, and the rest shrinks with the step.
+    """
+    traced_us = view.breakdown.wall_us
+    if not step_us or step_us >= traced_us:
+        return bound.us
+    device_us = (view.breakdown.busy or 0.0) * traced_us
+    if bound.device_us is None or step_us <= device_us:
+        return bound.us * step_us / traced_us
+    return bound.device_us + (bound.us - bound.device_us) * (step_us - device_us) / (traced_us - device_us)
 
 
 def of_candidate(
@@ -100,7 +110,7 @@ def of_candidate(
     bound = known[0] if len(known) == 1 else view.parts(calibration).together(known)
     if bound is None:
         return None
-    return Prediction("+".join(added), timed(bound.us, view, step_us), step_us, bound.text)
+    return Prediction("+".join(added), timed(bound, view, step_us), step_us, bound.text)
 
 
 def set_beside(
@@ -113,13 +123,13 @@ def set_beside(
     found = of_candidate(baseline, candidate, view, ceilings, before)
     if found is None:
         return
-    tested = Tested(found, after, speedup.estimate / found.speedup, speedup.low / found.speedup)
+    tested = MeasuredPrediction(found, after, speedup.estimate / found.speedup, speedup.low / found.speedup)
     result.profile.prediction = tested
     if tested.refuted:
         result.notes.append(refutation(tested))
 
 
-def refutation(tested: Tested) -> str:
+def refutation(tested: MeasuredPrediction) -> str:
     """That a measurement is beyond its bound, and what follows."""
     found = tested.prediction
     measured = (

@@ -94,7 +94,7 @@ class Parts:
     # --- the host ------------------------------------------------------------------------------------------------
 
     @property
-    def _scale(self) -> float:
+    def scale(self) -> float:
         """By what the breakdown has shortened a host's times, because tracing stretched them."""
         stretched = self.breakdown.stretched or 1.0
         return 1 / stretched if self.on_gpu and stretched > SLOWED else 1.0
@@ -102,7 +102,7 @@ class Parts:
     @cached_property
     def loading_us(self) -> float:
         """In which the step's own process asks a DataLoader for its batch, or makes it."""
-        return self._scale * loader_spans(self.trace).total / len(self.trace.steps)
+        return self.scale * loader_spans(self.trace).total / len(self.trace.steps)
 
     @property
     def loading_least_us(self) -> float:

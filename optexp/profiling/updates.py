@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from optexp.profiling.bounds import Bound
 from optexp.profiling.intervals import Union
-from optexp.profiling.predicting import Parts
+from optexp.profiling.predicting import TRACED_US, Parts
 
 UPDATE = "Optimizer.step"  # begins the name of torch's range around it
 
@@ -18,9 +18,7 @@ def in_one_kernel(step: Parts) -> Bound | None:
         text = f"an update takes no longer than its longest kernel, and the host no time for it ({step.share(host)})"
         return step.less(text, device=saved_us(step), waiting=host)
     saved = host - longest_operator_us(step)
-    return step.less(
-        f"an update takes no longer than its longest operator, which saves {step.share(saved)}", 0.0, saved
-    )
+    return step.less(f"an update takes no longer than its longest operator: less {step.share(saved)}", waiting=saved)
 
 
 def spans(step: Parts) -> Union:
@@ -32,6 +30,13 @@ def on_host_us(step: Parts) -> float | None:
     """Of a step, for its updates."""
     found = spans(step).total
     return found / len(step.trace.steps) if found else None
+
+
+def least_on_host_us(step: Parts) -> float:
+    """The same without what tracing may have added to it; 0 where the trace has no update."""
+    inside = spans(step)
+    operators = sum(inside.holds(op.start) for op in step.trace.ops) / len(step.trace.steps)
+    return max((on_host_us(step) or 0.0) * step.scale - TRACED_US * operators, 0.0)
 
 
 def saved_us(step: Parts) -> float:

@@ -35,7 +35,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Tested:
+class MeasuredPrediction:
     """A prediction beside a measurement of the same strategies.
 
     measured_us: a step with them

@@ -13,7 +13,7 @@ from optexp.records.compiler import CompilerEvidence
 from optexp.records.difference import Difference
 from optexp.records.memory import MemoryDifference, MemoryProfile
 from optexp.records.nsight import ToolRun
-from optexp.records.prediction import Prediction, Tested
+from optexp.records.prediction import MeasuredPrediction, Prediction
 from optexp.records.ranges import Ranges
 from optexp.records.roofline import Roofline
 
@@ -289,7 +289,7 @@ class ProfileRecord:
     tool: ToolRun | None = None
     memory: MemoryDifference | None = None
     predictions: list[Prediction] = field(default_factory=list)
-    prediction: Tested | None = None
+    prediction: MeasuredPrediction | None = None
 
     def arms(self) -> dict[str, ArmProfile]:
         """Those that were profiled, by name."""
