@@ -18,6 +18,8 @@ from optexp.trace import GRAPH_LAUNCH, Trace
 from optexp.transforms.capture import CapturedStep, capture, graph_model
 
 if TYPE_CHECKING:
+    from optexp.profiling.bounds import Bound
+    from optexp.profiling.view import View
     from optexp.records.profile import Calibration
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # in a kernel that can be captured
@@ -64,6 +66,19 @@ class CudaGraph(Strategy):
     def helps(self, trace: Trace, calibration: Calibration | None) -> bool:
         """Where no graph is launched yet."""
         return not any(GRAPH_LAUNCH.match(call.name) for call in trace.api)
+
+    def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
+        """Launches no longer cost time; a loader's batches still do, and may be made while the device works."""
+        from optexp.profiling.updates import is_fused_when_captured, least_on_host_us, saved_us
+
+        step = view.parts(ceilings)
+        if not step.on_gpu or step.breakdown.graph_launches:
+            return None
+        whole = self.scope == "step"
+        saved = saved_us(step) if whole and is_fused_when_captured(step) else 0.0
+        host = step.loading_least_us + (0.0 if whole else least_on_host_us(step))
+        text = f"the host is never late: kernels and copies take {step.share(step.device_us - saved)}"
+        return step.less(text, saved, step.waiting_us, host)
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if device.type != "cuda":
