@@ -32,6 +32,10 @@ FUSED = (
     "other kernels",
     "autograd",
 )
+PARTS_OF_ATTENTION = (
+    "matrix products", "activation", "elementwise", "reduction", "casts", "layout copies", "fills",
+    "indexing and concatenation", "other kernels",
+)  # fmt: skip
 LAUNCHING = ("dispatch", "launch_gap", PYTHON)
 _WORDS = {
     "data_loading": "waiting for the loader",
@@ -120,19 +124,32 @@ def captured(before: View, after: View, ledger: Ledger) -> Cause | None:
 def attention(before: View, after: View, ledger: Ledger) -> Cause | None:
     """Another attention back end."""
     was, now = backend(before), backend(after)
+    parts = _parts_of_attention(before, after) if was and not now else []
+    now = "math" if parts else now
     if not was or not now or was == now or "attention" not in ledger.left:
         return None
     old, new = before.account("attention"), after.account("attention")
-    us = ledger.take(["attention"])
-    words = f"attention: {now} kernels instead of {was} ones ({_names(new)} instead of {_names(old)})"
+    us = ledger.take(["attention", *(name for name in parts if ledger.left.get(name, 0.0) > 0)])
+    made_of = f"{', '.join(parts)}" if parts else _names(new)
+    words = f"attention: {now} kernels instead of {was} ones ({made_of} instead of {_names(old)})"
     if masked(after.trace) and not masked(before.trace):
         words += ", because it gets an explicit mask, which flash attention does not take"
-    elif was == "flash" and after.breakdown.graph_launches and not before.breakdown.graph_launches:
+    elif was in ("flash", "cuDNN") and after.breakdown.graph_launches and not before.breakdown.graph_launches:
         words += (
             ": while a graph is captured, a model cannot look at the values of its mask, so that attention gets an"
-            " explicit one, which flash attention does not take"
+            f" explicit one, which {'flash' if was == 'flash' else 'cuDNN'} attention does not take"
         )
     return _cause("attention", words + _where(after, "attention"), us)
+
+
+def _parts_of_attention(before: View, after: View) -> list[str]:
+    """Accounts that hold attention where its operators cannot be seen, as in a graph: two more products for each call
+    of attention (three, where one of them is split), and a softmax."""
+    calls = before.account("attention").calls
+    more = {name: after.account(name).calls - before.account(name).calls for name in PARTS_OF_ATTENTION}
+    if not calls or not 2 <= more["matrix products"] / calls <= 3 or more["activation"] < calls:
+        return []
+    return [name for name, count in more.items() if count > 0]
 
 
 def backend(arm: View) -> str:

@@ -88,6 +88,30 @@ def test_attention_that_leaves_its_flash_kernel_under_capture() -> None:
     assert "while a graph is captured, a model cannot look at the values of its mask" in words
 
 
+def test_attention_that_is_computed_operator_by_operator_under_capture() -> None:
+    before = traced(attending("cudnn_attention", "cudnn_sdpa_flash_fprop", 50.0))
+    build = ChromeTrace()
+
+    def step() -> None:
+        build.graph(3, 100.0, kernel="sm80_xmma_gemm_f32f32")
+        build.graph(1, 60.0, kernel="softmax_warp_forward")
+        build.graph(5, 80.0, kernel="vectorized_elementwise_kernel")
+
+    found = why(before, build.steps(step))
+    assert found.causes[0].account == "attention"
+    assert found.causes[0].us == pytest.approx(2 * 100 + 60 + 5 * 80 - 50, abs=1)
+    assert "math kernels instead of cuDNN ones (matrix products, activation, elementwise" in found.causes[0].words
+    assert "an explicit one, which cuDNN attention does not take" in found.causes[0].words
+
+
+def test_more_products_without_a_softmax_are_no_attention() -> None:
+    before = traced(attending("cudnn_attention", "cudnn_sdpa_flash_fprop", 50.0))
+    build = ChromeTrace()
+    after = build.steps(lambda: build.graph(3, 100.0, kernel="sm80_xmma_gemm_f32f32"))
+    (words,) = (cause.words for cause in why(before, after).causes if cause.account == "attention")
+    assert words.startswith("attention: 1 → 0 a step")
+
+
 def one(name: str, us: float, kernel: str = "gemm", **args: object) -> Step:
     return lambda build: build.op(name, 10.0, us, kernel, **args)
 
