@@ -7,11 +7,12 @@ That tool counts from the first to the last work of the GPU in the file; so does
 
 from __future__ import annotations
 
+import gzip
+import json
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from shutil import copy
 
 from optexp.profiling import any_trace
 from optexp.profiling.breakdown import breakdown
@@ -28,15 +29,32 @@ def ours(path: Path) -> tuple[float, float]:
     return 100 * (1 - busy.total / span), 100 * (1 - (found.busy or 0.0))
 
 
-def theirs(path: Path) -> float:
-    """Idle share in % as HolisticTraceAnalysis gives it."""
+def theirs(path: Path) -> float | None:
+    """Idle share in % as HolisticTraceAnalysis gives it; None where one of its own assertions fails."""
     from hta.trace_analysis import TraceAnalysis  # type: ignore[import-not-found]
 
     with tempfile.TemporaryDirectory() as folder:
-        copy(path, Path(folder) / "rank_0.json.gz")
+        _in_ns(path, Path(folder) / "rank_0.json.gz")
         analysis = TraceAnalysis(trace_files={0: str(Path(folder) / "rank_0.json.gz")}, trace_dir=folder)
-        table = analysis.get_temporal_breakdown(visualize=False)
+        try:
+            table = analysis.get_temporal_breakdown(visualize=False)
+        except AssertionError:
+            return None
     return float(table["idle_time_pctg"].iloc[0])
+
+
+def _in_ns(path: Path, copy: Path) -> None:
+    """Write a copy with times in ns: that tool rounds each one down to a whole number, of µs a third of a short kernel.
+
+    A share of the time stays the same.
+    """
+    chrome = json.loads(gzip.decompress(path.read_bytes()))
+    first = min(event["ts"] for event in chrome["traceEvents"] if event.get("ph") == "X")
+    for event in chrome["traceEvents"]:
+        for key in ("ts", "dur"):
+            if key in event:
+                event[key] = round(1e3 * (event[key] - (first if key == "ts" else 0.0)))
+    copy.write_bytes(gzip.compress(json.dumps(chrome).encode()))
 
 
 def main(paths: Sequence[str]) -> int:
@@ -44,6 +62,9 @@ def main(paths: Sequence[str]) -> int:
     for name in paths:
         path = Path(name)
         (whole, steps), other = ours(path), theirs(path)
+        if other is None:
+            print(f"{path.name}: not read there")
+            continue
         worst = max(worst, abs(whole - other))
         print(f"{path.name}: idle {whole:.2f} % here, {other:.2f} % there (of the steps alone {steps:.2f} %)")
     print(f"largest difference: {worst:.2f} points")
