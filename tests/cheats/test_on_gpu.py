@@ -131,7 +131,8 @@ def test_cheats_of_any_device_are_caught(
     overrides, _, _ = ANYWHERE[cheat]
     result = compare(tmp_path, [*preset, *ON_DEVICE, *overrides], f"{CATALOGUE}.{cheat.partition(' ')[0]}")
     count.append(("cheat", result))
-    if result.verdict is not Verdict.SLOWER:
+    slower = result.speedup is not None and result.speedup.high < 1  # where blocks scatter, too
+    if not slower:
         assert result.verdict in (WRONG, UNTRUSTED, Verdict.NOT_ENGAGED), result.headline
         assert result.speedup is None
 

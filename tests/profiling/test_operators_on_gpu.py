@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from optexp.api import compose
@@ -72,7 +73,7 @@ def test_the_table_agrees_with_the_profilers_and_terms_add_up(words: str, tmp_pa
     assert min(parts.terms.values()) >= 0
     theirs = defaultdict[str, Counter[str]](Counter)
     for row in averages:
-        if "::" in row.key and not row.key.startswith(("autograd::", "cuda")):
+        if "::" in row.key and row.device_type == DeviceType.CPU and not row.key.startswith(("autograd::", "cuda")):
             theirs[row.key] += Counter(
                 calls=row.count, us=row.device_time_total, self_us=row.self_device_time_total, host=row.cpu_time_total
             )
@@ -134,4 +135,4 @@ def test_device_time_by_module_is_what_events_see(tmp_path: Path) -> None:
     seen = {name: 1e3 * begin.elapsed_time(end) for name, (begin, end) in events.items()}
     assert rows.keys() == seen.keys()
     for name, us in seen.items():
-        assert rows[name].device_us == pytest.approx(us, rel=0.03), name
+        assert rows[name].device_us == pytest.approx(us, rel=0.03, abs=5.0), name  # two events take some µs themselves
