@@ -23,9 +23,14 @@ from optexp.workers.serving import describe
 
 
 class Recorder:
-    """Holds the MLflow run open while a comparison works, so that an interrupted one is marked KILLED."""
+    """Holds the MLflow run open while a comparison works, so that an interrupted one is marked KILLED.
 
-    def __init__(self, session: Session, show: terminal.Show = terminal.show) -> None:
+    Args:
+        parent: Id of the MLflow run that this one is nested in; None: the sweep's, in a sweep.
+    """
+
+    def __init__(self, session: Session, show: terminal.Show = terminal.show, parent: str | None = None) -> None:
+        self.parent = parent
         self.session, self.output, self.watch, self.show = session, session.output, session.watch, show
         self.run: Run | None = None
         self.trouble: str | None = None
@@ -37,7 +42,7 @@ class Recorder:
             return
         try:
             name = f"{result.workload} · {result.label}"
-            self.run = tracking.start(tracked, name, os.environ.get("OPTEXP_PARENT_RUN"))
+            self.run = tracking.start(tracked, name, self.parent or os.environ.get("OPTEXP_PARENT_RUN"))
             result.environment["mlflow_run"] = self.run.run_id  # by which a sweep finds it, to correct it
             (self.output / tracking.OPEN).write_text(self.run.run_id)  # to close it if this process is killed
         except TrackingError as error:

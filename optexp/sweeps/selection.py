@@ -11,6 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.comparison.adjudicate import adjudicate, facts_of
+from optexp.measurement.statistics import holm as holm
 from optexp.reporting import summary
 from optexp.reporting.wording import agreeing, corrected_headline
 from optexp.result import ByItself, Result, Verdict, against_itself
@@ -19,15 +20,6 @@ NEW_SEED = 1000  # other inputs and other orders than any process of the search 
 FOLDER = "winners"
 
 Run = Callable[[DictConfig, Path], Result]
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Each adjusted so that the chance of a single false claim among all of them stays what it is for one."""
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
 
 
 def corrected(results: Sequence[Result]) -> list[Result]:
