@@ -17,6 +17,8 @@ from optexp.errors import refusing as refusing
 if TYPE_CHECKING:
     import torch
 
+    from optexp.profiling.bounds import Bound
+    from optexp.profiling.view import View
     from optexp.program import Program
     from optexp.records.profile import Calibration
     from optexp.trace import Trace
@@ -168,6 +170,21 @@ class Strategy(ABC):
             calibration: Measured ceilings of the device; None if unknown.
         """
         return True
+
+    def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
+        """The shortest step that this strategy alone, with these options, can give on a profiled program.
+
+        Where in doubt, shorter: a measurement below it is reported as an error. Of a step, `view.parts(ceilings)` has
+        what strategies shorten, and makes the bound.
+
+        Args:
+            view: The program's trace and breakdown.
+            ceilings: Of the device; None if unknown.
+
+        Returns:
+            None where nothing is known.
+        """
+        return None
 
     def environment(self) -> Mapping[str, str]:
         """Environment variables that an arm with this strategy starts with (torch reads some when it loads)."""

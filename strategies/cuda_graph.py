@@ -18,6 +18,8 @@ from optexp.trace import GRAPH_LAUNCH, Trace
 from optexp.transforms.capture import CapturedStep, capture, graph_model
 
 if TYPE_CHECKING:
+    from optexp.profiling.bounds import Bound
+    from optexp.profiling.view import View
     from optexp.records.profile import Calibration
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # in a kernel that can be captured
@@ -64,6 +66,14 @@ class CudaGraph(Strategy):
     def helps(self, trace: Trace, calibration: Calibration | None) -> bool:
         """Where no graph is launched yet."""
         return not any(GRAPH_LAUNCH.match(call.name) for call in trace.api)
+
+    def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
+        """Launches no longer cost time; a loader's batches still do, and may be made while the device works."""
+        step = view.parts(ceilings)
+        if not step.on_gpu or step.breakdown.graph_launches:
+            return None
+        text = f"the host is never late: kernels and copies as they are, {step.device_us:.3g} µs"
+        return step.less(text, waiting=step.waiting_us, least=step.loading_us)
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if device.type != "cuda":

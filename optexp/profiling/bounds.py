@@ -21,11 +21,13 @@ SHORT_SUMS = 2  # some cards sum products of float16 in float16, at twice the ra
 class Bound:
     """A lower bound of a step's time, in µs.
 
-    text: the assumption, in words
+    text:      the assumption, in words
+    device_us: of it, work of the device; 0 on a CPU; None where that is not told, so that no stack can count on it
     """
 
     text: str
     us: float
+    device_us: float | None = None
 
 
 def bounds(breakdown: Breakdown) -> list[Bound]:

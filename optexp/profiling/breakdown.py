@@ -22,7 +22,7 @@ SLOWED = 1.2  # a profiled step this much slower than a timed one: tracing stret
 PIPELINE_US = 10.0  # a gap up to this long needs no cause but the GPU's own start of a kernel that was waiting
 
 SYNCHRONISE = re.compile(r"cu(da)?(\w*Synchronize|Memcpy)$")
-_ALLOCATE = re.compile(r"cu(da)?(Malloc|Free|Host(Alloc|Register)|Mem(Create|Release|Map|Unmap|SetAccess|Alloc|Free))")
+ALLOCATE = re.compile(r"cu(da)?(Malloc|Free|Host(Alloc|Register)|Mem(Create|Release|Map|Unmap|SetAccess|Alloc|Free))")
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ def _gap_terms(trace: Trace, busy: Union) -> dict[str, float]:
     """Why the GPU did nothing: the host was late with the next launch (and what it did instead), or the GPU was."""
     gpu_work: list[Kernel | Copy] = [*trace.kernels, *trace.copies]
     next_work = {work.start: work for work in gpu_work}
-    loading = _loading(trace)
-    allocating = loading | Union(c.interval for c in trace.api if _ALLOCATE.match(c.name))
+    loading = loader_spans(trace)
+    allocating = loading | Union(c.interval for c in trace.api if ALLOCATE.match(c.name))
     waiting = Union(c.interval for c in trace.api if SYNCHRONISE.match(c.name))
     late = allocating | waiting
     us = dict.fromkeys(GAPS, 0.0)
@@ -192,7 +192,7 @@ def _cpu(trace: Trace) -> Breakdown:
     steps, (start, end) = len(trace.steps), trace.window
     operators = Union(op.interval for op in trace.ops)
     inside = operators.within(start, end)
-    waiting = (operators | _loading(trace)).within(start, end) - inside
+    waiting = (operators | loader_spans(trace)).within(start, end) - inside
     own: dict[str, float] = defaultdict(float)
     for op in trace.ops:
         own[category(op.name)] += op.self_us
@@ -209,6 +209,6 @@ def _cpu(trace: Trace) -> Breakdown:
     )
 
 
-def _loading(trace: Trace) -> Union:
+def loader_spans(trace: Trace) -> Union:
     """When a step asked a DataLoader for its next batch, and waited for it or made it."""
     return Union(s.interval for s in trace.annotations if s.name.startswith("enumerate(DataLoader"))

@@ -8,6 +8,9 @@ from functools import cached_property
 from optexp.profiling.accounts import Account, accounts
 from optexp.profiling.breakdown import Breakdown
 from optexp.profiling.places import Places
+from optexp.profiling.predicting import Parts
+from optexp.profiling.work_list import Piece, pieces
+from optexp.records.profile import Calibration
 from optexp.trace import Trace
 
 
@@ -27,6 +30,15 @@ class View:
     @cached_property
     def accounts(self) -> dict[str, Account]:
         return accounts(self.trace, self.breakdown, self.beside)
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """Kernels of all steps, grouped by the operator that launched them."""
+        return pieces(self.trace, self.beside)
+
+    def parts(self, ceilings: Calibration | None) -> Parts:
+        """What strategies can shorten."""
+        return Parts(self.trace, self.breakdown, self.pieces, ceilings)
 
     def account(self, name: str) -> Account:
         """An account; an empty one where the step has none of that name."""

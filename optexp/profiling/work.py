@@ -59,7 +59,7 @@ class Work:
 
     @property
     def bytes(self) -> float:
-        return float(sum(_size(*tensor) for tensor in (*self.read, *self.written)))
+        return float(sum(size(*tensor) for tensor in (*self.read, *self.written)))
 
     def traffic(self) -> str:
         """Bytes as formula and number: "reads float32[64, 32] + float32[32], writes float32[64, 32]: 4·2048 + …"."""
@@ -194,7 +194,8 @@ def _itemsize(dtype: str) -> int:
     return _BYTES.get(dtype, 1)
 
 
-def _size(dtype: str, shape: tuple[int, ...]) -> int:
+def size(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor that has each element once."""
     return prod(shape) * _itemsize(dtype)
 
 

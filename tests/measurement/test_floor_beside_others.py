@@ -12,7 +12,9 @@ from optexp.measurement.watchdogs import impossible
 from tests.measurement.samples import constant, made
 
 
-@pytest.mark.parametrize(("others", "again_s", "ok"), [((), 5e-4, True), ((), 15e-4, False), (("train.py",), 15e-4, True)])
+@pytest.mark.parametrize(
+    ("others", "again_s", "ok"), [((), 5e-4, True), ((), 15e-4, False), (("train.py",), 15e-4, True)]
+)
 def test_a_floor_that_a_step_beats(
     others: tuple[str, ...], again_s: float, ok: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
