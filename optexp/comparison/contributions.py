@@ -52,7 +52,9 @@ class Values:
 
     def why_not(self, *subsets: Subset) -> str:
         """Why a difference is not known."""
-        return "; ".join(f"{self.name(s)}: {self.reasons.get(s, 'not measured')}" for s in subsets if self.of(s) is None)
+        return "; ".join(
+            f"{self.name(s)}: {self.reasons.get(s, 'not measured')}" for s in subsets if self.of(s) is None
+        )
 
     def name(self, subset: Subset) -> str:
         return "+".join(self.ordered(subset)) or "baseline"
@@ -80,7 +82,8 @@ def ablation(values: Values) -> Ablation:
     missing = [s for s in [*subsets(members), whole] if values.of(s) is None]
     no_shapley = ""
     if len(members) > MOST:
-        no_shapley = f"a stack of {len(members)} has {2 ** len(members) - 1} subsets: they are measured up to {MOST} members"
+        every = 2 ** len(members) - 1
+        no_shapley = f"a stack of {len(members)} has {every} subsets: all are measured of up to {MOST} members"
     elif missing:
         no_shapley = f"not every subset has a speedup: {', '.join(map(values.name, missing))}"
     shares = [] if no_shapley else [_shared(values, member) for member in members]
@@ -139,7 +142,7 @@ def _words(
     if kind not in (Verdict.FASTER, Verdict.SLOWER):
         return
     said = False
-    for name, other, own, others in ((*names, *alone), (*reversed(names), *reversed(alone))):
+    for name, other, own, others in ((*names, *alone), (names[1], names[0], alone[1], alone[0])):
         beside = combined([(1, together), (-1, others)])
         gains, gains_beside = values.verdict(own), values.verdict(beside)
         by_itself, with_it = (ratio(values.gain(value).estimate) for value in (own, beside))
@@ -154,7 +157,6 @@ def _words(
         said = True
     if not said:
         more = "more" if kind is Verdict.FASTER else "less"
-        yield (
-            f"{names[0]} and {names[1]} gain {more} together than apart: {ratio(values.gain(together).estimate)} and not"
-            f" {ratio(values.gain(combined([(1, alone[0]), (1, alone[1])])).estimate)}"
-        )
+        both, product = values.gain(together), values.gain(combined([(1, alone[0]), (1, alone[1])]))
+        figures = f"{ratio(both.estimate)} and not {ratio(product.estimate)}"
+        yield f"{names[0]} and {names[1]} gain {more} together than apart: {figures}"

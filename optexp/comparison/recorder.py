@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from optexp.comparison.session import Session
 from optexp.config import search_path
 from optexp.errors import ConfigError, TrackingError
-from optexp.reporting import compiler_page, report, terminal, tracking
+from optexp.reporting import compiler_page, report, terminal, tracking, waterfall
 from optexp.reporting.tracking import Run
 from optexp.result import Problem, Result, Verdict
 from optexp.workers.serving import describe
@@ -54,6 +54,7 @@ class Recorder:
             result.notes.append(f"not in MLflow: {self.trouble}")
         with self.session.working("record", "writing the report"):
             self._write(result)
+            waterfall.draw(result, self.output)
             report.write(result, self.output / "report.html")
             compiler_page.write(result, self.output)
         self.session.progress.stop()

@@ -1,6 +1,6 @@
 """Settings of a search: the `auto` node in conf/config.yaml."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from optexp.schema import choice
 from optexp.support.units import byte_count, seconds
@@ -16,6 +16,8 @@ class AutoSettings:
     min_gain:     a smaller predicted gain is not tried: 0.02 is 2 %
     memory_limit: peak memory that the stack may take: 8GiB, 512MiB; null: any
     max_slowdown: of a step, against the baseline, that less memory or less energy may cost
+    among:        names of the strategies to try; null: all
+    without:      names of strategies not to try
     """
 
     objective: str = choice("time", "memory", "energy")
@@ -24,6 +26,8 @@ class AutoSettings:
     min_gain: float = 0.02
     memory_limit: str | None = None
     max_slowdown: float = 1.1
+    among: list[str] | None = None
+    without: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.budget_s <= 0:
@@ -44,3 +48,7 @@ class AutoSettings:
     @property
     def memory_limit_bytes(self) -> float | None:
         return None if self.memory_limit is None else byte_count(self.memory_limit, "memory_limit")
+
+    def allows(self, strategy: str) -> bool:
+        """Whether the search may try a strategy of this name."""
+        return (self.among is None or strategy in self.among) and strategy not in self.without

@@ -210,7 +210,7 @@ def _stack(nodes: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def _unused(name: str, options: dict[str, Any]) -> list[str]:
     """Options of a strategy that is not in the stack: checked all the same, a misspelling is a mistake in any job."""
-    node = _strategy_nodes([name], "strategy")[name]
+    node = _strategy_nodes([name], "strategy").get(name)
     given = [f"strategy.{name}.{key}={shown(value)}" for key, value in options.items()]
     if not node:
         raise ConfigError(f"{given[0]}: {name} is the empty stack, which has no options")
@@ -232,11 +232,14 @@ def _baseline(value: Any) -> dict[str, Any]:
                 f"baseline={item!r} is not a stack: write names, [amp,fusion], or [{{amp:{{dtype:...}}}}]"
             )
     nodes = _strategy_nodes(list(options), "baseline")
-    return {name: {**node, **options[name]} for name, node in nodes.items() if node}
+    return {name: {**node, **options.get(name, {})} for name, node in nodes.items() if node}
 
 
 def _strategy_nodes(names: list[str], key: str) -> dict[str, Any]:
-    """conf/strategy/<name>.yaml of each, wherever on the search path it is; the empty stack's is empty."""
+    """conf/strategy/<name>.yaml of each, wherever on the search path it is; the empty stack's is empty.
+
+    A YAML of a whole stack brings a node for each of its members.
+    """
     from optexp.config import search_path
 
     known = search_path.options("strategy")
@@ -246,7 +249,11 @@ def _strategy_nodes(names: list[str], key: str) -> dict[str, Any]:
     if not names:
         return {}
     composed = plain(search_path.compose([f"strategy=[{','.join(names)}]"]).strategy)
-    return {name: composed.get(name) or {} for name in names}
+    found: dict[str, Any] = {}
+    for name in names:
+        alone = {name: composed[name]} if composed.get(name) else search_path.compose([f"strategy=[{name}]"]).strategy
+        found |= plain(alone) or {name: {}}
+    return found
 
 
 def _build_all(nodes: Mapping[str, Any], key: str) -> Composed:

@@ -79,12 +79,11 @@ class Whole:
             p_value=facts.measurement.p_value if measured and facts.measurement else None,
             preset=session.settings.preset,
             folder=".",
+            seconds=round(session.watch.total, 1),
         )
 
 
-def _compared(
-    trials: Trials, stack: list[Strategy], session: Session, number: int
-) -> tuple[Trial, Measurement | None]:
+def _compared(trials: Trials, stack: list[Strategy], session: Session, number: int) -> tuple[Trial, Measurement | None]:
     """One subset; one that cannot be composed needs no process to say so."""
     try:
         compose(stack)
