@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from optexp.comparison.goal import FIGURE, Goal
 from optexp.comparison.trials import figures
 from optexp.records.measurement import Cost
@@ -11,7 +13,15 @@ from optexp.strategy import Contract
 from optexp.support.units import at_least, duration, ratio
 
 
-def decision(result: Result, verdict: Verdict, goal: Goal, promise: Contract, kept: bool) -> str:
+@dataclass(frozen=True)
+class Choice:
+    """use: the winner, instead of the baseline;  text: one sentence"""
+
+    use: bool
+    text: str
+
+
+def decide(result: Result, verdict: Verdict, goal: Goal, promise: Contract, kept: bool) -> Choice:
     """What to do, why, and what it costs.
 
     Args:
@@ -25,17 +35,20 @@ def decision(result: Result, verdict: Verdict, goal: Goal, promise: Contract, ke
     if not kept:
         tried = len({trial.change for trial in result.trials})
         words = "is shown to be faster" if goal.objective == "time" else f"has less {FIGURE[goal.objective]}"
-        return f"{stay}: of {tried} changes that were tried none {words}{_unmet(result, goal)}."
+        return Choice(False, f"{stay}: of {tried} changes that were tried none {words}{_unmet(result, goal)}.")
     if reason := _lost(result, verdict, goal):
-        return f"{stay}: the search kept {result.label}, and measured anew {reason}{_unmet(result, goal)}."
+        return Choice(
+            False, f"{stay}: the search kept {result.label}, and measured anew {reason}{_unmet(result, goal)}."
+        )
     costs = [cost for cost in (_setup(result), _memory(result), _precision(promise)) if cost]
-    return f"Use {result.label}: {_gain(result, verdict, goal, against)}{_unmet(result, goal)}; it costs {_all(costs)}."
+    gain = f"{_gain(result, verdict, goal, against)}{_unmet(result, goal)}"
+    return Choice(True, f"Use {result.label}: {gain}; it costs {_all(costs)}.")
 
 
 def _lost(result: Result, verdict: Verdict, goal: Goal) -> str:
     """Why the winner is none when measured anew; empty where it is one."""
     if not verdict.measured or result.speedup is None:
-        return f"it ends {verdict}"
+        return f"it ends {verdict}"  # whose reason is the headline
     before, after = goal.figure(figures(result.baseline)), goal.figure(figures(result.candidate))
     if _fits_at_last(result, goal):
         return ""

@@ -123,7 +123,7 @@ class Budget:
     def spent(self, seconds: float, trials: int) -> str:
         """Why no further trial starts; empty where one may."""
         if self.trials is not None and trials >= self.trials:
-            return f"the budget of {self.trials} trials was spent"
+            return f"the budget of {self.trials} trial{'s' if self.trials > 1 else ''} was spent"
         if seconds >= self.seconds:
             return f"the budget of {duration(self.seconds)} was spent"
         return ""

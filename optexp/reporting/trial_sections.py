@@ -75,15 +75,24 @@ def ablation(result: Result) -> AblationSection | None:
 class TrialsSection:
     """Trials.
 
-    rows:     each with its gain in words
+    rows:     each with its gain, and what to know beside it, in words
     searched: a search made them
     """
 
-    rows: list[tuple[Trial, str]]
+    rows: list[tuple[Trial, str, list[str]]]
     searched: bool
 
 
 def trials(result: Result) -> TrialsSection | None:
     """Comparisons of a job that makes several."""
-    rows = [(trial, waterfall.said(trial.gain)) for trial in result.trials]
-    return TrialsSection(rows, result.search is not None) if rows else None
+    searched = result.search is not None
+    rows = [
+        (t, waterfall.said(t.gain), followed(t) if searched else [t.reason] * bool(t.reason)) for t in result.trials
+    ]
+    return TrialsSection(rows, searched) if rows else None
+
+
+def followed(trial: Trial) -> list[str]:
+    """Why a search made a trial, against what, and what followed."""
+    against = f"against {'+'.join(trial.against)}" if trial.against else ""
+    return [", ".join(filter(None, (trial.why, against))), trial.outcome]

@@ -79,7 +79,8 @@ def left_out(found: Search) -> list[tuple[str, str]]:
     for reason, entries in grouped.items():
         names = ", ".join(entry.change for entry in entries)
         if reason == UNSUPPORTED:
-            names = ", ".join(dict.fromkeys(entry.change.partition("[")[0] for entry in entries))
+            changes = [entry.change for entry in entries]  # a strategy that is refused as it is stands for its variants
+            names = ", ".join(c for c in changes if c.partition("[")[0] == c or c.partition("[")[0] not in changes)
             reason = "UNSUPPORTED here (the report has each reason)"
         rows.append(("" if rows else "not tried", f"{names}: {reason}"))
     return rows

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from optexp.comparison import runner
 from optexp.comparison.adjudicate import Exhausted, Facts, adjudicate
-from optexp.comparison.decision import decision
+from optexp.comparison.decision import decide
 from optexp.comparison.goal import Budget, Goal
 from optexp.comparison.hand_over import hand_over
 from optexp.comparison.laboratory import Bench
@@ -40,24 +41,31 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> None:
     found = search(bench, goal, Budget(settings.budget_s, settings.trials), session.baseline)
     seconds, result = bench.spent_s(), session.result
     result.trials = found.trials
-    kept = [trial for trial in found.trials if trial.kept]
+    kept = any(trial.kept for trial in found.trials)
+    problem: Exception | None = None
+    session.choose(found.stack if kept else [])
     if kept:
-        measure_anew(session, facts, found)
+        try:
+            measure_anew(session, facts, found)
+        except Exception as error:  # the search is told all the same
+            problem = error
     else:
-        session.choose([])
         facts.exhausted = Exhausted.of(found.trials, settings.min_gain)
-    verdict = adjudicate(facts)
+    settled = adjudicate(Facts(problem=runner.problem(problem)) if problem else facts)
+    choice = decide(result, settled.verdict if settled else Verdict.ERROR, goal, session.contract, kept)
     result.search = Search(
         settings.objective,
         goal.constraints,
         stack=list(session.stack.labels) if kept else [],
-        decision=decision(result, verdict.verdict if verdict else Verdict.ERROR, goal, session.contract, bool(kept)),
+        decision=choice.text,
         ended=found.ended,
         seconds=round(seconds, 1),
         untried=found.untried,
-        yaml=hand_over(session) if kept and verdict and verdict.verdict.measured else "",
+        yaml=hand_over(session) if choice.use else "",
     )
     result.profile.suggestion = None  # the search has tried it
+    if problem:
+        raise problem
 
 
 def refuse(session: Session) -> None:
@@ -77,7 +85,6 @@ def refuse(session: Session) -> None:
 
 def measure_anew(session: Session, facts: Facts, found: Searched) -> None:
     """Compare the winner with the baseline, on other inputs; its claim must hold among all that were made."""
-    session.choose(found.stack)
     session.progress.phase("winner", "measuring the winner anew")
     compare.run(session, facts, lambda: None)
     alone, measurement = adjudicate(facts), facts.measurement
