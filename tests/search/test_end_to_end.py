@@ -27,7 +27,7 @@ class Fast(nn.Module):
         return x.sum(-1)
 '''
 QUICK = [
-    "workload=module", "workload.target=net.py:Slow", "workload.inputs=[{shape: [128, 16]}]", "device=cpu",
+    "workload=module", "workload.target=net.py:Slow", "workload.inputs=[{shape: [48, 16]}]", "device=cpu",
     "measurement=quick", "measurement.pairs=10", "measurement.process_s=0.5", "measurement.warmup_s=0.1",
     "measurement.verification_seeds=1", "profile.details=false", "hydra.run.dir=out",
 ]  # fmt: skip
