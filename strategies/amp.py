@@ -19,6 +19,8 @@ from optexp.strategy import Contract, Counters, Evidence, Notes, Remedy, Stage, 
 from optexp.trace import MATRIX_OPS, Trace
 
 if TYPE_CHECKING:
+    from optexp.profiling.bounds import Bound
+    from optexp.profiling.view import View
     from optexp.records.profile import Calibration
 
 FAILED, ADVICE = "model and loss do not run under autocast", "cast what fails to float32 there, or leave amp out"
@@ -56,6 +58,20 @@ class Amp(Strategy):
         if calibration is None:  # a processor of which nothing is known
             return False
         return calibration.matrix.get(self.dtype, 0.0) > calibration.matrix.get("float32", 0.0)
+
+    def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
+        """Products at the card's ceiling, and half of the bytes; casts cost nothing."""
+        from optexp.profiling.lower_precision import in_16_bits
+
+        step = view.parts(ceilings)
+        rate = ceilings.matrix.get(self.dtype) if ceilings else None
+        if not step.on_gpu or not rate:
+            return None
+        saved = step.saved_us(lambda piece: in_16_bits(step, piece, self.dtype))
+        text = (
+            f"float32 products at this card's {rate / 1e12:.3g} TFLOP/s of {self.dtype}, all else in half of its bytes"
+        )
+        return step.less(text, device=saved)
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         types = {p.dtype for p in program.model.parameters() if p.is_floating_point()}

@@ -17,6 +17,9 @@ from optexp.program.offered import Place
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
 
 if TYPE_CHECKING:
+    from optexp.profiling.bounds import Bound
+    from optexp.profiling.view import View
+    from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
 
@@ -28,6 +31,16 @@ class ChannelsLast(Strategy):
     """
 
     stage = Stage.LAYOUT
+
+    def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
+        """Convolutions and normalizations of images at the card's ceilings, and no transposes; None on a CPU."""
+        from optexp.profiling.image_layout import with_images_last
+
+        step = view.parts(ceilings)
+        if not step.on_gpu:
+            return None
+        text = "convolutions and normalizations of images at this card's ceilings, and no transposes"
+        return step.less(text, device=step.saved_us(lambda piece: with_images_last(step, piece)))
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if not any(p.dim() == 4 for p in program.model.parameters()):

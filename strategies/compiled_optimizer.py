@@ -13,6 +13,9 @@ from optexp.program import Program
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, grouped
 
 if TYPE_CHECKING:
+    from optexp.profiling.bounds import Bound
+    from optexp.profiling.view import View
+    from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
 MARK = "Optimizer.step#"  # of a range in a trace
@@ -29,6 +32,12 @@ class CompiledOptimizer(Strategy):
     @property
     def excludes(self) -> frozenset[str]:
         return frozenset({"optimizer"})  # another one that changes how it steps
+
+    def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
+        """One kernel, which the host need not prepare."""
+        from optexp.profiling.updates import in_one_kernel
+
+        return in_one_kernel(view.parts(ceilings))
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         optimizer = program.optimizer

@@ -12,6 +12,9 @@ from optexp.program import Program
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
 
 if TYPE_CHECKING:
+    from optexp.profiling.bounds import Bound
+    from optexp.profiling.view import View
+    from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
 
@@ -46,6 +49,10 @@ class CpuAffinity(Strategy):
     @property
     def changes(self) -> frozenset[str]:
         return frozenset({"torch.get_num_threads"})  # no more than there are cores
+
+    def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
+        step = view.parts(ceilings)
+        return step.less("the host is never late", waiting=step.waiting_us) if step.on_gpu else None
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if device.type != "cuda":

@@ -70,11 +70,16 @@ class CudaGraph(Strategy):
 
     def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
         """Launches no longer cost time; a loader's batches still do, and may be made while the device works."""
+        from optexp.profiling.updates import is_fused_when_captured, least_on_host_us, saved_us
+
         step = view.parts(ceilings)
         if not step.on_gpu or step.breakdown.graph_launches:
             return None
-        text = f"the host is never late: kernels and copies as they are, {step.device_us:.3g} µs"
-        return step.less(text, waiting=step.waiting_us, least=step.loading_us)
+        whole = self.scope == "step"
+        saved = saved_us(step) if whole and is_fused_when_captured(step) else 0.0
+        host = step.loading_least_us + (0.0 if whole else least_on_host_us(step))
+        text = f"the host is never late: kernels and copies take {step.share(step.device_us - saved)}"
+        return step.less(text, saved, step.waiting_us, host)
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if device.type != "cuda":

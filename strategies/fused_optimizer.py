@@ -17,6 +17,9 @@ from optexp.schema import choice
 from optexp.strategy import Counters, Evidence, Notes, Remedy, Stage, Strategy
 
 if TYPE_CHECKING:
+    from optexp.profiling.bounds import Bound
+    from optexp.profiling.view import View
+    from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
 # What shows an implementation in a trace: operations, and kernels (all that is left of a captured step).
@@ -42,6 +45,12 @@ class FusedOptimizer(Strategy):
     @property
     def remedies(self) -> tuple[Remedy, ...]:
         return (Remedy("many_small_kernels", rank=3),)
+
+    def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
+        """One kernel, which the host need not prepare."""
+        from optexp.profiling.updates import in_one_kernel
+
+        return in_one_kernel(view.parts(ceilings))
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if program.optimizer is None:

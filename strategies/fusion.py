@@ -20,6 +20,9 @@ from optexp.transforms.torchscript import CALLS_TO_SETTLE, Scripted, fused_group
 
 if TYPE_CHECKING:
     from optexp.kernelkit.kernel import Kernel
+    from optexp.profiling.bounds import Bound
+    from optexp.profiling.view import View
+    from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
 # Parts of the compiler, each with those before it: what a part gains is its time beside that of the one before.
@@ -28,6 +31,7 @@ LADDER = {
     "aot_eager": "traced to ATen, backward too, and run operator by operator: beside backend=eager, AOTAutograd's part",
     "inductor": "",
 }
+BETWEEN = "products as they are, one kernel between two of them, and launches that the host needs"
 CAPTURING = ("reduce-overhead", "max-autotune")  # both replay what they compile as CUDA Graphs
 
 
@@ -84,6 +88,25 @@ class Fusion(Strategy):
             Remedy("memory_passes"),
             Remedy("compute_bound", rank=2, options={"mode": "max-autotune"}),
         )
+
+    def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
+        """What runs between two products becomes one kernel; of a CPU, products alone remain."""
+        from optexp.profiling import fused_work
+        from optexp.profiling.updates import least_on_host_us
+
+        step = view.parts(ceilings)
+        if self.backend in ("eager", "aot_eager"):
+            return step.less("the same kernels, and the host is never late", waiting=step.waiting_us)
+        templates = self.ours or self.mode.startswith("max-autotune")
+        if not step.on_gpu:
+            left = 0.0 if templates else fused_work.on_host(step)
+            text = f"matrix products as they are, {step.share(left)}, and all else in no time"
+            return step.less(text, waiting=step.waiting_us - left) if left else None
+        found = fused_work.on_device(step, templates)
+        launching = 0.0 if self.mode in CAPTURING else step.launching_us(found.launches)
+        host = step.loading_least_us + max(launching, least_on_host_us(step))
+        text = "products at this card's ceilings, which do all else at their ends" if templates else BETWEEN
+        return step.less(text, found.saved_us, step.waiting_us, host)
 
     def limit(self, error: Exception) -> str | None:
         if "does not currently support double backward" in str(error):

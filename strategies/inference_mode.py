@@ -12,6 +12,9 @@ from optexp.program import Batch, Outputs, Program, Step, preserved
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
 
 if TYPE_CHECKING:
+    from optexp.profiling.bounds import Bound
+    from optexp.profiling.view import View
+    from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
 
@@ -29,6 +32,13 @@ class InferenceMode(Strategy):
     @property
     def excludes(self) -> frozenset[str]:
         return frozenset({"optimizer", "model_graph"})  # what learns, and what it would not reach
+
+    def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
+        """The host dispatches without delay; None on a CPU, where dispatching is not told from work."""
+        step = view.parts(ceilings)
+        if not step.on_gpu:
+            return None
+        return step.less("dispatching operators costs the host nothing", waiting=step.breakdown.us("dispatch"))
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if program.trains:

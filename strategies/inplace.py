@@ -21,6 +21,9 @@ from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Remedy
 from optexp.transforms.tracing import Tracer
 
 if TYPE_CHECKING:
+    from optexp.profiling.bounds import Bound
+    from optexp.profiling.view import View
+    from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
 # Which of its tensors an operation's backward reads: those must stay as they were.
@@ -70,6 +73,14 @@ class Inplace(Strategy):
     @property
     def remedies(self) -> tuple[Remedy, ...]:
         return (Remedy("memory_bound", rank=3), Remedy("memory_passes", rank=2))
+
+    def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
+        """The same work in less memory; None on a CPU, where new memory costs time."""
+        step = view.parts(ceilings)
+        if not step.on_gpu:
+            return None
+        python = view.account("python").us  # which is not traced into the graph
+        return step.less("time unchanged (peak memory falls by the tensors that are overwritten)", waiting=python)
 
     def apply(self, program: Program) -> tuple[Program, Notes]:
         model = trace(program.model)

@@ -14,6 +14,9 @@ from optexp.schema import choice
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
 
 if TYPE_CHECKING:
+    from optexp.profiling.bounds import Bound
+    from optexp.profiling.view import View
+    from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
 SETTINGS = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
@@ -54,6 +57,14 @@ class MemoryPool(Strategy):
         # Its name since torch 2.9, and the one before, which a user may have set.
         names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
         return dict.fromkeys(names, SETTINGS[self.kind]) if self.kind in SETTINGS else {}
+
+    def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
+        """Nothing asks the driver for memory; None on a CPU."""
+        step = view.parts(ceilings)
+        if not step.on_gpu:
+            return None
+        allocating = step.allocating_us
+        return step.less(f"no cudaMalloc and cudaFree, {step.share(allocating)}", waiting=allocating)
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if self.kind != "workspace" and device.type != "cuda":

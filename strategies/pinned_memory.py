@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import IterableDataset
 
+from optexp.measurement.floor import MARGIN
 from optexp.program import Program
 from optexp.program.feeds import nothing_copied, settings
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Remedy, Stage, Strategy
 
 if TYPE_CHECKING:
+    from optexp.profiling.bounds import Bound
+    from optexp.profiling.view import View
+    from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
 WORKERS = 4  # proposed for a loader that has none, at most
@@ -47,6 +51,22 @@ class PinnedMemory(Strategy):
             Remedy("pageable_copy"),
             Remedy("data_loading", options={"workers": max(1, min(WORKERS, len(os.sched_getaffinity(0)) - 1))}),
         )
+
+    def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
+        """Copies at the rate of pinned memory, for which the host does not wait; its workers share a loader's time."""
+        step = view.parts(ceilings)
+        copied = sum(copy.bytes for copy in view.trace.copies if copy.kind == "HtoD") / len(view.trace.steps)
+        rate = ceilings.pinned if ceilings else None
+        saved = max(step.copied_us("HtoD") - MARGIN * copied / rate * 1e6, 0.0) if copied and rate else 0.0
+        text = f"copies at {rate / 1e9:.3g} GB/s, and the host does not wait for them" if copied and rate else ""
+        waiting = step.waiting_us if copied else 0.0
+        least = step.loading_least_us + step.launching_us()
+        if self.workers and step.loading_us:
+            making = max(step.loading_least_us / self.workers, step.launching_us())
+            words = f"{self.workers} workers share the loader's time, {step.share(step.loading_us)}"
+            text, least = "; ".join(filter(None, (text, words))), making
+            waiting = max(waiting, step.loading_us)
+        return step.less(text, saved, waiting, least) if text else None
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if self.workers is None and (reason := nothing_copied(device)):

@@ -16,6 +16,9 @@ from optexp.program.feeds import nothing_copied, settings
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Remedy, Stage, Strategy
 
 if TYPE_CHECKING:
+    from optexp.profiling.bounds import Bound
+    from optexp.profiling.view import View
+    from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
 
@@ -32,6 +35,16 @@ class Prefetch(Strategy):
     @property
     def remedies(self) -> tuple[Remedy, ...]:
         return (Remedy("memory_copy"),)
+
+    def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
+        """Copies to the device are hidden behind kernels."""
+        step = view.parts(ceilings)
+        if not step.on_gpu:
+            return None
+        exposed = step.copied_us("HtoD")
+        queued = step.breakdown.us("launch_gap") + step.breakdown.us("other")
+        text = f"copies to the device are hidden behind kernels, which take {step.share(exposed)}"
+        return step.less(text, device=exposed, waiting=queued)
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if reason := nothing_copied(device):

@@ -18,6 +18,9 @@ from optexp.transforms.chunked import Chunked, Overlapped, Split, rows
 from optexp.transforms.stream_parallel import Lanes, NoBranches, side_by_side
 
 if TYPE_CHECKING:
+    from optexp.profiling.bounds import Bound
+    from optexp.profiling.view import View
+    from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
 TOO_SMALL = "the GPU is done with each chunk before the host has dispatched the next (fewer and larger ones?)"
@@ -55,6 +58,22 @@ class Streams(Strategy):
     @property
     def remedies(self) -> tuple[Remedy, ...]:
         return (Remedy("gpu_idle"), Remedy("memory_copy", rank=2, options={"mode": "chunks"}))
+
+    def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
+        """Kernels side by side, as far as the card can do their work at once; chunks also beside their copies."""
+        from optexp.profiling.side_by_side import kernels_together_us, longest_way_us
+
+        step = view.parts(ceilings)
+        if not step.on_gpu:
+            return None
+        copies = step.copied_us("HtoD", "DtoH") > 0 and self.mode in ("auto", "chunks")
+        together = kernels_together_us(step, split=copies or self.mode != "branches")
+        text = f"kernels run side by side, whose work needs {step.share(together)}"
+        if not copies:
+            return step.less(text, device=step.kernels_us - together, waiting=view.account("python").us)
+        way = max(together, longest_way_us(step))
+        text += f"; the longest of copying in, computing and copying out takes {step.share(way)}"
+        return step.less(text, device=step.device_us - way, waiting=step.waiting_us, least=step.launching_us())
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if device.type != "cuda":

@@ -18,6 +18,9 @@ from optexp.support.tf32 import allow_tf32, flags, tf32_allowed
 from optexp.trace import short_name
 
 if TYPE_CHECKING:
+    from optexp.profiling.bounds import Bound
+    from optexp.profiling.view import View
+    from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
 NAMED = re.compile("tf32|s1688")  # the size of the tensor cores' tile in TF32
@@ -41,6 +44,17 @@ class Tf32(Strategy):
     def changes(self) -> frozenset[str]:
         settings = ("backends.cuda.matmul.fp32_precision", "backends.cudnn.conv.fp32_precision")
         return frozenset(f"torch.{name}" for name in (*settings, "get_float32_matmul_precision"))
+
+    def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
+        """Products at the card's ceiling for TF32."""
+        from optexp.profiling.lower_precision import with_tf32
+
+        step = view.parts(ceilings)
+        rate = ceilings.matrix.get("tf32") if ceilings else None
+        if not step.on_gpu or not rate:
+            return None
+        text = f"float32 products at this card's {rate / 1e12:.3g} TFLOP/s of TF32, the rest as it is"
+        return step.less(text, device=step.saved_us(lambda piece: with_tf32(step, piece)))
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if device.type != "cuda":

@@ -49,6 +49,10 @@ def test_the_step_is_one_of_many(tmp_path: Path, isolation: str) -> None:
     assert memory is not None
     assert step.peak_mib == pytest.approx(sum(memory.peak.values()) / 2**20, rel=0.01)
     assert "unknown" not in memory.peak, memory
+    ranked = found.profile.predictions
+    assert "strategy=fusion" in [p.strategy for p in ranked]
+    assert [p.speedup for p in ranked] == sorted((p.speedup for p in ranked), reverse=True)
+    assert all(p.step_us == step.step_us and 0 < p.bound_us <= p.step_us for p in ranked)
 
 
 def session() -> Any:

@@ -8,10 +8,13 @@ from dataclasses import replace
 import cloudpickle
 
 from optexp.comparison.suggestions import goes_with, installed, typed
+from optexp.profiling.bounds import Bound
 from optexp.profiling.view import View
-from optexp.records.prediction import Prediction
+from optexp.records.prediction import ABOVE, MeasuredPrediction, Prediction
 from optexp.records.profile import Calibration
+from optexp.result import Result
 from optexp.strategy import Remedy, Strategy, named
+from optexp.support.units import ratio
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
@@ -66,9 +69,75 @@ def prediction(
     if bound is None:
         return None
     whole = step_us or view.breakdown.wall_us
-    return Prediction(text, timed(bound.us, view, step_us), whole, bound.text)
+    return Prediction(text, timed(bound, view, step_us), whole, bound.text)
 
 
-def timed(us: float, view: View, step_us: float | None) -> float:
-    """A bound of the traced step as one of the timed step: shorter where that is shorter, as tracing adds time."""
-    return us * min(step_us / view.breakdown.wall_us, 1.0) if step_us else us
+def timed(bound: Bound, view: View, step_us: float | None) -> float:
+    """µs of the timed step, of which a bound of the traced one is known.
+
+    Tracing adds time to the host. So what is left of the device's work stays, and the rest shrinks with the step.
+    """
+    traced_us = view.breakdown.wall_us
+    if not step_us or step_us >= traced_us:
+        return bound.us
+    device_us = (view.breakdown.busy or 0.0) * traced_us
+    if bound.device_us is None or step_us <= device_us:
+        return bound.us * step_us / traced_us
+    return bound.device_us + (bound.us - bound.device_us) * (step_us - device_us) / (traced_us - device_us)
+
+
+def of_candidate(
+    baseline: Sequence[Strategy],
+    candidate: Sequence[Strategy],
+    view: View,
+    calibration: Calibration | None,
+    step_us: float,
+) -> Prediction | None:
+    """Of all that a candidate adds to its baseline; None where a part of it has no bound, or it leaves a part out.
+
+    Args:
+        view: The baseline's profile.
+        step_us: Of the baseline, as it was timed.
+    """
+    added = {strategy.label: strategy for strategy in candidate}
+    for strategy in baseline:
+        if added.pop(strategy.label, None) is None:
+            return None
+    bounds = [strategy.bound(view, calibration) for strategy in added.values()]
+    known = [bound for bound in bounds if bound is not None]
+    if not known or len(known) < len(bounds):
+        return None
+    bound = known[0] if len(known) == 1 else view.parts(calibration).together(known)
+    if bound is None:
+        return None
+    return Prediction("+".join(added), timed(bound, view, step_us), step_us, bound.text)
+
+
+def set_beside(
+    result: Result, baseline: Sequence[Strategy], candidate: Sequence[Strategy], view: View, ceilings: Calibration
+) -> None:
+    """Set a prediction from the baseline's profile beside the measured speedup, and note it where that is refuted."""
+    before, after, speedup = result.baseline.step_us, result.candidate.step_us, result.speedup
+    if not before or not after or speedup is None:
+        return
+    found = of_candidate(baseline, candidate, view, ceilings, before)
+    if found is None:
+        return
+    tested = MeasuredPrediction(found, after, speedup.estimate / found.speedup, speedup.low / found.speedup)
+    result.profile.prediction = tested
+    if tested.refuted:
+        result.notes.append(refutation(tested))
+
+
+def refutation(tested: MeasuredPrediction) -> str:
+    """That a measurement is beyond its bound, and what follows."""
+    found = tested.prediction
+    measured = (
+        f"measured {ratio(tested.ratio * found.speedup)}, predicted at most {ratio(found.speedup)} ({found.text})"
+    )
+    if tested.surely > ABOVE:
+        return f"beyond its bound: {measured}: the bound's model or the equivalence check is wrong"
+    return (
+        f"beyond its bound: {measured}: the bound's model or the equivalence check is wrong, or the measurement is too"
+        f" uncertain: its interval begins at {ratio(tested.surely * found.speedup)}"
+    )

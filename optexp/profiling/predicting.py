@@ -8,21 +8,17 @@ device) may only lay bare the other; so do savings of several strategies togethe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from optexp.measurement.floor import MARGIN
 from optexp.profiling.bounds import Bound
-from optexp.profiling.breakdown import ALLOCATE, Breakdown, loader_spans
+from optexp.profiling.breakdown import ALLOCATE, SLOWED, Breakdown, loader_spans
 from optexp.profiling.intervals import Union
 from optexp.profiling.work_list import Piece
 from optexp.records.profile import Calibration
-from optexp.trace import Range, Trace
-
-SIXTEEN = ("bfloat16", "float16")
-PRODUCTS = ("matrix products", "convolutions", "attention")
-OPAQUE = ("other operators", "other kernels", "communication")  # nothing is known of their work
+from optexp.trace import Trace
 
 CACHE_BYTES = 128 * 2**20  # what moves less may do so in the cache of any card of today,
 IN_CACHE = 3.0  # so many times as fast as in memory
@@ -30,6 +26,11 @@ LAUNCH = 0.5  # of the time that torch needs for an empty launch: code that laun
 TRACED_US = 5.0  # by which tracing stretches a call of an operator, at most
 
 _TF32 = re.compile("tf32|s1688")
+
+
+def in_tf32(piece: Piece) -> bool:
+    """Whether its kernels' names say so; not all of them tell."""
+    return any(_TF32.search(name) for name in piece.kernels)
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,10 @@ class Parts:
         """All else."""
         return self.step_us - self.device_us
 
+    def share(self, us: float) -> str:
+        """Of the step, in words."""
+        return f"{100 * us / self.step_us:.2g} % of the step"
+
     def less(self, text: str, device: float = 0.0, waiting: float = 0.0, least: float = 0.0) -> Bound | None:
         """The step without what is saved; None where that would leave nothing.
 
@@ -74,18 +79,37 @@ class Parts:
         us = on_device + max(self.waiting_us - max(waiting, 0.0), least - on_device, 0.0)
         return Bound(text, min(us, self.step_us), on_device) if us > 0 else None
 
+    def together(self, bounds: Sequence[Bound]) -> Bound | None:
+        """Of several strategies at once; None where one does not tell its parts, or nothing would be left.
+
+        No more is saved than each saves alone: what two of them save of the same work is counted twice.
+        """
+        known = [(bound.us - bound.device_us, bound.device_us) for bound in bounds if bound.device_us is not None]
+        if len(known) < len(bounds):
+            return None
+        device = sum(self.device_us - on_device for _, on_device in known)
+        waiting = sum(max(self.waiting_us - rest, 0.0) for rest, _ in known)
+        return self.less("; ".join(bound.text for bound in bounds), device, waiting)
+
     # --- the host ------------------------------------------------------------------------------------------------
+
+    @property
+    def scale(self) -> float:
+        """By what the breakdown has shortened a host's times, because tracing stretched them."""
+        stretched = self.breakdown.stretched or 1.0
+        return 1 / stretched if self.on_gpu and stretched > SLOWED else 1.0
 
     @cached_property
     def loading_us(self) -> float:
         """In which the step's own process asks a DataLoader for its batch, or makes it."""
-        return loader_spans(self.trace).total / len(self.trace.steps) * self.unstretched
+        return self.scale * loader_spans(self.trace).total / len(self.trace.steps)
 
     @property
-    def unstretched(self) -> float:
-        """By what to multiply a host's time to undo what tracing added."""
-        stretched = self.breakdown.stretched
-        return 1 / stretched if stretched is not None and stretched > 1 else 1.0
+    def loading_least_us(self) -> float:
+        """The same without what tracing may have added to it."""
+        spans = loader_spans(self.trace)
+        inside = sum(spans.holds(op.start) for op in self.trace.ops) / len(self.trace.steps)
+        return max(self.loading_us - TRACED_US * inside, 0.0)
 
     @property
     def allocating_us(self) -> float:
@@ -93,14 +117,11 @@ class Parts:
         calls = Union(call.interval for call in self.trace.api if ALLOCATE.match(call.name))
         return calls.total / len(self.trace.steps)
 
-    def launching_us(self, launches: float) -> float:
-        """Of the host, for so many launches; 0 where it was not measured."""
+    def launching_us(self, launches: float | None = None) -> float:
+        """Of the host, for so many launches, or for all that the step has; 0 where it was not measured."""
         each = self.ceilings.launch_us if self.ceilings is not None else None
-        return LAUNCH * (each or 0.0) * launches
-
-    def inside_us(self, ranges: Iterable[Range]) -> float:
-        """Of the host, within ranges."""
-        return Union(span.interval for span in ranges).total / len(self.trace.steps)
+        count = (self.breakdown.launches or 0.0) if launches is None else launches
+        return LAUNCH * (each or 0.0) * count
 
     # --- the device ----------------------------------------------------------------------------------------------
 
@@ -129,8 +150,13 @@ class Parts:
 
     def _as_tf32(self, piece: Piece) -> tuple[str, ...]:
         """Convolutions compute in TF32 unless they are forbidden to, and so do some products."""
-        seen = any(_TF32.search(name) for name in piece.kernels)
-        return ("tf32",) if piece.dtype == "float32" and (seen or piece.account == "convolutions") else ()
+        may = in_tf32(piece) or piece.account == "convolutions"
+        return ("tf32",) if piece.dtype == "float32" and may else ()
+
+    @property
+    def kernels_us(self) -> float:
+        """With a kernel running."""
+        return Union(kernel.interval for kernel in self.trace.kernels).total / len(self.trace.steps)
 
     def copied_us(self, *kinds: str) -> float:
         """Copies of these kinds while no kernel runs."""

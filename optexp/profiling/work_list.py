@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from optexp.profiling.accounts import named_kernels
 from optexp.profiling.work import size, work
@@ -17,16 +18,20 @@ Configuration = tuple[str, tuple[int, ...], tuple[int, ...]]  # a kernel's name,
 class Piece:
     """Kernels of one operator, or one kernel whose operator is not known; over all steps.
 
+    step:    index of the step that launched them
     account: name of the kind of work (see `optexp.profiling.accounts`)
-    us:      of the device
-    read, written: bytes; of one tensor each, the largest that is read and the one that is written
+    us:      of the device; longest: of the longest kernel
+    dtype:   of the operator's first floating-point tensor
+    read, written: bytes of the largest tensor that is read, and of the largest that is written
     bytes, flops: in all; 0 where the trace does not tell
     shapes:  of the operator's tensors
     """
 
+    step: int
     account: str
     name: str
     us: float
+    longest: float
     kernels: tuple[str, ...]
     dtype: str = ""
     read: float = 0.0
@@ -39,6 +44,7 @@ class Piece:
 def pieces(trace: Trace, beside: Trace | None = None) -> list[Piece]:
     """beside: the same work launched kernel by kernel, whose operators stand for those of kernels in a graph"""
     known = alone_in_their_operator(beside.kernels) if beside is not None else {}
+    starts = [step.start for step in trace.steps]
     groups: dict[object, list[tuple[str, Kernel]]] = {}
     for index, (account, kernel) in enumerate(named_kernels(trace, beside)):
         alone = kernel.in_graph or kernel.op is None or kernel.op.id is None
@@ -48,8 +54,9 @@ def pieces(trace: Trace, beside: Trace | None = None) -> list[Piece]:
     for group in groups.values():
         account, first = group[0]
         op = known.get(first.configuration) if first.in_graph else first.op
-        found.append((first.start, _piece(account, op, [kernel for _, kernel in group])))
-    return [piece for _, piece in sorted(found, key=lambda pair: pair[0])]
+        step = bisect_right(starts, (first.launch or first).start) - 1
+        found.append((step, first.start, _piece(step, account, op, [kernel for _, kernel in group])))
+    return [piece for _, _, piece in sorted(found, key=lambda entry: entry[:2])]
 
 
 def alone_in_their_operator(kernels: Sequence[Kernel]) -> dict[Configuration, Op]:
@@ -58,14 +65,15 @@ def alone_in_their_operator(kernels: Sequence[Kernel]) -> dict[Configuration, Op
     return {k.configuration: k.op for k in kernels if k.op is not None and launched[k.op.id] == 1}
 
 
-def _piece(account: str, op: Op | None, kernels: Sequence[Kernel]) -> Piece:
-    us, names = sum(kernel.duration for kernel in kernels), tuple(kernel.name for kernel in kernels)
+def _piece(step: int, account: str, op: Op | None, kernels: Sequence[Kernel]) -> Piece:
+    us, longest = sum(kernel.duration for kernel in kernels), max(kernel.duration for kernel in kernels)
+    launched = Piece(step, account, "", us, longest, tuple(kernel.name for kernel in kernels))
     if op is None:
-        return Piece(account, "", us, names)
-    dtype = op.inputs[0][0] if op.inputs else ""
-    shapes = tuple(shape for _, shape in op.inputs)
+        return launched
+    dtype = next((dtype for dtype, _ in op.inputs if "float" in dtype), "")
+    known = replace(launched, name=op.name, dtype=dtype, shapes=tuple(shape for _, shape in op.inputs))
     told = work(op)
     if told is None:
-        return Piece(account, op.name, us, names, dtype, shapes=shapes)
-    read, written = (max((size(*tensor) for tensor in some), default=0.0) for some in (told.read, told.written))
-    return Piece(account, op.name, us, names, dtype, read, written, told.bytes, told.flops, shapes)
+        return known
+    read, written = (max((size(*tensor) for tensor in some), default=0) for some in (told.read, told.written))
+    return replace(known, read=read, written=written, bytes=told.bytes, flops=told.flops)

@@ -26,3 +26,29 @@ class Prediction:
     def speedup(self) -> float:
         """At most."""
         return self.step_us / self.bound_us
+
+    @property
+    def name(self) -> str:
+        """The strategy without what is the same in all of them: "fusion mode=max-autotune"."""
+        name, *options = self.strategy.removeprefix("strategy=").split()
+        return " ".join([name, *(option.removeprefix(f"strategy.{name}.") for option in options)])
+
+
+@dataclass(frozen=True)
+class MeasuredPrediction:
+    """A prediction beside a measurement of the same strategies.
+
+    measured_us: a step with them
+    ratio:       the measured speedup over the predicted one
+    surely:      the same of the lower end of the measured speedup's interval
+    """
+
+    prediction: Prediction
+    measured_us: float
+    ratio: float
+    surely: float
+
+    @property
+    def refuted(self) -> bool:
+        """Whether more was measured than the bound allows: the bound's model is wrong, or the equivalence check."""
+        return self.ratio > ABOVE

@@ -13,6 +13,7 @@ from optexp.records.compiler import CompilerEvidence
 from optexp.records.difference import Difference
 from optexp.records.memory import MemoryDifference, MemoryProfile
 from optexp.records.nsight import ToolRun
+from optexp.records.prediction import MeasuredPrediction, Prediction
 from optexp.records.ranges import Ranges
 from optexp.records.roofline import Roofline
 
@@ -274,6 +275,8 @@ class ProfileRecord:
     difference: between the steps of both arms
     tool: the baseline's run under an Nsight tool, where one was asked for
     memory: the difference of both arms' peak memory, where there is one
+    predictions: the most that each strategy can gain on a program that was profiled alone, most gain first
+    prediction: of the candidate's strategies on the baseline, beside what was measured
     """
 
     baseline: ArmProfile | None = None
@@ -285,6 +288,8 @@ class ProfileRecord:
     difference: Difference | None = None
     tool: ToolRun | None = None
     memory: MemoryDifference | None = None
+    predictions: list[Prediction] = field(default_factory=list)
+    prediction: MeasuredPrediction | None = None
 
     def arms(self) -> dict[str, ArmProfile]:
         """Those that were profiled, by name."""
@@ -292,10 +297,10 @@ class ProfileRecord:
         return {name: found for name, found in both.items() if found is not None}
 
     def untimed(self) -> ProfileRecord:
-        """The same without times of the arms."""
+        """The same without times of the arms, and without what was predicted of them."""
         shown = {name: found.untimed() for name, found in self.arms().items()}
         difference = self.difference.untimed() if self.difference else None
-        return replace(self, **shown, difference=difference)  # type: ignore[arg-type]
+        return replace(self, **shown, difference=difference, predictions=[], prediction=None)  # type: ignore[arg-type]
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> ProfileRecord:

@@ -9,9 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from optexp.profiling.bounds import Bound
+from optexp.records.prediction import Prediction
 from optexp.records.profile import ApiEntry, ArmProfile, Bottleneck, CopyEntry, ModuleEntry, OperatorEntry, TopEntry
 from optexp.reporting import range_tables, summary
 from optexp.reporting.tables import frameless, labelled, spaced
+from optexp.support.units import ratio
 
 WIDEST = 60  # of a name
 
@@ -105,6 +107,14 @@ def bottlenecks(found: Sequence[Bottleneck]) -> Table:
     for bottleneck in found:
         share, why = summary.share(bottleneck.share), Text(bottleneck.why)
         table.add_row(bottleneck.label, share, why, ", ".join(bottleneck.try_))
+    return table
+
+
+def predictions(found: Sequence[Prediction]) -> Table:
+    """Strategies by the most that each alone can gain."""
+    table = frameless("strategy", "at most>", "step>", "if")
+    for one in found:
+        table.add_row(Text(one.name), ratio(one.speedup), summary.microseconds(one.bound_us), Text(one.text))
     return table
 
 

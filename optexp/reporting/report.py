@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from optexp.reporting import summary
 from optexp.reporting.sections import SECTIONS, Page
 from optexp.result import Result
-from optexp.support.units import byte_size, duration, signed_bytes
+from optexp.support.units import byte_size, duration, ratio, signed_bytes
 
 
 def write(result: Result, path: Path) -> None:
@@ -50,6 +50,7 @@ def templates() -> Environment:
     environment.filters |= {
         "duration": duration,
         "us": summary.microseconds,
+        "ratio": ratio,
         "share": summary.share,
         "count": summary.count,
         "cell": cell,

@@ -16,6 +16,7 @@ from optexp.records.difference import Change
 from optexp.records.measurement import Control, Measurement, Watch
 from optexp.records.memory import MemoryProfile
 from optexp.records.nsight import ToolRun
+from optexp.records.prediction import Prediction
 from optexp.records.profile import ArmProfile, Bottleneck, Check
 from optexp.records.ranges import Ranges, TraceFile
 from optexp.records.verification import Verification
@@ -120,6 +121,21 @@ def why(page: Page) -> Why | None:
         return None
     difference = page.result.profile.difference
     return Why(sentences, difference.changes if difference else [])
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """rows: of a program that was profiled alone;  tested: the candidate's, beside what was measured"""
+
+    rows: list[Prediction]
+    tested: str
+
+
+@section
+def predicted(page: Page) -> Predicted | None:
+    """The most that strategies can gain, by their own bounds."""
+    rows, tested = page.result.profile.predictions, summary.prediction(page.result)
+    return Predicted(rows, tested) if page.has_figures and (rows or tested) else None
 
 
 @section

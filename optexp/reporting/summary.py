@@ -312,6 +312,18 @@ def unchecked(result: Result) -> list[str]:
     return [text for names, text in said if names]
 
 
+def prediction(result: Result) -> str:
+    """The most that the candidate was predicted to gain, and how much of that it gained; empty where nothing was."""
+    tested = result.profile.prediction
+    if tested is None:
+        return ""
+    most, measured = tested.prediction.speedup, tested.ratio * tested.prediction.speedup
+    text = (
+        f"at most {ratio(most)} ({tested.prediction.text}); measured {ratio(measured)}, {share(tested.ratio)} of that"
+    )
+    return f"{text}: beyond the bound" if tested.refuted else text
+
+
 def suggestion(result: Result) -> str:
     """The one thing to try next, as the profile has it."""
     return result.profile.suggestion or ""

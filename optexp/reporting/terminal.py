@@ -184,6 +184,7 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     yield "evidence", "; ".join(summary.evidence(result))
     for index, sentence in enumerate(result.explanation[:REASONS]):
         yield ("" if index else "why"), sentence
+    yield "predicted", summary.prediction(result)
     yield "measured", summary.measured(result)
     yield "one step", summary.single(result)
     yield "memory", "; ".join([*summary.memory_reasons(result)[:1], *filter(None, [summary.memory(result)])])
@@ -211,6 +212,7 @@ def _profile(result: Result) -> Iterator[RenderableType]:
     yield alone(result)
     yield from profile_tables.of_arm(facts, TOP)
     yield profile_tables.bottlenecks(result.profile.bottlenecks)
+    yield profile_tables.predictions(result.profile.predictions)
     yield labelled([*summary.physical_facts(result), *_remarks(result), ("try next", summary.suggestion(result))])
 
 

@@ -318,6 +318,12 @@ def metrics(result: Result) -> dict[str, float]:
         found |= {
             f"memory/{arm}_{name}_mib": size / 2**20 for name, size in (by_category.peak if by_category else {}).items()
         }
+    for one in result.profile.predictions:
+        found[f"prediction/{one.name.replace('=', ' ')}"] = one.speedup
+    if tested := result.profile.prediction:
+        bound = tested.prediction
+        found |= {"prediction/bound_us": bound.bound_us, "prediction/speedup": bound.speedup}
+        found["prediction/measured_over_bound"] = tested.ratio
     if result.equivalence:
         found["equivalence/error_ratio"] = result.equivalence.error_ratio
         found["equivalence/max_ratio"] = result.equivalence.max_ratio

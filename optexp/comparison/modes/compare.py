@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from optexp.comparison import textbook
+from optexp.comparison import predictions, textbook
 from optexp.comparison.adjudicate import Facts, adjudicate
 from optexp.comparison.after_timing import verify_timed
 from optexp.comparison.compiler_evidence import name_breaks
@@ -102,6 +102,8 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
         decision = adjudicate(facts)
         verdict = decision.verdict if decision else Verdict.ERROR
         explain_the_timed(result, verdict, views)
+        if verdict.measured and session.experiment.profile.region is None:
+            predictions.set_beside(result, session.baseline, session.stack, views[0], baseline_profile.calibration)
         helps = verdict is not Verdict.SLOWER and result.speedup is not None and result.speedup.estimate >= 1
         result.profile.suggestion = next_step(session, causes, candidate.bottlenecks, helps)
 

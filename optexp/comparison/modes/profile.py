@@ -16,6 +16,7 @@ from optexp.comparison.conclusion import summarize
 from optexp.comparison.evaluation import members
 from optexp.comparison.measure import refuse_company, say_how_to_lock
 from optexp.comparison.physics import find_work, started
+from optexp.comparison.predictions import predicted
 from optexp.comparison.profiles import advised, checked, profile, show_where_time_goes
 from optexp.comparison.sampling import sample_alone
 from optexp.comparison.session import Session, alongside
@@ -62,6 +63,9 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
         show_where_time_goes(session, {"baseline": found}, causes, checks)
         result.profile.baseline = started(result.profile.baseline, phases(setup, following, result.baseline.step_us))
         name_breaks(result)
+        if session.experiment.profile.region is None:
+            timed_us = result.baseline.step_us
+            result.profile.predictions = predicted(arm, found.view(), session.baseline, found.calibration, timed_us)
         result.profile.suggestion = suggestion(causes, members(session.baseline))
     arm.close()
     result.profile.tool = nsight.run(session, session.baseline)
