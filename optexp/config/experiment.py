@@ -251,8 +251,10 @@ def _strategy_nodes(names: list[str], key: str) -> dict[str, Any]:
     composed = plain(search_path.compose([f"strategy=[{','.join(names)}]"]).strategy)
     found: dict[str, Any] = {}
     for name in names:
-        alone = {name: composed[name]} if composed.get(name) else search_path.compose([f"strategy=[{name}]"]).strategy
-        found |= plain(alone) or {name: {}}
+        if composed.get(name):
+            found[name] = composed[name]
+        else:
+            found |= plain(search_path.compose([f"strategy=[{name}]"]).strategy) or {name: {}}
     return found
 
 

@@ -55,7 +55,10 @@ def test_every_change_of_a_stack() -> None:
 def test_bounds_come_first_then_the_diagnosis() -> None:
     found, _ = candidates([COMPILER], [COMPILER, PLAIN])
     two, three, plain = sorted(found, key=lambda c: c.change)
-    bottlenecks = [Bottleneck("dispatch", 0.5, "", (), ("dispatch",)), Bottleneck("products", 0.4, "", (), ("compute_bound",))]
+    bottlenecks = [
+        Bottleneck("dispatch", 0.5, "", (), ("dispatch",)),
+        Bottleneck("products", 0.4, "", (), ("compute_bound",)),
+    ]
     assert order(plain, 1.2, bottlenecks) < order(plain, 1.1, bottlenecks) < order(two, None, bottlenecks)
     assert order(two, 9.0, []) > order(plain, 1.1, []), "options wait for the strategy as it is"
     assert order(two, None, bottlenecks) < order(plain, None, bottlenecks)

@@ -13,7 +13,9 @@ from optexp.measurement.contrast import Uncertain
 ABC = ["a", "b", "c"]
 
 
-def values(speedups: dict[str, float], members: list[str] | None = None, error: float = 0.001, **reasons: str) -> Values:
+def values(
+    speedups: dict[str, float], members: list[str] | None = None, error: float = 0.001, **reasons: str
+) -> Values:
     known = {frozenset(name): Uncertain(log(ratio), error, 4) for name, ratio in speedups.items()}
     return Values(members or ABC, known, {frozenset(name): text for name, text in reasons.items()}, 0.99, 0.01)
 

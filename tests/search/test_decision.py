@@ -68,7 +68,7 @@ def test_settings_with_units(experiment) -> None:
 
 
 def test_keys_of_a_search_need_a_search(experiment) -> None:
-    with pytest.raises(ConfigError, match="auto.budget=5m is for a search: add mode=auto"):
+    with pytest.raises(ConfigError, match=r"auto\.budget=5m is for a search: add mode=auto"):
         experiment("auto.budget=5m")
     with pytest.raises(ConfigError, match="leave verify=only out"):
         experiment("mode=ablate", "verify=only")
