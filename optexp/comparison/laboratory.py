@@ -16,6 +16,7 @@ from optexp.comparison.search import Proposal, Survey, why
 from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import installed
 from optexp.comparison.trials import Trials
+from optexp.errors import Failure
 from optexp.measurement.settings import MeasurementSettings
 from optexp.records.profile import Bottleneck
 from optexp.records.trials import Trial, Untried
@@ -46,8 +47,20 @@ class Bench:
     # --- survey --------------------------------------------------------------------------------------------------
 
     def survey(self, stack: Sequence[Strategy]) -> Survey:
-        """Profile a stack in an arm of its own, and rank what it can become."""
+        """Profile a stack in an arm of its own, and rank what it can become.
+
+        Raises:
+            Failure: The baseline cannot be profiled; of a later stack the survey ends the search.
+        """
         self.rounds += 1
+        try:
+            return self._survey(stack)
+        except Failure as failure:
+            if self.rounds == 1:
+                raise
+            return Survey([], ended=f"the stack that was kept could not be profiled again: {failure.message}")
+
+    def _survey(self, stack: Sequence[Strategy]) -> Survey:
         session, name = self.session, f"round{self.rounds}"
         meanwhile, self.meanwhile = self.meanwhile, _nothing
         called = "+".join(Composed(stack).labels) or "the baseline"
@@ -132,6 +145,7 @@ def brief(settings: MeasurementSettings) -> MeasurementSettings | None:
         processes_min=1,
         processes_max=1,
         pairs=min(settings.pairs, 30),
+        confidence=min(settings.confidence, 0.99),  # the blocks of one process give no more
         budget_s=min(settings.budget_s, 10.0),
         controls=False,
         confirm=False,

@@ -41,7 +41,9 @@ class Recorder:
         if not tracked.enabled:
             return
         try:
-            name = f"{result.workload} · {result.label}"
+            mode = self.session.experiment.mode
+            found_later = "auto" if mode == "auto" else result.label
+            name = f"{result.workload} · {found_later}{' taken apart' if mode == 'ablate' else ''}"
             self.run = tracking.start(tracked, name, self.parent or os.environ.get("OPTEXP_PARENT_RUN"))
             result.environment["mlflow_run"] = self.run.run_id  # by which a sweep finds it, to correct it
             (self.output / tracking.OPEN).write_text(self.run.run_id)  # to close it if this process is killed

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from optexp.comparison.goal import Budget, Goal
+from optexp.records.prediction import ABOVE
 from optexp.records.trials import Trial, Untried
 from optexp.strategy import Strategy
 from optexp.support.units import ratio
@@ -32,10 +33,14 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Survey:
-    """What the profile of a stack proposes, the most promising first, and what it leaves out."""
+    """What the profile of a stack proposes, the most promising first, and what it leaves out.
+
+    ended: why there is no profile, which ends the search
+    """
 
     proposals: list[Proposal]
     left_out: list[Untried] = field(default_factory=list)
+    ended: str = ""
 
 
 class Laboratory(Protocol):
@@ -92,6 +97,7 @@ class _Loop:
         while not found.ended:
             survey = self.laboratory.survey(found.stack)
             left = {entry.change: entry for entry in survey.left_out}
+            found.ended = survey.ended
             if not self._round(survey.proposals, left) and not found.ended:
                 found.ended = f"nothing is left that may gain {100 * self.goal.min_gain:.2g} %"
             seen = {trial.change for trial in found.trials}
@@ -138,11 +144,18 @@ class _Loop:
             judged = goal.judge(trial, found.gained, final=True)
         if not trial.verdict.measured:
             self.cut.add(proposal.change)
-        found.trials.append(replace(trial, outcome=judged.text, kept=judged.go_on))
+        found.trials.append(replace(trial, outcome=judged.text + beyond(trial), kept=judged.go_on))
         if judged.go_on:
             found.stack = proposal.stack
             found.gained *= trial.gain.estimate if trial.gain else 1.0
         return judged.go_on
+
+
+def beyond(trial: Trial) -> str:
+    """A remark on a measurement that its prediction rules out; else empty."""
+    if trial.gain is None or trial.predicted is None or trial.gain.low <= ABOVE * trial.predicted:
+        return ""
+    return f"; beyond its bound of {ratio(trial.predicted)}: the bound or the equivalence check is wrong"
 
 
 def why(bound: float | None, assumption: str, causes: Sequence[str]) -> str:

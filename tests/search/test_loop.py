@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from optexp.comparison.goal import Budget, Goal
+from optexp.comparison.laboratory import brief
 from optexp.comparison.search import Proposal, Searched, Survey, search
 from optexp.records.trials import Figures, Gain, Trial, Untried
 from optexp.result import Verdict
@@ -59,6 +60,7 @@ class Fake:
             candidate=Figures(100 / gain, peak * self.memory.get(proposal.change, 1.0)),
             baseline=Figures(100, peak),
             change=proposal.change,
+            predicted=proposal.bound,
         )
 
     def spent_s(self) -> float:
@@ -163,6 +165,30 @@ def test_less_memory_is_kept_although_no_faster_but_not_at_any_price() -> None:
     outcomes = {t.change: t.outcome for t in result.trials}
     assert "2.00× the baseline's time" in outcomes["none"]
     assert outcomes["pool"] == "rejected: peak memory 1.00×"
+
+
+def test_a_stack_that_cannot_be_profiled_again_ends_the_search() -> None:
+    class Breaks(Fake):
+        def survey(self, stack: Sequence[Any]) -> Survey:
+            return Survey([], ended="no profile") if stack else super().survey(stack)
+
+    result = found(Breaks({"amp": 1.5, "fusion": 1.5}))
+    assert names(result) == ["amp"]
+    assert result.ended == "no profile"
+
+
+def test_more_than_was_predicted_is_flagged() -> None:
+    fake = Fake({"amp": 1.5}, {"amp": 1.2})
+    outcome = found(fake).trials[-1].outcome
+    assert outcome == "kept; beyond its bound of 1.20×: the bound or the equivalence check is wrong"
+
+
+def test_a_first_look_is_less_than_the_measurement_or_is_left_out(experiment) -> None:
+    rigorous = experiment("measurement=rigorous").measurement
+    short = brief(rigorous)
+    assert short is not None
+    assert (short.processes_max, short.thorough) == (1, False)
+    assert brief(experiment("measurement=quick").measurement) is None
 
 
 def test_slowdowns_of_several_steps_add_up() -> None:
