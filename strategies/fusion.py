@@ -100,7 +100,7 @@ class Fusion(Strategy):
         templates = self.ours or self.mode.startswith("max-autotune")
         if not step.on_gpu:
             left = 0.0 if templates else fused_work.on_host(step)
-            text = f"matrix products as they are, {step.share(left)}, and all else in no time"
+            text = f"products as they are, convolutions at their best, {step.share(left)}, and all else in no time"
             return step.less(text, waiting=step.waiting_us - left) if left else None
         found = fused_work.on_device(step, templates)
         launching = 0.0 if self.mode in CAPTURING else step.launching_us(found.launches)

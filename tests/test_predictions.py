@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 
-from optexp.comparison import predictions
+from optexp.comparison import predictions, runner
+from optexp.config import search_path
 from optexp.profiling.bounds import Bound
 from optexp.profiling.breakdown import breakdown
 from optexp.profiling.view import View
@@ -27,8 +29,9 @@ from optexp.strategy import Strategy, named
 from optexp.workers.arm import Arm
 from optexp.workers.spec import Spec
 from optexp.workloads.mlp import Mlp
+from tests.benchmarks import bounds
 from tests.profiling.conftest import ChromeTrace, small_kernels
-from tests.test_end_to_end import BRIEF, TINY, optexp, results
+from tests.test_end_to_end import BRIEF, TINY
 
 CARD = Calibration("card", 4e12, {"float32": 50e12, "tf32": 400e12, "bfloat16": 800e12})
 RESULTS = {path.stem.upper(): Result.read(path) for path in (Path(__file__).parent / "results").glob("*.json")}
@@ -82,15 +85,18 @@ def test_every_option_that_answers_a_bottleneck_is_asked() -> None:
 
 
 def test_the_timed_step_counts() -> None:
-    """Tracing stretches the host: the device's part of a bound stays, the rest shrinks."""
+    """Tracing stretches the host: what is saved counts in full, and what is left on the device stays."""
     traced = view()
-    wall, device = traced.breakdown.wall_us, 90.0
-    bound = Bound("", 300.0, 80.0)
-    assert predictions.timed(bound, traced, None) == 300.0
+    wall = traced.breakdown.wall_us
+    bound = Bound("", 300.0, 80.0, 100.0)
+    assert predictions.timed(bound, traced, wall) == 300.0
     assert predictions.timed(bound, traced, 2 * wall) == 300.0
-    half = (wall + device) / 2
-    assert predictions.timed(bound, traced, half) == pytest.approx(80 + 220 / 2)
+    assert predictions.timed(bound, traced, wall - 50) == pytest.approx(250.0)
+    assert predictions.timed(bound, traced, wall * 0.9) == pytest.approx(max(300.0 - 0.1 * wall, 90.0))
+    assert predictions.timed(bound, traced, wall / 3) == pytest.approx(80.0)
+    assert predictions.timed(Bound("", 300.0, 0.0, 240.0), traced, wall / 2) == pytest.approx(120.0)
     assert predictions.timed(Bound("", 300.0), traced, wall / 2) == pytest.approx(150.0)
+    assert predictions.of_bound("x", Bound("", 300.0, 0.0), traced, wall / 2) is None
     found = predictions.prediction("x", CudaGraph(), traced, CARD, 300.0)
     assert found is not None
     assert (found.step_us, found.bound_us) == (300.0, pytest.approx(90.0))
@@ -147,6 +153,14 @@ def test_a_measurement_beyond_its_bound_is_noted(low: float, certain: bool) -> N
     assert measured(7.8, 7.7).notes == [], "within 5 %"
 
 
+def test_a_disturbed_profile_predicts_nothing() -> None:
+    assert not predictions.disturbed(view(timed_us=400.0), 675.0)
+    assert predictions.disturbed(view(timed_us=300.0), 675.0), "timed in that process, before it was traced"
+    build = ChromeTrace(timed_us=10.0)
+    trace = build.steps(lambda: build.spend("cpu_op", "aten::mm", 100.0))
+    assert predictions.disturbed(View(trace, breakdown(trace)), 10.0), "tracing took ten times as long as the step"
+
+
 def test_the_record_holds_predictions(tmp_path: Path) -> None:
     result = measured(6.0, 5.9)
     result.profile.predictions = [Prediction("strategy=amp", 100.0, 300.0, "half of the bytes")]
@@ -187,15 +201,31 @@ def test_none_is_shown_with_a_verdict_that_shows_no_speedup() -> None:
     assert "What strategies can gain" not in report.render(refused)
 
 
-def test_a_prediction_and_its_measurement_on_a_cpu(tmp_path: Path) -> None:
+def test_a_prediction_and_its_measurement_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update of many small tensors: what a fused one gains is set beside its bound."""
-    small = ["workload=mlp", "workload.mode=train", *TINY, *BRIEF, "tracking.enabled=false"]
-    done = optexp(tmp_path, *small, "strategy=fused_optimizer", "measurement.min_effect=0.2")
-    (compared,) = results(tmp_path)
-    assert compared.verdict in (Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE), done.stdout
+    monkeypatch.setattr(predictions, "disturbed", lambda *_: False)  # as tests that run beside this one do
+    search_path.register()
+    small = ["workload=mlp", "workload.mode=train", *TINY, *BRIEF, "strategy=fused_optimizer"]
+    small += ["measurement.min_effect=0.2", "isolation=none", "tracking.enabled=false"]
+    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
+        config = compose("config", overrides=small)
+    compared = runner.run(config, tmp_path, show=lambda *_: None)
+    assert compared.verdict in (Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE), compared.headline
     found = compared.profile.prediction
     assert found is not None
     assert found.prediction.strategy == "fused_optimizer"
     assert compared.speedup is not None
     assert found.ratio == pytest.approx(compared.speedup.estimate / found.prediction.speedup)
-    assert "predicted" in done.stdout
+    assert summary.prediction(compared).startswith("at most")
+
+
+def test_the_table_of_bounds_beside_measurements() -> None:
+    text = bounds.table([measured(6.0, 5.9), measured(8.0, 7.9), measured(3.0, 2.9), RESULTS["SAME"]])
+    beyond, first, second, unknown = text.splitlines()[2:6]
+    assert beyond.endswith("| 7.50× | 8.00× | 1.07 **beyond** |")
+    assert first.endswith("| 7.50× | 6.00× | 0.80 |")
+    assert second.endswith("| 7.50× | 3.00× | 0.40 |")
+    assert unknown.endswith("| – |")
+    assert "3 of 4 comparisons have a bound. Measured/bound is at most 1.05 in 2 of 3 (67%)" in text
+    assert "within a factor of 1.3 of 1 in 2 of 3 (67%)" in text
+    assert "None of 1" in bounds.table([RESULTS["SAME"]])

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import cloudpickle
 
+from optexp.comparison.explained import TWICE
 from optexp.comparison.suggestions import goes_with, installed, typed
 from optexp.profiling.bounds import Bound
+from optexp.profiling.explanation import DISTORTED
 from optexp.profiling.view import View
 from optexp.records.prediction import ABOVE, MeasuredPrediction, Prediction
 from optexp.records.profile import Calibration
@@ -64,26 +66,32 @@ def replace_options(strategy: Strategy, remedy: Remedy) -> Strategy:
 def prediction(
     text: str, strategy: Strategy, view: View, calibration: Calibration | None, step_us: float | None = None
 ) -> Prediction | None:
-    """Of one strategy; None where it knows no bound."""
+    """Of one strategy; None where it knows no bound of this step."""
     bound = strategy.bound(view, calibration)
     if bound is None:
         return None
-    whole = step_us or view.breakdown.wall_us
-    return Prediction(text, timed(bound, view, step_us), whole, bound.text)
+    return of_bound(text, bound, view, step_us or view.breakdown.wall_us)
 
 
-def timed(bound: Bound, view: View, step_us: float | None) -> float:
+def of_bound(text: str, bound: Bound, view: View, step_us: float) -> Prediction | None:
+    """None where savings of the traced step are longer than the timed one."""
+    us = timed(bound, view, step_us)
+    return Prediction(text, us, step_us, bound.text) if us > 0 else None
+
+
+def timed(bound: Bound, view: View, step_us: float) -> float:
     """µs of the timed step, of which a bound of the traced one is known.
 
-    Tracing adds time to the host. So what is left of the device's work stays, and the rest shrinks with the step.
+    Tracing adds time to the host, to some of its work more than to other. So what is saved of the traced step counts in
+    full; what is left in any case does not shrink on the device, and on the host as the step does.
     """
     traced_us = view.breakdown.wall_us
-    if not step_us or step_us >= traced_us:
+    if step_us >= traced_us:
         return bound.us
-    device_us = (view.breakdown.busy or 0.0) * traced_us
-    if bound.device_us is None or step_us <= device_us:
-        return bound.us * step_us / traced_us
-    return bound.device_us + (bound.us - bound.device_us) * (step_us - device_us) / (traced_us - device_us)
+    shorter = step_us / traced_us
+    if bound.device_us is None or step_us <= (view.breakdown.busy or 0.0) * traced_us:
+        return bound.us * shorter
+    return max(step_us - (traced_us - bound.us), bound.device_us, bound.least_us * shorter)
 
 
 def of_candidate(
@@ -108,17 +116,20 @@ def of_candidate(
     if not known or len(known) < len(bounds):
         return None
     bound = known[0] if len(known) == 1 else view.parts(calibration).together(known)
-    if bound is None:
-        return None
-    return Prediction("+".join(added), timed(bound, view, step_us), step_us, bound.text)
+    return of_bound("+".join(added), bound, view, step_us) if bound is not None else None
 
 
 def set_beside(
     result: Result, baseline: Sequence[Strategy], candidate: Sequence[Strategy], view: View, ceilings: Calibration
 ) -> None:
-    """Set a prediction from the baseline's profile beside the measured speedup, and note it where that is refuted."""
+    """Set a prediction from the baseline's profile beside the measured speedup, and note it where that is refuted.
+
+    Nothing is where something disturbed the profile.
+    """
     before, after, speedup = result.baseline.step_us, result.candidate.step_us, result.speedup
     if not before or not after or speedup is None:
+        return
+    if disturbed(view, before):
         return
     found = of_candidate(baseline, candidate, view, ceilings, before)
     if found is None:
@@ -127,6 +138,13 @@ def set_beside(
     result.profile.prediction = tested
     if tested.refuted:
         result.notes.append(refutation(tested))
+
+
+def disturbed(view: View, step_us: float) -> bool:
+    """Whether the profiled process took another time before it was traced, or tracing hides what the step does."""
+    before_us = view.trace.timed_us or view.breakdown.wall_us
+    other = not 1 / TWICE <= before_us / step_us <= TWICE
+    return other or (view.breakdown.busy is None and (view.breakdown.stretched or 0.0) > DISTORTED)
 
 
 def refutation(tested: MeasuredPrediction) -> str:

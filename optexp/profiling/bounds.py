@@ -23,11 +23,13 @@ class Bound:
 
     text:      the assumption, in words
     device_us: of it, work of the device; 0 on a CPU; None where that is not told, so that no stack can count on it
+    least_us:  of the host, in any case
     """
 
     text: str
     us: float
     device_us: float | None = None
+    least_us: float = 0.0
 
 
 def bounds(breakdown: Breakdown) -> list[Bound]:

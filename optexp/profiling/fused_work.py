@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from optexp.measurement.floor import MARGIN
+from optexp.profiling.bounds import ON_CPU
 from optexp.profiling.lower_precision import OPAQUE, PRODUCTS, fused
 from optexp.profiling.predicting import TRACED_US, Parts
+from optexp.profiling.work import work_of
 from optexp.profiling.work_list import Piece
 
 KEPT = ("optimizer", "compiled kernels", *OPAQUE)  # a compiler of model and loss does not touch them
@@ -77,6 +79,11 @@ def product_us(step: Parts, piece: Piece, templates: bool) -> float:
 
 
 def on_host(step: Parts) -> float:
-    """µs of a step on a CPU for products alone, which compiled code calls as they are."""
+    """µs of a step on a CPU for products, which compiled code calls as they are, and convolutions at half their time at
+    the processor's rate of products."""
     products = [op.self_us for op in step.trace.ops if op.name in EXACT]
-    return sum(max(us - TRACED_US, 0.0) for us in products) / len(step.trace.steps)
+    left = sum(max(us - TRACED_US, 0.0) for us in products)
+    rate = step.ceilings.matrix.get("float32", 0.0) if step.ceilings is not None else 0.0
+    others = [work for op in step.trace.ops if op.name not in EXACT and (work := work_of(op)) is not None]
+    left += sum(ON_CPU * 1e6 * flops / rate for _, flops in others) if rate else 0.0
+    return left / len(step.trace.steps)

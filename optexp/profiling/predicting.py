@@ -77,7 +77,7 @@ class Parts:
         """
         on_device = max(self.device_us - max(device, 0.0), 0.0)
         us = on_device + max(self.waiting_us - max(waiting, 0.0), least - on_device, 0.0)
-        return Bound(text, min(us, self.step_us), on_device) if us > 0 else None
+        return Bound(text, min(us, self.step_us), on_device, least) if us > 0 else None
 
     def together(self, bounds: Sequence[Bound]) -> Bound | None:
         """Of several strategies at once; None where one does not tell its parts, or nothing would be left.

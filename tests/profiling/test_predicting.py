@@ -319,6 +319,16 @@ def test_products_remain_on_a_cpu() -> None:
     assert Fusion(mode="max-autotune").bound(viewed(step), CARD) is None
 
 
+def test_convolutions_remain_on_a_cpu_at_their_best() -> None:
+    """Half of the time of their flops at the processor's rate: other algorithms need fewer."""
+    order = {"Concrete Inputs": ["", "", "", "[0, 0]", "[1, 1]", "[1, 1]", "1"]}
+    shapes = tensors([8, 16, 64, 64], [16, 16, 1, 1], [16])
+    view = viewed(lambda build: build.spend("cpu_op", "aten::mkldnn_convolution", 900.0, **shapes, **order))
+    flop = 2 * 8 * 16 * 64 * 64 * 16
+    assert us_of(Fusion(), view, Calibration("cpu", 1e10, {"float32": 1e11})) == pytest.approx(flop / 1e5 / 2)
+    assert Fusion().bound(view, None) is None
+
+
 def test_convolutions_of_images_at_the_ceiling() -> None:
     """3 × 3 over 64 channels in TF32, then a transpose, and a pass that any layout needs."""
     image, weight = [32, 64, 256, 256], [64, 64, 3, 3]
