@@ -90,7 +90,7 @@ class Fusion(Strategy):
         )
 
     def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
-        """What runs between two products becomes one kernel; of a CPU, products alone remain."""
+        """What runs between two products becomes one kernel; on a CPU products, batches and updates remain."""
         from optexp.profiling import fused_work
         from optexp.profiling.updates import least_on_host_us
 
@@ -99,9 +99,9 @@ class Fusion(Strategy):
             return step.less("the same kernels, and the host is never late", waiting=step.waiting_us)
         templates = self.ours or self.mode.startswith("max-autotune")
         if not step.on_gpu:
-            left = 0.0 if templates else fused_work.on_host(step)
-            text = f"products as they are, convolutions at their best, {step.share(left)}, and all else in no time"
-            return step.less(text, waiting=step.waiting_us - left) if left else None
+            left = (0.0 if templates else fused_work.on_host(step)) + step.loading_least_us + least_on_host_us(step)
+            text = f"products, batches and updates as they are, {step.share(left)}, and all else in no time"
+            return step.less(text, waiting=step.waiting_us, least=left)
         found = fused_work.on_device(step, templates)
         launching = 0.0 if self.mode in CAPTURING else step.launching_us(found.launches)
         host = step.loading_least_us + max(launching, least_on_host_us(step))

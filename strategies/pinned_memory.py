@@ -55,11 +55,15 @@ class PinnedMemory(Strategy):
     def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
         """Copies at the rate of pinned memory, for which the host does not wait; its workers share a loader's time."""
         step = view.parts(ceilings)
-        copied = sum(copy.bytes for copy in view.trace.copies if copy.kind == "HtoD") / len(view.trace.steps)
+        steps, copies = len(view.trace.steps), [copy for copy in view.trace.copies if copy.kind == "HtoD"]
         rate = ceilings.pinned if ceilings else None
-        saved = max(step.copied_us("HtoD") - MARGIN * copied / rate * 1e6, 0.0) if copied and rate else 0.0
-        text = f"copies at {rate / 1e9:.3g} GB/s, and the host does not wait for them" if copied and rate else ""
-        waiting = step.waiting_us if copied else 0.0
+        saved, waiting, text = 0.0, 0.0, ""
+        if copies and rate:
+            exposed, at_best = step.copied_us("HtoD"), sum(copy.bytes for copy in copies) / rate * 1e6 / steps
+            hidden = sum(copy.duration for copy in copies) / steps - exposed
+            saved = exposed - max(MARGIN * at_best - hidden, 0.0)
+            text = f"copies at {rate / 1e9:.3g} GB/s, and the host does not wait for them"
+            waiting = step.waiting_us
         least = step.loading_least_us + step.launching_us()
         if self.workers and step.loading_us:
             making = max(step.loading_least_us / self.workers, step.launching_us())

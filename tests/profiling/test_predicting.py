@@ -319,6 +319,17 @@ def test_products_remain_on_a_cpu() -> None:
     assert Fusion(mode="max-autotune").bound(viewed(step), CARD) is None
 
 
+def test_updates_remain_on_a_cpu() -> None:
+    def step(build: ChromeTrace) -> None:
+        build.spend("cpu_op", "aten::relu", 100.0, **{"External id": 1})
+        build.host += 1.0
+        build.event("user_annotation", "Optimizer.step#Adam.step", build.host, 60.0)
+        build.spend("cpu_op", "aten::add_", 60.0, **{"External id": 2})
+        build.host += 1.0
+
+    assert us_of(Fusion(mode="max-autotune"), viewed(step)) == pytest.approx(55.0)
+
+
 def test_convolutions_remain_on_a_cpu_at_their_best() -> None:
     """Half of the time of their flops at the processor's rate: other algorithms need fewer."""
     order = {"Concrete Inputs": ["", "", "", "[0, 0]", "[1, 1]", "[1, 1]", "1"]}

@@ -15,6 +15,7 @@ import pytest
 from jinja2 import meta, nodes
 
 from optexp.records.measurement import Measurement, ProcessRatio
+from optexp.records.prediction import Prediction
 from optexp.records.verification import Distribution, Element, Finding, GateResult, MutantCount, Trajectory
 from optexp.reporting import plots, report, sections
 from optexp.reporting.wording import GATES
@@ -174,10 +175,20 @@ def test_a_template_knows_its_section_alone(name: str) -> None:
     assert read <= {field.name for kind in kinds for field in fields(kind)}
 
 
+def predicted() -> Result:
+    """A program that was profiled alone, with what strategies can gain."""
+    text = "products as they are, one kernel between two of them, and launches that the host needs"
+    row = Prediction("strategy=fusion strategy.fusion.mode=max-autotune-no-cudagraphs", 12345.0, 98765.0, text)
+    result = replace(RESULTS["PROFILED"])
+    result.profile = replace(result.profile, predictions=[row, replace(row, strategy="strategy=compiled_optimizer")])
+    return result
+
+
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no browser")
-def test_a_page_fits_a_phone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("result", [RESULTS["FASTER"], predicted()], ids=["compared", "profiled"])
+def test_a_page_fits_a_phone(result: Result, tmp_path: Path) -> None:
     """No word of a table is broken into letters, and nothing lies beyond the edge."""
-    report.write(RESULTS["FASTER"], tmp_path / "page.html")
+    report.write(result, tmp_path / "page.html")
     script = """<script>onload = () => {
       const page = document.querySelector("iframe").contentDocument;
       const cells = [...page.querySelectorAll("td:first-child")];
