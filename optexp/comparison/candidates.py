@@ -43,7 +43,7 @@ class Candidate:
             for place, bottleneck in enumerate(bottlenecks)
             for cause in bottleneck.causes
             for remedy in self.strategy.remedies
-            if remedy.against == cause and dict(remedy.options) in ({}, dict(self.options))
+            if remedy.against == cause and dict(remedy.options) == dict(self.options)
         )
 
 
@@ -78,8 +78,8 @@ def options_of(strategy: Strategy) -> Iterator[Mapping[str, Any]]:
 def order(candidate: Candidate, bound: float | None, bottlenecks: Sequence[Bottleneck]) -> tuple[float, ...]:
     """The lowest is tried first.
 
-    Strategies with a bound, the largest first, and then their other options; those without one by the diagnosis;
-    other options of members; and all else.
+    Strategies with a bound, the largest first, and then their other options; those without one by the diagnosis; then
+    those that no diagnosis names, as they are; other options of members; other options of the rest.
 
     Args:
         bound: Largest predicted speedup; None without one.
@@ -89,4 +89,4 @@ def order(candidate: Candidate, bound: float | None, bottlenecks: Sequence[Bottl
     if answers := candidate.answers(bottlenecks):
         place, rank, _ = answers[0]
         return (2, float(place), float(rank))
-    return (3 if candidate.swaps else 4, float(bool(candidate.options)))
+    return (4,) if candidate.swaps else (5,) if candidate.options else (3,)

@@ -61,8 +61,9 @@ def test_bounds_come_first_then_the_diagnosis() -> None:
     ]
     assert order(plain, 1.2, bottlenecks) < order(plain, 1.1, bottlenecks) < order(two, None, bottlenecks)
     assert order(two, 9.0, []) > order(plain, 1.1, []), "options wait for the strategy as it is"
-    assert order(two, None, bottlenecks) < order(plain, None, bottlenecks)
-    assert order(three, None, []) < order(plain, None, [])
+    assert order(two, None, bottlenecks) < order(plain, None, bottlenecks) < order(three, None, bottlenecks)
+    (_, _, fresh), _ = candidates([], [COMPILER])
+    assert order(three, None, bottlenecks) < order(fresh, None, bottlenecks), "members' options before those of others"
 
 
 def test_declared_variants_are_options_of_their_strategies() -> None:
