@@ -147,12 +147,14 @@ def nothing_kept(facts: Facts) -> Decision | None:
     count = f"{len(found.tried)} change{'' if len(found.tried) == 1 else 's'} tried"
     if any(verdict.measured for verdict in found.tried):
         if found.open:
-            return Decision(Verdict.INCONCLUSIVE, f"the search kept nothing, and not every one of {count} is decided")
-        return Decision(Verdict.SAME, f"the search kept nothing of {count}: none gains")
+            return Decision(Verdict.INCONCLUSIVE, f"the search kept nothing: {count}, not all of it decided")
+        return Decision(Verdict.SAME, f"the search kept nothing: {count}, and nothing gained")
     refused = (
         v for v in (Verdict.INVALID, Verdict.ERROR, Verdict.UNVERIFIED, Verdict.NOT_EQUIVALENT) if v in found.tried
     )
-    return Decision(next(refused, Verdict.UNSUPPORTED), f"the search kept nothing: of {count} none could be measured")
+    return Decision(
+        next(refused, Verdict.UNSUPPORTED), f"the search kept nothing: {count}, and nothing could be measured"
+    )
 
 
 def not_engaged(facts: Facts) -> Decision | None:

@@ -33,9 +33,7 @@ def decide(result: Result, verdict: Verdict, goal: Goal, promise: Contract, kept
     against = str(result.config.get("baseline") or "baseline")
     stay = "Keep the baseline" if against == "baseline" else f"Keep {against}"
     if not kept:
-        tried = len({trial.change for trial in result.trials})
-        words = "is shown to be faster" if goal.objective == "time" else f"has less {FIGURE[goal.objective]}"
-        return Choice(False, f"{stay}: of {tried} changes that were tried none {words}{_unmet(result, goal)}.")
+        return Choice(False, f"{stay}: {_none(result, goal)}{_unmet(result, goal)}.")
     if reason := _lost(result, verdict, goal):
         return Choice(
             False, f"{stay}: the search kept {result.label}, and measured anew {reason}{_unmet(result, goal)}."
@@ -43,6 +41,15 @@ def decide(result: Result, verdict: Verdict, goal: Goal, promise: Contract, kept
     costs = [cost for cost in (_setup(result), _memory(result), _precision(promise)) if cost]
     gain = f"{_gain(result, verdict, goal, against)}{_unmet(result, goal)}"
     return Choice(True, f"Use {result.label}: {gain}; it costs {_all(costs)}.")
+
+
+def _none(result: Result, goal: Goal) -> str:
+    """Why nothing was kept."""
+    tried = len({trial.change for trial in result.trials})
+    if not tried:
+        return "no change could be tried"
+    words = "is shown to be faster" if goal.objective == "time" else f"takes less {FIGURE[goal.objective]}"
+    return f"none of {tried} changes that were tried {words}" if tried > 1 else f"no change {words}, of the one tried"
 
 
 def _lost(result: Result, verdict: Verdict, goal: Goal) -> str:

@@ -162,4 +162,6 @@ def why(bound: float | None, assumption: str, causes: Sequence[str]) -> str:
     """What leads to a trial: a prediction, or bottlenecks that the strategy answers."""
     if bound is not None:
         return f"at most {ratio(bound)}: {assumption}"
-    return f"against {', '.join(cause.replace('_', ' ') for cause in causes)}" if causes else "no bound, no diagnosis"
+    if causes:
+        return f"a remedy for {', '.join(cause.replace('_', ' ') for cause in causes)}"
+    return "neither a bound nor a diagnosis"

@@ -172,7 +172,10 @@ def _refuse_in_comparisons(settings: Settings) -> None:
     for key in () if settings.mode == "profile" else ("region", "tool"):
         if (value := getattr(settings.profile, key)) is not None:
             raise ConfigError(f"profile.{key}={value} is for one program: add mode=profile")
-    for key, default in () if settings.mode == "auto" else _flat("auto", AutoSettings()).items():
+    from optexp.config import search_path
+
+    ignored = settings.mode == "auto" or search_path.in_sweep()  # other jobs of a sweep may search
+    for key, default in () if ignored else _flat("auto", AutoSettings()).items():
         if (value := getattr(settings.auto, key.partition(".")[2])) != default:
             raise ConfigError(f"{key}={shown(value)} is for a search: add mode=auto")
     if settings.mode in MEASURING and settings.verify == "only":

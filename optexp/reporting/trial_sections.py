@@ -94,5 +94,5 @@ def trials(result: Result) -> TrialsSection | None:
 
 def followed(trial: Trial) -> list[str]:
     """Why a search made a trial, against what, and what followed."""
-    against = f"against {'+'.join(trial.against)}" if trial.against else ""
+    against = f"compared with {'+'.join(trial.against)}" if trial.against else ""
     return [", ".join(filter(None, (trial.why, against))), trial.outcome]

@@ -60,6 +60,11 @@ def test_mistakes_in_the_settings(experiment, key: str, value: str, words: str) 
         experiment("mode=auto", f"auto.{key}={value}")
 
 
+@pytest.mark.usefixtures("in_sweep")
+def test_in_a_sweep_jobs_of_other_modes_ignore_keys_of_a_search(experiment) -> None:
+    assert experiment("auto.budget=5m").mode == "compare"
+
+
 def test_settings_with_units(experiment) -> None:
     found = experiment("mode=auto", "auto.budget=1.5h", "auto.memory_limit=8GiB").auto
     assert (found.budget_s, found.memory_limit_bytes) == (5400, 8 * 2**30)
@@ -108,7 +113,13 @@ def test_a_winner_that_does_not_hold_is_not_used() -> None:
 def test_without_a_winner_the_baseline_stays() -> None:
     lost = replace(WINNER, trials=[trial("a", Verdict.SAME), trial("b", Verdict.SAME)])
     found = decide(lost, Verdict.SAME, Goal(memory_limit_mib=120), REASSOCIATES, kept=False)
-    assert found.text.startswith("Keep the baseline: of 2 changes that were tried none is shown to be faster; its peak")
+    assert found.text.startswith("Keep the baseline: none of 2 changes that were tried is shown to be faster; its peak")
+
+
+def test_what_was_not_tried_gained_nothing() -> None:
+    one = replace(WINNER, trials=[trial("a", Verdict.SAME)])
+    found = decide(one, Verdict.SAME, Goal("memory"), REASSOCIATES, kept=False)
+    assert found.text == "Keep the baseline: no change takes less peak memory, of the one tried."
 
 
 def test_less_memory_is_said_with_its_speed() -> None:
