@@ -14,6 +14,7 @@ import msgspec
 
 from optexp.records.measurement import Measurement, Watch, watch
 from optexp.records.profile import ProfileRecord
+from optexp.records.trials import Ablation, Search, Trial
 from optexp.records.verdict import Verdict as Verdict
 from optexp.records.verdict import worst_status as worst_status
 from optexp.records.verification import Verification
@@ -120,6 +121,9 @@ class Result:
     draws:       key of the inputs' seeds
     seconds:     of each phase
     by_itself:   where a sweep changed the verdict or measured again
+    trials:      comparisons of a mode that makes several
+    ablation:    of mode=ablate
+    search:      of mode=auto
     schema:      of the record
     """
 
@@ -148,6 +152,9 @@ class Result:
     fingerprint: str = ""
     error: Problem | None = None
     by_itself: ByItself | None = None
+    trials: list[Trial] = field(default_factory=list)
+    ablation: Ablation | None = None
+    search: Search | None = None
     schema: int = SCHEMA
 
     @property
@@ -214,6 +221,9 @@ class Result:
             "draws",
             "error",
             "by_itself",
+            "trials",
+            "ablation",
+            "search",
         ):
             if name in data:
                 data[name] = msgspec.convert(data[name], types[name])

@@ -120,6 +120,8 @@ class Strategy(ABC):
 
     stage: ClassVar[Stage]
     preload: ClassVar[tuple[str, ...]] = ()  # slow imports of `workers.pool.SHARED`, made once before arms are forked
+    # Options that a search (mode=auto) tries too, each as the fields that differ; those of `remedies` are tried anyway.
+    variants: ClassVar[Sequence[Mapping[str, Any]]] = ()
     level: ClassVar[str] = ""  # kernel, system, memory or application; of the report's checklist, else by the stage
 
     @property

@@ -33,6 +33,7 @@ class Amp(Strategy):
     """torch.autocast around model and loss; float16 gradients are scaled, since they would underflow otherwise."""
 
     stage = Stage.PRECISION
+    variants = ({"dtype": "float16"},)
 
     dtype: str = choice("bfloat16", "float16")
 

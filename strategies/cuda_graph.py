@@ -42,6 +42,7 @@ class CudaGraph(Strategy):
     """
 
     stage = Stage.CAPTURE
+    variants = ({"scope": "forward_backward"}, {"scope": "model"})
 
     scope: str = choice("step", "forward_backward", "model")
     warmup: int = 3

@@ -34,6 +34,7 @@ class FusedOptimizer(Strategy):
     """The same optimizer with the same hyperparameters and state, in torch's fused or foreach implementation."""
 
     stage = Stage.OPTIMIZER
+    variants = ({"implementation": "foreach"},)
 
     implementation: str = choice("fused", "foreach")
 

@@ -51,6 +51,13 @@ class Fusion(Strategy):
 
     stage = Stage.COMPILE
     preload = ("torch._dynamo", "torch._inductor.compile_fx")
+    variants = (
+        {"mode": "reduce-overhead"},
+        {"mode": "max-autotune-no-cudagraphs"},
+        {"mode": "max-autotune"},
+        {"backend": "kernels"},
+        {"backend": "cuda"},
+    )
 
     backend: str = choice("inductor", "aot_eager", "eager", "torchscript", "kernels", "cuda")
     mode: str = choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")

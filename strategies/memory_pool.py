@@ -35,6 +35,7 @@ class MemoryPool(Strategy):
     """
 
     stage = Stage.MEMORY
+    variants = ({"kind": "expandable"}, {"kind": "async"}, {"kind": "workspace"})
 
     kind: str = choice("private", "expandable", "async", "none", "emptied", "workspace")
 

@@ -33,6 +33,7 @@ class PinnedMemory(Strategy):
     """
 
     stage = Stage.FEED
+    variants = ({"workers": 2}, {"workers": 4}, {"workers": 8})
 
     workers: int | None = None
 

@@ -40,6 +40,7 @@ class Streams(Strategy):
     """
 
     stage = Stage.STREAMS
+    variants = ({"mode": "branches"}, {"mode": "chunks"}, {"mode": "split"})
 
     mode: str = choice("auto", "branches", "chunks", "split")
     streams: int | None = None

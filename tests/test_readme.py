@@ -64,7 +64,8 @@ def test_commands_of_the_pages_for_users_end_in_a_verdict(command: str, tmp_path
     """With the least measuring. On a CPU a CUDA graph is UNSUPPORTED, with a reason: a verdict as any other."""
     (tmp_path / "net.py").write_text(block("python", "`net.py`"))
     more = [*QUICK.split(), "tracking.enabled=false", "hydra.run.dir=out", "hydra.sweep.dir=out"]
-    more += [] if "mode=profile" in command else ["verify=only"]
+    several = {"mode=auto": ["auto.trials=1"], "mode=profile": [], "mode=ablate": []}
+    more += next((words for mode, words in several.items() if mode in command), ["verify=only"])
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, *shlex.split(command)[1:], *more]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -12,6 +12,7 @@ from math import log
 from optexp.errors import FORGED, UNTIMED
 from optexp.measurement import statistics
 from optexp.records.measurement import Measurement
+from optexp.records.trials import Trial
 from optexp.records.verification import Verification
 from optexp.result import Engagement, Problem, Result, Verdict, against_itself
 
@@ -40,17 +41,43 @@ class Examined:
     prefix: str = ""
 
 
+@dataclass(frozen=True)
+class Exhausted:
+    """A search that kept nothing.
+
+    tried: verdicts of its trials
+    open:  one of the last trials of a change left open whether it gains
+    """
+
+    tried: Sequence[Verdict]
+    open: bool
+
+    @classmethod
+    def of(cls, trials: Sequence[Trial], min_gain: float) -> Exhausted:
+        """The facts that its trials hold.
+
+        Args:
+            min_gain: A share; smaller gains were not looked for.
+        """
+        last = {trial.change: trial for trial in trials}.values()
+        undecided = (t.gain for t in last if t.verdict is Verdict.INCONCLUSIVE)
+        gains = any(gain and (gain.high is None or gain.high >= 1 + min_gain) for gain in undecided)
+        return cls([trial.verdict for trial in last], gains)
+
+
 @dataclass
 class Facts:
     """Everything that a verdict follows from; filled as a comparison goes on.
 
     problem:    the exception that ended it
+    exhausted:  a search that kept nothing
     examined:   the candidate, and a baseline that is a stack itself
     untimed:    nothing is to be timed (`verify=only`)
     itself:     both arms are the same program
     """
 
     problem: Problem | None = None
+    exhausted: Exhausted | None = None
     examined: list[Examined] = field(default_factory=list)
     untimed: bool = False
     measurement: Measurement | None = None
@@ -84,9 +111,11 @@ def adjudicate(facts: Facts) -> Decision | None:
 
 def facts_of(result: Result) -> Facts:
     """The facts that a record holds."""
+    searched, min_gain = result.search, result.config.get("auto.min_gain", 0.0)
     examined = [Examined(result.equivalence, result.evidence)] if result.equivalence else []
     return Facts(
         problem=result.error,
+        exhausted=Exhausted.of(result.trials, min_gain) if searched and not searched.stack else None,
         examined=examined,
         untimed=result.config.get("verify") == "only",
         measurement=result.measurement,
@@ -109,6 +138,23 @@ def ended(facts: Facts) -> Decision | None:
     verdict = ENDINGS.get(problem.type, Verdict.ERROR)
     named = problem.worker and problem.type not in ("ConfigError", "NoReference", "Unsupported")
     return Decision(verdict, f"{problem.worker}: {problem.message}" if named else problem.message)
+
+
+def nothing_kept(facts: Facts) -> Decision | None:
+    """A search without a winner. The baseline is as fast as the best stack, unless a trial left that open."""
+    if (found := facts.exhausted) is None:
+        return None
+    count = f"{len(found.tried)} change{'' if len(found.tried) == 1 else 's'} tried"
+    if any(verdict.measured for verdict in found.tried):
+        if found.open:
+            return Decision(Verdict.INCONCLUSIVE, f"the search kept nothing: {count}, not all of it decided")
+        return Decision(Verdict.SAME, f"the search kept nothing: {count}, and nothing gained")
+    refused = (
+        v for v in (Verdict.INVALID, Verdict.ERROR, Verdict.UNVERIFIED, Verdict.NOT_EQUIVALENT) if v in found.tried
+    )
+    return Decision(
+        next(refused, Verdict.UNSUPPORTED), f"the search kept nothing: {count}, and nothing could be measured"
+    )
 
 
 def not_engaged(facts: Facts) -> Decision | None:
@@ -192,6 +238,7 @@ def _own(measurement: Measurement, interval: statistics.Interval, confidence: fl
 
 RULES: tuple[Callable[[Facts], Decision | None], ...] = (
     ended,
+    nothing_kept,
     not_engaged,
     unreadable,
     not_equivalent,

@@ -16,16 +16,21 @@ from omegaconf import DictConfig, OmegaConf
 from optexp.comparison.session import Session
 from optexp.config import search_path
 from optexp.errors import ConfigError, TrackingError
-from optexp.reporting import compiler_page, report, terminal, tracking
+from optexp.reporting import compiler_page, report, terminal, tracking, waterfall
 from optexp.reporting.tracking import Run
 from optexp.result import Problem, Result, Verdict
 from optexp.workers.serving import describe
 
 
 class Recorder:
-    """Holds the MLflow run open while a comparison works, so that an interrupted one is marked KILLED."""
+    """Holds the MLflow run open while a comparison works, so that an interrupted one is marked KILLED.
 
-    def __init__(self, session: Session, show: terminal.Show = terminal.show) -> None:
+    Args:
+        parent: Id of the MLflow run that this one is nested in; None: the sweep's, in a sweep.
+    """
+
+    def __init__(self, session: Session, show: terminal.Show = terminal.show, parent: str | None = None) -> None:
+        self.parent = parent
         self.session, self.output, self.watch, self.show = session, session.output, session.watch, show
         self.run: Run | None = None
         self.trouble: str | None = None
@@ -36,8 +41,10 @@ class Recorder:
         if not tracked.enabled:
             return
         try:
-            name = f"{result.workload} · {result.label}"
-            self.run = tracking.start(tracked, name, os.environ.get("OPTEXP_PARENT_RUN"))
+            mode = self.session.experiment.mode
+            found_later = "auto" if mode == "auto" else result.label
+            name = f"{result.workload} · {found_later}{' taken apart' if mode == 'ablate' else ''}"
+            self.run = tracking.start(tracked, name, self.parent or os.environ.get("OPTEXP_PARENT_RUN"))
             result.environment["mlflow_run"] = self.run.run_id  # by which a sweep finds it, to correct it
             (self.output / tracking.OPEN).write_text(self.run.run_id)  # to close it if this process is killed
         except TrackingError as error:
@@ -49,6 +56,7 @@ class Recorder:
             result.notes.append(f"not in MLflow: {self.trouble}")
         with self.session.working("record", "writing the report"):
             self._write(result)
+            waterfall.draw(result, self.output)
             report.write(result, self.output / "report.html")
             compiler_page.write(result, self.output)
         self.session.progress.stop()

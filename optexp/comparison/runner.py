@@ -15,7 +15,7 @@ from optexp.comparison import gpu_lock
 from optexp.comparison.adjudicate import Decision, Facts, adjudicate
 from optexp.comparison.recorder import Recorder, not_built
 from optexp.comparison.session import Session
-from optexp.config import resolve
+from optexp.config import Experiment, resolve
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference, Unsupported
 from optexp.reporting import terminal
 from optexp.reporting.terminal import Progress
@@ -54,20 +54,41 @@ def run(
         except Exception as error:
             return not_built(error, config, output, show)
         with Recorder(session, show) as recorder:
-            facts = Facts()
-            try:
-                mode = import_module(f"optexp.comparison.modes.{experiment.mode}")
-                decision = mode.run(session, facts, recorder.start) or adjudicate(facts)
-                settle(session, decision or Decision(Verdict.ERROR, "the comparison ended undecided"))
-            except Exception as error:
-                facts.problem = problem(error)
-                settle(session, adjudicate(facts) or Decision(Verdict.ERROR, facts.problem.message))
-                expected = isinstance(error, (Unsupported, ConfigError, NoReference, Distrusted))
-                session.result.error = None if expected else facts.problem
-            finally:
-                session.close()
-            recorder.finish(session.result)
+            perform(session, recorder)
     return session.result
+
+
+def run_beside(
+    experiment: Experiment, device: str, output: Path, progress: Progress, show: terminal.Show, parent: str | None
+) -> Result:
+    """One comparison of a job that makes several, on the device that the job holds.
+
+    Args:
+        parent: Id of the MLflow run that the comparison's own is nested in.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "result.json").unlink(missing_ok=True)
+    session = Session(experiment, device, output, Stopwatch(), progress)
+    with Recorder(session, show, parent) as recorder:
+        perform(session, recorder)
+    return session.result
+
+
+def perform(session: Session, recorder: Recorder) -> None:
+    """Run the experiment's mode, settle the verdict, and record it."""
+    facts = Facts()
+    try:
+        mode = import_module(f"optexp.comparison.modes.{session.experiment.mode}")
+        decision = mode.run(session, facts, recorder.start) or adjudicate(facts)
+        settle(session, decision or Decision(Verdict.ERROR, "the comparison ended undecided"))
+    except Exception as error:
+        facts.problem = problem(error)
+        settle(session, adjudicate(facts) or Decision(Verdict.ERROR, facts.problem.message))
+        expected = isinstance(error, (Unsupported, ConfigError, NoReference, Distrusted))
+        session.result.error = None if expected else facts.problem
+    finally:
+        session.close()
+    recorder.finish(session.result)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from optexp.comparison.edits import Files
 from optexp.comparison.forecast import TOLD_S, Steps, announcement, total_s
 from optexp.comparison.machine import Machine
 from optexp.config import Experiment, search_path
+from optexp.config.experiment import comparing
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference
 from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.gpu import UNREAD
@@ -38,7 +40,7 @@ from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
 
 # They change what is run with, not what is run.
-NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "timeout_s", "profile"}
+NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "timeout_s", "profile", "auto"}
 
 
 @dataclass
@@ -64,16 +66,15 @@ class Session:
         self.draws = Draws.of(e.replay)
         self.files = Files.now()
         self.stack, self.baseline = Composed(e.strategies), Composed(e.baseline)
-        sizes = {f"workload.{key}": value for key, value in asdict(e.workload).items()}
         self.result = Result(
             verdict=Verdict.ERROR,
             headline="",
             workload=e.workload.name,
-            strategy=list((self.stack if e.mode == "compare" else self.baseline).labels),
+            strategy=list((self.baseline if e.mode == "profile" else self.stack).labels),
             device=self.device,
             seed=e.seed,
             environment=describe_environment(torch.device(self.device)),
-            config=e.resolved | sizes | {"device": self.device},
+            config=self._config(),
         )
         self.machine = Machine.claim(self.device, self.settings.cpus)
         if self.machine.gpu is None and self.machine.on_gpu:
@@ -81,7 +82,7 @@ class Session:
         if self.settings.l2 != "warm" and not (self.machine.on_gpu and self.workload.operation):
             e.notes.append(f"measurement.l2={self.settings.l2}: only a single operation on a GPU is measured that way")
             self.settings = replace(self.settings, l2="warm")
-        timed = e.verify != "only" and e.mode == "compare" and not self.settings.trials
+        timed = e.verify != "only" and e.mode != "profile" and not self.settings.trials
         if timed and not self.isolated:  # arms made anew have this process's luck in common
             try:
                 self.settings = replace(self.settings, processes_min=1, processes_max=1)
@@ -95,6 +96,20 @@ class Session:
         self.result.notes, self.result.draws = list(e.notes), self.draws
         count = f"{len(cores)} core{'s' if len(cores) > 1 else ''}"
         self.result.placement = Placement(cores, f"both arms bound to the same {count}")
+
+    def _config(self) -> dict[str, Any]:
+        e = self.experiment
+        sizes = {f"workload.{key}": value for key, value in asdict(e.workload).items()}
+        return e.resolved | sizes | {"device": self.device}
+
+    def choose(self, stack: Sequence[Strategy]) -> None:
+        """Make `stack` the candidate, for a mode that finds it out."""
+        e = self.experiment
+        self.experiment = replace(comparing(e, stack, e.baseline, mode=e.mode), notes=e.notes)
+        self.stack = Composed(stack)
+        self.pool.preload = {*self.pool.preload, *(module for part in stack for module in part.preload)}
+        self.result.strategy, self.result.config = list(self.stack.labels), self._config()
+        self.result.fingerprint = fingerprint(self.result, len(self.machine.cores))
 
     @property
     def contract(self) -> Contract:

@@ -15,7 +15,7 @@ from optexp.profiling.diagnosis import diagnose
 from optexp.profiling.view import View
 from optexp.records.profile import Bottleneck, Calibration
 from optexp.schema import build, plain
-from optexp.strategy import Remedy, Strategy, compose
+from optexp.strategy import Remedy, Strategy, compose, named
 from optexp.trace import Trace
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
@@ -48,7 +48,10 @@ def installed() -> Sequence[Strategy]:
 def _built(folder: Path, *names: str) -> Sequence[Strategy]:
     """folder: the working folder, whose conf/ is on the search path"""
     nodes = plain(search_path.compose([f"strategy=[{','.join(names)}]"]).strategy)
-    return [build(node, f"strategy.{name}") for name, node in nodes.items() if "_target_" in node]
+    single = [name for name, node in nodes.items() if "_target_" in (node or {})]
+    if len(single) < len(names):  # YAMLs of whole stacks, which set options of their members
+        nodes = plain(search_path.compose([f"strategy=[{','.join(single)}]"]).strategy)
+    return [named(build(nodes[name], f"strategy.{name}"), name) for name in single]
 
 
 def answered(

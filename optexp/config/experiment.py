@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optexp.config.auto_settings import AutoSettings
 from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import ConfigError
 from optexp.profiling.settings import ProfileSettings
@@ -58,10 +59,12 @@ class Settings:
     timeout_s: float = 600.0
     environment: Environment = field(default_factory=Environment)
     profile: ProfileSettings = field(default_factory=ProfileSettings)
+    auto: AutoSettings = field(default_factory=AutoSettings)
     tracking: Tracking = field(default_factory=Tracking)
 
 
-NODES = ("tracking", "environment", "profile")  # keys of `Settings` that have keys of their own
+MEASURING = ("ablate", "auto")  # modes whose every comparison is timed
+NODES = ("tracking", "environment", "profile", "auto")  # keys of `Settings` that have keys of their own
 
 
 @dataclass(kw_only=True)
@@ -107,36 +110,76 @@ def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
         kind = f"{type(workload).__module__}.{type(workload).__qualname__}"
         raise ConfigError(f"workload: {kind} is no workload: derive it from optexp.workload.Workload")
 
-    resolved = {
-        "workload": workload.name,
-        **_flat("workload", workload),
-        "strategy": label(strategies),
-        **{key: value for s in strategies for key, value in _flat(f"strategy.{s.name}", s).items()},
-        "baseline": label(baseline),
-        **{key: value for s in baseline for key, value in _flat(f"baseline.{s.name}", s).items()},
-        "measurement": measurement.preset,
-        **_flat("measurement", measurement),
-        # Where a run is recorded does not change what was measured, and an address may hold a password.
-        **{f.name: getattr(checked, f.name) for f in fields(checked) if f.name not in NODES},
-        **_flat("environment", checked.environment),
-        **_flat("profile", checked.profile),
-    }
-    return Experiment(
+    experiment = Experiment(
         **{f.name: getattr(checked, f.name) for f in fields(checked)},
         workload=workload,
         strategies=strategies,
         baseline=baseline,
         measurement=measurement,
         notes=notes,
-        resolved=resolved,
+        resolved={},
     )
+    return replace(experiment, resolved=_resolved(experiment))
+
+
+def comparing(
+    experiment: Experiment,
+    strategies: Sequence[Strategy],
+    baseline: Sequence[Strategy],
+    measurement: MeasurementSettings | None = None,
+    mode: str = "compare",
+) -> Experiment:
+    """The same experiment with other stacks.
+
+    Args:
+        strategies: The candidate's.
+        measurement: Instead of the experiment's own.
+        mode: Of the new one.
+    """
+    changed = replace(
+        experiment,
+        mode=mode,
+        strategies=Composed(strategies),
+        baseline=Composed(baseline),
+        measurement=measurement or experiment.measurement,
+        notes=[],
+    )
+    return replace(changed, resolved=_resolved(changed))
+
+
+def _resolved(e: Experiment) -> dict[str, Any]:
+    """Everything that was decided, flat, for the record."""
+    keys = [f.name for f in fields(Settings) if f.name not in NODES]
+    return {
+        "workload": e.workload.name,
+        **_flat("workload", e.workload),
+        "strategy": label(e.strategies),
+        **{key: value for s in e.strategies for key, value in _flat(f"strategy.{s.name}", s).items()},
+        "baseline": label(e.baseline),
+        **{key: value for s in e.baseline for key, value in _flat(f"baseline.{s.name}", s).items()},
+        "measurement": e.measurement.preset,
+        **_flat("measurement", e.measurement),
+        # Where a run is recorded does not change what was measured, and an address may hold a password.
+        **{key: getattr(e, key) for key in keys},
+        **_flat("environment", e.environment),
+        **_flat("profile", e.profile),
+        **(_flat("auto", e.auto) if e.mode == "auto" else {}),
+    }
 
 
 def _refuse_in_comparisons(settings: Settings) -> None:
-    """Raises ConfigError for keys that are about one program."""
+    """Raises ConfigError for keys that are about another mode."""
     for key in () if settings.mode == "profile" else ("region", "tool"):
         if (value := getattr(settings.profile, key)) is not None:
             raise ConfigError(f"profile.{key}={value} is for one program: add mode=profile")
+    from optexp.config import search_path
+
+    ignored = settings.mode == "auto" or search_path.in_sweep()  # other jobs of a sweep may search
+    for key, default in () if ignored else _flat("auto", AutoSettings()).items():
+        if (value := getattr(settings.auto, key.partition(".")[2])) != default:
+            raise ConfigError(f"{key}={shown(value)} is for a search: add mode=auto")
+    if settings.mode in MEASURING and settings.verify == "only":
+        raise ConfigError(f"mode={settings.mode} compares times: leave verify=only out")
 
 
 def _refuse_in_single_runs(settings: SweepSettings) -> None:
@@ -170,7 +213,7 @@ def _stack(nodes: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def _unused(name: str, options: dict[str, Any]) -> list[str]:
     """Options of a strategy that is not in the stack: checked all the same, a misspelling is a mistake in any job."""
-    node = _strategy_nodes([name], "strategy")[name]
+    node = _strategy_nodes([name], "strategy").get(name)
     given = [f"strategy.{name}.{key}={shown(value)}" for key, value in options.items()]
     if not node:
         raise ConfigError(f"{given[0]}: {name} is the empty stack, which has no options")
@@ -192,11 +235,14 @@ def _baseline(value: Any) -> dict[str, Any]:
                 f"baseline={item!r} is not a stack: write names, [amp,fusion], or [{{amp:{{dtype:...}}}}]"
             )
     nodes = _strategy_nodes(list(options), "baseline")
-    return {name: {**node, **options[name]} for name, node in nodes.items() if node}
+    return {name: {**node, **options.get(name, {})} for name, node in nodes.items() if node}
 
 
 def _strategy_nodes(names: list[str], key: str) -> dict[str, Any]:
-    """conf/strategy/<name>.yaml of each, wherever on the search path it is; the empty stack's is empty."""
+    """conf/strategy/<name>.yaml of each, wherever on the search path it is; the empty stack's is empty.
+
+    A YAML of a whole stack brings a node for each of its members.
+    """
     from optexp.config import search_path
 
     known = search_path.options("strategy")
@@ -206,7 +252,13 @@ def _strategy_nodes(names: list[str], key: str) -> dict[str, Any]:
     if not names:
         return {}
     composed = plain(search_path.compose([f"strategy=[{','.join(names)}]"]).strategy)
-    return {name: composed.get(name) or {} for name in names}
+    found: dict[str, Any] = {}
+    for name in names:
+        if composed.get(name):
+            found[name] = composed[name]
+        else:
+            found |= plain(search_path.compose([f"strategy=[{name}]"]).strategy) or {name: {}}
+    return found
 
 
 def _build_all(nodes: Mapping[str, Any], key: str) -> Composed:

@@ -120,6 +120,15 @@ def p_value(
     return min(1.0, 2 * float(stdtr(len(medians) - 1, -beyond / error))) if error else float(beyond <= 0)
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Each adjusted so that the chance of a single false claim among all of them stays what it is for one."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
 def decide(interval: Interval, min_effect: float) -> Verdict:
     """FASTER or SLOWER by more than δ, SAME within it, INCONCLUSIVE otherwise."""
     _, low, high = interval.ratios()

@@ -20,13 +20,14 @@ from optexp.records.prediction import Prediction
 from optexp.records.profile import ArmProfile, Bottleneck, Check
 from optexp.records.ranges import Ranges, TraceFile
 from optexp.records.verification import Verification
-from optexp.reporting import memory_plot, plots, roofline_picture, summary, timeline
+from optexp.reporting import memory_plot, plots, roofline_picture, summary, timeline, trial_sections
 from optexp.reporting.compiler_section import CompilerSection, compiler_section
 from optexp.reporting.memory_plot import Areas, CompositionRow
 from optexp.reporting.plots import Errors, Strip
 from optexp.reporting.roofline_picture import Shown
 from optexp.reporting.summary import Row
 from optexp.reporting.timeline import Histogram, Panel, Tick
+from optexp.reporting.trial_sections import AblationSection, SearchSection, TrialsSection
 from optexp.reporting.wording import GATES
 from optexp.result import Engagement, Problem, Result, Verdict
 
@@ -84,6 +85,24 @@ class Figures:
 def figures(page: Page) -> Figures | None:
     rows = summary.rows(page.result, details=True) if page.has_figures else []
     return Figures(rows, page.measured, summary.cost(page.result)) if rows else None
+
+
+@section
+def search(page: Page) -> SearchSection | None:
+    """The decision of mode=auto, its waterfall, and what was not tried."""
+    return trial_sections.search(page.result)
+
+
+@section
+def ablation(page: Page) -> AblationSection | None:
+    """What each member of a stack gives."""
+    return trial_sections.ablation(page.result)
+
+
+@section
+def trials(page: Page) -> TrialsSection | None:
+    """Comparisons of a job that makes several."""
+    return trial_sections.trials(page.result)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optexp.records.profile import ArmProfile
-from optexp.reporting import profile_tables, summary
+from optexp.reporting import profile_tables, summary, trial_tables
 from optexp.reporting.tables import ALARM, COLOURS, frameless, labelled, spaced
 from optexp.result import Result, Verdict
 from optexp.support.units import at_least, duration, ratio
@@ -112,7 +112,7 @@ def show(result: Result, folder: Path, run: Run | None = None) -> None:
     """Print the verdict; an UNSUPPORTED one is a single line."""
     console = output()
     console.print(headline(result), soft_wrap=True)
-    if result.verdict is not Verdict.UNSUPPORTED:
+    if result.verdict is not Verdict.UNSUPPORTED or result.trials:
         parts = spaced([*body(result), locations(folder, run)])
         console.print(Padding(Group(*parts), (1, 0, 1, 2), expand=False))
 
@@ -154,11 +154,14 @@ def body(result: Result) -> list[RenderableType]:
     if result.verdict is Verdict.PROFILED:
         return list(_profile(result))
     if result.verdict is Verdict.ERROR:
-        return list(_error(result))
+        return [*_error(result), *trial_tables.tables(result)]
+    if result.verdict.measured and result.search is not None and not result.search.stack:  # there is no candidate
+        return [alone(result), *trial_tables.tables(result), labelled(_remarks(result))]
     if result.verdict.measured:
-        return [comparison(result), labelled(_facts(result))]
+        return [comparison(result), labelled(_facts(result)), *trial_tables.tables(result)]
     verified = summary.verified(result) if result.equivalence and result.equivalence.ok else ""
-    return [labelled([("verified", verified), *_remarks(result), ("now", summary.what_now(result))])]
+    facts = labelled([("verified", verified), *_remarks(result), ("now", summary.what_now(result))])
+    return [facts, *trial_tables.tables(result)]
 
 
 def comparison(result: Result) -> Table:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from math import floor, log10
+
+SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+BYTES = {"": 1.0, "B": 1.0, **{f"{p}iB": 2.0 ** (10 * (n + 1)) for n, p in enumerate("KMGT")}} | {
+    f"{p}B": 1e3 ** (n + 1) for n, p in enumerate("KMGT")
+}
+NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def ratio(value: float) -> str:
@@ -44,3 +51,27 @@ def byte_size(size: float) -> str:
 def signed_bytes(size: float) -> str:
     """A change of memory: +340 MiB, −12 KiB."""
     return f"{'+' if size > 0 else '−'}{byte_size(abs(size))}"
+
+
+def seconds(text: str, key: str) -> float:
+    """The seconds of 90s, 10m, 1.5h or 600.
+
+    Args:
+        key: For the message.
+
+    Raises:
+        ValueError: The text is no such time.
+    """
+    return _amount(text, SECONDS, f"{key}={text} is no time: write 90s, 10m, 1.5h, or a number of seconds")
+
+
+def byte_count(text: str, key: str) -> float:
+    """The bytes of 8GiB, 512MiB, 16GB or 1000; arguments and errors as those of `seconds`."""
+    return _amount(text, BYTES, f"{key}={text} is no amount of memory: write 8GiB, 512MiB, or a number of bytes")
+
+
+def _amount(text: str, units: dict[str, float], problem: str) -> float:
+    match = NUMBER.fullmatch(text)
+    if match is None or match[2] not in units:
+        raise ValueError(problem)
+    return float(match[1]) * units[match[2]]

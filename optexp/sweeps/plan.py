@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from rich.table import Table
 from rich.text import Text
 
+from optexp.comparison.contributions import subsets
 from optexp.comparison.forecast import rough
 from optexp.config import Experiment, resolve
 from optexp.sweeps.job import Job
@@ -115,9 +116,15 @@ def expected(experiment: Experiment, past: Sequence[Past]) -> tuple[float, str]:
     for words, fits in levels:
         if seconds := [job.seconds for job in same_kind if fits(job)]:
             return median(seconds), f"{len(seconds)} record{'s' if len(seconds) > 1 else ''} {words}"
-    if experiment.verify == "only" or experiment.mode != "compare":
+    if experiment.verify == "only" or experiment.mode == "profile":
         return BESIDE_S, "no record: a guess"
-    return experiment.measurement.budget_s + BESIDE_S, "no record: the preset's time budget"
+    each_s = experiment.measurement.budget_s + BESIDE_S
+    if experiment.mode == "auto":
+        return experiment.auto.budget_s + each_s, "no record: the search's time budget"
+    if experiment.mode == "ablate":
+        count = 1 + len(subsets([strategy.label for strategy in experiment.strategies]))
+        return count * each_s, f"no record: the preset's time budget, {count} times"
+    return each_s, "no record: the preset's time budget"
 
 
 def _equal(config: Mapping[str, Any], wanted: Mapping[str, Any], keys: Sequence[str]) -> bool:

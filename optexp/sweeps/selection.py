@@ -11,6 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.comparison.adjudicate import adjudicate, facts_of
+from optexp.measurement.statistics import holm as holm
 from optexp.reporting import summary
 from optexp.reporting.wording import agreeing, corrected_headline
 from optexp.result import ByItself, Result, Verdict, against_itself
@@ -21,19 +22,10 @@ FOLDER = "winners"
 Run = Callable[[DictConfig, Path], Result]
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Each adjusted so that the chance of a single false claim among all of them stays what it is for one."""
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
-
-
 def corrected(results: Sequence[Result]) -> list[Result]:
     """The results, in place; a claim that does not survive the correction becomes INCONCLUSIVE, and says so."""
     family = [
-        (result, found, found.p_value)
+        (result, found, p_value(result, found.p_value))
         for result in results
         if result.speedup and (found := result.measurement) and found.p_value is not None
         if not against_itself(result.config)
@@ -50,14 +42,24 @@ def corrected(results: Sequence[Result]) -> list[Result]:
     return list(results)
 
 
+def p_value(result: Result, alone: float) -> float:
+    """Of a job's claim; of a search among all that it has measured."""
+    trials = [trial.p_value for trial in result.trials if trial.p_value is not None] if result.search else []
+    return holm([alone, *trials])[0]
+
+
 def winners(results: Mapping[Path, Result]) -> list[Path]:
-    """The fastest job of every workload for which several were measured, where its preset asks for a second look."""
+    """The fastest job of every workload for which several were measured, where its preset asks for a second look.
+
+    A job that made many comparisons has measured its winner anew, or is no claim of a sweep.
+    """
     by_workload = defaultdict(list)
     for (job, result), title in zip(results.items(), summary.titles(list(results.values())), strict=True):
         if result.speedup and not against_itself(result.config):
             by_workload[title].append((result.verdict is Verdict.FASTER, result.speedup.low, job))
     best = [max(tried) for tried in by_workload.values() if len(tried) > 1]
-    return [job for faster, _, job in best if faster and results[job].config.get("measurement.confirm")]
+    once = [job for faster, _, job in best if faster and not results[job].trials]
+    return [job for job in once if results[job].config.get("measurement.confirm")]
 
 
 def confirm(results: Mapping[Path, Result], folder: Path, run: Run) -> dict[Path, Result]:

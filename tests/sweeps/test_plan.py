@@ -41,6 +41,10 @@ def test_without_a_record_the_preset_tells(made: Any, experiment: Any) -> None:
     assert seconds == made.measurement.budget_s + plan.BESIDE_S
     assert basis == "no record: the preset's time budget"
     assert plan.expected(experiment("verify=only"), [])[1] == "no record: a guess"
+    searching = experiment("mode=auto", "auto.budget=5m")
+    assert plan.expected(searching, [])[0] == 300 + seconds
+    apart = experiment("mode=ablate", "strategy=[amp,fusion,inplace]")
+    assert plan.expected(apart, [])[0] == 7 * seconds
 
 
 def test_the_sum_counts_wall_time_and_gpu_hours(tmp_path: Path) -> None:

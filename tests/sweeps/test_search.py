@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from optexp.measurement import statistics
 from optexp.records.measurement import Measurement, ProcessSpread
+from optexp.records.trials import Search, Trial
 from optexp.records.verification import Verification
 from optexp.result import ByItself, Problem, Result, Speedup, Verdict
 from optexp.sweeps import selection
@@ -52,6 +53,18 @@ def test_a_claim_among_many_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {r.verdict for r in rest} == {Verdict.INCONCLUSIVE}
     (alone,) = selection.corrected([result("b", 1.02, 0.004)])
     assert alone.verdict is Verdict.FASTER
+
+
+def test_a_search_among_other_jobs_answers_for_its_trials_and_is_measured_no_second_time() -> None:
+    trials = [Trial(n, ["amp"], [], Verdict.SAME, p_value=0.5, change=f"c{n}") for n in range(8)]
+    found = Search("time", [], ["amp"], "Use amp.", "the end", 1.0)
+    searched = result("amp", 1.5, 0.004, trials=trials, search=found)
+    assert selection.p_value(searched, 0.004) == pytest.approx(9 * 0.004)
+    (alone,) = selection.corrected([searched])
+    assert alone.verdict is Verdict.INCONCLUSIVE
+    sure = {Path("0"): replace(searched, verdict=Verdict.FASTER), Path("1"): result("fusion", 1.2)}
+    assert selection.winners(sure) == []
+    assert selection.winners({**sure, Path("0"): result("amp", 1.5)}) == [Path("0")]
 
 
 def test_p_agrees_with_the_interval() -> None:

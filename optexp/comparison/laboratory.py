@@ -1,0 +1,156 @@
+"""A search's eyes and hands: profiles a stack to rank what may help, and has trials measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import cloudpickle
+
+from optexp.comparison.candidates import Candidate, candidates, order
+from optexp.comparison.compiler_evidence import logged
+from optexp.comparison.predictions import prediction
+from optexp.comparison.profiles import Profile, advised, profile, show_where_time_goes
+from optexp.comparison.search import Proposal, Survey, why
+from optexp.comparison.session import Session, alongside
+from optexp.comparison.suggestions import installed
+from optexp.comparison.trials import Trials
+from optexp.errors import Failure
+from optexp.measurement.settings import MeasurementSettings
+from optexp.records.profile import Bottleneck
+from optexp.records.trials import Trial, Untried
+from optexp.strategy import Composed, Strategy, compose
+from optexp.workers.arm import Arm
+from optexp.workers.client import Client
+
+USELESS = "the profiled program leaves it nothing to gain"
+
+
+class Bench:
+    """The laboratory of one job.
+
+    Args:
+        asked: A stack to try first; empty: none.
+        meanwhile: Work of the parent while the first arm sets up.
+    """
+
+    def __init__(self, session: Session, asked: Sequence[Strategy], meanwhile: Callable[[], None]) -> None:
+        self.session, self.asked, self.meanwhile = session, asked, meanwhile
+        self.trials, self.begin, self.rounds = Trials(session), time.monotonic(), 0
+        self.settings = session.settings
+        self.brief = brief(self.settings)
+
+    def spent_s(self) -> float:
+        return time.monotonic() - self.begin
+
+    # --- survey --------------------------------------------------------------------------------------------------
+
+    def survey(self, stack: Sequence[Strategy]) -> Survey:
+        """Profile a stack in an arm of its own, and rank what it can become.
+
+        Raises:
+            Failure: The baseline cannot be profiled; of a later stack the survey ends the search.
+        """
+        self.rounds += 1
+        try:
+            return self._survey(stack)
+        except Failure as failure:
+            if self.rounds == 1:
+                raise
+            return Survey([], ended=f"the stack that was kept could not be profiled again: {failure.message}")
+
+    def _survey(self, stack: Sequence[Strategy]) -> Survey:
+        session, name = self.session, f"round{self.rounds}"
+        meanwhile, self.meanwhile = self.meanwhile, _nothing
+        called = "+".join(Composed(stack).labels) or "the baseline"
+        with session.working("arms", f"starting {called}"), alongside(meanwhile):
+            starting = session.pool.start({name: logged(session, session.spec(stack), name)})[name]
+            arm, setup = starting.arm, starting.setup.wait()
+        session.learn(setup, [setup])
+        with session.working("profile", f"round {self.rounds}: tracing a few steady steps"):
+            found = profile(session, arm, name)
+            bottlenecks = advised(arm, found, stack)
+            if self.rounds == 1:
+                show_where_time_goes(session, {"baseline": found}, bottlenecks, [])
+            survey = self._ranked(arm, found, stack, bottlenecks)
+        arm.close()
+        session.pool.end_workers()
+        return survey
+
+    def _ranked(
+        self, arm: Client[Arm], found: Profile, stack: Sequence[Strategy], bottlenecks: Sequence[Bottleneck]
+    ) -> Survey:
+        among, left_out = self._allowed(stack)
+        possible, refused = candidates(stack, among)
+        left_out += refused
+        helping = [c for c in possible if c.swaps or c.strategy.helps(found.trace, found.calibration)]
+        left_out += [Untried(c.change, USELESS) for c in possible if c not in helping]
+        refusals = arm.call(Arm.refusals, packed=cloudpickle.dumps([c.strategy for c in helping])) if helping else []
+        left_out += [Untried(c.change, f"UNSUPPORTED: {r}") for c, r in zip(helping, refusals, strict=True) if r]
+        fitting = [c for c, reason in zip(helping, refusals, strict=True) if not reason]
+        proposals = [(self._key(c, found, bottlenecks), self._proposal(c, found, bottlenecks)) for c in fitting]
+        proposals.sort(key=lambda pair: pair[0])
+        asked, self.asked = self.asked, ()
+        first = [Proposal("+".join(Composed(asked).labels), compose(asked), why="asked for")] if asked else []
+        return Survey([*first, *(proposal for _, proposal in proposals)], left_out)
+
+    def _allowed(self, stack: Sequence[Strategy]) -> tuple[list[Strategy], list[Untried]]:
+        """Strategies that the search may try, and those that the user took out."""
+        settings = self.session.experiment.auto
+        taken = [s for s in installed() if settings.allows(s.name)]
+        names = {strategy.name for strategy in (*taken, *stack)}
+        return taken, [
+            Untried(s.name, "left out by auto.among or auto.without") for s in installed() if s.name not in names
+        ]
+
+    def _key(self, c: Candidate, found: Profile, bottlenecks: Sequence[Bottleneck]) -> tuple[float, ...]:
+        foretold = _foretold(c, found)
+        return order(c, foretold[0], bottlenecks)
+
+    def _proposal(self, c: Candidate, found: Profile, bottlenecks: Sequence[Bottleneck]) -> Proposal:
+        bound, assumption = _foretold(c, found)
+        causes = list(dict.fromkeys(cause for _, _, cause in c.answers(bottlenecks)))
+        return Proposal(c.change, c.stack, bound, why(bound, assumption, causes))
+
+    # --- trials --------------------------------------------------------------------------------------------------
+
+    def quick(self, proposal: Proposal, against: Sequence[Strategy]) -> Trial:
+        return self._trial(proposal, against, self.brief or self.settings)
+
+    def thorough(self, proposal: Proposal, against: Sequence[Strategy]) -> Trial | None:
+        return None if self.brief is None else self._trial(proposal, against, self.settings)
+
+    def _trial(self, proposal: Proposal, against: Sequence[Strategy], settings: MeasurementSettings) -> Trial:
+        trial, _ = self.trials.compare(proposal.stack, against, settings, details=False)
+        return replace(trial, change=proposal.change, predicted=proposal.bound, why=proposal.why)
+
+
+def _foretold(c: Candidate, found: Profile) -> tuple[float | None, str]:
+    """Largest speedup that a profile predicts, and the assumption; of other options of a member nothing is."""
+    view = found.view()
+    foretold = None if c.swaps else prediction(c.typed, c.strategy, view, found.calibration, found.trace.timed_us)
+    return (foretold.speedup, foretold.text) if foretold else (None, "")
+
+
+def _nothing() -> None:
+    return
+
+
+def brief(settings: MeasurementSettings) -> MeasurementSettings | None:
+    """Settings of a first look: those of the quick preset, where they are less; None where `settings` are no more."""
+    short = replace(
+        settings,
+        preset="quick",
+        processes_min=1,
+        processes_max=1,
+        pairs=min(settings.pairs, 30),
+        confidence=min(settings.confidence, 0.99),  # the blocks of one process give no more
+        budget_s=min(settings.budget_s, 10.0),
+        controls=False,
+        confirm=False,
+        load_s=min(settings.load_s, 0.5),
+        verification_seeds=min(settings.verification_seeds, 2),
+        thorough=False,
+    )
+    return None if short == settings else short

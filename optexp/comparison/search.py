@@ -1,0 +1,167 @@
+"""The loop of mode=auto: survey, try, keep, survey again. Pure; a laboratory does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from optexp.comparison.goal import Budget, Goal
+from optexp.records.prediction import ABOVE
+from optexp.records.trials import Trial, Untried
+from optexp.strategy import Strategy
+from optexp.support.units import ratio
+
+GREW = 1.02  # times what was predicted before: then a change that was rejected is tried again
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A change of the stack, to be tried.
+
+    change: label of the strategy that is added, or whose options change
+    stack:  with the change, in the order of its stages
+    bound:  largest speedup that the profile predicts; None without one
+    why:    prediction or diagnosis in words
+    """
+
+    change: str
+    stack: Sequence[Strategy]
+    bound: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the profile of a stack proposes, the most promising first, and what it leaves out.
+
+    ended: why there is no profile, which ends the search
+    """
+
+    proposals: list[Proposal]
+    left_out: list[Untried] = field(default_factory=list)
+    ended: str = ""
+
+
+class Laboratory(Protocol):
+    """Profiles and measures."""
+
+    def survey(self, stack: Sequence[Strategy]) -> Survey:
+        """Profile a stack."""
+
+    def quick(self, proposal: Proposal, against: Sequence[Strategy]) -> Trial:
+        """Verify and measure briefly."""
+
+    def thorough(self, proposal: Proposal, against: Sequence[Strategy]) -> Trial | None:
+        """The same, by the job's own measurement; None where a quick trial is that already."""
+
+    def spent_s(self) -> float:
+        """Seconds since the search began."""
+
+
+@dataclass
+class Searched:
+    """Where a search stands.
+
+    stack:   kept so far
+    gained:  its speedup: the product of what was measured
+    ended:   why the search ended
+    untried: changes that were never tried
+    """
+
+    stack: Sequence[Strategy]
+    gained: float = 1.0
+    trials: list[Trial] = field(default_factory=list)
+    ended: str = ""
+    untried: list[Untried] = field(default_factory=list)
+
+
+def search(laboratory: Laboratory, goal: Goal, budget: Budget, start: Sequence[Strategy]) -> Searched:
+    """From `start`, keep what brings the goal nearer, until nothing is predicted to, or the budget is spent."""
+    return _Loop(laboratory, goal, budget, Searched(start)).run()
+
+
+@dataclass
+class _Loop:
+    """tried: by change, what was predicted then;  cut: changes that end a branch, with the reason"""
+
+    laboratory: Laboratory
+    goal: Goal
+    budget: Budget
+    found: Searched
+    tried: dict[str, float | None] = field(default_factory=dict)
+    cut: set[str] = field(default_factory=set)
+
+    def run(self) -> Searched:
+        found = self.found
+        while not found.ended:
+            survey = self.laboratory.survey(found.stack)
+            left = {entry.change: entry for entry in survey.left_out}
+            found.ended = survey.ended
+            if not self._round(survey.proposals, left) and not found.ended:
+                found.ended = f"nothing is left that may gain {100 * self.goal.min_gain:.2g} %"
+            seen = {trial.change for trial in found.trials}
+            found.untried = [entry for change, entry in left.items() if change not in seen]
+        return found
+
+    def _round(self, proposals: Sequence[Proposal], left: dict[str, Untried]) -> bool:
+        """Try proposals until one is kept; whether one was."""
+        for index, proposal in enumerate(proposals):
+            if reason := self._not_worth(proposal):
+                left[proposal.change] = Untried(proposal.change, reason, proposal.bound)
+                continue
+            if reason := self.budget.spent(self.laboratory.spent_s(), len(self.found.trials)):
+                self.found.ended = reason
+                for rest in proposals[index:]:
+                    left[rest.change] = Untried(rest.change, self._not_worth(rest) or reason, rest.bound)
+                return False
+            if self._tried(proposal):
+                return True
+        return False
+
+    def _not_worth(self, proposal: Proposal) -> str:
+        """Why a proposal is not tried; empty where it is."""
+        change, bound = proposal.change, proposal.bound
+        if change in self.cut:
+            return "cut in an earlier round"
+        if change in self.tried:
+            before = self.tried[change]
+            if bound is None or before is None or bound < GREW * before:
+                return "rejected in an earlier round, and no more is predicted now"
+        return self.goal.hopeless(bound)
+
+    def _tried(self, proposal: Proposal) -> bool:
+        """Measure a proposal, and go on from its stack where it is kept."""
+        found, goal = self.found, self.goal
+        trial = self.laboratory.quick(proposal, found.stack)
+        self.tried[proposal.change] = proposal.bound
+        judged = goal.judge(trial, found.gained, final=False)
+        if judged.go_on:
+            longer = self.laboratory.thorough(proposal, found.stack)
+            if longer is not None:
+                found.trials.append(replace(trial, outcome="measured again"))
+                trial = longer
+            judged = goal.judge(trial, found.gained, final=True)
+        if not trial.verdict.measured:
+            self.cut.add(proposal.change)
+        found.trials.append(replace(trial, outcome=judged.text + beyond(trial), kept=judged.go_on))
+        if judged.go_on:
+            found.stack = proposal.stack
+            found.gained *= trial.gain.estimate if trial.gain else 1.0
+        return judged.go_on
+
+
+def beyond(trial: Trial) -> str:
+    """A remark on a measurement that its prediction rules out; else empty."""
+    if trial.gain is None or trial.predicted is None or trial.gain.low <= ABOVE * trial.predicted:
+        return ""
+    return f"; beyond its bound of {ratio(trial.predicted)}: the bound or the equivalence check is wrong"
+
+
+def why(bound: float | None, assumption: str, causes: Sequence[str]) -> str:
+    """What leads to a trial: a prediction, or bottlenecks that the strategy answers."""
+    if bound is not None:
+        return f"at most {ratio(bound)}: {assumption}"
+    if causes:
+        return f"a remedy for {', '.join(cause.replace('_', ' ') for cause in causes)}"
+    return "neither a bound nor a diagnosis"

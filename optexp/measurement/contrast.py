@@ -1,0 +1,65 @@
+"""Intervals of sums and differences of log-ratios that were measured apart from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import hypot, inf, sqrt
+from statistics import fmean, median, stdev
+
+from scipy.special import ndtri, stdtrit
+
+from optexp.measurement.statistics import Interval, over_blocks
+from optexp.records.measurement import ProcessSpread
+
+
+@dataclass(frozen=True)
+class Uncertain:
+    """A mean log-ratio with its standard error and the degrees of freedom that the error is known with."""
+
+    estimate: float
+    error: float
+    freedom: float
+
+    def interval(self, confidence: float) -> Interval:
+        """Student's t-interval; without a limit where nothing is known of the error."""
+        if not self.error:
+            return Interval(self.estimate, self.estimate, self.estimate)
+        if self.error == inf:
+            return Interval(self.estimate, -inf, inf)
+        half = float(stdtrit(self.freedom, (1 + confidence) / 2)) * self.error
+        return Interval(self.estimate, self.estimate - half, self.estimate + half)
+
+
+EQUAL = Uncertain(0.0, 0.0, inf)  # a program beside itself
+
+
+def of_processes(
+    processes: Sequence[Sequence[float]], confidence: float, spread: ProcessSpread | None = None
+) -> Uncertain:
+    """The mean of log-ratios by process, as `statistics.interval` has it.
+
+    Args:
+        confidence: Of the interval over the blocks of an only process.
+        spread: Expected between processes, where only one was measured.
+    """
+    if len(processes) > 1:
+        medians = [median(ratios) for ratios in processes]
+        return Uncertain(fmean(medians), stdev(medians) / sqrt(len(medians)), len(medians) - 1)
+    blocks = over_blocks(processes[0], confidence)
+    error = blocks.half_width / float(ndtri((1 + confidence) / 2))
+    if spread is None:
+        return Uncertain(blocks.estimate, error, max(len(processes[0]) - 1, 1))
+    return Uncertain(blocks.estimate, hypot(error, spread.deviation), spread.freedom)
+
+
+def combined(terms: Iterable[tuple[float, Uncertain]]) -> Uncertain:
+    """Σ weight · value of independent values, its degrees of freedom by Welch and Satterthwaite."""
+    parts = [(weight, value) for weight, value in terms if weight]
+    estimate = sum(weight * value.estimate for weight, value in parts)
+    variances = [((weight * value.error) ** 2, value.freedom) for weight, value in parts if value.error]
+    total = sum(variance for variance, _ in variances)
+    if not total or total == inf:
+        return Uncertain(estimate, sqrt(total), inf if not total else 1.0)
+    share = sum(variance**2 / freedom for variance, freedom in variances)
+    return Uncertain(estimate, sqrt(total), total**2 / share)

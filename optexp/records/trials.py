@@ -1,0 +1,144 @@
+"""Jobs that make several comparisons: each in a few figures, and what follows from all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from optexp.records.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A ratio of step times, the former's over the latter's, with its interval; `high` is None without an end."""
+
+    estimate: float
+    low: float
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One arm of a trial."""
+
+    step_us: float | None = None
+    peak_mib: float | None = None
+    energy_j: float | None = None
+    setup_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One comparison; its record is in `folder`.
+
+    stack, against: labels of the candidate and of what it was compared with; empty: the plain program
+    reason:         of a verdict without a speedup
+    gain:           None where none was measured
+    preset:         of the measurement
+    folder:         relative to the job's; empty where no process was started
+    change:         label of what a search changed
+    predicted:      largest speedup that the profile predicts; None without a bound
+    why:            the prediction or the diagnosis that led to the trial
+    outcome:        what followed from it
+    kept:           whether the search went on from this stack
+    """
+
+    number: int
+    stack: list[str]
+    against: list[str]
+    verdict: Verdict
+    reason: str = ""
+    gain: Gain | None = None
+    candidate: Figures = field(default_factory=Figures)
+    baseline: Figures = field(default_factory=Figures)
+    p_value: float | None = None
+    preset: str = ""
+    folder: str = ""
+    seconds: float = 0.0
+    change: str = ""
+    predicted: float | None = None
+    why: str = ""
+    outcome: str = ""
+    kept: bool = False
+
+    @property
+    def label(self) -> str:
+        """The candidate's stack as it is written."""
+        return "+".join(self.stack) or "baseline"
+
+
+# --- mode=ablate -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """Speedup of one member of a stack.
+
+    beside:  labels of the members that it was added to, or taken out of
+    gain:    None where it is not known
+    reason:  why it is not known
+    """
+
+    member: str
+    beside: list[str]
+    gain: Gain | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """Speedup of each member of a stack, counted in three ways.
+
+    cumulative:    members are added one after the other, in the order of their stages
+    leave_one_out: of the whole stack, beside the stack without the member
+    shapley:       mean over all orders of adding the members; multiplied, they are the stack's speedup
+    no_shapley:    why there are none
+    interactions:  in words
+    """
+
+    members: list[str]
+    cumulative: list[Contribution]
+    leave_one_out: list[Contribution]
+    shapley: list[Contribution]
+    no_shapley: str = ""
+    interactions: list[str] = field(default_factory=list)
+
+
+# --- mode=auto ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Untried:
+    """A change that the search left out, and why."""
+
+    change: str
+    reason: str
+    predicted: float | None = None
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search ended in.
+
+    objective:   time, memory or energy
+    constraints: in words
+    stack:       labels of the winner; empty where nothing was kept
+    decision:    one sentence
+    ended:       why the search ended
+    seconds:     of the search, without the last measurement
+    yaml:        file with the winner's stack; empty where there is none
+    """
+
+    objective: str
+    constraints: list[str]
+    stack: list[str]
+    decision: str
+    ended: str
+    seconds: float
+    untried: list[Untried] = field(default_factory=list)
+    yaml: str = ""
+
+
+def kept(trials: Sequence[Trial]) -> list[Trial]:
+    """Steps of a search, in their order."""
+    return [trial for trial in trials if trial.kept]

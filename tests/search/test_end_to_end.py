@@ -1,0 +1,153 @@
+"""mode=ablate and mode=auto as commands, on a model whose second implementation is much faster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from optexp.result import Result, Verdict
+
+NET = '''
+import torch
+from torch import nn
+
+
+class Slow(nn.Module):
+    """Sums rows one by one."""
+
+    def forward(self, x):
+        return torch.stack([row.sum() for row in x])
+
+
+class Fast(nn.Module):
+    def forward(self, x):
+        return x.sum(-1)
+'''
+QUICK = [
+    "workload=module", "workload.target=net.py:Slow", "workload.inputs=[{shape: [48, 16]}]", "device=cpu",
+    "measurement=quick", "measurement.pairs=10", "measurement.process_s=0.5", "measurement.warmup_s=0.1",
+    "measurement.verification_seeds=1", "profile.details=false", "hydra.run.dir=out",
+]  # fmt: skip
+FAST = "strategy.replace.target=net.py:Fast"
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+
+
+def record() -> Result:
+    return Result.read(Path("out/result.json"))
+
+
+@pytest.mark.usefixtures("net")
+def test_which_member_gives_what(command_line: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    off = "tracking.enabled=false"
+    assert command_line(*QUICK, "mode=ablate", "strategy=[replace,inference_mode]", FAST, off) == 0
+    found = record()
+    assert found.verdict is Verdict.FASTER, found.headline
+    assert [trial.label for trial in found.trials][1:] == ["replace[target=net.py:Fast]", "inference_mode"]
+    ablation = found.ablation
+    assert ablation is not None
+    assert len(ablation.shapley) == len(ablation.cumulative) == len(ablation.leave_one_out) == 2
+    new, mode = (entry.gain for entry in ablation.shapley)
+    assert new is not None
+    assert mode is not None
+    assert new.estimate > 3 * mode.estimate
+    assert new.low <= new.estimate <= (new.high or new.estimate)
+    assert Result.read(Path("out/trials/2/result.json")).label == "inference_mode"
+    assert Path("out/plots/waterfall.png").is_file()
+    report = Path("out/report.html").read_text()
+    assert "Which member gives what" in report
+    assert 'href="trials/1/report.html"' in report
+    assert "Shapley" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("net")
+def test_a_search_keeps_what_is_faster_and_hands_it_over(
+    command_line: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = ["mode=auto", "strategy=replace", FAST, "auto.trials=2", "auto.among=[inference_mode]"]
+    store = "tracking.uri=sqlite:///mlflow.db"
+    assert command_line(*QUICK, *search, store) == 0
+    found = record()
+    assert found.verdict is Verdict.FASTER, found.headline
+    assert found.strategy[0].startswith("replace")
+    first, second = found.trials
+    assert first.kept
+    assert (first.change, second.change) == ("replace[target=net.py:Fast]", "inference_mode")
+    assert second.against == ["replace[target=net.py:Fast]"]
+    assert found.measurement is not None
+    assert found.measurement.comparisons == 1 + sum(trial.p_value is not None for trial in found.trials)
+    assert found.measurement.p_holm is not None
+    assert found.search is not None
+    assert found.search.decision.startswith("Use replace")
+    assert {entry.reason for entry in found.search.untried if entry.change == "amp"} == {
+        "left out by auto.among or auto.without"
+    }
+    assert Path("out/repro.py").is_file()
+    assert "target: net.py:Fast" in Path("out/strategy.yaml").read_text()
+    assert "strategy=[replace]" in Path("out/trials/1/.hydra/overrides.yaml").read_text()
+    shown = capsys.readouterr().out
+    assert "decision" in shown
+    assert "not tried" in shown
+    assert nested() == {"trial"}
+
+
+def nested() -> set[str]:
+    """That the trials' runs lie below the job's."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri="sqlite:///mlflow.db")
+    runs = client.search_runs([client.get_experiment_by_name("optexp").experiment_id])
+    job = json.loads(Path("out/environment.json").read_text())["mlflow_run"]
+    others = [run for run in runs if run.info.run_id != job]
+    assert len(others) == 2
+    return {"trial" if run.data.tags.get("mlflow.parentRunId") == job else "stray" for run in others}
+
+
+@pytest.mark.usefixtures("net")
+def test_a_search_that_keeps_nothing(command_line: Callable[..., int]) -> None:
+    assert command_line(*QUICK, "mode=auto", "auto.among=[tf32,cuda_graph]", "tracking.enabled=false") == 4
+    found = record()
+    assert found.verdict is Verdict.UNSUPPORTED
+    assert found.search is not None
+    assert found.search.decision == "Keep the baseline: no change could be tried."
+    reasons = {entry.change: entry.reason for entry in found.search.untried}
+    assert reasons["cuda_graph"].startswith("UNSUPPORTED: CUDA Graphs need a CUDA device")
+    assert not Path("out/strategy.yaml").exists()
+
+
+@pytest.mark.usefixtures("net")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["mode=ablate", "strategy=inplace"], "name at least two strategies"),
+        (["mode=auto", "auto.objective=energy"], "reads the meter of an NVIDIA GPU"),
+        (["mode=auto", "auto.without=[ampp]"], "ampp is no strategy (did you mean amp?"),
+        (["mode=auto", "measurement=textbook"], "leave measurement=textbook out"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(
+    command_line: Callable[..., int], capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert command_line(*QUICK, *arguments, "tracking.enabled=false") == 1
+    assert words in capsys.readouterr().out
+
+
+def test_a_stack_that_cannot_be_composed_is_still_taken_apart(command_line: Callable[..., int], tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    both = ["strategy=[replace,cuda_graph]", FAST]
+    assert command_line(*QUICK, "mode=ablate", *both, "tracking.enabled=false") == 4
+    found = record()
+    assert found.verdict is Verdict.UNSUPPORTED
+    assert {trial.label: trial.verdict for trial in found.trials[1:]} == {
+        "replace[target=net.py:Fast]": Verdict.FASTER,
+        "cuda_graph": Verdict.UNSUPPORTED,
+    }
+    assert found.ablation is not None
+    assert found.ablation.cumulative[0].gain is not None
+    assert "UNSUPPORTED" in found.ablation.cumulative[1].reason

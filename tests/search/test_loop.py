@@ -1,0 +1,210 @@
+"""The loop of mode=auto over a laboratory that measures nothing: what is tried, kept, cut and left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from types import SimpleNamespace
+from typing import Any
+
+from optexp.comparison.goal import Budget, Goal
+from optexp.comparison.laboratory import brief
+from optexp.comparison.search import Proposal, Searched, Survey, search
+from optexp.records.trials import Figures, Gain, Trial, Untried
+from optexp.result import Verdict
+
+EVER = Budget(1e9)
+
+
+@dataclass
+class Fake:
+    """gains: true speedups by change;  bounds: by change;  verdicts: of those that end otherwise"""
+
+    gains: Mapping[str, float]
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    memory: Mapping[str, float] = field(default_factory=dict)
+    brief: bool = False
+    each_s: float = 1.0
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+    def survey(self, stack: Sequence[Any]) -> Survey:
+        names = {member.name for member in stack}
+        left = [name for name in self.gains if name not in names]
+        left.sort(key=lambda name: -self.bounds.get(name, 0.0))
+        proposals = [Proposal(n, [*stack, SimpleNamespace(name=n)], self.bounds.get(n)) for n in left]
+        return Survey(proposals, [Untried("tf32", "UNSUPPORTED: no GPU")])
+
+    def quick(self, proposal: Proposal, against: Sequence[Any]) -> Trial:
+        return self.measured("quick", proposal, against, 0.05)
+
+    def thorough(self, proposal: Proposal, against: Sequence[Any]) -> Trial | None:
+        return None if self.brief else self.measured("default", proposal, against, 0.001)
+
+    def measured(self, preset: str, proposal: Proposal, against: Sequence[Any], width: float) -> Trial:
+        self.asked.append((preset, proposal.change))
+        gain, before = self.gains[proposal.change], [member.name for member in against]
+        verdict = self.verdicts.get(proposal.change)
+        if verdict is None:
+            verdict = Verdict.FASTER if gain - width > 1.01 else Verdict.INCONCLUSIVE
+        shown = Gain(gain, gain - width, gain + width) if verdict.measured else None
+        peak = prod(self.memory.get(name, 1.0) for name in before) * 100
+        return Trial(
+            len(self.asked),
+            [member.name for member in proposal.stack],
+            before,
+            verdict,
+            "" if shown else "the reason",
+            shown,
+            candidate=Figures(100 / gain, peak * self.memory.get(proposal.change, 1.0)),
+            baseline=Figures(100, peak),
+            change=proposal.change,
+            predicted=proposal.bound,
+        )
+
+    def spent_s(self) -> float:
+        return self.each_s * len(self.asked)
+
+
+def found(fake: Fake, goal: Goal | None = None, budget: Budget = EVER) -> Searched:
+    return search(fake, goal or Goal(), budget, [])
+
+
+def names(result: Searched) -> list[str]:
+    return [member.name for member in result.stack]
+
+
+def test_the_best_predicted_is_tried_first_and_what_is_faster_is_kept() -> None:
+    fake = Fake({"amp": 1.4, "fusion": 1.2}, {"amp": 1.5, "fusion": 2.0})
+    result = found(fake)
+    assert names(result) == ["fusion", "amp"]
+    assert [t.change for t in result.trials if t.kept] == ["fusion", "amp"]
+    assert result.gained == 1.4 * 1.2
+    assert "2 %" in result.ended
+
+
+def test_a_hopeless_trial_is_measured_only_briefly() -> None:
+    fake = Fake({"inplace": 0.9})
+    result = found(fake)
+    assert fake.asked == [("quick", "inplace")]
+    assert result.trials[0].outcome == "rejected: at most 0.95×"
+    assert not names(result)
+
+
+def test_a_promising_trial_that_does_not_hold_is_rejected() -> None:
+    fake = Fake({"inplace": 1.0})
+    result = found(fake)
+    assert fake.asked == [("quick", "inplace"), ("default", "inplace")]
+    assert result.trials[-1].outcome.startswith("rejected: INCONCLUSIVE")
+
+
+def test_one_measurement_decides_where_the_job_asks_for_no_more() -> None:
+    fake = Fake({"amp": 1.5}, brief=True)
+    result = found(fake)
+    assert fake.asked == [("quick", "amp")]
+    assert names(result) == ["amp"]
+    assert result.trials[0].outcome == "kept"
+
+
+def test_little_predicted_gain_is_not_tried_and_said_so() -> None:
+    fake = Fake({"amp": 1.5, "streams": 1.5}, {"amp": 1.8, "streams": 1.01})
+    result = found(fake)
+    assert ("quick", "streams") not in fake.asked
+    reasons = {entry.change: entry.reason for entry in result.untried}
+    assert reasons["streams"] == "predicted: at most 1.01×, less than 1.02×"
+    assert reasons["tf32"] == "UNSUPPORTED: no GPU"
+
+
+def test_what_has_no_bound_is_tried_after_what_has_one() -> None:
+    fake = Fake({"unknown": 1.5, "amp": 1.5}, {"amp": 1.1})
+    found(fake)
+    assert [change for _, change in fake.asked][:2] == ["amp", "amp"]
+    assert ("default", "unknown") in fake.asked
+
+
+def test_a_wrong_result_cuts_the_branch_for_good() -> None:
+    fake = Fake({"cheat": 9.0, "amp": 1.5}, {"cheat": 9.0}, {"cheat": Verdict.NOT_EQUIVALENT})
+    result = found(fake)
+    assert fake.asked.count(("quick", "cheat")) == 1
+    assert names(result) == ["amp"]
+    assert result.trials[0].outcome == "cut: the reason"
+
+
+def test_what_was_rejected_is_tried_again_only_where_more_is_predicted() -> None:
+    bounds = {"amp": 1.5, "graph": 1.2}
+    fake = Fake({"graph": 0.99, "fusion": 1.5, "amp": 0.9}, bounds)
+
+    class Grows(Fake):
+        def survey(self, stack: Sequence[Any]) -> Survey:
+            self.bounds = {**bounds, "graph": 3.0} if stack else bounds
+            return super().survey(stack)
+
+    fake = Grows(fake.gains, bounds)
+    found(fake)
+    assert fake.asked.count(("quick", "graph")) == 2
+    assert fake.asked.count(("quick", "amp")) == 1
+
+
+def test_the_budget_ends_the_search_and_names_what_is_left() -> None:
+    gains = {"a": 0.5, "b": 0.5, "c": 0.5}
+    by_time = found(Fake(gains, each_s=10), budget=Budget(20))
+    assert [t.change for t in by_time.trials] == ["a", "b"]
+    assert by_time.ended == "the budget of 20 s was spent"
+    assert ("c", by_time.ended) in [(entry.change, entry.reason) for entry in by_time.untried]
+    by_count = found(Fake(gains), budget=Budget(1e9, 1))
+    assert [t.change for t in by_count.trials] == ["a"]
+    assert by_count.ended == "the budget of 1 trial was spent"
+
+
+def test_less_memory_is_kept_although_no_faster_but_not_at_any_price() -> None:
+    goal = Goal("memory", max_slowdown=1.1)
+    fake = Fake({"inplace": 1.0, "none": 0.5, "pool": 0.99}, memory={"inplace": 0.8, "none": 0.5, "pool": 0.999})
+    result = found(fake, goal)
+    assert names(result) == ["inplace"]
+    outcomes = {t.change: t.outcome for t in result.trials}
+    assert "2.00× the baseline's time" in outcomes["none"]
+    assert outcomes["pool"] == "rejected: peak memory 1.00×"
+
+
+def test_a_stack_that_cannot_be_profiled_again_ends_the_search() -> None:
+    class Breaks(Fake):
+        def survey(self, stack: Sequence[Any]) -> Survey:
+            return Survey([], ended="no profile") if stack else super().survey(stack)
+
+    result = found(Breaks({"amp": 1.5, "fusion": 1.5}))
+    assert names(result) == ["amp"]
+    assert result.ended == "no profile"
+
+
+def test_more_than_was_predicted_is_flagged() -> None:
+    fake = Fake({"amp": 1.5}, {"amp": 1.2})
+    outcome = found(fake).trials[-1].outcome
+    assert outcome == "kept; beyond its bound of 1.20×: the bound or the equivalence check is wrong"
+
+
+def test_a_first_look_is_less_than_the_measurement_or_is_left_out(experiment) -> None:
+    rigorous = experiment("measurement=rigorous").measurement
+    short = brief(rigorous)
+    assert short is not None
+    assert (short.processes_max, short.thorough) == (1, False)
+    assert brief(experiment("measurement=quick").measurement) is None
+
+
+def test_slowdowns_of_several_steps_add_up() -> None:
+    fake = Fake({"a": 0.95, "b": 0.94}, memory={"a": 0.8, "b": 0.8})
+    assert names(found(fake, Goal("memory", max_slowdown=1.1))) == ["a"]
+
+
+def test_a_memory_limit_rejects_what_is_faster() -> None:
+    fake = Fake({"graph": 2.0}, memory={"graph": 2.0})
+    result = found(fake, Goal(memory_limit_mib=150))
+    assert not names(result)
+    assert result.trials[-1].outcome == "rejected: its peak memory of 200 MiB is over 150 MiB"
+    assert names(found(fake, Goal(memory_limit_mib=250))) == ["graph"]
+
+
+def test_a_baseline_over_the_limit_may_come_nearer() -> None:
+    fake = Fake({"inplace": 1.0, "checkpoint": 1.0}, memory={"inplace": 0.9, "checkpoint": 0.5})
+    result = found(fake, Goal(memory_limit_mib=60))
+    assert names(result) == ["inplace", "checkpoint"]
