@@ -38,7 +38,7 @@ def decide(result: Result, verdict: Verdict, goal: Goal, promise: Contract, kept
         return Choice(
             False, f"{stay}: the search kept {result.label}, and measured anew {reason}{_unmet(result, goal)}."
         )
-    costs = [cost for cost in (_setup(result), _memory(result), _precision(promise)) if cost]
+    costs = [cost for cost in (_setup(result, verdict), _memory(result), _precision(promise)) if cost]
     gain = f"{_gain(result, verdict, goal, against)}{_unmet(result, goal)}"
     return Choice(True, f"Use {result.label}: {gain}; it costs {_all(costs)}.")
 
@@ -95,12 +95,12 @@ def _unmet(result: Result, goal: Goal) -> str:
     return f"; its peak memory of {peak} is over the limit of {limit}, and nothing that was tried meets it"
 
 
-def _setup(result: Result) -> str:
+def _setup(result: Result, verdict: Verdict) -> str:
     cost = result.measurement.cost if result.measurement else Cost()
     if cost.setup_s is None or cost.baseline_setup_s is None or cost.setup_s <= cost.baseline_setup_s:
         return ""
     steps = cost.break_even_steps
-    paid = f", paid back after {steps:,} steps" if isinstance(steps, int) and steps else ""
+    paid = f", paid back after {steps:,} steps" if verdict is Verdict.FASTER and isinstance(steps, int) else ""
     return f"{duration(cost.setup_s - cost.baseline_setup_s)} more set-up{paid}"
 
 

@@ -106,7 +106,8 @@ class Goal:
         if after is None:
             return Judgement(False, "rejected: its peak memory is not known")
         if before is not None and before > limit_mib and after * (1 + self.min_gain) <= before:
-            return Judgement(True, f"kept: {ratio(after / before)} the peak memory, which is over the limit")
+            change = f"{summary.mebibytes(before)} → {summary.mebibytes(after)}"
+            return Judgement(True, f"kept: peak memory {change}, towards the limit of {summary.mebibytes(limit_mib)}")
         if after > limit_mib:
             limit = summary.mebibytes(limit_mib)
             return Judgement(False, f"rejected: its peak memory of {summary.mebibytes(after)} is over {limit}")

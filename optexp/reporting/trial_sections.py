@@ -33,16 +33,17 @@ def drawn(result: Result) -> list[Drawn]:
 
 @dataclass(frozen=True)
 class SearchSection:
-    """A search, and its waterfall."""
+    """A search, its waterfall, and what that shows."""
 
     found: Search
     bars: list[Drawn]
+    quantity: str
 
 
 def search(result: Result) -> SearchSection | None:
     """The decision of mode=auto, its waterfall, and what was not tried."""
     found = result.search
-    return SearchSection(found, drawn(result)) if found else None
+    return SearchSection(found, drawn(result), waterfall.quantity(result)) if found else None
 
 
 @dataclass(frozen=True)

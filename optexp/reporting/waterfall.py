@@ -1,8 +1,8 @@
-"""The waterfall of a search or an ablation: what is left of the baseline's step after each step, as bars."""
+"""The waterfall of a search or an ablation: what is left of the baseline's after each step, as bars."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +12,16 @@ from optexp.result import Result
 from optexp.support.units import ratio
 
 FILE = "plots/waterfall.png"
+FIGURES: Mapping[str, tuple[Callable[[float], str], str]] = {  # by objective: how it is shown, and its field
+    "memory": (summary.mebibytes, "peak_mib"),
+    "energy": (summary.joules, "energy_j"),
+}
 WIDTH, ROW = 7.0, 0.42  # inches, of the picture and of a bar
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One row: the step's time as shares of the baseline's.
+    """One row: time, memory or energy as shares of the baseline's.
 
     share:  after this step;  before: of the row above
     text:   gain with its interval
@@ -37,26 +41,64 @@ class Bar:
         return max(self.share - self.before, 0.0)
 
 
+@dataclass(frozen=True)
+class Step:
+    """ratio: the figure before over that after; None where it is not known;  text: the same with its interval"""
+
+    label: str
+    ratio: float | None
+    text: str
+
+
 def waterfall(result: Result) -> list[Bar]:
     """Rows of the picture; none where no step has a gain."""
-    steps: list[tuple[str, Gain | None]]
+    steps = _steps(result)
+    if not steps or any(step.ratio is None for step in steps):
+        return []  # a later step would stand on an unknown one
+    bars, share = [Bar(_baseline(result), 1.0, 1.0, _figure(result))], 1.0
+    for step in steps:
+        ratio_of_it = step.ratio or 1.0
+        bars.append(Bar(step.label, share / ratio_of_it, share, step.text))
+        share /= ratio_of_it
+    anew = _anew(result)
+    return [*bars, anew] if anew else bars
+
+
+def quantity(result: Result) -> str:
+    """What the bars show."""
+    objective = result.search.objective if result.search else "time"
+    return {"memory": "peak memory", "energy": "energy of a step"}.get(objective, "time of a step")
+
+
+def _steps(result: Result) -> list[Step]:
     if result.ablation is not None:
-        steps = [(f"+ {entry.member}", entry.gain) for entry in result.ablation.cumulative]
-    elif result.search is not None:
-        steps = [(f"+ {trial.change}", trial.gain) for trial in kept(result.trials)]
-    else:
+        members = result.ablation.cumulative
+        return [Step(f"+ {e.member}", e.gain.estimate if e.gain else None, said(e.gain)) for e in members]
+    if result.search is None:
         return []
-    bars, share = [Bar(_baseline(result), 1.0, 1.0, _time(result))], 1.0
-    for label, gain in steps:
-        if gain is None:
-            return []  # a later step would stand on an unknown one
-        bars.append(Bar(label, share / gain.estimate, share, said(gain)))
-        share /= gain.estimate
-    if result.search is not None and result.speedup is not None:
+    trials = kept(result.trials)
+    if result.search.objective == "time":
+        return [Step(f"+ {t.change}", t.gain.estimate if t.gain else None, said(t.gain)) for t in trials]
+    show, name = FIGURES[result.search.objective]
+    pairs = [(t, getattr(t.baseline, name), getattr(t.candidate, name)) for t in trials]
+    return [
+        Step(f"+ {t.change}", before / after if before and after else None, f"{show(before)} → {show(after)}")
+        for t, before, after in pairs
+        if before is not None and after is not None
+    ]
+
+
+def _anew(result: Result) -> Bar | None:
+    """The winner's last measurement, beside the baseline."""
+    if result.search is None or result.speedup is None:
+        return None
+    label = f"{result.label}, measured anew"
+    if result.search.objective == "time":
         found = result.speedup
-        whole = Gain(found.estimate, found.low, found.high)
-        bars.append(Bar(f"{result.label}, measured anew", 1 / found.estimate, 1.0, said(whole)))
-    return bars if len(bars) > 1 else []
+        return Bar(label, 1 / found.estimate, 1.0, said(Gain(found.estimate, found.low, found.high)))
+    show, name = FIGURES[result.search.objective]
+    before, after = getattr(result.baseline, name), getattr(result.candidate, name)
+    return Bar(label, after / before, 1.0, f"{show(before)} → {show(after)}") if before and after else None
 
 
 def said(gain: Gain | None) -> str:
@@ -71,8 +113,14 @@ def _baseline(result: Result) -> str:
     return str(result.config.get("baseline") or "baseline")
 
 
-def _time(result: Result) -> str:
-    return f"{summary.microseconds(result.baseline.step_us)} a step" if result.baseline.step_us else ""
+def _figure(result: Result) -> str:
+    """The baseline's."""
+    objective = result.search.objective if result.search else "time"
+    if objective == "time":
+        return f"{summary.microseconds(result.baseline.step_us)} a step" if result.baseline.step_us else ""
+    show, name = FIGURES[objective]
+    value = getattr(result.baseline, name)
+    return show(value) if value is not None else ""
 
 
 def largest(bars: Iterable[Bar]) -> float:
@@ -99,7 +147,7 @@ def draw(result: Result, folder: Path) -> bool:
     axes.set_yticks(list(places), [bar.label for bar in bars], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.45 * end)
-    axes.set_xlabel("time of a step, % of the baseline's")
+    axes.set_xlabel(f"{quantity(result)}, % of the baseline's")
     axes.spines[["top", "right"]].set_visible(False)
     path = folder / FILE
     path.parent.mkdir(parents=True, exist_ok=True)

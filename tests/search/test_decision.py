@@ -14,7 +14,7 @@ from optexp.comparison.hand_over import stack_yaml
 from optexp.config.auto_settings import AutoSettings
 from optexp.errors import ConfigError
 from optexp.records.measurement import Cost, Measurement
-from optexp.records.trials import Gain, Search, Trial
+from optexp.records.trials import Figures, Gain, Search, Trial
 from optexp.reporting import terminal, waterfall
 from optexp.result import ArmSummary, Result, Speedup, Verdict
 from optexp.strategy import REASSOCIATES, precision
@@ -174,3 +174,17 @@ def test_the_waterfall_ends_with_the_measurement_anew(tmp_path: Path) -> None:
     assert (tmp_path / waterfall.FILE).read_bytes().startswith(b"\x89PNG")
     assert not waterfall.draw(WINNER, tmp_path / "none")
     assert terminal.render(result)
+
+
+def test_the_waterfall_shows_what_was_to_become_less() -> None:
+    figures = {"baseline": Figures(peak_mib=100.0), "candidate": Figures(peak_mib=80.0)}
+    kept = replace(trial("inplace", Verdict.SAME), kept=True, **figures)
+    search = Search("memory", [], ["inplace"], "Use it.", "the end", 1.0)
+    result = replace(WINNER, trials=[kept], search=search, candidate=ArmSummary(peak_mib=75.0))
+    bars = waterfall.waterfall(result)
+    assert [(bar.share, bar.text) for bar in bars] == [
+        (1.0, "100 MiB"),
+        (0.8, "100 MiB → 80 MiB"),
+        (0.75, "100 MiB → 75 MiB"),
+    ]
+    assert waterfall.quantity(result) == "peak memory"

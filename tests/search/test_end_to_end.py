@@ -25,6 +25,11 @@ class Slow(nn.Module):
 class Fast(nn.Module):
     def forward(self, x):
         return x.sum(-1)
+
+
+class Wrong(nn.Module):
+    def forward(self, x):
+        return x[:, :-1].sum(-1)
 '''
 QUICK = [
     "workload=module", "workload.target=net.py:Slow", "workload.inputs=[{shape: [48, 16]}]", "device=cpu",
@@ -119,6 +124,20 @@ def test_a_search_that_keeps_nothing(command_line: Callable[..., int]) -> None:
     reasons = {entry.change: entry.reason for entry in found.search.untried}
     assert reasons["cuda_graph"].startswith("UNSUPPORTED: CUDA Graphs need a CUDA device")
     assert not Path("out/strategy.yaml").exists()
+
+
+@pytest.mark.usefixtures("net")
+def test_a_wrong_result_is_cut_with_its_reason(command_line: Callable[..., int]) -> None:
+    wrong = ["strategy=replace", "strategy.replace.target=net.py:Wrong", "auto.among=[]"]
+    assert command_line(*QUICK, "mode=auto", *wrong, "tracking.enabled=false") == 3
+    found = record()
+    (trial,) = found.trials
+    assert trial.verdict is Verdict.NOT_EQUIVALENT
+    assert trial.gain is None
+    assert trial.outcome.startswith("cut: ")
+    assert "output" in trial.outcome, "the tensor that is wrong"
+    assert found.search is not None
+    assert found.search.decision == "Keep the baseline: no change is shown to be faster, of the one tried."
 
 
 @pytest.mark.usefixtures("net")
