@@ -26,6 +26,7 @@ from optexp.support.stopwatch import Stopwatch, process_age_s
 from optexp.workers.serving import describe
 from optexp.workload import Workload
 
+PATCH = "optimized.patch"
 _first_run = True
 
 
@@ -66,6 +67,7 @@ def run(
                 session.result.error = None if expected else facts.problem
             finally:
                 session.close()
+            leave_patch(session)
             recorder.finish(session.result)
     return session.result
 
@@ -86,6 +88,24 @@ def problem(error: Exception) -> Problem:
         return Problem(kind, str(error))
     raised = describe(error)
     return Problem(raised.type, raised.message, traceback.format_exc())
+
+
+def leave_patch(session: Session) -> None:
+    """Write the patch of the user's file where the verdict allows it; a note tells its use, or why there is none.
+
+    One of an earlier job in the same folder is removed.
+    """
+    result, patch, file = session.result, session.patch, session.output / PATCH
+    file.unlink(missing_ok=True)
+    verified = result.verdict.measured or result.verdict is Verdict.VERIFIED
+    wanted = result.verdict is Verdict.FASTER or (verified and session.experiment.patch == "verified")
+    if patch is None or not wanted:
+        return
+    if patch.reason:
+        result.notes.append(f"no {PATCH}: {patch.reason}")
+        return
+    file.write_bytes(patch.diff)
+    result.notes.append(f"{PATCH} puts {label(session.stack)} into {patch.path}: git apply {file}")
 
 
 def settle(session: Session, decision: Decision) -> None:

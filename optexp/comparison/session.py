@@ -18,6 +18,7 @@ from optexp.comparison.forecast import TOLD_S, Steps, announcement, total_s
 from optexp.comparison.machine import Machine
 from optexp.config import Experiment, search_path
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference
+from optexp.export.patch import Patch
 from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.gpu import UNREAD
 from optexp.measurement.settings import MeasurementSettings
@@ -38,7 +39,7 @@ from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
 
 # They change what is run with, not what is run.
-NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "timeout_s", "profile"}
+NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "timeout_s", "profile", "patch"}
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Session:
     samples: int = 0  # that one step processes, as soon as an arm has built the workload
     plan: int = 0  # index in `memory_plan.PLANS`: what fits, as far as is known
     calibration: Calibration | None = None  # of the device, as soon as an arm has measured it
+    patch: Patch | None = None  # of the user's file, as soon as the arms are set up
     work: StepWork | None = None  # of the plain program's step, as soon as its arm has found it
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ NAME_LIMIT = 250
 BATCH_LIMIT = 100  # params in one request
 ARTIFACTS = (
     "result.json", "report.html", "config.yaml", "environment.json", "samples.parquet", "repro.py", "repro.pkl",
+    "optimized.patch",
     "sweep.json", "study.md", "traces/*.json.gz", "flamegraphs/*", "nsight/*-rep", "plots/*.png", "code/**/*",
     "compiler.html", "compiler/**/*", "memory/*.pickle",
 )  # fmt: skip
