@@ -104,13 +104,8 @@ class Inplace(Strategy):
             raise NotCovered("the rewritten forward calls functions of optexp's")
         applies = "self.training" if notes["trains"] else "not (self.training or torch.is_grad_enabled())"
         helper = UNLESS_AUTOCAST * ("unless_autocast(" in code)
-        return (
-            "import functools\n"
-            + helper
-            + code.strip("\n")
-            + "\n"
-            + PATCH.format(forward=file.forward, applies=applies)
-        )
+        put_in = PATCH.format(forward=file.forward, applies=applies)
+        return "\n".join(["import functools", helper + code.strip("\n"), put_in])
 
 
 UNLESS_AUTOCAST = """\
