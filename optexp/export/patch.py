@@ -158,7 +158,7 @@ def inserted(text: str, added: Block, file: UserFile) -> str:
     names = {name for node in tree.body for name in bound_by(node)}
     parts = {file.model, file.loss, file.optimizer, file.loader, file.train_step} - {None}
     if taken := sorted((added.defined - parts) & names):
-        raise NotCovered(f"the file has a {taken[0]} of its own, and the block would define another")
+        raise NotCovered(f"the file has a name {taken[0]} of its own, which the block would bind anew")
     guards = [node for node in tree.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
     if guards:
         late = {name for node in tree.body if node.lineno > guards[0].lineno for name in bound_by(node)} & parts
