@@ -350,6 +350,8 @@ class Graphed:
     def record(self, model, leaves, form, optimizers):
         device = self.held[0].device
         self.static = [leaf.to(device, copy=True) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        for group in self.held[1:]:
+            group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)  # not a number
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a loader may pin memory meanwhile
             self.result = self.call(model, tree_unflatten(self.static, form), *optimizers)

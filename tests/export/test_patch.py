@@ -1,4 +1,4 @@
-"""A stack in the user's own file: the patch applies, the file runs without optexp, and is the program that was verified."""
+"""A stack in the user's file: the patch applies, the file needs no optexp, and is the program that was verified."""
 
 from __future__ import annotations
 
@@ -324,7 +324,6 @@ def test_only_a_verified_gain_is_written(
     [
         ("optimizer.step()", "optimizer.step()", Verdict.VERIFIED),
         ("(model(x) - y)", "(y - model(x))", Verdict.VERIFIED),
-        ("max_norm", "max_norm", Verdict.VERIFIED),
         ("parameters(), 1.0)", "parameters(), 0.1)", Verdict.NOT_EQUIVALENT),
         ("lr=1e-2", "lr=2e-2", Verdict.NOT_EQUIVALENT),
         ("torch.relu", "torch.tanh", Verdict.NOT_EQUIVALENT),
