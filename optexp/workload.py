@@ -21,8 +21,8 @@ from optexp.schema import choice
 
 if TYPE_CHECKING:
     from optexp.export.inlining import Inliner
-    from optexp.export.patch import Patch
     from optexp.export.repro import Source
+    from optexp.records.patch import Patch
     from optexp.strategy import Notes, Strategy
 
 

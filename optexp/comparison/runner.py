@@ -17,6 +17,7 @@ from optexp.comparison.recorder import Recorder, not_built
 from optexp.comparison.session import Session
 from optexp.config import resolve
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference, Unsupported
+from optexp.records.patch import NAME, allowed
 from optexp.reporting import terminal
 from optexp.reporting.terminal import Progress
 from optexp.reporting.wording import at_precision, headline, replayed, unchecked_bits
@@ -26,7 +27,6 @@ from optexp.support.stopwatch import Stopwatch, process_age_s
 from optexp.workers.serving import describe
 from optexp.workload import Workload
 
-PATCH = "optimized.patch"
 _first_run = True
 
 
@@ -95,17 +95,15 @@ def leave_patch(session: Session) -> None:
 
     One of an earlier job in the same folder is removed.
     """
-    result, patch, file = session.result, session.patch, session.output / PATCH
+    result, patch, file = session.result, session.patch, session.output / NAME
     file.unlink(missing_ok=True)
-    verified = result.verdict.measured or result.verdict is Verdict.VERIFIED
-    wanted = result.verdict is Verdict.FASTER or (verified and session.experiment.patch == "verified")
-    if patch is None or not wanted:
+    if patch is None or not allowed(result.verdict, session.experiment.patch):
         return
     if patch.reason:
-        result.notes.append(f"no {PATCH}: {patch.reason}")
+        result.notes.append(f"no {NAME}: {patch.reason}")
         return
     file.write_bytes(patch.diff)
-    result.notes.append(f"{PATCH} puts {label(session.stack)} into {patch.path}: git apply {file}")
+    result.notes.append(f"{NAME} puts {label(session.stack)} into {patch.path}: git apply {file}")
 
 
 def settle(session: Session, decision: Decision) -> None:

@@ -18,10 +18,10 @@ from optexp.comparison.forecast import TOLD_S, Steps, announcement, total_s
 from optexp.comparison.machine import Machine
 from optexp.config import Experiment, search_path
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference
-from optexp.export.patch import Patch
 from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.gpu import UNREAD
 from optexp.measurement.settings import MeasurementSettings
+from optexp.records.patch import Patch
 from optexp.records.profile import Calibration
 from optexp.records.roofline import StepWork
 from optexp.reporting.terminal import Progress

@@ -17,24 +17,12 @@ from pathlib import Path
 
 from optexp.errors import NotCovered
 from optexp.export.inlining import bound_by
+from optexp.records.patch import Patch
 from optexp.strategy import Notes, Strategy, UserFile, compose, environment, label
 
-BEGIN = "# --- {stack}, measured by optexp; the lines above are as they were ---"
+BEGIN = "# --- {stack}, verified by optexp; all other lines are as they were ---"
 END = "# --- end of {stack} ---"
 NO_NEWLINE = "\\ No newline at end of file\n"
-
-
-@dataclass(frozen=True)
-class Patch:
-    """A patch, or the reason why there is none.
-
-    path: of the file that it changes, relative to where it is applied
-    diff: unified, in the file's encoding; empty where there is a reason
-    """
-
-    path: str
-    diff: bytes = b""
-    reason: str = ""
 
 
 def patch(path: Path, file: UserFile, stack: Sequence[Strategy], notes: Mapping[str, Notes], own_class: bool) -> Patch:

@@ -15,10 +15,10 @@ from optexp.equivalence.dropout import NoDropout
 from optexp.equivalence.perturbation import turn_parameters
 from optexp.equivalence.trajectory import Rates
 from optexp.errors import ConfigError
-from optexp.export.patch import Patch
 from optexp.export.repro import Script
 from optexp.program import Batch, Feed, Outputs, Program, Snapshot, tensors_of
 from optexp.program.offered import Offered, Place
+from optexp.records.patch import Patch
 from optexp.strategy import Notes
 from optexp.support import random_state, sparse
 from optexp.support.memory_plan import LEAST, PLANS, give_back

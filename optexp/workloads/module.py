@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from optexp.errors import ConfigError, NotCovered
-from optexp.export.patch import Patch, applied_at, patch
+from optexp.export.patch import applied_at, patch
 from optexp.program import Program
+from optexp.records.patch import Patch
 from optexp.schema import suggest, typed
 from optexp.strategy import Notes, Strategy
 from optexp.user_code.adapters import maker

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from optexp.comparison.runner import leave_patch
-from optexp.export.patch import Patch
+from optexp.export.patch import applied_at
 from optexp.program import STEPS, Program, ResidentFeed
+from optexp.records.patch import Patch
 from optexp.result import Result, Verdict
 from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
@@ -130,7 +131,7 @@ def imported(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def rest(after: bytes) -> bytes:
     """The patched file without its block."""
-    return re.sub(rb"(\r?\n){2}# --- [^\n]* measured by optexp.*\n# --- end of [^\n]*\n", b"", after, flags=re.DOTALL)
+    return re.sub(rb"(\r?\n){2}# --- [^\n]* verified by optexp.*\n# --- end of [^\n]*\n", b"", after, flags=re.DOTALL)
 
 
 CASES = [  # text, mode, stack, settings of the comparison of both files
@@ -218,6 +219,41 @@ def test_a_file_of_a_package(tmp_path: Path) -> None:
     text = f"{head}\nfrom .parts import WIDTH\n\n\n{body.replace('width=16', 'width=WIDTH')}".encode()
     new = patched(text, tmp_path, "my pack/net.py", **{"my pack/__init__.py": b"", "my pack/parts.py": b"WIDTH = 8\n"})
     assert rest(new) == text
+
+
+def test_outside_a_repository_it_applies_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "net.py").write_text(MODEL + INPUTS)
+    monkeypatch.chdir(tmp_path)
+    job(tmp_path / "job", Path("nets/net.py"), stack="inference_mode")
+    git(tmp_path, "apply", str(tmp_path / "job" / "optimized.patch"))
+    assert "inferring" in (tmp_path / "nets" / "net.py").read_text()
+    monkeypatch.chdir(tmp_path / "job")
+    assert applied_at(tmp_path / "nets" / "net.py") == "net.py"
+
+
+def test_workers_of_a_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = repository(tmp_path, {"net.py": (MODEL + LOADER + LEARNS).encode()})
+    workload = Module(path=str(root / "net.py"), mode="train")
+    program = Program(torch.nn.Linear(1, 1), STEPS["forward"], ResidentFeed(torch.device("cpu")))
+    for copies, workers, lines in ((True, None, 1), (True, 2, 3), (False, 1, 2)):
+        notes: dict[str, Any] = {"pinned_memory": {"copies": copies}}
+        found = workload.patch(program, [PinnedMemory(workers)], notes)
+        assert found is not None
+        assert found.diff.count(b"+    loader.") == lines
+    (tmp_path / "workers.patch").write_bytes(found.diff)
+    new = imported(applied(tmp_path, root, tmp_path / "workers.patch", "net.py"), monkeypatch)
+    loader = new.get_loader()
+    assert (loader.num_workers, loader.prefetch_factor, loader.pin_memory) == (1, 2, False)
+    assert len(list(loader)) == 4
+
+
+def test_a_loader_that_pins_is_copied_without_waiting(tmp_path: Path) -> None:
+    pins = LOADER.replace("shuffle=True", "shuffle=True, pin_memory=True")
+    for text, expected in ((LOADER, False), (pins, True)):
+        (tmp_path / "net.py").write_text(MODEL + text + LEARNS)
+        program = Module(path=str(tmp_path / "net.py"), mode="train").build(torch.device("cpu"), torch.float32, 0)
+        assert getattr(program.feed, "non_blocking") is expected  # noqa: B009  # of this feed
 
 
 def test_patch_applies_it_as_well(tmp_path: Path) -> None:
