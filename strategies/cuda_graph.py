@@ -355,6 +355,9 @@ class Graphed:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a loader may pin memory meanwhile
             self.result = self.call(model, tree_unflatten(self.static, form), *optimizers)
+        plain = (torch.Tensor, bool, int, float, str, type(None))
+        if other := [leaf for leaf in tree_flatten(self.result)[0] if not isinstance(leaf, plain)]:
+            raise TypeError(f"what is recorded returns tensors, in lists and dicts, and no {type(other[0]).__name__}")
         learns = torch.is_grad_enabled()
         self.gradients = [(p, p.grad) for p in model.parameters() if learns and p.grad is not None]
         self.rates = [(group, group["lr"]) for group in self.held[1:]]

@@ -150,6 +150,17 @@ def test_training_and_evaluation_run_a_graphed_forward_as_it_is(pretended: Calla
     assert PretendedGraph.replays == 0
 
 
+def test_results_that_the_next_replay_would_overwrite_are_refused(pretended: Callable[[Any], None]) -> None:
+    odd = RETURNS.replace(*SGD).replace("return x.sum()", "return type('Result', (), {'loss': x.sum()})()")
+    _, graphed = plain_and_graphed(MODEL + PAIR + odd, STEP_FILE, "True")
+    model = graphed.Model()
+    optimizer = graphed.get_optimizer(model.parameters())
+    for batch in batches(3):
+        graphed.train_step(model, batch, optimizer)
+    with pytest.raises(TypeError, match="returns tensors, in lists and dicts, and no Result"):
+        graphed.train_step(model, batch, optimizer)
+
+
 def test_on_a_cpu_the_file_runs_as_it_was() -> None:
     plain, graphed = plain_and_graphed(MODEL + PAIR + RETURNS, STEP_FILE, "first.is_cuda")
     model, same = graphed.Model(), plain.Model()
