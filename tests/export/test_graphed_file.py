@@ -19,6 +19,7 @@ from optexp.strategy import UserFile
 from optexp.user_code.step_state import TrackedStepState
 from optexp.user_code.train_step import TrainStep
 from tests.export.test_patch import INPUTS, LEARNS, LOADER, MODEL, PAIR, applied, job, repository
+from tests.test_every_choice import run
 
 STEP_FILE = UserFile("cuda", "train", "Model", "Model.forward", None, "get_optimizer", None, "train_step")
 FORWARD_FILE = UserFile("cuda", "forward", "Model", "Model.forward")
@@ -200,6 +201,36 @@ def test_only_what_records_graphs_may_leave_the_optimizer_uncalled() -> None:
     assert not TrainStep(lambda model, batch, optimizer: None, lambda batch: batch).replays
 
 
+LAZY = """
+
+class Lazy:
+    def __init__(self, step):
+        self.step, self.calls, self.last = step, 0, None
+
+    def __call__(self, *arguments):
+        self.calls += 1
+        if self.calls <= 60:
+            self.last = self.step(*arguments)
+        return self.last
+
+    def record(self):
+        return torch.cuda.CUDAGraph()
+
+
+train_step = Lazy(train_step)
+"""
+
+
+def test_a_step_that_names_a_graph_and_leaves_steps_out_is_caught(tmp_path: Path) -> None:
+    (tmp_path / "before.py").write_text(MODEL + PAIR + RETURNS)
+    (tmp_path / "after.py").write_text(MODEL + PAIR + RETURNS + LAZY)
+    settings = ["workload=module", f"workload.path={tmp_path / 'before.py'}", "workload.mode=train"]
+    second = ["strategy=replace", f"strategy.replace.target={tmp_path / 'after.py'}"]
+    result = run(tmp_path / "job", *settings, *second)
+    assert result.verdict in (Verdict.NOT_EQUIVALENT, Verdict.INVALID), result.headline
+    assert result.speedup is None
+
+
 # --- on a GPU ----------------------------------------------------------------------------------------------------
 
 
@@ -210,19 +241,20 @@ def test_only_what_records_graphs_may_leave_the_optimizer_uncalled() -> None:
         (MODEL + LOADER + RETURNS, "train", "amp,fused_optimizer,pinned_memory,cuda_graph"),
         (MODEL + PAIR + RETURNS.replace(*SGD), "train", "cuda_graph"),
         (MODEL + INPUTS, "forward", "amp,fusion,cuda_graph"),
-        (MODEL + INPUTS, "forward", "tf32,inference_mode,cuda_graph"),
+        (MODEL + INPUTS, "forward", "inference_mode,cuda_graph"),
     ],
 )  # fmt: skip
 def test_the_patched_file_is_verified_and_replays(text: str, mode: str, stack: str, tmp_path: Path) -> None:
     root = repository(tmp_path, {"net.py": text.encode()})
-    result = job(tmp_path / "job", root / "net.py", "device=cuda", stack=stack, mode=mode)
+    settings = ["device=cuda", "isolation=process"]
+    result = job(tmp_path / "job", root / "net.py", *settings, stack=stack, mode=mode)
     assert result.verdict is Verdict.VERIFIED, result.headline
     new = applied(tmp_path, root, tmp_path / "job" / "optimized.patch", "net.py")
-    second = ["device=cuda", "strategy=replace", f"strategy.replace.target={new}"]
-    second += [f"strategy.replace.precision={p}" for s, p in (("amp", "bfloat16"), ("tf32", "tf32")) if s in stack]
+    second = [*settings, "strategy=replace", f"strategy.replace.target={new}"]
+    second += ["strategy.replace.precision=bfloat16"] * ("amp" in stack)
     again = job(tmp_path / "again", root / "net.py", *second, mode=mode)
     assert again.verdict is Verdict.VERIFIED, again.headline
-    alone = job(tmp_path / "alone", new, "device=cuda", mode=mode)  # the next baseline, against itself
+    alone = job(tmp_path / "alone", new, *settings, mode=mode)  # the next baseline, against itself
     assert alone.verdict is Verdict.VERIFIED, alone.headline
 
 

@@ -29,6 +29,7 @@ from optexp.strategies.inplace import Inplace
 from optexp.strategies.pinned_memory import PinnedMemory
 from optexp.strategies.prefetch import Prefetch
 from optexp.strategies.replace import Replace
+from optexp.strategies.tf32 import Tf32
 from optexp.strategy import Strategy
 from optexp.workloads.module import Module
 from tests.test_every_choice import run
@@ -182,6 +183,7 @@ def test_the_patched_file_is_the_next_baseline(tmp_path: Path) -> None:
     result = job(tmp_path / "again", new, stack="amp", mode="train")
     assert result.verdict is Verdict.VERIFIED, result.headline
     assert "optimized.patch puts amp into net.py" in result.notes[-1]
+    assert job(tmp_path / "itself", new, mode="train").verdict is Verdict.VERIFIED
     git(new.parent, "apply", str(tmp_path / "again" / "optimized.patch"))
     assert new.read_text().count("# --- end of ") == 2
 
@@ -230,6 +232,15 @@ def test_outside_a_repository_it_applies_in_the_working_folder(tmp_path: Path, m
     assert "inferring" in (tmp_path / "nets" / "net.py").read_text()
     monkeypatch.chdir(tmp_path / "job")
     assert applied_at(tmp_path / "nets" / "net.py") == "net.py"
+
+
+def test_flags_of_the_process(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODEL + INPUTS)
+    program = Program(torch.nn.Linear(1, 1), STEPS["forward"], ResidentFeed(torch.device("cpu")))
+    found = Module(path=str(tmp_path / "net.py")).patch(program, [Tf32()], {})
+    assert found is not None
+    added = [line for line in found.diff.decode().splitlines() if line.startswith("+torch")]
+    assert added == ['+torch.set_float32_matmul_precision("high")', "+torch.backends.cudnn.allow_tf32 = True"]
 
 
 def test_workers_of_a_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
