@@ -371,7 +371,7 @@ def {optimizer}(params, plain={optimizer}):
     optimizer = plain(params)
     for group in optimizer.param_groups:
         first = group["params"][0]
-        if first.is_cuda and first.dtype is not torch.float64:  # what a graph reads lies on the GPU
+        if first.is_cuda:  # where a graph reads them
             group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=first.device)
             group.update({{"capturable": True}} if "capturable" in group else {{"foreach": False, "fused": True}})
     return optimizer

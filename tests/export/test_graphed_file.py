@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from optexp.result import Verdict
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategy import UserFile
+from optexp.user_code import train_step
 from optexp.user_code.step_state import TrackedStepState
 from optexp.user_code.train_step import TrainStep
 from tests.export.test_patch import INPUTS, LEARNS, LOADER, MODEL, PAIR, applied, job, repository
@@ -53,48 +54,52 @@ class PretendedGraph:
         gradients = [gradient for _, gradient in owner.gradients]
         for parameter in model.parameters():
             parameter.grad = None
+        counts = [getattr(optimizer, "steps", 0) for optimizer in optimizers]
         result = owner.call(model, owner.static[0] if len(owner.static) == 1 else tuple(owner.static), *optimizers)
+        for optimizer, count in zip(optimizers, counts, strict=True):
+            if type(optimizer) is train_step.Optimizer:  # a replay calls nobody
+                optimizer.steps = count
         for kept, parameter in zip(gradients, (p for p in model.parameters() if p.grad is not None), strict=True):
             kept.copy_(parameter.grad)
         if isinstance(result, Tensor):
             owner.result.copy_(result)
 
 
+def pretend(kind: Any) -> None:
+    """Makes a class `Graphed` record into pretended graphs."""
+    record = kind.record
+
+    def recording(self: Any, model: Any, leaves: Any, form: Any, optimizers: Any) -> None:
+        tensors = [*model.parameters(), *(p for o in optimizers for s in o.state.values() for p in s.values())]
+        before = [tensor.detach().clone() for tensor in tensors]
+        assert torch.cuda.CUDAGraph is not None  # a name by which optexp knows such a class
+        record(self, model, leaves, form, optimizers)
+        self.recorded, self.graph.owner = (model, optimizers), self
+        with torch.no_grad():
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
+
+    kind.record = recording
+
+
+class Stream:
+    def wait_stream(self, other: object) -> None:
+        return
+
+
+@contextmanager
+def inside(given: object, **options: Any) -> Iterator[None]:
+    yield
+
+
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Makes a `Graphed` record into pretended graphs."""
-
-    class Stream:
-        def wait_stream(self, other: object) -> None:
-            return
-
-    @contextmanager
-    def stream(given: object) -> Iterator[None]:
-        yield
-
-    def attach(graphed: Any) -> None:
-        record = type(graphed).record
-
-        def recording(self: Any, model: nn.Module, leaves: Any, form: Any, optimizers: Any) -> None:
-            tensors = [*model.parameters(), *(p for o in optimizers for s in o.state.values() for p in s.values())]
-            before = [tensor.detach().clone() for tensor in tensors]
-            record(self, model, leaves, form, optimizers)
-            self.recorded, self.graph.owner = (model, optimizers), self
-            with torch.no_grad():
-                for tensor, value in zip(tensors, before, strict=True):
-                    tensor.copy_(value)
-
-        monkeypatch.setattr(type(graphed), "record", recording)
-
-    @contextmanager
-    def graph(given: object, **options: Any) -> Iterator[None]:
-        yield
-
-    for name, value in (("Stream", Stream), ("current_stream", Stream), ("stream", stream), ("graph", graph)):
+    """torch.cuda without a GPU."""
+    for name, value in (("Stream", Stream), ("current_stream", Stream), ("stream", inside), ("graph", inside)):
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
     monkeypatch.setattr(PretendedGraph, "replays", 0)
-    return attach
+    return pretend
 
 
 SGD = ("AdamW(params, lr=1e-2)", "SGD(params, lr=1e-2, momentum=0.9)")  # the other has no form for graphs on a CPU
@@ -108,7 +113,7 @@ def batches(count: int, rows: int = 16) -> list[tuple[Tensor, Tensor]]:
 
 def test_steps_are_those_of_the_plain_file(pretended: Callable[[Any], None]) -> None:
     plain, graphed = plain_and_graphed(MODEL + PAIR + RETURNS.replace(*SGD), STEP_FILE, "True")
-    pretended(graphed.train_step)
+    pretended(graphed.Graphed)
     models = [plain.Model(), graphed.Model()]
     models[1].load_state_dict(models[0].state_dict())
     optimizers = [f.get_optimizer(m.parameters()) for f, m in zip((plain, graphed), models, strict=True)]
@@ -126,7 +131,7 @@ def test_steps_are_those_of_the_plain_file(pretended: Callable[[Any], None]) -> 
 
 def test_another_model_is_recorded_anew(pretended: Callable[[Any], None]) -> None:
     _, graphed = plain_and_graphed(MODEL + PAIR + RETURNS.replace(*SGD), STEP_FILE, "True")
-    pretended(graphed.train_step)
+    pretended(graphed.Graphed)
     for _ in range(2):
         model = graphed.Model()
         optimizer = graphed.get_optimizer(model.parameters())
@@ -141,7 +146,7 @@ def test_training_and_evaluation_run_a_graphed_forward_as_it_is(pretended: Calla
     plain, graphed = plain_and_graphed(MODEL + INPUTS, FORWARD_FILE, "True")
     model, same = graphed.Model(), plain.Model()
     same.load_state_dict(model.state_dict())
-    pretended(graphed.graphed)
+    pretended(graphed.Graphed)
     x = torch.ones(16, 8)
     for _ in range(6):
         model(x).sum().backward()
@@ -199,6 +204,21 @@ def test_only_what_records_graphs_may_leave_the_optimizer_uncalled() -> None:
     _, graphed = plain_and_graphed(MODEL + PAIR + RETURNS, STEP_FILE, "first.is_cuda")
     assert TrainStep(graphed.train_step, lambda batch: batch).replays
     assert not TrainStep(lambda model, batch, optimizer: None, lambda batch: batch).replays
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_step_that_replays_is_verified_against_the_plain_one(tmp_path: Path) -> None:
+    text = MODEL + PAIR + RETURNS.replace(*SGD)
+    block = CudaGraph().patch(NOTES, STEP_FILE).replace("first.is_cuda", "True")
+    shown = "\n\nfrom tests.export.test_graphed_file import pretend\n\npretend(Graphed)\n"
+    (tmp_path / "before.py").write_text(text)
+    (tmp_path / "after.py").write_text(f"{text}\n\n{block}{shown}")
+    second = ["strategy=replace", f"strategy.replace.target={tmp_path / 'after.py'}"]
+    result = job(tmp_path / "job", tmp_path / "before.py", *second, mode="train")
+    assert result.verdict is Verdict.VERIFIED, result.headline
+    assert PretendedGraph.replays > 20
+    itself = job(tmp_path / "itself", tmp_path / "after.py", mode="train")
+    assert itself.verdict is Verdict.VERIFIED, itself.headline
 
 
 LAZY = """
