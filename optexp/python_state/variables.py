@@ -52,7 +52,7 @@ class Place:
 
 
 def places(step: Callable[..., Any]) -> Iterator[Place]:
-    """Variables that hold no function. What is not there, but may be assigned, is `MISSING`."""
+    """Variables that hold no function and no recorder of graphs. What may be assigned, but is not there, is `MISSING`."""
     waiting: list[Any] = [step]
     seen: set[int] = set()
     while waiting:
@@ -62,7 +62,7 @@ def places(step: Callable[..., Any]) -> Iterator[Place]:
         seen.add(id(code))
         for place in _of(code):
             value = place.get()
-            if isinstance(value, FUNCTIONS):
+            if isinstance(value, FUNCTIONS) or records_graphs(type(value)):
                 waiting.append(value)
             else:
                 yield place

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_unflatten
 
 from optexp.result import Verdict
 from optexp.strategies.cuda_graph import CudaGraph
@@ -50,12 +51,12 @@ class PretendedGraph:
     def replay(self) -> None:
         type(self).replays += 1
         owner = self.owner
-        model, optimizers = owner.recorded
+        model, optimizers, form = owner.recorded
         gradients = [gradient for _, gradient in owner.gradients]
         for parameter in model.parameters():
             parameter.grad = None
         counts = [getattr(optimizer, "steps", 0) for optimizer in optimizers]
-        result = owner.call(model, owner.static[0] if len(owner.static) == 1 else tuple(owner.static), *optimizers)
+        result = owner.call(model, tree_unflatten(owner.static, form), *optimizers)
         for optimizer, count in zip(optimizers, counts, strict=True):
             if type(optimizer) is train_step.Optimizer:  # a replay calls nobody
                 optimizer.steps = count
@@ -74,7 +75,7 @@ def pretend(kind: Any) -> None:
         before = [tensor.detach().clone() for tensor in tensors]
         assert torch.cuda.CUDAGraph is not None  # a name by which optexp knows such a class
         record(self, model, leaves, form, optimizers)
-        self.recorded, self.graph.owner = (model, optimizers), self
+        self.recorded, self.graph.owner = (model, optimizers, form), self
         with torch.no_grad():
             for tensor, value in zip(tensors, before, strict=True):
                 tensor.copy_(value)
@@ -207,17 +208,19 @@ def test_only_what_records_graphs_may_leave_the_optimizer_uncalled() -> None:
 
 
 @pytest.mark.usefixtures("pretended")
-def test_a_step_that_replays_is_verified_against_the_plain_one(tmp_path: Path) -> None:
-    text = MODEL + PAIR + RETURNS.replace(*SGD)
-    block = CudaGraph().patch(NOTES, STEP_FILE).replace("first.is_cuda", "True")
+@pytest.mark.parametrize(
+    ("text", "file"), [(MODEL + PAIR + RETURNS.replace(*SGD), STEP_FILE), (MODEL + INPUTS, FORWARD_FILE)]
+)
+def test_a_file_that_replays_is_verified_against_the_plain_one(text: str, file: UserFile, tmp_path: Path) -> None:
+    block = CudaGraph().patch(NOTES, file).replace("first.is_cuda", "True")
     shown = "\n\nfrom tests.export.test_graphed_file import pretend\n\npretend(Graphed)\n"
     (tmp_path / "before.py").write_text(text)
     (tmp_path / "after.py").write_text(f"{text}\n\n{block}{shown}")
     second = ["strategy=replace", f"strategy.replace.target={tmp_path / 'after.py'}"]
-    result = job(tmp_path / "job", tmp_path / "before.py", *second, mode="train")
+    result = job(tmp_path / "job", tmp_path / "before.py", *second, mode=file.mode)
     assert result.verdict is Verdict.VERIFIED, result.headline
-    assert PretendedGraph.replays > 20
-    itself = job(tmp_path / "itself", tmp_path / "after.py", mode="train")
+    assert PretendedGraph.replays > 10
+    itself = job(tmp_path / "itself", tmp_path / "after.py", mode=file.mode)
     assert itself.verdict is Verdict.VERIFIED, itself.headline
 
 
