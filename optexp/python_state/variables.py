@@ -52,7 +52,7 @@ class Place:
 
 
 def places(step: Callable[..., Any]) -> Iterator[Place]:
-    """Variables that hold no function and no recorder of graphs. What may be assigned, but is not there, is `MISSING`."""
+    """Variables that hold no function and no recorder of graphs. One that is not there yet is `MISSING`."""
     waiting: list[Any] = [step]
     seen: set[int] = set()
     while waiting:

@@ -240,14 +240,18 @@ class Lazy:
         return torch.cuda.CUDAGraph()
 
 
-train_step = Lazy(train_step)
 """
+LAZY_STEP = f"{LAZY}train_step = Lazy(train_step)\n"
+LAZY_FORWARD = f"{LAZY}lazy = Lazy(Model.forward)\nModel.forward = lambda self, x: lazy(self, x)\n"
 
 
-def test_a_step_that_names_a_graph_and_leaves_steps_out_is_caught(tmp_path: Path) -> None:
-    (tmp_path / "before.py").write_text(MODEL + PAIR + RETURNS)
-    (tmp_path / "after.py").write_text(MODEL + PAIR + RETURNS + LAZY)
-    settings = ["workload=module", f"workload.path={tmp_path / 'before.py'}", "workload.mode=train"]
+@pytest.mark.parametrize(
+    ("text", "lazy", "mode"), [(MODEL + PAIR + RETURNS, LAZY_STEP, "train"), (MODEL + INPUTS, LAZY_FORWARD, "forward")]
+)
+def test_what_names_a_graph_and_leaves_steps_out_is_caught(text: str, lazy: str, mode: str, tmp_path: Path) -> None:
+    (tmp_path / "before.py").write_text(text)
+    (tmp_path / "after.py").write_text(text + lazy)
+    settings = ["workload=module", f"workload.path={tmp_path / 'before.py'}", f"workload.mode={mode}"]
     second = ["strategy=replace", f"strategy.replace.target={tmp_path / 'after.py'}"]
     result = run(tmp_path / "job", *settings, *second)
     assert result.verdict in (Verdict.NOT_EQUIVALENT, Verdict.INVALID), result.headline
