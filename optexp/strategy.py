@@ -10,6 +10,7 @@ from enum import IntEnum
 from functools import total_ordering
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from optexp.errors import NotCovered
 from optexp.errors import Unsupported as Unsupported  # extensions import these from here
 from optexp.errors import first_line as first_line
 from optexp.errors import refusing as refusing
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from optexp.program import Program
     from optexp.records.profile import Calibration
     from optexp.trace import Trace
+    from optexp.workload import Workload
 
 Notes = dict[str, Any]  # picklable facts that `apply` found out: patterns replaced, modules compiled, ...
 Counters = Mapping[str, float]  # what the arm counted while it ran: dynamo's counters, ..., as "group/name"
@@ -114,6 +116,48 @@ class Remedy:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class UserFile:
+    """A user's file as `Strategy.patch` sees it: names that the file binds, and how they are used.
+
+    device:      type of the device that the stack was measured on
+    mode:        of the workload: forward, forward_backward or train
+    model:       name of the model's class or function
+    forward:     what a call of the model runs, to be bound anew: `Model.forward`; of a function, its name
+    loss, optimizer, loader, train_step: names; None where the step uses none of the file
+    missing:     by the name of such a part, the reason
+    """
+
+    device: str
+    mode: str
+    model: str
+    forward: str
+    loss: str | None = None
+    optimizer: str | None = None
+    loader: str | None = None
+    train_step: str | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> list[str]:
+        """What runs the model, and what runs the loss where it is not a part of `train_step`; to be bound anew.
+
+        Raises:
+            NotCovered: the loss is not the file's.
+        """
+        return [self.forward] if self.mode == "forward" or self.train_step else [self.forward, self.part("loss")]
+
+    def part(self, name: str) -> str:
+        """The name that the file gives a part.
+
+        Raises:
+            NotCovered: the step uses no such part of the file.
+        """
+        if found := getattr(self, name):
+            return str(found)
+        raise NotCovered(self.missing.get(name, f"the file has no {name}"))
+
+
 @dataclass
 class Strategy(ABC):
     """One optimization. The dataclass's fields are the keys of its YAML, checked for name and type."""
@@ -200,6 +244,10 @@ class Strategy(ABC):
         """
         return None
 
+    def rebuild(self, workload: Workload) -> Workload:
+        """The workload that the arm builds its plain program of; nothing of the user's runs here."""
+        return workload
+
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         """The reason why the strategy cannot apply to this program on this device, with advice; None where it can."""
         return None
@@ -250,6 +298,23 @@ class Strategy(ABC):
         at the top by themselves. Where nothing can be said, "": the file then says that this part is missing.
         """
         return ""
+
+    def patch(self, notes: Notes, file: UserFile) -> str:
+        """The same optimization as lines for a user's own file: `optimized.patch` adds them behind its definitions.
+
+        The lines bind the file's names anew, as in `Model.forward = torch.compile(Model.forward)`; patches of a stack
+        follow each other in the order of its stages. They are plain PyTorch that a reader of the file understands, and
+        they leave what the file means to others as it is: a rewriting for inference must not reach training. `torch` is
+        imported; other imports stand at the top of the lines, at their left edge.
+
+        Args:
+            notes: Of `apply`.
+            file: Names that the file binds.
+
+        Raises:
+            NotCovered: a file cannot hold the optimization; the message says why. No patch is written then.
+        """
+        raise NotCovered("it changes nothing that has a name in the file")
 
     @property
     def label(self) -> str:

@@ -6,7 +6,7 @@ import copy
 import importlib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +22,8 @@ from optexp.schema import choice
 if TYPE_CHECKING:
     from optexp.export.inlining import Inliner
     from optexp.export.repro import Source
+    from optexp.records.patch import Patch
+    from optexp.strategy import Notes, Strategy
 
 
 @dataclass
@@ -175,6 +177,16 @@ class Workload(ABC):
         from optexp.export.repro import of_class
 
         return of_class(self, program, batch, inliner)
+
+    def patch(self, program: Program, stack: Sequence[Strategy], notes: Mapping[str, Notes]) -> Patch | None:
+        """A stack as a patch of the file that the program comes from; None where it comes from no user's file.
+
+        Args:
+            program: The plain program.
+            stack: Strategies.
+            notes: Of their `apply`, by name.
+        """
+        return None
 
     def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Program:
         """The program: equal seeds give equal parameters, on every device and in every process.

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from optexp.errors import refusing
+from optexp.errors import NotCovered, refusing
 from optexp.program import Program, preserved, to_device
 from optexp.schema import choice
-from optexp.strategy import Contract, Counters, Evidence, Notes, Remedy, Stage, Strategy, precision
+from optexp.strategy import Contract, Counters, Evidence, Notes, Remedy, Stage, Strategy, UserFile, precision
 from optexp.trace import MATRIX_OPS, Trace
 
 if TYPE_CHECKING:
@@ -118,6 +118,12 @@ class Amp(Strategy):
         lines += [f"loss_fn = loss_fn and under_autocast(loss_fn, device, torch.{self.dtype})"]
         lines += ["scaler = grad_scaler(device)"] if notes["loss_scaling"] else []
         return "\n".join(lines)
+
+    def patch(self, notes: Notes, file: UserFile) -> str:
+        if notes["loss_scaling"]:
+            raise NotCovered("float16 needs a loss scale, and the file has no step that could hold one: use bfloat16")
+        autocast = f'torch.autocast("{file.device}", torch.{self.dtype})'
+        return "\n".join(f"{call} = {autocast}({call})" for call in file.calls)
 
 
 def under_autocast(call: Callable[..., Any], device: torch.device, dtype: torch.dtype) -> Callable[..., Any]:

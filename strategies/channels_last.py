@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from optexp.errors import NotCovered
 from optexp.program import Batch, Program, ResidentFeed, map_batch, preserved, to_device
 from optexp.program.offered import Place
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, UserFile
 
 if TYPE_CHECKING:
     from optexp.profiling.bounds import Bound
@@ -75,6 +76,36 @@ class ChannelsLast(Strategy):
         if notes["resident"]:
             lines += "batches = itertools.cycle([tuple(map(last, batch)) for batch in itertools.islice(batches, 4)])\n"
         return "import itertools\n\n" + lines
+
+    def patch(self, notes: Notes, file: UserFile) -> str:
+        if file.forward == file.model:
+            raise NotCovered(f"{file.model} is a function, which has no weights to lay out")
+        return PATCH.format(model=file.model)
+
+
+PATCH = """\
+import functools
+
+def images_last(value):
+    is_image = isinstance(value, torch.Tensor) and value.dim() == 4
+    return value.contiguous(memory_format=torch.channels_last) if is_image else value
+
+
+@functools.wraps({model}.__init__)
+def with_weights_last(self, *args, plain={model}.__init__, **kwargs):
+    plain(self, *args, **kwargs)
+    for tensor in (*self.parameters(), *self.buffers()):
+        tensor.data = images_last(tensor.data)
+
+
+@functools.wraps({model}.forward)
+def on_images_last(self, *args, plain={model}.forward, **kwargs):
+    kwargs = {{name: images_last(value) for name, value in kwargs.items()}}
+    return plain(self, *map(images_last, args), **kwargs)
+
+
+{model}.__init__, {model}.forward = with_weights_last, on_images_last
+"""
 
 
 def last(value: Any) -> Any:

@@ -10,7 +10,7 @@ from torch.optim import SGD, Optimizer
 
 from optexp.kernelkit import toolchain
 from optexp.program import Program
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, grouped
+from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, UserFile, grouped
 
 if TYPE_CHECKING:
     from optexp.profiling.bounds import Bound
@@ -68,6 +68,22 @@ class CompiledOptimizer(Strategy):
 
     def recipe(self, notes: Notes) -> str:
         return "onto_device(optimizer, device)\noptimizer.step = torch.compile(optimizer.step)"
+
+    def patch(self, notes: Notes, file: UserFile) -> str:
+        return PATCH.format(name=file.part("optimizer"))
+
+
+PATCH = """\
+def {name}(params, plain={name}):
+    optimizer = plain(params)
+    for group in optimizer.param_groups:
+        device = group["params"][0].device
+        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)  # a number would be compiled in
+        if "capturable" in group and device.type == "cuda":
+            group["capturable"] = True
+    optimizer.step = torch.compile(optimizer.step)
+    return optimizer
+"""
 
 
 def onto_device(optimizer: Optimizer, device: torch.device) -> None:

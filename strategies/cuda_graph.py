@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from optexp.errors import Uncapturable, Unsupported
+from optexp.errors import NotCovered, Uncapturable, Unsupported
 from optexp.program import Batch, Outputs, Program, tensors_of
 from optexp.program.feeds import settings
 from optexp.schema import choice
-from optexp.strategy import Counters, Evidence, Notes, Remedy, Stage, Strategy
+from optexp.strategy import Counters, Evidence, Notes, Remedy, Stage, Strategy, UserFile
 from optexp.trace import GRAPH_LAUNCH, Trace
 from optexp.transforms.capture import CapturedStep, capture, graph_model
 
@@ -123,6 +123,7 @@ class CudaGraph(Strategy):
         return optimized, {
             "grads": [tensor.requires_grad for tensor in inputs],
             "static_input_bytes": sum(tensor.nbytes for tensor in inputs),
+            "parameters": len(list(program.model.parameters())),
             "update_outside": isinstance(optimized.step, UpdatedOutside),
         }
 
@@ -157,6 +158,16 @@ class CudaGraph(Strategy):
         if notes["update_outside"]:
             return OUTSIDE + capture + REPLAY + UPDATE + RETURN + RESTORE
         return PREPARE + capture + REPLAY + RETURN
+
+    def patch(self, notes: Notes, file: UserFile) -> str:
+        if self.scope != "step":
+            raise NotCovered(f"scope={self.scope} records a part of a step, and a file holds none; use scope=step")
+        if not notes["parameters"] or file.forward == file.model:
+            raise NotCovered(f"{file.model} has no parameters, by which a recorded model is known again")
+        graphed = GRAPHED.replace("WARMUP", str(self.warmup))
+        if file.mode == "forward":
+            return graphed + GRAPHED_FORWARD.format(forward=file.forward)
+        return graphed + GRAPHED_STEP.format(step=file.part("train_step"), optimizer=file.part("optimizer"))
 
 
 # --- an optimizer inside a graph, or outside ---------------------------------------------------------------------
@@ -301,4 +312,102 @@ graphed = torch.cuda.make_graphed_callables(
 
 def predict(batch):
     return graphed(*batch[:{inputs}])
+"""
+
+
+# --- in a user's file --------------------------------------------------------------------------------------------
+
+GRAPHED = """\
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+class Graphed:
+    \"\"\"call(model, batch, *optimizers) as a CUDA graph: after WARMUP calls as they are, one is recorded and replayed.
+
+    Other shapes, float64, and a model that is not on a GPU run as they are.
+    \"\"\"
+
+    def __init__(self, call):
+        self.call, self.held = call, []
+
+    def __call__(self, model, batch, *optimizers):
+        leaves, form = tree_flatten(batch)
+        shapes = [(leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        first = next(model.parameters())
+        held = [first, *(group for optimizer in optimizers for group in optimizer.param_groups)]
+        if [*map(id, held)] != [*map(id, self.held)] or first.data_ptr() != self.address:  # new, or another model
+            self.held, self.address, self.shapes, self.calls, self.graph = held, first.data_ptr(), shapes, 0, None
+        if not first.is_cuda or first.dtype is torch.float64 or shapes != self.shapes:
+            return self.call(model, batch, *optimizers)
+        self.calls += 1
+        if self.calls <= WARMUP:
+            return self.aside(model, batch, *optimizers)
+        if self.graph is None:
+            self.record(model, leaves, form, optimizers)
+        for static, leaf in zip(self.static, leaves):
+            if isinstance(leaf, torch.Tensor):
+                static.copy_(leaf, non_blocking=True)
+        for group, rate in self.rates:
+            if group["lr"] is not rate:  # the graph reads the tensor, and someone put another in its place
+                rate.fill_(group["lr"])
+                group["lr"] = rate
+        self.graph.replay()
+        for parameter, gradient in self.gradients:
+            parameter.grad = gradient
+        return tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, self.result)
+
+    def aside(self, *arguments):
+        here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(here)
+        with torch.cuda.stream(side):  # what is made lazily here must not belong to the default stream
+            result = self.call(*arguments)
+        here.wait_stream(side)
+        return result
+
+    def record(self, model, leaves, form, optimizers):
+        device = self.held[0].device
+        self.static = [leaf.to(device, copy=True) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        for group in self.held[1:]:
+            group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)  # not a number
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a loader may pin memory meanwhile
+            self.result = self.call(model, tree_unflatten(self.static, form), *optimizers)
+        plain = (torch.Tensor, bool, int, float, str, type(None))
+        if other := [leaf for leaf in tree_flatten(self.result)[0] if not isinstance(leaf, plain)]:
+            raise TypeError(f"what is recorded returns tensors, in lists and dicts, and no {type(other[0]).__name__}")
+        learns = torch.is_grad_enabled()
+        self.gradients = [(p, p.grad) for p in model.parameters() if learns and p.grad is not None]
+        self.rates = [(group, group["lr"]) for group in self.held[1:]]
+        self.graph = graph
+
+
+"""
+
+GRAPHED_STEP = """\
+def {optimizer}(params, plain={optimizer}):
+    optimizer = plain(params)
+    for group in optimizer.param_groups:
+        first = group["params"][0]
+        if first.is_cuda:  # where a graph reads them
+            group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=first.device)
+            group.update({{"capturable": True}} if "capturable" in group else {{"foreach": False, "fused": True}})
+    return optimizer
+
+
+{step} = Graphed({step})
+"""
+
+GRAPHED_FORWARD = """\
+import functools
+plain_forward = {forward}
+graphed = Graphed(lambda model, given: plain_forward(model, *given[0], **given[1]))
+
+
+@functools.wraps(plain_forward)
+def replayed(self, *args, **kwargs):
+    if self.training or torch.is_grad_enabled():
+        return plain_forward(self, *args, **kwargs)
+    return graphed(self, (args, kwargs))
+
+
+{forward} = replayed
 """

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from optexp.errors import refusing
 from optexp.program import Program, clear_gradients, preserved
 from optexp.schema import choice
-from optexp.strategy import Counters, Evidence, Notes, Remedy, Stage, Strategy
+from optexp.strategy import Counters, Evidence, Notes, Remedy, Stage, Strategy, UserFile
 
 if TYPE_CHECKING:
     from optexp.profiling.bounds import Bound
@@ -86,6 +86,19 @@ class FusedOptimizer(Strategy):
 
     def recipe(self, notes: Notes) -> str:
         return f'implement(optimizer, "{self.implementation}")'
+
+    def patch(self, notes: Notes, file: UserFile) -> str:
+        name, fused = file.part("optimizer"), self.implementation == "fused"
+        return PATCH.format(name=name, options="foreach=False, fused=True" if fused else "foreach=True")
+
+
+PATCH = """\
+def {name}(params, plain={name}):
+    optimizer = plain(params)
+    for options in (optimizer.defaults, *optimizer.param_groups):
+        options.update({options})
+    return optimizer
+"""
 
 
 def implement(optimizer: Optimizer, implementation: str) -> None:

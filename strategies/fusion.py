@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from optexp.errors import Unsupported, first_line, refusing
+from optexp.errors import NotCovered, Unsupported, first_line, refusing
 from optexp.export.vendoring import carried
 from optexp.kernelkit import toolchain
 from optexp.program import Batch, Outputs, Program, Step, preserved, tensors_of, to_device
 from optexp.schema import choice
-from optexp.strategy import Counters, Evidence, Notes, Remedy, Stage, Strategy, grouped
+from optexp.strategy import Counters, Evidence, Notes, Remedy, Stage, Strategy, UserFile, grouped
 from optexp.transforms.torchscript import CALLS_TO_SETTLE, Scripted, fused_groups
 
 if TYPE_CHECKING:
@@ -192,6 +192,15 @@ class Fusion(Strategy):
         lines = f"forward = torch.compile(forward, {options})\n"
         lines += f"loss_fn = loss_fn and torch.compile(loss_fn, {options})\n"
         return lines + (MARKED if notes["captures"] else "")
+
+    def patch(self, notes: Notes, file: UserFile) -> str:
+        if self.ours or self.backend == "torchscript":
+            raise NotCovered(f"backend={self.backend} is code of optexp's, which repro.py carries along")
+        if notes["captures"]:
+            raise NotCovered(f"mode={self.mode} overwrites the results of a call at the next, which the file may keep")
+        values = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        given = "".join(f', {name}="{v}"' if isinstance(v, str) else f", {name}={v}" for name, v in values.items())
+        return "\n".join(f"{call} = torch.compile({call}{given})" for call in file.calls)
 
     def taken_along(self, names: list[str], captured: bool) -> str:
         """The kernels that were put in, and what puts them in, as they stand in optexp."""

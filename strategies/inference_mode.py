@@ -9,7 +9,7 @@ import torch
 
 from optexp.errors import refusing
 from optexp.program import Batch, Outputs, Program, Step, preserved
-from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy
+from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Stage, Strategy, UserFile
 
 if TYPE_CHECKING:
     from optexp.profiling.bounds import Bound
@@ -60,6 +60,22 @@ class InferenceMode(Strategy):
 
     def recipe(self, notes: Notes) -> str:
         return "step = torch.inference_mode()(step)"
+
+    def patch(self, notes: Notes, file: UserFile) -> str:
+        return PATCH.format(forward=file.forward)
+
+
+PATCH = """\
+import functools
+
+@functools.wraps({forward})
+def inferring(*args, plain={forward}, **kwargs):
+    with torch.inference_mode(not torch.is_grad_enabled()):
+        return plain(*args, **kwargs)
+
+
+{forward} = inferring
+"""
 
 
 def inferring(step: Step) -> Step:

@@ -14,10 +14,10 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.shape_prop import ShapeProp
 
-from optexp.errors import Unsupported, refusing
+from optexp.errors import NotCovered, Unsupported, refusing
 from optexp.export.inlining import code_of
 from optexp.program import Program, to_device
-from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Remedy, Stage, Strategy
+from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Remedy, Stage, Strategy, UserFile
 from optexp.transforms.tracing import Tracer
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Inplace(Strategy):
             infer_shapes(model, *program.arguments(batch))
         rewritten, kept = Rewriter(model, program.trains).run()
         notes = {"rewritten": len(rewritten), "operations": dict(Counter(rewritten)), "kept": dict(Counter(kept))}
-        notes["code"] = code_of(model)
+        notes |= {"code": code_of(model), "trains": program.trains}
         return replace(program, model=model), notes
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
@@ -104,6 +104,38 @@ class Inplace(Strategy):
         if notes["code"] is None:
             return ""
         return f"from types import MethodType\n{notes['code']}\n\nmodel.forward = MethodType(rewritten, model)"
+
+    def patch(self, notes: Notes, file: UserFile) -> str:
+        if notes["code"] is None:
+            raise NotCovered("the rewritten forward needs values that the traced model alone holds")
+        if file.forward == file.model:
+            raise NotCovered(f"{file.model} is a function, and what is rewritten is a class's forward")
+        code = str(notes["code"]).replace(f"from {__name__} import unless_autocast\n", "")
+        if "import optexp" in code or "from optexp" in code:
+            raise NotCovered("the rewritten forward calls functions of optexp's")
+        applies = "self.training" if notes["trains"] else "not (self.training or torch.is_grad_enabled())"
+        helper = UNLESS_AUTOCAST * ("unless_autocast(" in code)
+        put_in = PATCH.format(forward=file.forward, applies=applies)
+        return "\n".join(["import functools", helper + code.strip("\n"), put_in])
+
+
+UNLESS_AUTOCAST = """\
+def unless_autocast(name, tensor, *args, **kwargs):  # which picks dtypes by what it finds
+    own_memory = torch.is_autocast_enabled(tensor.device.type)
+    return getattr(tensor, name if own_memory else f"{name}_")(*args, **kwargs)
+
+
+"""
+
+PATCH = """
+
+@functools.wraps({forward})
+def in_place(self, *args, plain={forward}, **kwargs):
+    return (rewritten if {applies} else plain)(self, *args, **kwargs)
+
+
+{forward} = in_place
+"""
 
 
 def trace(model: nn.Module) -> fx.GraphModule:

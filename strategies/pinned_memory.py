@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from optexp.measurement.floor import MARGIN
 from optexp.program import Program
 from optexp.program.feeds import nothing_copied, settings
-from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Remedy, Stage, Strategy
+from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Remedy, Stage, Strategy, UserFile
 
 if TYPE_CHECKING:
     from optexp.profiling.bounds import Bound
@@ -137,6 +137,20 @@ class PinnedMemory(Strategy):
         options = f'loader_options |= {{"pin_memory": True{workers}}}\n'
         return f"from torch.utils.data import DataLoader\n\n{options}loader = DataLoader(**loader_options)\n" + BRING
 
+    def patch(self, notes: Notes, file: UserFile) -> str:
+        lines = ["    loader.pin_memory = True  # copy batches by .to(device, non_blocking=True)"] * notes["copies"]
+        if self.workers is not None:
+            lines.append(f"    loader.num_workers = {self.workers}")
+            lines += ["    loader.prefetch_factor = loader.prefetch_factor or 2"] * bool(self.workers)
+        return PATCH.format(name=file.part("loader"), lines="\n".join(lines))
+
+
+PATCH = """\
+def {name}(plain={name}):
+    loader = plain()
+{lines}
+    return loader
+"""
 
 PINNED = "loader = [tuple(tensor.pin_memory() for tensor in batch) for batch in loader]\n"
 

@@ -12,11 +12,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from optexp.errors import ConfigError
+from optexp.errors import ConfigError, NotCovered
 from optexp.program import Alias, Program, placed, preserved, to_device
 from optexp.python_state.slots import tensors_in
 from optexp.schema import suggest
-from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy
+from optexp.strategy import (
+    REASSOCIATES,
+    Contract,
+    Counters,
+    Evidence,
+    Notes,
+    Stage,
+    Strategy,
+    Unsupported,
+    UserFile,
+    precision,
+)
 from optexp.user_code.adapters import Function, Maker, maker
 from optexp.user_code.aliasing import holdings, listed, partners
 from optexp.user_code.listing import spelled_model
@@ -26,6 +37,7 @@ from optexp.user_code.same_start import renamed
 
 if TYPE_CHECKING:
     from optexp.trace import Trace
+    from optexp.workload import Workload
 
 KEY = "strategy.replace.target"
 Pairs = dict[str, tuple[str, bool]]  # the baseline's names: what the new model calls it, and whether it is transposed
@@ -36,6 +48,8 @@ class Replace(Strategy):
     """`target` is called as the baseline's model is, and starts from its parameters and buffers.
 
     target:        file.py:ModelNew or package.module:ModelNew: a class, a factory, a function or an instance
+                   file.py alone puts the whole file in the place of the workload's: its model, loss, optimizer, loader
+                   and train_step, with the same settings. The model's constructor must draw the same values
     args, kwargs:  what it is made with, objects by `_target_` too; empty: what workload=module made the baseline's with
     names:         {old: new} where parameters or buffers are called otherwise; `*` is any text, and `.T` after the new
                    name says that it holds the transpose, as in {*.weight: layers.*.w.T}. Without it, other names are
@@ -43,6 +57,7 @@ class Replace(Strategy):
     of_model:      `target(model, *args, **kwargs)` makes it of the baseline's model, as quantizing does; null: it does
                    where its only required parameter is called `model` or is annotated as an nn.Module. What only infers
                    may then hold other parameters, packed ones too
+    precision:     bfloat16, float16 or tf32, where it computes in that: results are judged by its limits
     """
 
     stage = Stage.MODEL
@@ -52,10 +67,36 @@ class Replace(Strategy):
     kwargs: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     of_model: bool | None = None
+    precision: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision is not None:
+            precision(self.precision)  # refuses others
+
+    @property
+    def contract(self) -> Contract:
+        return REASSOCIATES if self.precision is None else precision(self.precision)
+
+    @property
+    def whole_file(self) -> bool:
+        """Whether `target` names a file and nothing in it."""
+        return self.target is not None and self.target.endswith(".py")
+
+    def rebuild(self, workload: Workload) -> Workload:
+        if not self.whole_file:
+            return workload
+        if getattr(workload, "path", None) is None:
+            raise Unsupported(
+                f"{self.asked} is a whole file, which takes the place of another: give workload=module workload.path=,"
+                f" or name a model in it, as in {self.asked}:ModelNew"
+            )
+        return replace(workload, path=self.target)  # type: ignore[call-arg]
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if self.target is None:
             return f"name your second implementation, as in {KEY}=file.py:ModelNew or {KEY}=package.module:ModelNew"
+        if self.whole_file and (self.args or self.kwargs or self.names or self.of_model is not None):
+            return f"args, kwargs, names and of_model are for one name of a file: write {self.asked}:ModelNew"
         return None
 
     @property
@@ -64,6 +105,8 @@ class Replace(Strategy):
 
     def apply(self, program: Program) -> tuple[Program, Notes]:
         assert self.target is not None
+        if self.whole_file:
+            return program, {"file": self.target}
         old, found, by_values = program.model, find(self.target, KEY), False
         ours = with_objects(self.args, "strategy.replace.args"), with_objects(self.kwargs, "strategy.replace.kwargs")
         given = ours if self.args or self.kwargs else program.made_with
@@ -133,6 +176,8 @@ class Replace(Strategy):
         return replace(program, model=new, forward=None), pairs
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
+        if self.whole_file:
+            return Evidence(True, f"the program was built from {self.target}")
         loaded = f"{len(notes['pairs'])} parameters and buffers taken over"
         loaded += ", told by the values that both constructors draw from one seed" * notes["by_values"]
         loaded = f"made of it, {len(notes['pairs'])} parameters and buffers kept" if notes["of_model"] else loaded
@@ -140,6 +185,8 @@ class Replace(Strategy):
 
     def recipe(self, notes: Notes) -> str:
         assert self.target is not None
+        if self.whole_file:
+            return ""
         lines, name = spelled(self.target, "second")
         if notes["of_model"]:
             given = [written(value, "an argument of the model") for value in notes["args"]]
@@ -153,6 +200,9 @@ class Replace(Strategy):
         made = made if notes["of_model"] else f"{made}.to(device, dtype)"
         take = f"take_over(model, replacement, {notes['pairs']!r}, optimizer)\n" if notes["taken"] else ""
         return f"{lines}\nreplacement = {made}\n{take}model = forward = replacement"
+
+    def patch(self, notes: Notes, file: UserFile) -> str:
+        raise NotCovered(f"{self.target} is a file already")
 
 
 def takes_model(found: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

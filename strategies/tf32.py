@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from optexp.program import Program, preserved, to_device
-from optexp.strategy import Contract, Counters, Evidence, Notes, Stage, Strategy, precision
+from optexp.strategy import Contract, Counters, Evidence, Notes, Stage, Strategy, UserFile, precision
 from optexp.support.tf32 import allow_tf32, flags, tf32_allowed
 from optexp.trace import short_name
 
@@ -96,6 +96,9 @@ class Tf32(Strategy):
 
     def recipe(self, notes: Notes) -> str:
         return "allow_tf32()"
+
+    def patch(self, notes: Notes, file: UserFile) -> str:
+        return 'torch.set_float32_matmul_precision("high")\ntorch.backends.cudnn.allow_tf32 = True'
 
 
 def kind(operation: str) -> str:

@@ -135,6 +135,8 @@ def announce(case: Case, started: Started) -> None:
     files = bare.call(Arm.repro, packed=case.specs()[case.name].pack(), notes=setups[case.name].notes)
     for file, content in files.items():
         (session.output / file).write_bytes(content)
+    if session.stack:
+        session.patch = bare.call(Arm.patch, packed=case.specs()[case.name].pack(), notes=setups[case.name].notes)
     slower_s = max(setups[started.bare].setup_s, setups[case.name].setup_s)
     session.forecast(bare, setups[started.bare], slower_s, case.plan().steps)
 

@@ -17,6 +17,7 @@ from optexp.comparison.recorder import Recorder, not_built
 from optexp.comparison.session import Session
 from optexp.config import Experiment, resolve
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference, Unsupported
+from optexp.records.patch import NAME, allowed
 from optexp.reporting import terminal
 from optexp.reporting.terminal import Progress
 from optexp.reporting.wording import at_precision, headline, replayed, unchecked_bits
@@ -88,6 +89,7 @@ def perform(session: Session, recorder: Recorder) -> None:
         session.result.error = None if expected else facts.problem
     finally:
         session.close()
+    leave_patch(session)
     recorder.finish(session.result)
 
 
@@ -107,6 +109,22 @@ def problem(error: Exception) -> Problem:
         return Problem(kind, str(error))
     raised = describe(error)
     return Problem(raised.type, raised.message, traceback.format_exc())
+
+
+def leave_patch(session: Session) -> None:
+    """Write the patch of the user's file where the verdict allows it; a note tells its use, or why there is none.
+
+    One of an earlier job in the same folder is removed.
+    """
+    result, patch, file = session.result, session.patch, session.output / NAME
+    file.unlink(missing_ok=True)
+    if patch is None or not allowed(result.verdict, session.experiment.patch):
+        return
+    if patch.reason:
+        result.notes.append(f"no {NAME}: {patch.reason}")
+        return
+    file.write_bytes(patch.diff)
+    result.notes.append(f"{NAME} puts {label(session.stack)} into {patch.path}: git apply {file}")
 
 
 def settle(session: Session, decision: Decision) -> None:

@@ -23,6 +23,7 @@ from optexp.errors import ConfigError, Distrusted, Failure, NoReference
 from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.gpu import UNREAD
 from optexp.measurement.settings import MeasurementSettings
+from optexp.records.patch import Patch
 from optexp.records.profile import Calibration
 from optexp.records.roofline import StepWork
 from optexp.reporting.terminal import Progress
@@ -40,7 +41,7 @@ from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
 
 # They change what is run with, not what is run.
-NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "timeout_s", "profile", "auto"}
+NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "timeout_s", "profile", "auto", "patch"}
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Session:
     samples: int = 0  # that one step processes, as soon as an arm has built the workload
     plan: int = 0  # index in `memory_plan.PLANS`: what fits, as far as is known
     calibration: Calibration | None = None  # of the device, as soon as an arm has measured it
+    patch: Patch | None = None  # of the user's file, as soon as the arms are set up
     work: StepWork | None = None  # of the plain program's step, as soon as its arm has found it
 
     def __post_init__(self) -> None:

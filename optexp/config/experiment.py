@@ -55,6 +55,7 @@ class Settings:
     replay: str | None = None
     isolation: str = choice("process", "none")
     verify: str = choice("first", "only")
+    patch: str = choice("faster", "verified")
     horizon_steps: int | None = None
     timeout_s: float = 600.0
     environment: Environment = field(default_factory=Environment)

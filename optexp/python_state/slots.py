@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from optexp.python_state.variables import MISSING, Place, attributes, fixed, users
+from optexp.python_state.variables import MISSING, Place, attributes, fixed, records_graphs, users
 from optexp.support.random_state import state_of
 
 WITH_STATE = (Optimizer, LRScheduler, torch.amp.GradScaler)
@@ -74,6 +74,8 @@ def slots(place: Place, own: frozenset[int], depth: int = 0) -> Iterator[Slot]:
     elif isinstance(value, tuple):
         for index, entry in enumerate(value[:ENTRIES]):
             yield from slots(fixed(f"{name}[{index}]", entry), own, depth + 1)
+    elif records_graphs(type(value)):
+        return
     elif isinstance(value, SPACES) or users(type(value)):
         for inner in attributes(f"{name}.", value):
             yield from slots(inner, own | {id(value)}, depth + 1)

@@ -30,6 +30,9 @@ INSTALLED = (
 )
 
 
+FUNCTIONS = (FunctionType, MethodType, partial)
+
+
 class Missing(Enum):
     """What stands where nothing does, yet."""
 
@@ -49,7 +52,7 @@ class Place:
 
 
 def places(step: Callable[..., Any]) -> Iterator[Place]:
-    """Variables that hold no function. What is not there, but may be assigned, is `MISSING`."""
+    """Variables that hold no function and no recorder of graphs. One that is not there yet is `MISSING`."""
     waiting: list[Any] = [step]
     seen: set[int] = set()
     while waiting:
@@ -59,7 +62,7 @@ def places(step: Callable[..., Any]) -> Iterator[Place]:
         seen.add(id(code))
         for place in _of(code):
             value = place.get()
-            if isinstance(value, (FunctionType, MethodType, partial)):
+            if isinstance(value, FUNCTIONS) or records_graphs(type(value)):
                 waiting.append(value)
             else:
                 yield place
@@ -81,6 +84,12 @@ def users(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
     return not file.startswith(INSTALLED) if file else kind.__module__ not in sys.builtin_module_names
+
+
+def records_graphs(kind: type) -> bool:
+    """Whether a user's class names torch's CUDAGraph: its objects hold memory of graphs, which nobody may put back."""
+    methods = (value for value in vars(kind).values() if isinstance(value, FunctionType))
+    return users(kind) and any("CUDAGraph" in _named(method.__code__) for method in methods)
 
 
 def _of(code: Any) -> Iterator[Place]:
@@ -111,6 +120,8 @@ def _of(code: Any) -> Iterator[Place]:
                 yield from (_variable(f"{module.__name__}.{name}", vars(module), name) for name in inside)
     elif callable(code) and users(type(code)):
         yield fixed("call", MethodType(type(code).__call__, code))
+        held = vars(code) if hasattr(code, "__dict__") else {}
+        yield from (fixed(name, value) for name, value in held.items() if isinstance(value, FUNCTIONS))
 
 
 def _is_users_module(value: Any) -> bool:

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import TrackingError
+from optexp.records.patch import NAME, allowed
 from optexp.result import Result, Verdict, finite
 from optexp.sweeps.study import STEP, Study
 
@@ -164,6 +165,9 @@ def correct(config: DictConfig, job: Path, first: Result, result: Result) -> Non
                 (job / name).replace(job / "by_itself" / name)
         with suppress(FileNotFoundError):  # nothing was timed
             shutil.copy(job / result.by_itself.again / "samples.parquet", job)
+    if not allowed(result.verdict, str(result.config.get("patch"))):
+        (job / NAME).unlink(missing_ok=True)
+        result.notes = [note for note in result.notes if not note.startswith(NAME)]
     result.write(job / "result.json")
     report.write(result, job / "report.html")
     if config.tracking.enabled:

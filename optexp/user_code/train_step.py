@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from optexp.errors import NoReference, Unsupported
 from optexp.program import Batch, Outputs, Program, clear_gradients, flatten, others
+from optexp.python_state.variables import records_graphs
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,11 @@ class TrainStep:
     function: Callable[..., Any]
     unpack: Callable[[Batch], Any]
 
+    @cached_property
+    def replays(self) -> bool:
+        """Whether it is an object that records CUDA graphs: a replay calls no optimizer, and steps all the same."""
+        return records_graphs(type(self.function))
+
     def __call__(self, program: Program, batch: Batch) -> Outputs:
         assert program.optimizer is not None
         if program.scaler is not None:
@@ -32,6 +39,8 @@ class TrainStep:
         clear_gradients(program.model)
         optimizer = Optimizer(program.optimizer)
         result = self.function(Model(program, optimizer), self.unpack(batch), optimizer)
+        if self.replays and not optimizer.steps:
+            return self._outputs(result)
         if not optimizer.steps and not _finite(program.model):
             raise NoReference(
                 "train_step left its optimizer step out because gradients overflow, as a GradScaler does: let it start"
@@ -42,6 +51,10 @@ class TrainStep:
                 f"train_step called optimizer.step() {optimizer.steps} times: a call must be one whole optimizer step"
                 " (accumulate over parts of the batch inside it)"
             )
+        return self._outputs(result)
+
+    @staticmethod
+    def _outputs(result: Any) -> Outputs:
         tensors = {name: tensor.detach() for name, tensor in flatten(result, "loss").items()}
         return tensors | others(result, "loss")
 

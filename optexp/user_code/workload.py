@@ -143,7 +143,7 @@ class UserWorkload(Workload):
             return ResidentFeed(device)
         loader = copy.copy(self.given.loader)
         loader.collate_fn = Then(loader.collate_fn, partial(self.layout.pack, odd=self.odd_batch))
-        return LoaderFeed(loader, device, dtype)
+        return LoaderFeed(loader, device, dtype, non_blocking=loader.pin_memory)
 
     def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Program:
         self.remarks: list[str] = []

@@ -18,6 +18,7 @@ from optexp.errors import ConfigError
 from optexp.export.repro import Script
 from optexp.program import Batch, Feed, Outputs, Program, Snapshot, tensors_of
 from optexp.program.offered import Offered, Place
+from optexp.records.patch import Patch
 from optexp.strategy import Notes
 from optexp.support import random_state, sparse
 from optexp.support.memory_plan import LEAST, PLANS, give_back
@@ -148,6 +149,10 @@ class Holder(Peer):
         batch = (self.batches or self.drawn_batches(1))[0]
         script = Script(self.workload, self.program, batch, self.dtype, self.seed, stack, notes)
         return script.files()
+
+    def patch(self, packed: bytes, notes: Mapping[str, Notes]) -> Patch | None:
+        """The packed specification's stack as a patch of the user's file; None where the program comes from no file."""
+        return self.workload.patch(self.program, cloudpickle.loads(packed).strategies, notes)
 
     def quiet(self) -> AbstractContextManager[Any]:
         """Around whatever calls the program, where dropout is to drop nothing."""

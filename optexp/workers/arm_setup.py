@@ -73,6 +73,8 @@ class Built(Compiled):
     def hold(self, spec: Spec) -> SetUp:
         """The same of a specification that is here already."""
         start, before = clock.now(), process_state.settings()
+        for strategy in compose(spec.strategies):
+            spec = replace(spec, workload=strategy.rebuild(spec.workload))
         self._settle(spec)
         with self.quiet():
             told = self._set_up(spec, start)

@@ -14,14 +14,19 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from optexp.errors import ConfigError
+from optexp.errors import ConfigError, NotCovered
+from optexp.export.patch import applied_at, patch
+from optexp.program import Program
+from optexp.records.patch import Patch
 from optexp.schema import suggest, typed
+from optexp.strategy import Notes, Strategy
 from optexp.user_code.adapters import maker
 from optexp.user_code.importing import import_file
 from optexp.user_code.listing import Spelled
 from optexp.user_code.lookup import find, models_in, source, spelled
 from optexp.user_code.objects import with_objects
 from optexp.user_code.parts import Parts
+from optexp.user_code.patched import defined_in, user_file
 from optexp.user_code.workload import UserWorkload
 
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
@@ -192,6 +197,16 @@ class Module(UserWorkload):
             given.get("optimizer"),
             given.get("train_step"),
         )
+
+    def patch(self, program: Program, stack: Sequence[Strategy], notes: Mapping[str, Notes]) -> Patch | None:
+        if self.path is None:
+            return None
+        path = Path(self.path).expanduser()
+        try:
+            file = user_file(self, vars(self.names), program.device.type)
+        except NotCovered as reason:
+            return Patch(applied_at(path), reason=str(reason))
+        return patch(path, file, stack, notes, defined_in(self.parts.model, path))
 
     def _spelled_make(self, given: Callable[..., Any] | None) -> str:
         """`make(**sizes)`, of what the YAML describes or of the file's own function."""

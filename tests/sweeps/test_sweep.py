@@ -200,16 +200,25 @@ def test_a_winner_that_is_wrong_on_other_inputs_is_wrong_everywhere(
     assert corrections.done == ["run 1", (Verdict.FASTER, Verdict.NOT_EQUIVALENT, "1")]
 
 
+@pytest.mark.parametrize("asked", ["faster", "verified"])
 def test_a_claim_that_is_lost_among_many_is_lost_in_its_record(
-    corrections: Corrections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: str, corrections: Corrections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two_stacks(tmp_path, p=0.009)
+    for number in "01":
+        (tmp_path / number / "optimized.patch").write_text("of a claim")
+        found = Result.read(tmp_path / number / "result.json")
+        found.config["patch"] = asked
+        found.notes.append("optimized.patch puts amp into net.py")
+        found.write(tmp_path / number / "result.json")
     monkeypatch.setattr(selection, "confirm", lambda results, folder, run: dict(results))
     sweep.SweepCallback().on_multirun_end(config(tmp_path))
     exit_status.ExitStatus().on_multirun_end(config(tmp_path))
     assert exit_status.status() == 0
     for number in "01":
         found = Result.read(tmp_path / number / "result.json")
+        assert (tmp_path / number / "optimized.patch").exists() == (asked == "verified")
+        assert any(note.startswith("optimized.patch") for note in found.notes) == (asked == "verified")
         assert found.verdict is Verdict.INCONCLUSIVE
         assert found.by_itself.verdict is Verdict.FASTER
         assert found.by_itself.headline.startswith("FASTER")
