@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from optexp.profiling.accounts import COMPILATION, HOST_OPERATORS, PYTHON
+from optexp.profiling.attention import by_hand, kernel_us
 from optexp.profiling.causes import backend, masked
 from optexp.profiling.explanation import percent
 from optexp.profiling.intervals import Union
@@ -114,6 +115,8 @@ def _dispatched(view: View, launches: float) -> float:
 def unfused_attention(view: View) -> Bottleneck | None:
     """Attention is computed operator by operator, or by a slower kernel because of a mask."""
     found = backend(view)
+    if not found:
+        return _attention_by_hand(view)
     account = view.account("attention")
     share = account.us / view.breakdown.wall_us
     explicit = masked(view.trace) and found not in ("flash", "")
@@ -123,6 +126,18 @@ def unfused_attention(view: View) -> Bottleneck | None:
     where = _where(view, "attention")
     why = f"attention by {found} kernels, not flash ones{reason}, takes {percent(share)} of the step{where}"
     words = "is_causal=True or no mask, float16 or bfloat16, and no torch.nn.attention.sdpa_kernel that rules flash out"
+    return Bottleneck("unfused_attention", share, why, (words,), ("memory_bound",))
+
+
+def _attention_by_hand(view: View) -> Bottleneck | None:
+    spans = by_hand(view.trace)
+    share = kernel_us(view.trace, spans) / view.breakdown.wall_us
+    if share < LEAST:
+        return None
+    calls = len(list(spans)) / len(view.trace.steps)
+    how = f"a product, a softmax and a product, {calls:.0f} a step"
+    why = f"attention by hand ({how}) takes {percent(share)} of the step"
+    words = "torch.nn.functional.scaled_dot_product_attention"
     return Bottleneck("unfused_attention", share, why, (words,), ("memory_bound",))
 
 

@@ -67,6 +67,34 @@ def test_compilation_in_each_step() -> None:
     assert labels(step)[0] == "compilation"
 
 
+def by_hand(length: int, softmax: int) -> Step:
+    def shapes(*dims: list[int]) -> dict[str, object]:
+        return {"Input type": ["c10::BFloat16"] * len(dims), "Input Dims": [*dims]}
+
+    def step(build: ChromeTrace) -> None:
+        build.op("aten::bmm", 10.0, 60.0, "gemm", **shapes([128, length, 64], [128, 64, length]))
+        build.op("aten::masked_fill_", 10.0, 200.0, "masked_fill", **shapes([8, 16, length, length], [length, length]))
+        build.op("aten::_softmax", 10.0, 200.0, "softmax", **shapes([8, 16, length, softmax]))
+        build.op("aten::bmm", 10.0, 60.0, "gemm", **shapes([128, length, softmax], [128, softmax, 64]))
+        build.op("aten::relu", 10.0, 80.0, "relu", **shapes([8, 16, length, 64]))
+
+    return step
+
+
+def test_attention_by_hand_is_told_by_its_shapes() -> None:
+    build = ChromeTrace()
+    step = by_hand(1024, 1024)
+    trace: Trace = build.steps(lambda: step(build))
+    (found,) = (b for b in diagnose(View(trace, breakdown(trace))) if b.label == "unfused_attention")
+    assert found.share == pytest.approx(520 / 600, abs=0.03)
+    assert found.why.startswith("attention by hand (a product, a softmax and a product, 1 a step) takes 8")
+    assert found.try_[0] == "torch.nn.functional.scaled_dot_product_attention"
+
+
+def test_a_softmax_of_another_shape_is_no_attention() -> None:
+    assert "unfused_attention" not in labels(by_hand(1024, 512))
+
+
 def test_attention_operator_by_operator() -> None:
     def step(build: ChromeTrace) -> None:
         build.event("cpu_op", "aten::_scaled_dot_product_attention_math", build.host, 40.0)
