@@ -69,7 +69,7 @@ class Bench:
             arm, setup = starting.arm, starting.setup.wait()
         session.learn(setup, [setup])
         with session.working("profile", f"round {self.rounds}: tracing a few steady steps"):
-            found = profile(session, arm, name)
+            found = profile(session, arm, name, brief=True)
             bottlenecks = advised(arm, found, stack)
             if self.rounds == 1:
                 show_where_time_goes(session, {"baseline": found}, bottlenecks, [])

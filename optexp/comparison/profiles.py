@@ -98,9 +98,18 @@ class Profile:
 
 
 def profile(
-    session: Session, arm: Client[Arm], name: str, calibration: Calibration | None = None, beside: Trace | None = None
+    session: Session,
+    arm: Client[Arm],
+    name: str,
+    calibration: Calibration | None = None,
+    beside: Trace | None = None,
+    brief: bool = False,
 ) -> Profile:
-    """Memory, then a trace. Nothing is timed in that process afterwards: leftover tracing slows what follows."""
+    """Memory, then a trace. Nothing is timed in that process afterwards: leftover tracing slows what follows.
+
+    Args:
+        brief: Leave out modules, lines, stacks and memory by category, which take many times as long.
+    """
     folder = session.output / "traces"
     folder.mkdir(exist_ok=True)
     memory = arm.call(Arm.peak_memory, steps=session.settings.profile_steps)
@@ -111,9 +120,9 @@ def profile(
     session.calibrated(calibration)
     trace, counters, recorded = cycles(session, arm, name)
     of_modules = folder / f"{name}_modules.json.gz"
-    known = arm.call(Arm.profile_modules, path=str(of_modules), steps=MARKED_STEPS)
+    known = not brief and arm.call(Arm.profile_modules, path=str(of_modules), steps=MARKED_STEPS)
     of_places = folder / f"{name}_places.json.gz"
-    details = session.experiment.profile.details
+    details = session.experiment.profile.details and not brief
     placed = details and known and arm.call(Arm.profile_places, path=str(of_places))
     compiler = compiler_evidence(session, arm, name, trace)
     snapshot = str(session.output / "memory" / f"{name}.pickle")
@@ -123,6 +132,7 @@ def profile(
     files += [TraceFile(f"traces/{of_modules.name}", "with a range around each module's call")] if known else []
     files += [TraceFile(f"traces/{of_places.name}", "with a range around each line of your code")] if placed else []
     region = session.experiment.profile.region
+    ranges = Ranges(region=region or "", cycles=recorded, files=files)
     found = Profile(
         trace,
         breakdown(trace, calibration, beside),
@@ -132,7 +142,7 @@ def profile(
         by_module=by_module,
         places=places,
         beside=beside,
-        ranges=stacked(session, arm, name, Ranges(region=region or "", cycles=recorded, files=files)),
+        ranges=ranges if brief else stacked(session, arm, name, ranges),
         compiler=compiler,
         by_category=arm.call(Arm.memory_by_category, snapshot=snapshot) if details else None,
     )
