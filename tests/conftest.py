@@ -61,6 +61,7 @@ THINNED = {
     "test_cheats_are_caught": 6,
     "test_honest_controls_pass": 80,
     "test_honest_training_stays_within_its_envelope": 4,
+    "test_the_patched_file_is_the_program_that_was_verified": 3,
     "test_an_unguarded_script_and_classes_that_no_file_holds": 2,
     "test_interrupting_ends_everything_and_marks_the_run_killed": 2,
     "test_a_study_leaves_its_answer": 2,
