@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,6 +86,8 @@ class Replace(Strategy):
     def rebuild(self, workload: Workload) -> Workload:
         if not self.whole_file:
             return workload
+        if not Path(self.target or "").expanduser().is_file():
+            raise ConfigError(f"{self.asked}: there is no such file below {Path.cwd()}")
         if getattr(workload, "path", None) is None:
             raise Unsupported(
                 f"{self.asked} is a whole file, which takes the place of another: give workload=module workload.path=,"

@@ -136,5 +136,6 @@ def agreeing(verdict: Verdict, explanation: list[str], profile: ProfileRecord) -
     )
     shown = 0 if abs(after - before) < SAME_STEP * before else 1 if after > before else -1
     if shown == {Verdict.FASTER: 1, Verdict.SLOWER: -1}.get(verdict):
-        return ["The traced steps do not show this difference; what else they show:", *changes]
+        unseen = "The traced steps do not show this difference"
+        return [f"{unseen}; what else they show:", *changes] if changes else [unseen]
     return explanation if verdict in (Verdict.FASTER, Verdict.SLOWER) else changes

@@ -33,3 +33,8 @@ def test_a_trace_that_shows_the_opposite_is_not_quoted(
 def test_an_undecided_difference_keeps_the_changes_alone() -> None:
     assert agreeing(Verdict.SAME, [STEP, CHANGE], ProfileRecord()) == [CHANGE]
     assert agreeing(Verdict.FASTER, [], ProfileRecord()) == []
+
+
+def test_nothing_is_announced_where_no_change_follows() -> None:
+    profile = ProfileRecord(ArmProfile({"step_us": 100.0}), ArmProfile({"step_us": 150.0}))
+    assert agreeing(Verdict.FASTER, [STEP], profile) == ["The traced steps do not show this difference"]

@@ -233,6 +233,11 @@ def test_without_a_target_it_says_what_to_give(build):
     assert "strategy.replace.target=file.py:ModelNew" in Replace().unsupported(build(MLP), torch.device("cpu"))
 
 
+def test_a_whole_file_that_is_not_there_is_named_as_it_was_asked_for():
+    with pytest.raises(ConfigError, match=r"^strategy\.replace\.target=missing\.py: there is no such file below "):
+        Replace("missing.py").rebuild(MLP)
+
+
 # --- made of the baseline's model --------------------------------------------------------------------------------
 
 
