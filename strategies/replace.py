@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from optexp.user_code.aliasing import holdings, listed, partners
 from optexp.user_code.listing import spelled_model
 from optexp.user_code.lookup import find, spelled
 from optexp.user_code.objects import with_objects, written
-from optexp.user_code.same_start import renamed
+from optexp.user_code.same_start import own_generators, renamed, same_values
 
 if TYPE_CHECKING:
     from optexp.trace import Trace
@@ -71,6 +72,7 @@ class Replace(Strategy):
     precision: str | None = None
 
     def __post_init__(self) -> None:
+        self.first_names: dict[str, str] = {}
         if self.precision is not None:
             precision(self.precision)  # refuses others
 
@@ -93,7 +95,9 @@ class Replace(Strategy):
                 f"{self.asked} is a whole file, which takes the place of another: give workload=module workload.path=,"
                 f" or name a model in it, as in {self.asked}:ModelNew"
             )
-        return replace(workload, path=self.target)  # type: ignore[call-arg]
+        rebuilt: Workload = replace(workload, path=self.target)  # type: ignore[call-arg]
+        self.first_names = other_names(workload, rebuilt)
+        return rebuilt
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if self.target is None:
@@ -109,7 +113,8 @@ class Replace(Strategy):
     def apply(self, program: Program) -> tuple[Program, Notes]:
         assert self.target is not None
         if self.whole_file:
-            return program, {"file": self.target}
+            aliases = {theirs: Alias(name) for name, theirs in self.first_names.items()}
+            return replace(program, aliases=aliases or program.aliases), {"file": self.target}
         old, found, by_values = program.model, find(self.target, KEY), False
         ours = with_objects(self.args, "strategy.replace.args"), with_objects(self.kwargs, "strategy.replace.kwargs")
         given = ours if self.args or self.kwargs else program.made_with
@@ -206,6 +211,15 @@ class Replace(Strategy):
 
     def patch(self, notes: Notes, file: UserFile) -> str:
         raise NotCovered(f"{self.target} is a file already")
+
+
+def other_names(first: Workload, second: Workload) -> dict[str, str]:
+    """What another file's model calls the tensors of the first one's, by their values; empty where the names fit."""
+    one, other = first.anew().parts.model, second.anew().parts.model  # type: ignore[attr-defined]
+    with suppress(Exception), own_generators(), torch.device("meta"):  # names need no values
+        if tensors_in(one()).keys() == tensors_in(other()).keys():
+            return {}
+    return same_values(one, other)
 
 
 def takes_model(found: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

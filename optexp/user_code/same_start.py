@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import Any
@@ -26,26 +26,36 @@ WORDS = re.compile("[a-z]+")
 def renamed(old: nn.Module, new: Maker, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
     """New names of the old model's tensors, where every one has a partner of the same values; else none.
 
-    Equal values in several tensors, as of biases that begin with zeros, are told by their names, or by words in them
-    (`first.bias` is `bias_first`), and else by their order.
-
     Args:
         old: The first implementation; its class is made anew.
         new: Makes the second.
         args, kwargs: What the first is made with.
     """
+    found = same_values(lambda: type(old)(*args, **kwargs), new)
+    return found if found.keys() == tensors_in(old).keys() else {}
+
+
+def same_values(first: Callable[[], nn.Module], second: Callable[[], nn.Module]) -> dict[str, str]:
+    """By the names of the first model's tensors, those of the second's; none where one has no partner.
+
+    Equal values in several tensors, as of biases that begin with zeros, are told by their names, or by words in them
+    (`first.bias` is `bias_first`), and else by their order.
+
+    Args:
+        first, second: Each makes a model, from the same seed.
+    """
     try:
         with own_generators():
             seed_all(SEED)
-            first = type(old)(*args, **kwargs)
+            ours = first()
             seed_all(SEED)
-            second = new()
-            found = matched(parameters(first), parameters(second)) | matched(buffers(first), buffers(second))
+            theirs = second()
+            found = matched(parameters(ours), parameters(theirs)) | matched(buffers(ours), buffers(theirs))
     except torch.OutOfMemoryError:
         raise
     except Exception:  # its class takes something else; the names say what does not fit
         return {}
-    return found if found.keys() == tensors_in(old).keys() else {}
+    return found if found.keys() == tensors_in(ours).keys() else {}
 
 
 def parameters(model: nn.Module) -> Mapping[str, Tensor]:

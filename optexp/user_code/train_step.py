@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,8 +39,9 @@ class TrainStep:
             )
         clear_gradients(program.model)
         optimizer = Optimizer(program.optimizer)
-        result = self.function(Model(program, optimizer), self.unpack(batch), optimizer)
-        if self.replays and not optimizer.steps:
+        with counted_replays(self.replays) as replayed:
+            result = self.function(Model(program, optimizer), self.unpack(batch), optimizer)
+        if replayed and not optimizer.steps:
             return self._outputs(result)
         if not optimizer.steps and not _finite(program.model):
             raise NoReference(
@@ -57,6 +59,27 @@ class TrainStep:
     def _outputs(result: Any) -> Outputs:
         tensors = {name: tensor.detach() for name, tensor in flatten(result, "loss").items()}
         return tensors | others(result, "loss")
+
+
+@contextmanager
+def counted_replays(possible: bool) -> Iterator[list[None]]:
+    """Inside, one entry for each replay of a CUDA graph: only a replay may step without a call of the optimizer."""
+    found = list[None]()
+    if not possible:
+        yield found
+        return
+    kind: Any = torch.cuda.CUDAGraph
+    plain = kind.replay
+
+    def replay(graph: torch.cuda.CUDAGraph) -> None:
+        found.append(None)
+        plain(graph)
+
+    kind.replay = replay
+    try:
+        yield found
+    finally:
+        kind.replay = plain
 
 
 def _finite(model: torch.nn.Module) -> bool:

@@ -374,6 +374,7 @@ def test_only_a_verified_gain_is_written(
         ("parameters(), 1.0)", "parameters(), 0.1)", Verdict.NOT_EQUIVALENT),
         ("lr=1e-2", "lr=2e-2", Verdict.NOT_EQUIVALENT),
         ("torch.relu", "torch.tanh", Verdict.NOT_EQUIVALENT),
+        ("self.first", "self.inner", Verdict.VERIFIED),
     ],
 )
 def test_a_whole_file_takes_the_place_of_another(old: str, new: str, verdict: Verdict, tmp_path: Path) -> None:
@@ -383,6 +384,16 @@ def test_a_whole_file_takes_the_place_of_another(old: str, new: str, verdict: Ve
     second = ["strategy=replace", f"strategy.replace.target={tmp_path / 'after.py'}"]
     result = job(tmp_path / "job", tmp_path / "before.py", *second, mode="train")
     assert result.verdict is verdict, result.headline
+
+
+def test_other_names_in_a_whole_file_excuse_nothing(tmp_path: Path) -> None:
+    text = MODEL + PAIR + LEARNS
+    (tmp_path / "before.py").write_text(text)
+    (tmp_path / "after.py").write_text(text.replace("self.first", "self.inner").replace("lr=1e-2", "lr=2e-2"))
+    second = ["strategy=replace", f"strategy.replace.target={tmp_path / 'after.py'}"]
+    result = job(tmp_path / "job", tmp_path / "before.py", *second, mode="train")
+    assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
+    assert "inner" not in result.headline  # it has the baseline's names
 
 
 def test_a_lower_precision_is_promised(tmp_path: Path) -> None:
