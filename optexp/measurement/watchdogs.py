@@ -143,7 +143,10 @@ def foreign(samples: Sequence[Sample]) -> Watch:
 
 def waiting_arm(samples: Sequence[Sample]) -> Watch:
     """Both arms are bound to the same cores: one that works while it waits slows the other, and seems the faster. So
-    does one that goes on working after it has said that it is done, where its clock does not see it."""
+    does one that goes on working after it has said that it is done, where its clock does not see it.
+
+    A baseline that does so refuses nobody: beside it, nothing is decided.
+    """
     idle, late = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for sample in samples:
         for arm, shares in sample.idle.items():
@@ -154,17 +157,17 @@ def waiting_arm(samples: Sequence[Sample]) -> Watch:
         *_excess(idle, "keeps its cores {:.1%} busy while the other is timed"),
         *_excess(late, "goes on for {:.1%} of a block on its cores after it"),
     ]
-    gap, text = max(found, default=(0.0, "the arms have no processes of their own"))
-    ok = gap < RESTLESS
-    return Watch("waiting arm", ok, text if ok else f"{text}: does a thread of it never rest?", REFUSES, MACHINE)
+    gap, text, restless = max(found, default=(0.0, "the arms have no processes of their own", ""))
+    ok, severity = gap < RESTLESS, UNDECIDES if restless == "baseline" else REFUSES
+    return Watch("waiting arm", ok, text if ok else f"{text}: does a thread of it never rest?", severity, MACHINE)
 
 
-def _excess(shares: Mapping[str, Sequence[float]], words: str) -> Iterator[tuple[float, str]]:
-    """By how much the busier arm is busier, and that in words; an arm that nobody looked at counts as quiet."""
+def _excess(shares: Mapping[str, Sequence[float]], words: str) -> Iterator[tuple[float, str, str]]:
+    """By how much the busier arm is busier, in words too, and its name; an arm that nobody looked at is quiet."""
     if shares:
         found = sorted((median(shares.get(arm, [0.0])), arm) for arm in ("baseline", "candidate"))
         (least, quiet), (most, restless) = found
-        yield most - least, f"the {restless} {words.format(most)}, the {quiet} {least:.1%}"
+        yield most - least, f"the {restless} {words.format(most)}, the {quiet} {least:.1%}", restless
 
 
 def aside(samples: Sequence[Sample]) -> Watch:

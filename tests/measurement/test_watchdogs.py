@@ -14,7 +14,7 @@ from optexp.measurement.floor import floor_s
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.samples import COLD, Late, Pair, Sample
 from optexp.measurement.watchdogs import WATCHDOGS, split
-from optexp.records.measurement import Watch
+from optexp.records.measurement import Severity, Watch
 from optexp.records.profile import Calibration
 from tests.measurement.nvml import Nvml
 from tests.measurement.samples import constant, made, timing
@@ -174,6 +174,16 @@ def test_an_arm_that_goes_on_after_it_has_said_that_it_is_done_is_fatal() -> Non
     for sample in samples:
         sample.idle = {"baseline": [0.004] * 40, "candidate": [0.004] * 40}
     assert barking(samples)["waiting arm"].text == watch.text  # at rest while the other is timed, all the same
+
+
+def test_a_baseline_that_never_rests_refuses_nobody() -> None:
+    samples = made(constant(2e-3), constant(1e-3))
+    for sample in samples:
+        sample.late = {"candidate": [Late(4e-4, 0.04)] * 20, "baseline": [Late(6e-3, 0.04)] * 20}
+    watch = barking(samples)["waiting arm"]
+    assert not watch.refuses
+    assert watch.severity is Severity.UNDECIDES
+    assert "the baseline goes on for 15.0% of a block on its cores after it" in watch.text
 
 
 def test_cores_that_others_want_too_are_named() -> None:
