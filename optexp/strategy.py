@@ -319,9 +319,14 @@ class Strategy(ABC):
     @property
     def label(self) -> str:
         """Name and the fields that differ from their default: `fusion[mode=max-autotune]`."""
+        changed = ",".join(f"{name}={value}" for name, value in self.changed_options.items())
+        return f"{self.name}[{changed}]" if changed else self.name
+
+    @property
+    def changed_options(self) -> Mapping[str, Any]:
+        """Fields that differ from their default."""
         plain = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(self)}
-        changed = [f"{name}={getattr(self, name)}" for name, value in plain.items() if getattr(self, name) != value]
-        return f"{self.name}[{','.join(changed)}]" if changed else self.name
+        return {name: getattr(self, name) for name, value in plain.items() if getattr(self, name) != value}
 
 
 def grouped(counters: Counters, name: str) -> dict[str, float]:

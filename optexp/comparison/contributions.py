@@ -20,7 +20,7 @@ Subset = frozenset[str]
 
 @dataclass(frozen=True)
 class Values:
-    """What is known of the subsets of a stack.
+    """Log-speedups of the subsets of a stack.
 
     members:    labels, in the order in which they are applied
     speedups:   log-speedup of each subset that was measured; the empty one's is 0
@@ -38,7 +38,7 @@ class Values:
         return self.speedups.get(subset) if subset else EQUAL
 
     def difference(self, more: Subset, less: Subset) -> Uncertain | None:
-        """What `more` gains over `less`."""
+        """Log-speedup of `more` over `less`."""
         above, below = self.of(more), self.of(less)
         return None if above is None or below is None else combined([(1, above), (-1, below)])
 
@@ -64,7 +64,7 @@ class Values:
 
 
 def subsets(members: Sequence[str]) -> list[Subset]:
-    """Those to measure beside the whole stack: all of a small stack, else what the first two counts need."""
+    """Subsets to measure beside the whole stack: all of a small stack, else those of the first two counts."""
     count = len(members)
     if count <= MOST:
         return [frozenset(chosen) for size in range(1, count) for chosen in combinations(members, size)]
@@ -120,7 +120,7 @@ def shapley(members: Sequence[str], member: str) -> dict[Subset, float]:
 
 
 def interactions(values: Values) -> list[str]:
-    """What two members gain together beside what each gains alone, in words; one sentence where there is nothing."""
+    """Sentences on pairs of members whose joint gain is not the product of their own; one sentence without any."""
     found, known = list[str](), 0
     for one, other in combinations(values.members, 2):
         alone = values.of(frozenset({one})), values.of(frozenset({other}))

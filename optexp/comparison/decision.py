@@ -22,7 +22,7 @@ class Choice:
 
 
 def decide(result: Result, verdict: Verdict, goal: Goal, promise: Contract, kept: bool) -> Choice:
-    """What to do, why, and what it costs.
+    """The advice of a search with its reason and its costs.
 
     Args:
         result: With the winner's last measurement, if there was a winner.
@@ -69,7 +69,7 @@ def _lost(result: Result, verdict: Verdict, goal: Goal) -> str:
 
 
 def _fits_at_last(result: Result, goal: Goal) -> bool:
-    """Whether the winner takes less of a memory that the baseline takes too much of."""
+    """Whether the baseline exceeds the memory limit, and the winner takes less."""
     limit, before, after = goal.memory_limit_mib, result.baseline.peak_mib, result.candidate.peak_mib
     return limit is not None and before is not None and after is not None and after < before and before > limit
 

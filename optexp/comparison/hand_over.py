@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -26,15 +25,9 @@ def hand_over(session: Session) -> str:
 def stack_yaml(stack: Sequence[Strategy]) -> str:
     """A stack as one choice of the group `strategy`, for a configuration folder."""
     members = [strategy.name for strategy in stack]
-    options = {strategy.name: changed(strategy) for strategy in stack if changed(strategy)}
+    options = {strategy.name: dict(strategy.changed_options) for strategy in stack if strategy.changed_options}
     body: dict[str, Any] = {"defaults": [*members, *(["_self_"] if options else [])], **options}
     return (
         f"# @package strategy\n# {label(stack)}: as conf/strategy/tuned.yaml in the working folder it is"
         f" strategy=tuned\n{OmegaConf.to_yaml(OmegaConf.create(body))}"
     )
-
-
-def changed(strategy: Strategy) -> dict[str, Any]:
-    """Options that differ from their defaults."""
-    plain = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(strategy)}
-    return {name: getattr(strategy, name) for name, value in plain.items() if getattr(strategy, name) != value}

@@ -89,7 +89,7 @@ class Bench:
         refusals = arm.call(Arm.refusals, packed=cloudpickle.dumps([c.strategy for c in helping])) if helping else []
         left_out += [Untried(c.change, f"UNSUPPORTED: {r}") for c, r in zip(helping, refusals, strict=True) if r]
         fitting = [c for c, reason in zip(helping, refusals, strict=True) if not reason]
-        proposals = [(self._key(c, found, bottlenecks), self._proposal(c, found, bottlenecks)) for c in fitting]
+        proposals = [_proposed(c, found, bottlenecks) for c in fitting]
         proposals.sort(key=lambda pair: pair[0])
         asked, self.asked = self.asked, ()
         first = [Proposal("+".join(Composed(asked).labels), compose(asked), why="asked for")] if asked else []
@@ -104,15 +104,6 @@ class Bench:
             Untried(s.name, "left out by auto.among or auto.without") for s in installed() if s.name not in names
         ]
 
-    def _key(self, c: Candidate, found: Profile, bottlenecks: Sequence[Bottleneck]) -> tuple[float, ...]:
-        foretold = _foretold(c, found)
-        return order(c, foretold[0], bottlenecks)
-
-    def _proposal(self, c: Candidate, found: Profile, bottlenecks: Sequence[Bottleneck]) -> Proposal:
-        bound, assumption = _foretold(c, found)
-        causes = list(dict.fromkeys(cause for _, _, cause in c.answers(bottlenecks)))
-        return Proposal(c.change, c.stack, bound, why(bound, assumption, causes))
-
     # --- trials --------------------------------------------------------------------------------------------------
 
     def quick(self, proposal: Proposal, against: Sequence[Strategy]) -> Trial:
@@ -124,6 +115,13 @@ class Bench:
     def _trial(self, proposal: Proposal, against: Sequence[Strategy], settings: MeasurementSettings) -> Trial:
         trial, _ = self.trials.compare(proposal.stack, against, settings, details=False)
         return replace(trial, change=proposal.change, predicted=proposal.bound, why=proposal.why)
+
+
+def _proposed(c: Candidate, found: Profile, bottlenecks: Sequence[Bottleneck]) -> tuple[tuple[float, ...], Proposal]:
+    """A candidate as a proposal, and its place among them."""
+    bound, assumption = _foretold(c, found)
+    causes = list(dict.fromkeys(cause for _, _, cause in c.answers(bottlenecks)))
+    return order(c, bound, bottlenecks), Proposal(c.change, c.stack, bound, why(bound, assumption, causes))
 
 
 def _foretold(c: Candidate, found: Profile) -> tuple[float | None, str]:

@@ -47,7 +47,6 @@ def end_compile_workers() -> None:
         if (process := getattr(pool, "process", None)) is not None:
             process.kill()
     workers.shutdown_compile_workers()
-    workers.AsyncCompile._ready_future = None  # torch 2.11 forgets to, and would wait for a pool that is gone
     config: Any = sys.modules["torch._inductor.config"]
     config.compile_threads = 1
 
