@@ -110,7 +110,7 @@ class _Loop:
             if reason := self._not_worth(proposal):
                 left[proposal.change] = Untried(proposal.change, reason, proposal.bound)
                 continue
-            if reason := self.budget.spent(self.laboratory.spent_s(), len(self.found.trials)):
+            if reason := self._spent():
                 self.found.ended = reason
                 for rest in proposals[index:]:
                     left[rest.change] = Untried(rest.change, self._not_worth(rest) or reason, rest.bound)
@@ -118,6 +118,12 @@ class _Loop:
             if self._tried(proposal):
                 return True
         return False
+
+    def _spent(self) -> str:
+        """Why no trial starts. The winner's last measurement takes as long as the longest trial, at most."""
+        trials = self.found.trials
+        last_s = max((trial.seconds for trial in trials if trial.verdict.measured), default=0.0)
+        return self.budget.spent(self.laboratory.spent_s(), len(trials), last_s)
 
     def _not_worth(self, proposal: Proposal) -> str:
         """Why a proposal is not tried; empty where it is."""

@@ -27,6 +27,7 @@ class Fake:
     memory: Mapping[str, float] = field(default_factory=dict)
     brief: bool = False
     each_s: float = 1.0
+    trial_s: float = 0.0
     asked: list[tuple[str, str]] = field(default_factory=list)
 
     def survey(self, stack: Sequence[Any]) -> Survey:
@@ -61,6 +62,7 @@ class Fake:
             baseline=Figures(100, peak),
             change=proposal.change,
             predicted=proposal.bound,
+            seconds=self.trial_s,
         )
 
     def spent_s(self) -> float:
@@ -208,3 +210,14 @@ def test_a_baseline_over_the_limit_may_come_nearer() -> None:
     fake = Fake({"inplace": 1.0, "checkpoint": 1.0}, memory={"inplace": 0.9, "checkpoint": 0.5})
     result = found(fake, Goal(memory_limit_mib=60))
     assert names(result) == ["inplace", "checkpoint"]
+
+
+def test_the_budget_holds_the_last_measurement() -> None:
+    """It takes as long as the longest trial that was measured."""
+    gains = {"amp": 1.5, "fusion": 1.5, "inplace": 1.5, "broken": 1.5}
+    fake = Fake(gains, brief=True, each_s=10, trial_s=10, verdicts={"broken": Verdict.ERROR})
+    result = found(fake, budget=Budget(35))
+    assert names(result) == ["amp", "fusion", "inplace"], "the third trial starts with 15 s left"
+    assert found(Fake(gains, brief=True, each_s=10, trial_s=10), budget=Budget(30)).ended == (
+        "what was left of the budget of 30 s is for measuring the winner anew"
+    )

@@ -15,6 +15,7 @@ from optexp.comparison.conclusion import conclude
 from optexp.comparison.evaluation import examine, members
 from optexp.comparison.explained import explain_the_timed
 from optexp.comparison.measure import explain_the_host, judge_controls, refuse_company, rounds, say_how_to_lock, timing
+from optexp.comparison.physics import least_us
 from optexp.comparison.profiles import show_where_time_goes
 from optexp.comparison.session import Session
 from optexp.comparison.suggestions import suggestion
@@ -103,7 +104,8 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
         verdict = decision.verdict if decision else Verdict.ERROR
         explain_the_timed(result, verdict, views)
         if verdict.measured and session.experiment.profile.region is None:
-            predictions.set_beside(result, session.baseline, session.stack, views[0], baseline_profile.calibration)
+            stacks, least = (session.baseline, session.stack), least_us(session, session.contract)
+            predictions.set_beside(result, *stacks, views[0], baseline_profile.calibration, least)
         helps = verdict is not Verdict.SLOWER and result.speedup is not None and result.speedup.estimate >= 1
         result.profile.suggestion = next_step(session, causes, candidate.bottlenecks, helps)
 
