@@ -59,6 +59,13 @@ class Goal:
             return ""
         return f"predicted: at most {ratio(bound)}, less than {1 + self.min_gain:g}×"
 
+    def is_clear(self, trial: Trial) -> bool:
+        """Whether a quick trial shows the least gain, so that no longer one is needed to keep its stack."""
+        gain = trial.gain
+        return bool(
+            self.objective == "time" and trial.verdict is Verdict.FASTER and gain and gain.low >= 1 + self.min_gain
+        )
+
     def judge(self, trial: Trial, so_far: float, final: bool) -> Judgement:
         """A trial against the stack that the search stands at.
 

@@ -10,6 +10,7 @@ import cloudpickle
 
 from optexp.comparison.candidates import Candidate, candidates, order
 from optexp.comparison.compiler_evidence import logged
+from optexp.comparison.known_baseline import KnownBaseline
 from optexp.comparison.physics import find_work, least_us
 from optexp.comparison.predictions import UNTRUSTED, disturbed, prediction
 from optexp.comparison.profiles import Profile, advised, profile, show_where_time_goes
@@ -40,6 +41,8 @@ class Bench:
     def __init__(self, session: Session, asked: Sequence[Strategy], meanwhile: Callable[[], None]) -> None:
         self.session, self.asked, self.meanwhile = session, asked, meanwhile
         self.trials, self.begin, self.rounds = Trials(session), time.monotonic(), 0
+        self.verified = set[tuple[str, ...]]()  # labels of stacks that a trial has measured
+        self.known: KnownBaseline | None = None  # the stack that was profiled last, if it is one of them
         self.settings = session.settings
         self.brief = brief(self.settings)
 
@@ -78,6 +81,8 @@ class Bench:
             if self.rounds == 1:
                 show_where_time_goes(session, {"baseline": found}, bottlenecks, [])
             survey = self._ranked(arm, found, stack, bottlenecks)
+        known = tuple(Composed(stack).labels) in self.verified
+        self.known = KnownBaseline(found, setup.setup_s, bottlenecks).elsewhere() if known else None
         arm.close()
         session.pool.end_workers()
         return survey
@@ -138,7 +143,9 @@ class Bench:
         return None if self.brief is None else self._trial(proposal, against, self.settings)
 
     def _trial(self, proposal: Proposal, against: Sequence[Strategy], settings: MeasurementSettings) -> Trial:
-        trial, _ = self.trials.compare(proposal.stack, against, settings, details=False)
+        trial, _ = self.trials.compare(proposal.stack, against, settings, details=False, known_baseline=self.known)
+        if trial.verdict.measured:
+            self.verified.add(tuple(Composed(proposal.stack).labels))
         return replace(trial, change=proposal.change, predicted=proposal.bound, why=proposal.why)
 
 
@@ -159,7 +166,5 @@ def brief(settings: MeasurementSettings) -> MeasurementSettings | None:
         controls=False,
         confirm=False,
         load_s=min(settings.load_s, 0.5),
-        verification_seeds=min(settings.verification_seeds, 2),
-        thorough=False,
     )
     return None if short == settings else short

@@ -121,8 +121,33 @@ def test_little_predicted_gain_is_not_tried_and_said_so() -> None:
 def test_what_has_no_bound_is_tried_after_what_has_one() -> None:
     fake = Fake({"unknown": 1.5, "amp": 1.5}, {"amp": 1.1})
     found(fake)
-    assert [change for _, change in fake.asked][:2] == ["amp", "amp"]
-    assert ("default", "unknown") in fake.asked
+    assert fake.asked == [("quick", "amp"), ("quick", "unknown")]
+
+
+def test_a_clear_gain_is_kept_at_once_and_a_doubtful_one_is_measured_again() -> None:
+    fake = Fake({"clear": 1.5, "doubtful": 1.04}, verdicts={})
+    result = found(fake)
+    assert fake.asked[:3] == [("quick", "clear"), ("quick", "doubtful"), ("default", "doubtful")]
+    assert names(result) == ["clear", "doubtful"]
+    assert result.trials[0].outcome == "kept"
+
+
+def test_what_was_disturbed_is_tried_once_more_after_the_others() -> None:
+    fake = Fake({"graph": 1.5, "amp": 0.5}, {"graph": 2.0, "amp": 1.5}, {"graph": Verdict.INVALID})
+    result = found(fake)
+    assert [change for _, change in fake.asked] == ["graph", "amp", "graph"]
+    assert [trial.outcome for trial in result.trials if trial.change == "graph"] == [
+        "to be tried again: the reason",
+        "cut: the reason",
+    ]
+
+    class Calms(Fake):
+        def quick(self, proposal: Proposal, against: Sequence[Any]) -> Trial:
+            trial = super().quick(proposal, against)
+            self.verdicts = {}
+            return trial
+
+    assert names(found(Calms(fake.gains, fake.bounds, fake.verdicts))) == ["graph"]
 
 
 def test_a_wrong_result_cuts_the_branch_for_good() -> None:
@@ -189,7 +214,7 @@ def test_a_first_look_is_less_than_the_measurement_or_is_left_out(experiment) ->
     rigorous = experiment("measurement=rigorous").measurement
     short = brief(rigorous)
     assert short is not None
-    assert (short.processes_max, short.thorough) == (1, False)
+    assert (short.processes_max, short.thorough) == (1, True), "what is kept at once is verified as the job asks"
     assert brief(experiment("measurement=quick").measurement) is None
 
 
