@@ -59,6 +59,9 @@ class Laboratory(Protocol):
     def spent_s(self) -> float:
         """Seconds since the search began."""
 
+    def last_s(self) -> float:
+        """Seconds that measuring the winner anew will take, as far as trials tell."""
+
 
 @dataclass
 class Searched:
@@ -131,10 +134,9 @@ class _Loop:
         return False
 
     def _spent(self) -> str:
-        """Why no trial starts. The winner's last measurement takes as long as the longest trial, at most."""
-        trials = self.found.trials
-        last_s = max((trial.seconds for trial in trials if trial.verdict.measured), default=0.0)
-        return self.budget.spent(self.laboratory.spent_s(), len(trials), last_s)
+        """Why no trial starts; empty where one may."""
+        laboratory = self.laboratory
+        return self.budget.spent(laboratory.spent_s(), len(self.found.trials), laboratory.last_s())
 
     def _not_worth(self, proposal: Proposal) -> str:
         """Why a proposal is not tried; empty where it is."""
