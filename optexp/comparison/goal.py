@@ -139,5 +139,5 @@ class Budget:
         if seconds >= self.seconds:
             return f"the budget of {duration(self.seconds)} was spent"
         if seconds + last_s >= self.seconds:
-            return f"what was left of the budget of {duration(self.seconds)} is for measuring the winner anew"
+            return f"the rest of the budget of {duration(self.seconds)} holds no trial beside the last measurement"
         return ""

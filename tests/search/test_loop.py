@@ -244,5 +244,5 @@ def test_the_budget_holds_the_last_measurement() -> None:
     result = found(Fake(gains, brief=True, each_s=10, trial_s=10), budget=Budget(35))
     assert names(result) == ["amp", "fusion", "inplace"], "the third trial starts with 15 s left"
     assert found(Fake(gains, brief=True, each_s=10, trial_s=10), budget=Budget(30)).ended == (
-        "what was left of the budget of 30 s is for measuring the winner anew"
+        "the rest of the budget of 30 s holds no trial beside the last measurement"
     )
