@@ -91,7 +91,7 @@ class _Loop:
 
     tried:     by change, what was predicted then
     cut:       changes that end a branch
-    disturbed: changes that were INVALID once, which may be the machine's fault
+    disturbed: changes that were INVALID once, or looked faster undecided, which may be the machine's fault
     """
 
     laboratory: Laboratory
@@ -154,7 +154,7 @@ class _Loop:
         found, goal = self.found, self.goal
         trial = self.laboratory.quick(proposal, found.stack)
         self.tried[proposal.change] = proposal.bound
-        judged = goal.judge(trial, found.gained, final=False)
+        judged, longer = goal.judge(trial, found.gained, final=False), None
         if judged.go_on:
             longer = None if goal.is_clear(trial) else self.laboratory.thorough(proposal, found.stack)
             if longer is not None:
@@ -162,10 +162,11 @@ class _Loop:
                 trial = longer
             judged = goal.judge(trial, found.gained, final=True)
         text = judged.text + beyond(trial)
-        if trial.verdict is Verdict.INVALID and proposal.change not in self.disturbed:
+        disturbed = trial.verdict is Verdict.INVALID or (longer is None and goal.is_open(trial))
+        if disturbed and not judged.go_on and proposal.change not in self.disturbed:
             self.disturbed.add(proposal.change)
             del self.tried[proposal.change]
-            text = f"to be tried again: {trial.reason}"
+            text = f"to be tried again: {trial.reason or 'undecided, and it looks faster'}"
         elif not trial.verdict.measured:
             self.cut.add(proposal.change)
         found.trials.append(replace(trial, outcome=text, kept=judged.go_on))

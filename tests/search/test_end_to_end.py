@@ -105,7 +105,7 @@ def test_a_search_keeps_what_is_faster_and_hands_it_over(
     assert "target: net.py:Fast" in Path("out/strategy.yaml").read_text()
     assert "strategy=[replace]" in Path("out/trials/1/.hydra/overrides.yaml").read_text()
     shown = capsys.readouterr().out
-    assert "decision" in shown
+    assert found.search.decision in shown
     assert "not tried" in shown
     assert nested() == {"trial"}
 

@@ -143,6 +143,14 @@ def test_what_was_disturbed_is_tried_once_more_after_the_others() -> None:
         "cut: the reason",
     ]
 
+    undecided = Fake({"graph": 1.3}, verdicts={"graph": Verdict.INCONCLUSIVE}, brief=True)
+    assert [t.outcome for t in found(undecided).trials] == [
+        "to be tried again: undecided, and it looks faster",
+        "rejected: INCONCLUSIVE, not shown to be faster",
+    ]
+    small = Fake({"graph": 1.01}, verdicts={"graph": Verdict.INCONCLUSIVE}, brief=True)
+    assert len(found(small).trials) == 1
+
     class Calms(Fake):
         def quick(self, proposal: Proposal, against: Sequence[Any]) -> Trial:
             trial = super().quick(proposal, against)
