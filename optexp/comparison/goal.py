@@ -68,9 +68,8 @@ class Goal:
 
     def is_open(self, trial: Trial) -> bool:
         """Whether a trial looks like a gain that noise has left undecided."""
-        gain = trial.gain
-        undecided = trial.verdict is Verdict.INCONCLUSIVE and gain is not None
-        return self.objective == "time" and undecided and gain.estimate >= 1 + self.min_gain
+        estimate = trial.gain.estimate if trial.gain else 1.0
+        return self.objective == "time" and trial.verdict is Verdict.INCONCLUSIVE and estimate >= 1 + self.min_gain
 
     def judge(self, trial: Trial, so_far: float, final: bool) -> Judgement:
         """A trial against the stack that the search stands at.
