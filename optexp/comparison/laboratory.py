@@ -24,9 +24,11 @@ from optexp.profiling.view import View
 from optexp.records.profile import Bottleneck
 from optexp.records.trials import Trial, Untried
 from optexp.strategy import Composed, Strategy, compose
+from optexp.support.units import duration
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
+LEAST_S = 60.0  # that any process of a trial may take for an answer
 USELESS = "the profiled program leaves it nothing to gain"
 
 
@@ -40,7 +42,7 @@ class Bench:
 
     def __init__(self, session: Session, asked: Sequence[Strategy], meanwhile: Callable[[], None]) -> None:
         self.session, self.asked, self.meanwhile = session, asked, meanwhile
-        self.trials, self.begin, self.rounds = Trials(session), time.monotonic(), 0
+        self.trials, self.begin, self.rounds, self.longest_s = Trials(session), time.monotonic(), 0, 0.0
         self.verified = set[tuple[str, ...]]()  # labels of stacks that a trial has measured
         self.known: KnownBaseline | None = None  # the stack that was profiled last, if it is one of them
         self.settings = session.settings
@@ -48,6 +50,10 @@ class Bench:
 
     def spent_s(self) -> float:
         return time.monotonic() - self.begin
+
+    def last_s(self) -> float:
+        """As long as the longest trial that was measured."""
+        return self.longest_s
 
     # --- survey --------------------------------------------------------------------------------------------------
 
@@ -143,9 +149,16 @@ class Bench:
         return None if self.brief is None else self._trial(proposal, against, self.settings)
 
     def _trial(self, proposal: Proposal, against: Sequence[Strategy], settings: MeasurementSettings) -> Trial:
-        trial, _ = self.trials.compare(proposal.stack, against, settings, details=False, known_baseline=self.known)
+        left_s = max(self.session.experiment.auto.budget_s - self.spent_s() - self.last_s(), LEAST_S)
+        trial, result = self.trials.compare(
+            proposal.stack, against, settings, details=False, known_baseline=self.known, most_s=left_s
+        )
         if trial.verdict.measured:
             self.verified.add(tuple(Composed(proposal.stack).labels))
+            self.longest_s = max(self.longest_s, trial.seconds)
+        late = result.error is not None and result.error.type == "Timeout"
+        if late and left_s < self.session.experiment.timeout_s:
+            trial = replace(trial, reason=f"it needs longer than the {duration(left_s)} that auto.budget left for it")
         return replace(trial, change=proposal.change, predicted=proposal.bound, why=proposal.why)
 
 

@@ -59,6 +59,9 @@ class Laboratory(Protocol):
     def spent_s(self) -> float:
         """Seconds since the search began."""
 
+    def last_s(self) -> float:
+        """Seconds that measuring the winner anew will take, as far as trials tell."""
+
 
 @dataclass
 class Searched:
@@ -88,7 +91,7 @@ class _Loop:
 
     tried:     by change, what was predicted then
     cut:       changes that end a branch
-    disturbed: changes that were INVALID once, which may be the machine's fault
+    disturbed: changes that were INVALID once, or looked faster undecided, which may be the machine's fault
     """
 
     laboratory: Laboratory
@@ -131,10 +134,9 @@ class _Loop:
         return False
 
     def _spent(self) -> str:
-        """Why no trial starts. The winner's last measurement takes as long as the longest trial, at most."""
-        trials = self.found.trials
-        last_s = max((trial.seconds for trial in trials if trial.verdict.measured), default=0.0)
-        return self.budget.spent(self.laboratory.spent_s(), len(trials), last_s)
+        """Why no trial starts; empty where one may."""
+        laboratory = self.laboratory
+        return self.budget.spent(laboratory.spent_s(), len(self.found.trials), laboratory.last_s())
 
     def _not_worth(self, proposal: Proposal) -> str:
         """Why a proposal is not tried; empty where it is."""
@@ -152,7 +154,7 @@ class _Loop:
         found, goal = self.found, self.goal
         trial = self.laboratory.quick(proposal, found.stack)
         self.tried[proposal.change] = proposal.bound
-        judged = goal.judge(trial, found.gained, final=False)
+        judged, longer = goal.judge(trial, found.gained, final=False), None
         if judged.go_on:
             longer = None if goal.is_clear(trial) else self.laboratory.thorough(proposal, found.stack)
             if longer is not None:
@@ -160,10 +162,11 @@ class _Loop:
                 trial = longer
             judged = goal.judge(trial, found.gained, final=True)
         text = judged.text + beyond(trial)
-        if trial.verdict is Verdict.INVALID and proposal.change not in self.disturbed:
+        disturbed = trial.verdict is Verdict.INVALID or (longer is None and goal.is_open(trial))
+        if disturbed and not judged.go_on and proposal.change not in self.disturbed:
             self.disturbed.add(proposal.change)
             del self.tried[proposal.change]
-            text = f"to be tried again: {trial.reason}"
+            text = f"to be tried again: {trial.reason or 'undecided, and it looks faster'}"
         elif not trial.verdict.measured:
             self.cut.add(proposal.change)
         found.trials.append(replace(trial, outcome=text, kept=judged.go_on))

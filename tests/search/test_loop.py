@@ -62,11 +62,13 @@ class Fake:
             baseline=Figures(100, peak),
             change=proposal.change,
             predicted=proposal.bound,
-            seconds=self.trial_s,
         )
 
     def spent_s(self) -> float:
         return self.each_s * len(self.asked)
+
+    def last_s(self) -> float:
+        return self.trial_s if self.asked else 0.0
 
 
 def found(fake: Fake, goal: Goal | None = None, budget: Budget = EVER) -> Searched:
@@ -140,6 +142,14 @@ def test_what_was_disturbed_is_tried_once_more_after_the_others() -> None:
         "to be tried again: the reason",
         "cut: the reason",
     ]
+
+    undecided = Fake({"graph": 1.3}, verdicts={"graph": Verdict.INCONCLUSIVE}, brief=True)
+    assert [t.outcome for t in found(undecided).trials] == [
+        "to be tried again: undecided, and it looks faster",
+        "rejected: INCONCLUSIVE, not shown to be faster",
+    ]
+    small = Fake({"graph": 1.01}, verdicts={"graph": Verdict.INCONCLUSIVE}, brief=True)
+    assert len(found(small).trials) == 1
 
     class Calms(Fake):
         def quick(self, proposal: Proposal, against: Sequence[Any]) -> Trial:
@@ -238,11 +248,9 @@ def test_a_baseline_over_the_limit_may_come_nearer() -> None:
 
 
 def test_the_budget_holds_the_last_measurement() -> None:
-    """It takes as long as the longest trial that was measured."""
-    gains = {"amp": 1.5, "fusion": 1.5, "inplace": 1.5, "broken": 1.5}
-    fake = Fake(gains, brief=True, each_s=10, trial_s=10, verdicts={"broken": Verdict.ERROR})
-    result = found(fake, budget=Budget(35))
+    gains = {"amp": 1.5, "fusion": 1.5, "inplace": 1.5, "pool": 1.5}
+    result = found(Fake(gains, brief=True, each_s=10, trial_s=10), budget=Budget(35))
     assert names(result) == ["amp", "fusion", "inplace"], "the third trial starts with 15 s left"
     assert found(Fake(gains, brief=True, each_s=10, trial_s=10), budget=Budget(30)).ended == (
-        "what was left of the budget of 30 s is for measuring the winner anew"
+        "the rest of the budget of 30 s holds no trial beside the last measurement"
     )
