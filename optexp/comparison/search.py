@@ -13,6 +13,7 @@ from optexp.records.verdict import Verdict
 from optexp.strategy import Strategy
 from optexp.support.units import ratio
 
+SHORT = 1.2  # times what was measured: a prediction that lies further above it was kept from coming true
 GREW = 1.02  # times what was predicted before: then a change that was rejected is tried again
 
 
@@ -55,6 +56,9 @@ class Laboratory(Protocol):
 
     def thorough(self, proposal: Proposal, against: Sequence[Strategy]) -> Trial | None:
         """The same, by the job's own measurement; None where a quick trial is that already."""
+
+    def companion(self, proposal: Proposal) -> Proposal | None:
+        """The same change with a remedy for what limits it; None where its trial met no other limit than before."""
 
     def spent_s(self) -> float:
         """Seconds since the search began."""
@@ -115,7 +119,10 @@ class _Loop:
         return found
 
     def _round(self, proposals: Sequence[Proposal], left: dict[str, Untried]) -> bool:
-        """Try proposals until one is kept; whether one was. What was disturbed is tried once more, after the others."""
+        """Try proposals until one is kept; whether one was.
+
+        What was disturbed is tried once more, after the others. What falls short is tried at once with a companion.
+        """
         waiting = [*proposals]
         for index, proposal in enumerate(waiting):
             if reason := self._not_worth(proposal):
@@ -129,6 +136,8 @@ class _Loop:
             disturbed = set(self.disturbed)
             if self._tried(proposal):
                 return True
+            if falls_short(self.found.trials[-1]) and (both := self.laboratory.companion(proposal)):
+                waiting.insert(index + 1, both)
             if self.disturbed != disturbed:
                 waiting.append(proposal)
         return False
@@ -174,6 +183,14 @@ class _Loop:
             found.stack = proposal.stack
             found.gained *= trial.gain.estimate if trial.gain else 1.0
         return judged.go_on
+
+
+def falls_short(trial: Trial) -> bool:
+    """Whether something else than the change itself limits what it gains: GEMMs in half the time gain nothing while the
+    host needs as long as before to launch them."""
+    if trial.gain is None or trial.predicted is None or not trial.verdict.measured:
+        return False
+    return trial.predicted >= SHORT * trial.gain.estimate
 
 
 def beyond(trial: Trial) -> str:

@@ -132,7 +132,9 @@ class Fp64Reference:
         """
         self.results.forget_large()
         kept, self.results = self.results, Fp64Results()
-        state = {name: tensor.clone() for name, tensor in self.program.state().items()} if self.program.optimizer else {}
+        state = (
+            {name: tensor.clone() for name, tensor in self.program.state().items()} if self.program.optimizer else {}
+        )
         try:
             yield
         finally:
