@@ -12,6 +12,8 @@ from optexp.records.profile import Bottleneck
 from optexp.records.trials import Untried
 from optexp.strategy import Remedy, Strategy, compose, named
 
+GREW = 1.5  # times its share before: then a bottleneck is what a change has left
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -90,3 +92,21 @@ def order(candidate: Candidate, bound: float | None, bottlenecks: Sequence[Bottl
         place, rank, _ = answers[0]
         return (2, float(place), float(rank))
     return (4,) if candidate.swaps else (5,) if candidate.options else (3,)
+
+
+def grown(before: Mapping[str, float], now: Sequence[Bottleneck]) -> list[Bottleneck]:
+    """Bottlenecks that take a larger share of a step than they did.
+
+    Args:
+        before: Shares by label.
+    """
+    return [bottleneck for bottleneck in now if bottleneck.share >= GREW * before.get(bottleneck.label, 0.0)]
+
+
+def remedy(
+    stack: Sequence[Strategy], strategies: Sequence[Strategy], bottlenecks: Sequence[Bottleneck]
+) -> Candidate | None:
+    """The first strategy, in the order of a search, that answers a bottleneck of a stack; None where none does."""
+    possible, _ = candidates(stack, strategies)
+    fitting = [candidate for candidate in possible if not candidate.swaps and candidate.answers(bottlenecks)]
+    return min(fitting, key=lambda candidate: order(candidate, None, bottlenecks), default=None)

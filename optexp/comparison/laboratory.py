@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import cloudpickle
 
-from optexp.comparison.candidates import Candidate, candidates, order
+from optexp.comparison.candidates import Candidate, candidates, grown, order, remedy
 from optexp.comparison.compiler_evidence import logged
 from optexp.comparison.known_baseline import KnownBaseline
 from optexp.comparison.physics import find_work, least_us
@@ -109,7 +109,7 @@ class Bench:
         refusals = arm.call(Arm.refusals, packed=cloudpickle.dumps([c.strategy for c in helping])) if helping else []
         left_out += [Untried(c.change, f"UNSUPPORTED: {r}") for c, r in zip(helping, refusals, strict=True) if r]
         fitting = [c for c, reason in zip(helping, refusals, strict=True) if not reason]
-        self.limit = bottlenecks[0].label if bottlenecks else ""
+        self.shares = {bottleneck.label: bottleneck.share for bottleneck in bottlenecks}
         self.refused = {c.change for c, reason in zip(helping, refusals, strict=True) if reason}
         view = self._trusted(found)
         proposals = [self._proposed(c, found, view, bottlenecks) for c in fitting]
@@ -156,16 +156,13 @@ class Bench:
         return None if self.brief is None else self._trial(proposal, against, self.settings)
 
     def companion(self, proposal: Proposal) -> Proposal | None:
-        limits = self.limits.get(proposal.change, [])[:1]
-        if not limits or limits[0].label == self.limit:
+        limits = grown(self.shares, self.limits.get(proposal.change, []))
+        allowed = [s for s in self._allowed(proposal.stack)[0] if s.label not in self.refused]
+        found = remedy(proposal.stack, allowed, limits)
+        if found is None:
             return None
-        possible, _ = candidates(proposal.stack, self._allowed(proposal.stack)[0])
-        fitting = [c for c in possible if not c.swaps and c.change not in self.refused and c.answers(limits)]
-        if not fitting:
-            return None
-        best = min(fitting, key=lambda c: order(c, None, limits))
-        limit = f"a remedy for {best.answers(limits)[0][2].replace('_', ' ')}, which limits {proposal.change}"
-        return Proposal(f"{proposal.change}+{best.change}", best.stack, why=limit)
+        limit = f"a remedy for {found.answers(limits)[0][2].replace('_', ' ')}, which limits {proposal.change}"
+        return Proposal(f"{proposal.change}+{found.change}", found.stack, why=limit)
 
     def _trial(self, proposal: Proposal, against: Sequence[Strategy], settings: MeasurementSettings) -> Trial:
         left_s = max(self.session.experiment.auto.budget_s - self.spent_s() - self.last_s(), LEAST_S)

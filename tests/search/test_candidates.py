@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from optexp.comparison.candidates import candidates, options_of, order
+from optexp.comparison.candidates import candidates, grown, options_of, order, remedy
 from optexp.comparison.suggestions import installed
 from optexp.records.profile import Bottleneck
 from optexp.strategy import Evidence, Remedy, Stage, Strategy, named
@@ -71,3 +71,20 @@ def test_declared_variants_are_options_of_their_strategies() -> None:
         for candidate in candidates([], [strategy])[0]:
             assert candidate.strategy.name == strategy.name
             assert candidate.typed.startswith(f"strategy={strategy.name}")
+
+
+def test_a_companion_answers_what_a_change_has_left() -> None:
+    """amp of a small GPT on an H100: the step went from 92 % busy to 23 %."""
+    by_name = {strategy.name: strategy for strategy in installed()}
+    now = [
+        Bottleneck("cpu_bottleneck", 0.72, "the GPU waits for the host"),
+        Bottleneck("compute_bound", 0.2, "products", causes=("compute_bound",)),
+        Bottleneck("many_small_kernels", 0.29, "1391 kernels", causes=("many_small_kernels",)),
+    ]
+    limits = grown({"many_small_kernels": 0.12, "compute_bound": 0.63}, now)
+    assert [bottleneck.label for bottleneck in limits] == ["cpu_bottleneck", "many_small_kernels"]
+    found = remedy([by_name["amp"]], [*by_name.values()], limits)
+    assert found is not None
+    assert found.change == "cuda_graph"
+    assert [strategy.name for strategy in found.stack] == ["amp", "cuda_graph"]
+    assert remedy([by_name["amp"]], [*by_name.values()], now[:1]) is None
