@@ -69,9 +69,10 @@ def places(step: Callable[..., Any]) -> Iterator[Place]:
 
 
 def attributes(prefix: str, owner: Any) -> Iterator[Place]:
-    """Those of an object, as places."""
+    """Those of an object, as places, with those that its own code may make later."""
     held = getattr(owner, "__dict__", {})
-    yield from (_variable(prefix + name, held, name) for name in list(held))
+    later = sorted(_made_by(owner) - held.keys()) if hasattr(owner, "__dict__") else []
+    yield from (_variable(prefix + name, held, name) for name in [*held, *later])
 
 
 def fixed(name: str, value: Any) -> Place:
@@ -153,6 +154,24 @@ def _assigned(code: CodeType) -> set[str]:
     """The globals among them that may be made by the code."""
     stored = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
     return stored.union(*map(_assigned, _inner(code)))
+
+
+def _made_by(owner: Any) -> set[str]:
+    """Attributes that a user's function, or methods of an object of the user's, assign."""
+    functions: list[FunctionType] = []
+    if isinstance(owner, FunctionType):
+        functions = [owner]
+    elif not isinstance(owner, torch.nn.Module):  # whose attributes lie elsewhere
+        kinds = [kind for kind in type(owner).__mro__ if users(kind)]
+        functions = [value for kind in kinds for value in vars(kind).values() if isinstance(value, FunctionType)]
+    codes = [function.__code__ for function in functions]
+    return set[str]().union(*(_set(code) for code in codes if not code.co_filename.startswith(INSTALLED)))
+
+
+def _set(code: CodeType) -> set[str]:
+    """Names of attributes that the code assigns, of whatever object."""
+    stored = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+    return stored.union(*map(_set, _inner(code)))
 
 
 def _inner(code: CodeType) -> list[CodeType]:
