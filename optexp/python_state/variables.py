@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -157,21 +158,26 @@ def _assigned(code: CodeType) -> set[str]:
 
 
 def _made_by(owner: Any) -> set[str]:
-    """Attributes that a user's function, or methods of an object of the user's, assign."""
+    """Attributes that a user's function assigns to itself, or methods of an object of the user's to that."""
     functions: list[FunctionType] = []
     if isinstance(owner, FunctionType):
         functions = [owner]
     elif not isinstance(owner, torch.nn.Module):  # whose attributes lie elsewhere
         kinds = [kind for kind in type(owner).__mro__ if users(kind)]
         functions = [value for kind in kinds for value in vars(kind).values() if isinstance(value, FunctionType)]
-    codes = [function.__code__ for function in functions]
-    return set[str]().union(*(_set(code) for code in codes if not code.co_filename.startswith(INSTALLED)))
+    found = set[str]()
+    for function in functions:
+        code = function.__code__
+        itself = function.__name__ if function is owner else next(iter(code.co_varnames), "")
+        found |= set() if code.co_filename.startswith(INSTALLED) else _set(code, itself)
+    return found
 
 
-def _set(code: CodeType) -> set[str]:
-    """Names of attributes that the code assigns, of whatever object."""
-    stored = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
-    return stored.union(*map(_set, _inner(code)))
+def _set(code: CodeType, variable: str) -> set[str]:
+    """Names of attributes that the code assigns to what a variable holds."""
+    steps = list(dis.get_instructions(code))
+    pairs = ((load, store) for load, store in pairwise(steps) if store.opname == "STORE_ATTR")
+    return {str(store.argval) for load, store in pairs if load.opname.startswith("LOAD") and load.argval == variable}
 
 
 def _inner(code: CodeType) -> list[CodeType]:
