@@ -42,7 +42,8 @@ class StepTraits:
 class Case:
     """One stack, called `name`, and everything that its verification follows from.
 
-    steps: known once the bare program is set up
+    steps:   known once the bare program is set up
+    rebuilt: the stack put another workload in the place of the first one; known once it is set up
     """
 
     session: Session
@@ -50,6 +51,7 @@ class Case:
     name: str
     promise: Contract
     steps: StepTraits = StepTraits()
+    rebuilt: bool = False
 
     @classmethod
     def of(cls, session: Session, stack: Sequence[Strategy], name: str) -> Case:

@@ -9,9 +9,10 @@ from typing import TypeVar
 from optexp.comparison.case import Case
 from optexp.comparison.first_and_later_step import check_first_step, check_later_step
 from optexp.comparison.odd_sizes import check_odd_sizes
+from optexp.comparison.same_batches import Feeds
 from optexp.equivalence.process_state import undeclared
-from optexp.errors import Failure
-from optexp.records.verification import Verification
+from optexp.errors import Failure, NoReference
+from optexp.records.verification import Verification, broken
 from optexp.support.stopwatch import Stopwatch
 from optexp.verification.timed_arm import TimedArm
 from optexp.verification.verify import verify, verify_randomness
@@ -51,6 +52,8 @@ class Referee:
             found = self._at_own_sizes(checked, arms, self.watched(judge))
         for arm in checked.values() if case.steps.random else ():
             arm.close()
+        if found.ok and case.rebuilt:
+            self._compare_batches(found, Feeds(self.watched(bare), self.watched(arms[case.name]), self.watched(judge)))
         if found.ok and session.settings.thorough:
             for workload in session.workload.tails():
                 check_odd_sizes(case, workload, found, self.watch)
@@ -96,6 +99,26 @@ class Referee:
             raise replace(reason, message=f"{reason.message}; {cause}") from None
         found.unkept = unkept(yardstick) if found.undecided else ""
         return found
+
+    def _compare_batches(self, found: Verification, feeds: Feeds) -> None:
+        """A failure where the program is fed other batches than the baseline.
+
+        Raises NoReference where these may differ by random numbers, or by rounding and the programs are to be timed.
+        """
+        case = self.case
+        difference = feeds.difference()
+        for arm in (feeds.baseline, feeds.candidate) if case.session.in_turns else ():
+            arm.call(Peer.rest)
+        if difference is None:
+            return
+        text = f"the {case.name} is fed other batches: {difference.text}"
+        if not difference.rounding:
+            found.failures = [replace(broken("inputs", difference.text), seed=case.session.experiment.seed)]
+            found.ok, found.worst, found.headline = False, found.failures[0], text
+        elif case.session.experiment.verify == "only":
+            found.notes.append(f"{text}, by rounding alone")
+        else:
+            raise NoReference(f"{text}, by rounding alone: let both loaders give equal bits, or use verify=only")
 
     def _without_dropout(self) -> dict[str, Client[Arm]]:
         """Fresh arms in which every dropout has rate 0: what is compiled or captured keeps the rate that it met."""

@@ -109,8 +109,8 @@ def _replayed(seen: Observation, baseline: Observation) -> Iterator[Finding]:
     if ours != theirs or any(not identical(seen[name], baseline[name]) for name in theirs):
         if not baseline["flag/drawn"]:
             raise NoReference(
-                "the loader gives other batches than the baseline's: its sampler or its data set draws random numbers"
-                " that torch.manual_seed does not reach, or the candidate has another loader"
+                "at the timed step the loader gives another batch than the baseline's: its sampler or its data set"
+                " draws random numbers that torch.manual_seed does not reach, or that depend on its worker processes"
             )
         if not baseline["flag/inputs_intact"]:
             raise NoReference("the model writes to its own input: timed steps meet other numbers; let it copy that")

@@ -33,7 +33,7 @@ class Fp64Reference:
 
     drawn_on:    the arms' device;  device: where fp64 runs: there too, or on the CPU where it does not fit
     initial:     the state that all arms start from, in the arms' dtype
-    source:      draws the batches
+    source:      draws the batches;  feed: that of the arms' program
     drawn:       the set that was drawn last;  begins_with: Python state of the next step
     results:     of that set; replaced by an empty object as soon as they hold no longer
     """
@@ -51,7 +51,7 @@ class Fp64Reference:
         start = workload.build(device, dtype, seed)
         if generic:
             vary(start.model, seed)
-        self.trains = start.trains
+        self.trains, self.feed = start.trains, start.feed
         self.initial = {name: tensor.clone() for name, tensor in start.state().items()}
         self.source = InputSource(workload, device, dtype, seed, start.targets)
         self.moving: set[str] = set()  # parameters that steps change without an optimizer

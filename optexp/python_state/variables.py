@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -69,9 +70,10 @@ def places(step: Callable[..., Any]) -> Iterator[Place]:
 
 
 def attributes(prefix: str, owner: Any) -> Iterator[Place]:
-    """Those of an object, as places."""
+    """Those of an object, as places, with those that its own code may make later."""
     held = getattr(owner, "__dict__", {})
-    yield from (_variable(prefix + name, held, name) for name in list(held))
+    later = sorted(_made_by(owner) - held.keys()) if hasattr(owner, "__dict__") else []
+    yield from (_variable(prefix + name, held, name) for name in [*held, *later])
 
 
 def fixed(name: str, value: Any) -> Place:
@@ -153,6 +155,29 @@ def _assigned(code: CodeType) -> set[str]:
     """The globals among them that may be made by the code."""
     stored = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
     return stored.union(*map(_assigned, _inner(code)))
+
+
+def _made_by(owner: Any) -> set[str]:
+    """Attributes that a user's function assigns to itself, or methods of an object of the user's to that."""
+    functions: list[FunctionType] = []
+    if isinstance(owner, FunctionType):
+        functions = [owner]
+    elif not isinstance(owner, torch.nn.Module):  # whose attributes lie elsewhere
+        kinds = [kind for kind in type(owner).__mro__ if users(kind)]
+        functions = [value for kind in kinds for value in vars(kind).values() if isinstance(value, FunctionType)]
+    found = set[str]()
+    for function in functions:
+        code = function.__code__
+        itself = function.__name__ if function is owner else next(iter(code.co_varnames), "")
+        found |= set() if code.co_filename.startswith(INSTALLED) else _set(code, itself)
+    return found
+
+
+def _set(code: CodeType, variable: str) -> set[str]:
+    """Names of attributes that the code assigns to what a variable holds."""
+    steps = list(dis.get_instructions(code))
+    pairs = ((load, store) for load, store in pairwise(steps) if store.opname == "STORE_ATTR")
+    return {str(store.argval) for load, store in pairs if load.opname.startswith("LOAD") and load.argval == variable}
 
 
 def _inner(code: CodeType) -> list[CodeType]:

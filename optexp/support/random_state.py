@@ -49,3 +49,10 @@ def seed(number: int) -> None:
     default_generator.manual_seed(number)
     if torch.cuda.is_initialized() or torch.cuda.is_available():
         torch.cuda.manual_seed_all(number)
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators of random numbers that a user's code may use: Python's, numpy's and torch's."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from optexp.errors import ConfigError, NoReference, first_line
 from optexp.program import Batch, flatten, tensors_of
+from optexp.support.random_state import seed_all as seed_all
 from optexp.support.sparse import is_sparse
 from optexp.user_code.objects import made
 
@@ -366,13 +366,6 @@ def endless(loader: Iterable[Any]) -> Iterator[Any]:
             yield batch
         if empty:
             raise ConfigError("the loader gives no batch: is the data set smaller than one?")
-
-
-def seed_all(seed: int) -> None:
-    """Seed the generators of random numbers that a user's code may use: Python's, numpy's and torch's."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
 
 
 # --- words -------------------------------------------------------------------------------------------------------

@@ -18,6 +18,9 @@ from traceback import extract_tb
 from types import FunctionType, ModuleType
 
 from optexp.errors import ConfigError, first_line
+from optexp.support.random_state import seed_all
+
+SEED = 0  # of random numbers that a file draws while it runs: the same in every process, after whatever ran before
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def imported(path: Path, key: str, anew: bool = False) -> Imported:
     with as_script(path, asked), _alone(place) as displaced:
         if not _in_package(place):
             place = Place(path, path.stem, path.parent)
+        seed_all(SEED)
         module = _run(place, asked)
         displaced = sorted({*displaced, place.top} if module.__name__ != place.name else displaced)
         _imported[path] = Imported(module, place, displaced)

@@ -26,7 +26,7 @@ from optexp.program import Packed, Remembered
 from optexp.python_state import likeness
 from optexp.python_state.likeness import equal
 from optexp.python_state.slots import SIMPLE, Slot, plain, refilled, slots, tensors_in
-from optexp.python_state.variables import places
+from optexp.python_state.variables import MISSING, places
 from optexp.user_code import train_step
 
 
@@ -76,7 +76,7 @@ class TrackedStepState:
         found = {}
         for name, slot in list(self.slots.items()):
             try:
-                found[name] = self._kept(name, slot.read())
+                found[name] = self._kept(name, self._held(slot))
             except Exception as error:  # a list may come to hold anything
                 self._lose(name, error)
         return found
@@ -84,7 +84,7 @@ class TrackedStepState:
     def write(self, remembered: Remembered) -> None:
         for name in remembered.keys() & self.slots.keys():
             slot, value = self.slots[name], remembered[name]
-            if not self._same(slot.read(), value):
+            if not self._same(self._held(slot), value):
                 slot.write(self._copied(value))
 
     def news(self, now: Remembered) -> Packed:
@@ -92,8 +92,9 @@ class TrackedStepState:
         return {name: self.pack(value) for name, value in now.items() if not self._same(value, self.first[name])}
 
     def changed(self, then: Remembered, now: Remembered) -> Packed:
-        """What is no longer as it was then, to be compared: before and after."""
-        both = {name: (then[name], value) for name, value in now.items() if name in then}
+        """What is no longer as it was then, to be compared: before and after. What a call makes and later ones keep is
+        no change."""
+        both = {n: (then[n], value) for n, value in now.items() if n in then and then[n] is not MISSING}
         return {name: self.pack(pair) for name, pair in both.items() if not self._same(*pair)}
 
     def unpack(self, packed: Packed) -> Remembered:
@@ -125,6 +126,17 @@ class TrackedStepState:
         if isinstance(value, Tensor) and value.is_floating_point() and self.dtype is torch.float64:
             return value.detach().to(torch.float64).requires_grad_(value.requires_grad)
         return value
+
+    def _held(self, slot: Slot) -> Any:
+        """The variable's value. One that a call makes is no state where it is code, or tensors of the model: a list of
+        parameters, a compiled function."""
+        value = slot.read()
+        if slot.held is not MISSING or isinstance(value, SIMPLE):
+            return value
+        module = isinstance(value, nn.Module)
+        held = tensors_in(value).values() if module else [v for v in tree_flatten(value)[0] if isinstance(v, Tensor)]
+        own = belongings(self.model)
+        return MISSING if (callable(value) and not module) or any(id(tensor) in own for tensor in held) else value
 
     def _kept(self, name: str, value: Any) -> Any:
         """A copy; the first one, as long as nothing changed: teachers and tables of data may be large."""

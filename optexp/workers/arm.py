@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from optexp.workers.arm_batches import Batches
 from optexp.workers.arm_bound import Bounded
 from optexp.workers.arm_checks import Checks
 from optexp.workers.arm_memory import Memory
@@ -9,5 +10,5 @@ from optexp.workers.arm_novelty import Novelty
 from optexp.workers.arm_profile import Profiling
 
 
-class Arm(Checks, Novelty, Profiling, Bounded, Memory):
+class Arm(Checks, Batches, Novelty, Profiling, Bounded, Memory):
     """One program on one device: built, restored, observed, timed and profiled."""

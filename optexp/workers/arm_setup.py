@@ -73,13 +73,14 @@ class Built(Compiled):
     def hold(self, spec: Spec) -> SetUp:
         """The same of a specification that is here already."""
         start, before = clock.now(), process_state.settings()
+        asked = spec.workload
         for strategy in compose(spec.strategies):
             spec = replace(spec, workload=strategy.rebuild(spec.workload))
         self._settle(spec)
         with self.quiet():
             told = self._set_up(spec, start)
         self.settings_then = before, process_state.settings()
-        return told
+        return replace(told, rebuilt=spec.workload is not asked)
 
     def _build(self, spec: Spec) -> tuple[Program, list[str]]:
         """The bare program with its snapshot and batches, and what was varied in it."""

@@ -64,6 +64,7 @@ class SetUp:
     keeps:       names of Python state of the model that every step changes
     plan:        index in `memory_plan.PLANS` that this arm needs
     step_s:      seconds of the fastest first step;  compute_s: the same without its feed
+    rebuilt:     a strategy put another workload in the place of the first one
     phases:      seconds of each phase of the set-up, in order
     """
 
@@ -80,7 +81,38 @@ class SetUp:
     step_s: float
     compute_s: float
     workload: WorkloadInfo
+    rebuilt: bool = False
     phases: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Given:
+    """One batch that a feed gave, by its inputs' names.
+
+    shapes, dtypes: of each input
+    means:          of each real input
+    digest:         of all values
+    """
+
+    shapes: dict[str, list[int]]
+    dtypes: dict[str, str]
+    means: dict[str, float]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Fed:
+    """The first batches that a feed gives.
+
+    loads:   a data loader makes them; else the core has drawn them
+    epoch:   number of a loader's batches in an epoch;  samples: of its samples. None where it does not know
+    batches: as many as a few seconds give, in order
+    """
+
+    loads: bool
+    epoch: int | None
+    samples: int | None
+    batches: list[Given]
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,13 @@ import torch
 from optexp.equivalence.judge import Judge, SetInfo
 from optexp.equivalence.mutants import Tried
 from optexp.equivalence.parting import Passed
+from optexp.program.offered import Offered
 from optexp.records.verification import Distribution, Finding
+from optexp.support import random_state
 from optexp.support.memory_plan import give_back
-from optexp.workers.arm_program import workload_info
-from optexp.workers.messages import WorkloadInfo
+from optexp.workers.arm_program import draw, workload_info
+from optexp.workers.first_batches import first_batches
+from optexp.workers.messages import Fed, WorkloadInfo
 from optexp.workers.peer import Peer
 from optexp.workers.spec import Spec
 from optexp.workers.transfer import Transfer
@@ -32,6 +35,7 @@ class Reference(Peer):
         self.judgement = Judge(
             spec.workload, spec.torch_device, spec.torch_dtype, spec.seed, spec.contract, spec.generic, spec.plan
         )
+        self.draws = spec.seed if spec.draws is None else spec.draws
         if not spec.dropout:
             self.judgement.silence()
         give_back(self.device)
@@ -73,6 +77,20 @@ class Reference(Peer):
     def draw(self, seed: int, count: int, family: str) -> None:
         self.inbox.clear()
         self.judgement.draw(seed, count, family)
+
+    def fed(self, own: int) -> Fed:
+        """The first batches that the baseline's arm is timed on, as this process makes them.
+
+        Args:
+            own: Number of the core's batches, where there is no loader.
+        """
+        fp64 = self.judgement.fp64
+        drawn = draw(fp64.workload, self.device, fp64.dtype, self.draws, own)
+        random_state.seed(self.draws)
+        fp64.feed.reset(Offered(drawn, fp64.feed.place))
+        found = first_batches(fp64.feed, fp64.feed.next, own)
+        fp64.feed.pause()
+        return found
 
     def batch(self, index: int) -> Transfer:
         """One of those drawn, for another step than the one that was judged."""

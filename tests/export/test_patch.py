@@ -386,6 +386,18 @@ def test_a_whole_file_takes_the_place_of_another(old: str, new: str, verdict: Ve
     assert result.verdict is verdict, result.headline
 
 
+def test_a_whole_file_is_fed_what_the_other_is(tmp_path: Path) -> None:
+    text = MODEL + LOADER + "\n\n" + LOSS + OPTIMIZER
+    (tmp_path / "before.py").write_text(text)
+    (tmp_path / "after.py").write_text(text.replace("batch_size=16", "batch_size=8"))
+    second = ["strategy=replace", f"strategy.replace.target={tmp_path / 'after.py'}"]
+    result = job(tmp_path / "job", tmp_path / "before.py", *second, mode="train")
+    assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
+    assert (
+        "its loader gives 8 batches an epoch (the baseline's 4); its batch 0 holds 0 [8, 8] float32" in result.headline
+    )
+
+
 def test_other_names_in_a_whole_file_excuse_nothing(tmp_path: Path) -> None:
     text = MODEL + PAIR + LEARNS
     (tmp_path / "before.py").write_text(text)

@@ -455,3 +455,36 @@ def test_a_rate_on_the_device_stays_there() -> None:
     state.write(saved)
     assert optimizer.param_groups[0]["lr"] is rate
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+
+
+class Lazily:
+    """Makes its attributes when it is called."""
+
+    def __call__(self, model: Any, batch: Any, optimizer: Any) -> None:
+        if not hasattr(self, "calls"):
+            self.calls, self.mask, self.own, self.code = 0, torch.ones(3), [*model.parameters()], torch.sum
+        self.calls += 1
+
+
+def lazily(model: Any, batch: Any, optimizer: Any) -> None:
+    if not hasattr(lazily, "calls"):
+        lazily.calls, lazily.mask = 0, torch.ones(3)  # type: ignore[attr-defined]
+        lazily.own, lazily.code = [*model.parameters()], torch.sum  # type: ignore[attr-defined]
+    lazily.calls += 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("step", [Lazily(), lazily])
+def test_attributes_that_a_call_makes_are_state_from_then_on(step: Any) -> None:
+    model = torch.nn.Linear(2, 2)
+    state = TrackedStepState(step, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    begun = state.read()
+    step(model, None, None)
+    once = state.read()
+    assert state.changed(begun, once) == {}  # a cache is made once, and kept
+    step(model, None, None)
+    model.weight.data.add_(1)
+    (name,) = state.changed(once, state.read())
+    assert name.endswith("calls")
+    state.write(begun)
+    assert not hasattr(step, "calls")
+    assert state.lost == []

@@ -1,0 +1,186 @@
+"""Where a strategy builds another workload, whether its program is fed the baseline's batches.
+
+Verification gives both programs the reference's batches, so nothing else looks at the loader of a second file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isclose
+
+from optexp.errors import NoReference
+from optexp.workers.arm import Arm
+from optexp.workers.client import Client
+from optexp.workers.messages import Fed, Given
+from optexp.workers.reference import Reference
+
+ROUNDINGS = 64 * 2.0**-24  # of the largest value: batches that are closer differ by rounding
+SAME_MEAN = 1e-9  # relative: means over an epoch in another order are closer
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How the candidate's batches differ.
+
+    rounding: by no more than that
+    """
+
+    text: str
+    rounding: bool = False
+
+
+@dataclass(frozen=True)
+class Feeds:
+    """What the feeds of both arms give, and the reference's, which is the baseline's in another process."""
+
+    baseline: Client[Arm]
+    candidate: Client[Arm]
+    reference: Client[Reference]
+
+    def difference(self) -> Difference | None:
+        """How the candidate's first batches differ; None where they do not.
+
+        Raises:
+            NoReference: Loaders draw random numbers, so that their batches need not be equal.
+        """
+        theirs, ours = self.baseline.call(Arm.fed), self.candidate.call(Arm.fed)
+        if text := other_amounts(ours, theirs):
+            return Difference("; ".join(filter(None, (text, other_sizes(ours, theirs)))))
+        index = first_other(ours.batches, theirs.batches)
+        if index is None:
+            return None
+        text, sized = other_sizes(ours, theirs), self.baseline.call(Arm.fed, other_seed=1)
+        if text and not other_sizes(sized, theirs):  # else sizes are drawn
+            return Difference(text)
+        if not text:
+            mine, other = (arm.call(Arm.shown, index=index) for arm in (self.candidate, self.baseline))
+            text, rounding = other_values(mine, other, ours.batches[index], index)
+            if rounding:
+                return Difference(text, rounding=True)
+        self._require_repeatable(ours, theirs, sized)
+        return Difference(text)
+
+    def _require_repeatable(self, ours: Fed, theirs: Fed, theirs_otherwise: Fed) -> None:
+        """Raises NoReference where random numbers may be all that the batches differ by."""
+        here = self.reference.call(Reference.fed, own=len(theirs.batches))
+        again = self.baseline.call(Arm.fed)
+        if not (like(theirs, again) and like(theirs, here)):
+            raise NoReference(
+                "the baseline's own batches are others each time: its data draw random numbers that torch.manual_seed"
+                " does not reach, so the candidate's batches need not be equal"
+            )
+        if not theirs.loads:
+            return
+        drawn = not like(theirs, theirs_otherwise)
+        if drawn and not like(ours, self.candidate.call(Arm.fed)):
+            raise NoReference(
+                "both loaders draw random numbers, the candidate's such that torch.manual_seed does not reach: their"
+                " batches need not be equal"
+            )
+        ours_otherwise = self.candidate.call(Arm.fed, other_seed=1)
+        if (
+            drawn
+            and not like(ours, ours_otherwise)
+            and not other_epoch((ours, ours_otherwise), (theirs, theirs_otherwise))
+        ):
+            raise NoReference(
+                "both loaders draw random numbers, and not the same ones from one seed, as of another sampler or in"
+                " other worker processes: their batches need not be equal"
+            )
+
+
+def other_amounts(ours: Fed, theirs: Fed) -> str:
+    """Other origins of batches, or other numbers of them, in words; empty where they are the same."""
+    if ours.loads is not theirs.loads:
+        origins = [f"come from {'a data loader' if fed.loads else 'get_inputs()'}" for fed in (ours, theirs)]
+        return f"its batches {origins[0]}, the baseline's {origins[1]}"
+    parts = []
+    for what, mine, other in (("batches", ours.epoch, theirs.epoch), ("samples", ours.samples, theirs.samples)):
+        if mine is not None and other is not None and mine != other:
+            parts.append(f"{mine} {what} an epoch (the baseline's {other})")
+    return f"its loader gives {', '.join(parts)}" if parts else ""
+
+
+def other_sizes(ours: Fed, theirs: Fed) -> str:
+    """The first batch of another form, in words; empty where there is none."""
+    for index, (mine, other) in enumerate(zip(ours.batches, theirs.batches, strict=False)):
+        if mine.shapes != other.shapes or mine.dtypes != other.dtypes:
+            return f"its batch {index} holds {form(mine)}, the baseline's {form(other)}"
+    return ""
+
+
+def form(batch: Given) -> str:
+    """Names, shapes and dtypes of a batch's inputs, in words."""
+    return ", ".join(f"{name} {shape} {batch.dtypes[name]}" for name, shape in batch.shapes.items())
+
+
+def first_other(ours: Sequence[Given], theirs: Sequence[Given]) -> int | None:
+    """Index of the first batch that differs."""
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((index for index, (mine, other) in pairs if mine != other), None)
+
+
+def like(one: Fed, other: Fed) -> bool:
+    """Whether one starts as the other does."""
+    return first_other(one.batches, other.batches) is None
+
+
+def other_values(
+    ours: Mapping[str, Sequence[float]], theirs: Mapping[str, Sequence[float]], batch: Given, index: int
+) -> tuple[str, bool]:
+    """How elements of one batch differ, in words, and whether rounding explains it."""
+    worst = 0.0
+    text = f"its batch {index} holds other values than the baseline's"
+    for name, values in ours.items():
+        largest = max(map(abs, theirs[name]), default=0.0)
+        apart = [abs(mine - other) for mine, other in zip(values, theirs[name], strict=True)]
+        far = max(apart, default=0.0) / largest if largest else max(apart, default=0.0)
+        if far > worst:
+            worst, at = far, apart.index(max(apart))
+            text = (
+                f"its batch {index} holds other values: an element of {name} {batch.shapes[name]} is {values[at]:.6g},"
+                f" the baseline's {theirs[name][at]:.6g}"
+            )
+    return text, 0.0 < worst <= ROUNDINGS
+
+
+def other_epoch(ours: Sequence[Fed], theirs: Sequence[Fed]) -> bool:
+    """Whether an epoch has other samples, in whatever order: its means hang on no seed, and differ."""
+    mine, other = (means_of(feds) for feds in (ours, theirs))
+    return mine is not None and other is not None and not close(mine, other)
+
+
+def means_of(feds: Sequence[Fed]) -> dict[str, float] | None:
+    """Means over an epoch, where it was seen whole and they are the same for every seed; else None."""
+    found = [epoch_means(fed) for fed in feds]
+    first = found[0]
+    same = first is not None and all(other is not None and close(first, other) for other in found)
+    return first if same else None
+
+
+def epoch_means(fed: Fed) -> dict[str, float] | None:
+    """Mean of each real input over an epoch; None where it was not seen whole."""
+    if not fed.epoch or len(fed.batches) < fed.epoch:
+        return None
+    sums, counts = dict[str, float](), dict[str, int]()
+    for batch in fed.batches[: fed.epoch]:
+        for name, mean in batch.means.items():
+            size = elements(batch.shapes[name])
+            sums[name], counts[name] = sums.get(name, 0.0) + mean * size, counts.get(name, 0) + size
+    return {name: total / counts[name] for name, total in sums.items()}
+
+
+def elements(shape: Sequence[int]) -> int:
+    """Number of elements of a shape."""
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def close(ours: Mapping[str, float], theirs: Mapping[str, float]) -> bool:
+    """Whether all means are the same but for the order of their sums."""
+    return ours.keys() == theirs.keys() and all(
+        isclose(value, theirs[name], rel_tol=SAME_MEAN, abs_tol=SAME_MEAN) for name, value in ours.items()
+    )
