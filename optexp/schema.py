@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, fields, is_dataclass
@@ -110,6 +111,10 @@ def _dataclass(target: str, key: str) -> Any:
         raise ConfigError(f"{key}: _target_={target} was not found: module {module!r} has no {name!r}")
     if not (isinstance(cls, type) and is_dataclass(cls)):
         raise ConfigError(f"{key}: _target_={target} is not a dataclass: decorate the class with @dataclass")
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        parameters = {method: ", ".join(inspect.signature(getattr(cls, method)).parameters) for method in missing}
+        signatures = " and ".join(f"{method}({names})" for method, names in parameters.items())
+        raise ConfigError(f"{key}: {name} has no {' and no '.join(missing)}: define {signatures}")
     return cls
 
 

@@ -17,6 +17,7 @@ from optexp.comparison.recorder import Recorder, not_built
 from optexp.comparison.session import Session
 from optexp.config import Experiment, resolve
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference, Unsupported
+from optexp.records.folder import refusal, tolerating
 from optexp.records.patch import NAME, allowed
 from optexp.reporting import terminal
 from optexp.reporting.terminal import Progress
@@ -52,6 +53,9 @@ def run(
             device = held.enter_context(gpu_lock.locked(experiment.device, waiting))
             with watch.phase("import"):
                 session = Session(experiment, device, output, watch, progress)
+        except KeyboardInterrupt as error:
+            not_built(error, config, output)
+            raise
         except Exception as error:
             return not_built(error, config, output, show)
         with Recorder(session, show) as recorder:
@@ -89,7 +93,8 @@ def perform(session: Session, recorder: Recorder) -> None:
         session.result.error = None if expected else facts.problem
     finally:
         session.close()
-    leave_patch(session)
+    with tolerating(session.result.notes):
+        leave_patch(session)
     recorder.finish(session.result)
 
 
@@ -102,6 +107,8 @@ def _waiting(watch: Stopwatch, progress: Progress, reason: str) -> Iterator[None
 
 def problem(error: Exception) -> Problem:
     """An exception as the record of a comparison that it ended."""
+    if sentence := refusal(error):
+        return Problem(type(error).__name__, sentence)
     if isinstance(error, Failure):
         return Problem(error.type, error.message, error.traceback, error.worker)
     if isinstance(error, (Unsupported, ConfigError, NoReference, Distrusted)):
