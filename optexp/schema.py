@@ -46,6 +46,22 @@ def build(node: Any, key: str) -> Any:
     return typed(_dataclass(target, key), values, key)
 
 
+def choices(cls: Any, name: str) -> tuple[Any, ...]:
+    """The values that a field made by `choice` may have."""
+    found: tuple[Any, ...] = next(f.metadata["choices"] for f in fields(cls) if f.name == name)
+    return found
+
+
+def unknown(node: Any, key: str) -> list[str]:
+    """Keys of a node that its dataclass lacks; the arguments and errors are those of `build`."""
+    values = dict(plain(node))
+    target = values.pop("_target_", None)
+    if not isinstance(target, str):
+        return []
+    known = {f.name for f in fields(_dataclass(target, key)) if f.init}
+    return [name for name in values if name not in known]
+
+
 def typed(cls: Callable[..., T], values: Mapping[str, Any], key: str = "") -> T:
     """`cls(**values)` with every name, type and choice checked against the dataclass `cls`.
 

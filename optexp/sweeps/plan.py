@@ -9,15 +9,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
 from rich.table import Table
 from rich.text import Text
 
 from optexp.comparison.contributions import subsets
 from optexp.comparison.forecast import rough
 from optexp.config import Experiment, resolve
+from optexp.sweeps.check import job_of_a_sweep
 from optexp.sweeps.job import Job
+from optexp.sweeps.start import without_hydra
 
 PLACES = ("multirun", "outputs")  # where the configuration puts records, below the working folder
 NEWEST = 1000  # records that are read, at most
@@ -95,12 +95,8 @@ def _cost(job: Job, past: Sequence[Past], gpus: bool) -> Cost:
 
 
 def _resolved(job: Job) -> Experiment:
-    before = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(job.config)  # says that the job is one of a sweep
-    try:
-        return resolve(OmegaConf.masked_copy(job.config, [str(key) for key in job.config if key != "hydra"]))
-    finally:
-        HydraConfig.instance().cfg = before
+    with job_of_a_sweep(job.config):
+        return resolve(without_hydra(job.config))
 
 
 def expected(experiment: Experiment, past: Sequence[Past]) -> tuple[float, str]:
