@@ -29,7 +29,7 @@ from optexp.errors import ConfigError, NotCovered
 from optexp.records.folder import claim
 from optexp.reporting import terminal
 from optexp.result import Result
-from optexp.schema import choices, shown, suggest
+from optexp.schema import shown, suggest
 from optexp.user_code.adapters import Copies, kind, maker, travelling
 from optexp.user_code.listing import Spelled
 from optexp.user_code.parts import Parts
@@ -96,18 +96,19 @@ def compare(
         raise ConfigError(
             f"optimizer is {kind(optimizer)}: give its name, or a function that makes it from a list of parameters"
         )
-    if mode not in (modes := choices(Given, "mode")):
-        raise ConfigError(f"mode={mode} is not allowed{suggest(mode, modes)}")
     others = [f"{name}={value}" for key, given in keys.items() for name, value in _key(key, given)]
-    workload = Given(
-        mode=mode,
-        loss=loss if isinstance(loss, str) else None,
-        optimizer=optimizer if isinstance(optimizer, str) else None,
-        labels=labels,
-        shapes=[dict(shape) for shape in shapes],
-        model_name=name or _name(model),
-        inputs=_described(inputs),
-    )
+    try:
+        workload = Given(
+            mode=mode,
+            loss=loss if isinstance(loss, str) else None,
+            optimizer=optimizer if isinstance(optimizer, str) else None,
+            labels=labels,
+            shapes=[dict(shape) for shape in shapes],
+            model_name=name or _name(model),
+            inputs=_described(inputs),
+        )
+    except ValueError as mistake:
+        raise ConfigError(str(mistake)) from None
     workload.packed = pack(model, inputs, loss, optimizer, train_step)
     settings = [f"measurement={measurement}", f"device={device}", f"dtype={dtype or _dtype(model)}"]
     with _our_hydra():

@@ -46,12 +46,6 @@ def build(node: Any, key: str) -> Any:
     return typed(_dataclass(target, key), values, key)
 
 
-def choices(cls: Any, name: str) -> tuple[Any, ...]:
-    """The values that a field made by `choice` may have."""
-    found: tuple[Any, ...] = next(f.metadata["choices"] for f in fields(cls) if f.name == name)
-    return found
-
-
 def unknown(node: Any, key: str) -> list[str]:
     """Keys of a node that its dataclass lacks; the arguments and errors are those of `build`."""
     values = dict(plain(node))

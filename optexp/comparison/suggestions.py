@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -40,18 +41,35 @@ def advise(
 
 
 def installed() -> Sequence[Strategy]:
-    """Every strategy on the search path, with the options of its YAML; composed once, so nobody may change one."""
+    """Every strategy on the search path, with the options of its YAML; composed once, so nobody may change one.
+
+    One that cannot be built is no advice: a user's first draft must not end comparisons of others. Who asks for it is
+    told why.
+    """
     return _built(Path.cwd(), *search_path.options("strategy"))
 
 
 @lru_cache(maxsize=1)
 def _built(folder: Path, *names: str) -> Sequence[Strategy]:
     """folder: the working folder, whose conf/ is on the search path"""
+    names = tuple(name for name in names if _readable(name))
     nodes = plain(search_path.compose([f"strategy=[{','.join(names)}]"]).strategy)
     single = [name for name, node in nodes.items() if "_target_" in (node or {})]
     if len(single) < len(names):  # YAMLs of whole stacks, which set options of their members
         nodes = plain(search_path.compose([f"strategy=[{','.join(single)}]"]).strategy)
-    return [named(build(nodes[name], f"strategy.{name}"), name) for name in single]
+    found = []
+    for name in single:
+        with suppress(Exception):  # of any kind: its module is the user's
+            found.append(named(build(nodes[name], f"strategy.{name}"), name))
+    return found
+
+
+def _readable(name: str) -> bool:
+    """Whether a strategy's YAML can be read, and its keys stay below its name."""
+    try:
+        return search_path.has_package(f"strategy/{name}")
+    except Exception:  # of the YAML's parser
+        return False
 
 
 def answered(
