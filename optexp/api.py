@@ -107,8 +107,8 @@ def compare(
             model_name=name or _name(model),
             inputs=_described(inputs),
         )
-    except ValueError as mistake:
-        raise ConfigError(str(mistake)) from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     workload.packed = pack(model, inputs, loss, optimizer, train_step)
     settings = [f"measurement={measurement}", f"device={device}", f"dtype={dtype or _dtype(model)}"]
     with _our_hydra():

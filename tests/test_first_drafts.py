@@ -45,7 +45,7 @@ PROGRAM = Program(nn.Identity(), STEPS["forward"], ResidentFeed(torch.device("cp
     [(PROGRAM, "returned Program"), (None, "returned NoneType"), ((PROGRAM, None), r"returned \(Program, NoneType\)")],
 )
 def test_apply_must_return_a_program_and_notes(given: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=rf"draft: apply {words}: return the program and its notes, as in program, {{}}"):
+    with pytest.raises(ConfigError, match=rf"draft: apply {words}: return the program and its notes"):
         pair_of(Draft(given), given)
 
 

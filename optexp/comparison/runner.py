@@ -13,9 +13,10 @@ from omegaconf import DictConfig
 
 from optexp.comparison import gpu_lock
 from optexp.comparison.adjudicate import Decision, Facts, adjudicate
+from optexp.comparison.forecast import guess, welcome
 from optexp.comparison.recorder import Recorder, not_built
 from optexp.comparison.session import Session
-from optexp.config import Experiment, resolve
+from optexp.config import Experiment, resolve, search_path
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference, Unsupported
 from optexp.records.folder import refusal, tolerating
 from optexp.records.patch import NAME, allowed
@@ -53,6 +54,8 @@ def run(
             device = held.enter_context(gpu_lock.locked(experiment.device, waiting))
             with watch.phase("import"):
                 session = Session(experiment, device, output, watch, progress)
+            if not search_path.in_sweep():
+                progress.expect(guess(experiment)[0], f"optexp: {welcome(experiment)}")
         except KeyboardInterrupt as error:
             not_built(error, config, output)
             raise

@@ -146,7 +146,9 @@ def read_settings(config: DictConfig) -> tuple[Settings, dict[str, Any], list[st
 def _mode(given: Any) -> Any:
     """Raises ConfigError where a mode of the workload was meant."""
     if near := difflib.get_close_matches(str(given), STEP_MODES, n=1):
-        raise ConfigError(f"mode={given} is not allowed: a step's mode is workload.mode={near[0]}{suggest(given, MODES)}")
+        raise ConfigError(
+            f"mode={given} is not allowed: a step's mode is workload.mode={near[0]}{suggest(given, MODES)}"
+        )
     return given
 
 

@@ -107,12 +107,21 @@ def describe(error: BaseException) -> Raised:
     whole = "".join(told.format())
     _keep_theirs(told)
     message = ending[-1] if isinstance(error, SyntaxError) else ending[0]  # a syntax error says first where it is
+    theirs = "".join(told.format()) if told.stack or isinstance(error, SyntaxError) else ""
+    first_line = message.strip().splitlines()[0]
+    if _no_memory(error):
+        return Raised(type(error).__name__, f"out of memory ({first_line})", theirs)
     return Raised(
         type(error).__name__,
-        str(error) if type(error).__module__.startswith("optexp.") else message.strip().splitlines()[0],
-        # Where our own code raised it, the whole traceback is more use.
-        "".join(told.format()) if told.stack or isinstance(error, SyntaxError) else whole,
+        str(error) if type(error).__module__.startswith("optexp.") else first_line,
+        theirs or whole,  # where our own code raised it, the whole traceback is more use
     )
+
+
+def _no_memory(error: BaseException) -> bool:
+    """Whether memory ran out: then our own frames say nothing, as in a batch that is drawn for the user."""
+    names = ("MemoryError", "OutOfMemoryError")  # Python's, torch's
+    return type(error).__name__ in names or "can't allocate memory" in str(error)
 
 
 def _keep_theirs(told: traceback.TracebackException | None) -> None:
