@@ -177,9 +177,7 @@ def engagements(
     for strategy in stack:
         proof: Any = strategy.evidence(bare.trace, stacked.trace, notes.get(strategy.name, {}), stacked.counters)
         if not isinstance(proof, Evidence):
-            raise ConfigError(
-                f"{strategy.name}: evidence returned {shown(proof)}: return Evidence(engaged, text)"
-            )
+            raise ConfigError(f"{strategy.name}: evidence returned {shown(proof)}: return Evidence(engaged, text)")
         found.append(Engagement(strategy.name, proof.engaged, proof.text))
     return found
 

@@ -6,7 +6,6 @@ from optexp.profiling.explanation import coverage, difference, explain
 from optexp.profiling.view import View
 from optexp.reporting.wording import agreeing
 from optexp.result import Result, Verdict
-from optexp.support.units import ratio
 
 TWICE = 2.0  # a traced step that differs by more from the timed one is another step
 
@@ -42,4 +41,5 @@ def _another(name: str, view: View, timed_us: float) -> str:
     traced_us = view.breakdown.wall_us
     if 1 / TWICE <= traced_us / timed_us <= TWICE:
         return ""
-    return f"a traced step of the {name} took {ratio(traced_us / timed_us)} a timed one's time: one was disturbed"
+    times = f"{traced_us / timed_us:.2g} times"
+    return f"a traced step of the {name} took {times} as long as a timed one; something disturbed one of them"

@@ -66,7 +66,7 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
         if session.experiment.profile.region is None:
             timed_us = result.baseline.step_us
             result.profile.predictions = predicted(arm, found.view(), session.baseline, found.calibration, timed_us)
-        result.profile.suggestion = suggestion(causes, members(session.baseline))
+        result.profile.suggestion = suggestion(causes, members(session.baseline), settings=session.workload.remedies)
     arm.close()
     result.profile.tool = nsight.run(session, session.baseline)
     if result.profile.tool is not None and result.profile.tool.reason:
