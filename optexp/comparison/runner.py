@@ -18,7 +18,7 @@ from optexp.comparison.recorder import Recorder, not_built
 from optexp.comparison.session import Session
 from optexp.config import Experiment, resolve, search_path
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference, Unsupported
-from optexp.records.folder import refusal, tolerating
+from optexp.records.folder import full, refusal, tolerating
 from optexp.records.patch import NAME, allowed
 from optexp.reporting import terminal
 from optexp.reporting.terminal import Progress
@@ -91,6 +91,8 @@ def perform(session: Session, recorder: Recorder) -> None:
         settle(session, decision or Decision(Verdict.ERROR, "the comparison ended undecided"))
     except Exception as error:
         facts.problem = problem(error)
+        if (reason := full(session.output)) is not None:  # whatever failed: a profiler leaves no trace, and no error
+            facts.problem = Problem("OSError", f"cannot write {session.output}: {reason}")
         settle(session, adjudicate(facts) or Decision(Verdict.ERROR, facts.problem.message))
         expected = isinstance(error, (Unsupported, ConfigError, NoReference, Distrusted))
         session.result.error = None if expected else facts.problem

@@ -294,7 +294,8 @@ def single(result: Result) -> str:
     alone = before / after
     if 1 / OTHERWISE <= alone / result.speedup.estimate <= OTHERWISE:
         return ""
-    return f"a step that is waited for gains {ratio(alone)} ({microseconds(before)} → {microseconds(after)})"
+    change = _change(1 / alone, "slower", "faster")
+    return f"a step that is waited for is {change} ({microseconds(before)} → {microseconds(after)})"
 
 
 def remarks(result: Result) -> list[str]:

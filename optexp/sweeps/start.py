@@ -60,11 +60,13 @@ def own_folder(config: DictConfig, kind: str) -> None:
     Raises:
         ConfigError: no folder can be made there.
     """
-    key = f"hydra.{kind}.dir"
-    if any(text.startswith(f"{key}=") for text in config.hydra.overrides.hydra):
-        return
-    from optexp.records.folder import claim
+    from optexp.records.folder import claim, require_room
 
-    folder = claim(Path(OmegaConf.select(config, key)))
+    key = f"hydra.{kind}.dir"
+    wanted = Path(OmegaConf.select(config, key))
+    if any(text.startswith(f"{key}=") for text in config.hydra.overrides.hydra):
+        require_room(wanted)
+        return
+    folder = claim(wanted)
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra[kind].dir = str(folder)

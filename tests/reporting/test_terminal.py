@@ -88,7 +88,7 @@ def test_percentiles_that_are_not_known_say_why() -> None:
 def test_single_steps_are_told_where_they_gain_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
     result = replace(RESULTS[Verdict.FASTER])
     assert result.speedup is not None
-    for alone_us, text in ((800.0, ""), (2000.0, "a step that is waited for gains 2.50× (2 ms → 800 µs)")):
+    for alone_us, text in ((800.0, ""), (2000.0, "a step that is waited for is 2.50× faster (2 ms → 800 µs)")):
         result.baseline = replace(result.baseline, alone_us=alone_us)
         result.candidate = replace(result.candidate, alone_us=alone_us / result.speedup.estimate if not text else 800.0)
         assert summary.single(result) == text
