@@ -58,6 +58,7 @@ class Recorder:
         if self.trouble:
             result.notes.append(f"not in MLflow: {self.trouble}")
         self.decided = True
+        self.session.progress.expect(0.0)
         with self.session.working("record", "writing the report"), tolerating(result.notes):
             self._write(result)
             waterfall.draw(result, self.output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 
 from optexp.errors import ConfigError, Unsupported
 from optexp.support.descent import descendants
+from optexp.support.units import byte_size
 from optexp.workers import wire
 from optexp.workers.anomaly import forward_frames, hides_forward
 
@@ -110,7 +112,10 @@ def describe(error: BaseException) -> Raised:
     theirs = "".join(told.format()) if told.stack or isinstance(error, SyntaxError) else ""
     first_line = message.strip().splitlines()[0]
     if _no_memory(error):
-        return Raised(type(error).__name__, f"out of memory ({first_line})", theirs)
+        asked = re.search(r"tried to allocate (\d+) bytes", first_line)
+        said = first_line if "out of memory" in first_line else f"out of memory ({first_line})"
+        said = f"out of memory: {byte_size(float(asked[1]))} in one piece" if asked else said
+        return Raised(type(error).__name__, said, theirs)
     return Raised(
         type(error).__name__,
         str(error) if type(error).__module__.startswith("optexp.") else first_line,

@@ -61,7 +61,7 @@ def session_of(result: Result, output: Path) -> Any:
         output=output,
         watch=Stopwatch(),
         experiment=SimpleNamespace(tracking=SimpleNamespace(enabled=False)),
-        progress=SimpleNamespace(name="measurement", stop=lambda: None),
+        progress=SimpleNamespace(name="measurement", stop=lambda: None, expect=lambda seconds: None),
         working=lambda phase, text: nullcontext(),
     )
 
