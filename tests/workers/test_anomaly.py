@@ -136,4 +136,6 @@ def test_memory_that_runs_out_in_a_batch_shows_none_of_our_frames() -> None:
     assert raised.value.message == "out of memory: 953674 GiB in one piece"
     assert raised.value.traceback == ""
     assert describe(MemoryError()).message == "out of memory (MemoryError)"
-    assert describe(torch.OutOfMemoryError("CUDA out of memory.")).message == "OutOfMemoryError: CUDA out of memory."
+    assert (
+        describe(torch.OutOfMemoryError("CUDA out of memory.")).message == "torch.OutOfMemoryError: CUDA out of memory."
+    )
