@@ -217,6 +217,7 @@ def test_an_interrupted_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, raised: t
         (["mode=trian"], ["mode=trian", "workload.mode=train"]),
         (["mode=profle"], ["did you mean profile?"]),
         (["workload=module", "workload.path=none.py"], ["workload.path=none.py: there is no such file"]),
+        (["workload=module", "workload.target=nett:Net", "workload.inputs=[{shape:[2]}]"], ["no module 'nett' here"]),
         (["strategy=half"], ["strategy.half: Half has no evidence", "evidence(self, before, after, notes, counters)"]),
         (["strategy=nowhere"], ["strategy.nowhere: Nowhere has no stage"]),
         (["strategy=bare"], ["strategy=bare: the first line", "`# @package strategy.bare`"]),
