@@ -54,6 +54,8 @@ def test_a_later_run_goes_on_and_makes_anew_what_is_asked_for(
 ) -> None:
     work(options(tmp_path, "--seconds", "0"))
     assert asked == []
+    work(options(tmp_path, "--seconds", "200"))
+    assert len(asked) == 15, "a search may take 240 s"
     work(options(tmp_path))
     asked.clear()
     work(options(tmp_path))

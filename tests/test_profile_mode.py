@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_dir
 from optexp.comparison import runner
 from optexp.comparison.modes import profile
 from optexp.comparison.modes.profile import contradictions
+from optexp.comparison.predictions import UNTRUSTED
 from optexp.config import search_path
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Reading
@@ -31,7 +32,8 @@ def profiled(folder: Path, *overrides: str) -> Result:
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
-def test_the_step_is_one_of_many(tmp_path: Path, isolation: str) -> None:
+def test_the_step_is_one_of_many(tmp_path: Path, isolation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "contradictions", lambda *_: [])  # as tests that run beside this one make them
     found = profiled(tmp_path, f"isolation={isolation}")
     assert found.verdict is Verdict.PROFILED, found.headline
     step = found.baseline
@@ -116,3 +118,5 @@ def test_a_disturbed_profile_is_not_to_be_relied_on(tmp_path: Path, monkeypatch:
     assert found.verdict is Verdict.PROFILED
     assert "not to be relied on: timing and trace disagree: by far" in found.headline
     assert "timing and trace disagree: by far" in found.notes
+    assert UNTRUSTED in found.notes
+    assert found.profile.predictions == []

@@ -66,6 +66,11 @@ class Goal:
             self.objective == "time" and trial.verdict is Verdict.FASTER and gain and gain.low >= 1 + self.min_gain
         )
 
+    def is_open(self, trial: Trial) -> bool:
+        """Whether a trial looks like a gain that noise has left undecided."""
+        estimate = trial.gain.estimate if trial.gain else 1.0
+        return self.objective == "time" and trial.verdict is Verdict.INCONCLUSIVE and estimate >= 1 + self.min_gain
+
     def judge(self, trial: Trial, so_far: float, final: bool) -> Judgement:
         """A trial against the stack that the search stands at.
 
@@ -139,5 +144,5 @@ class Budget:
         if seconds >= self.seconds:
             return f"the budget of {duration(self.seconds)} was spent"
         if seconds + last_s >= self.seconds:
-            return f"what was left of the budget of {duration(self.seconds)} is for measuring the winner anew"
+            return f"the rest of the budget of {duration(self.seconds)} holds no trial beside the last measurement"
         return ""

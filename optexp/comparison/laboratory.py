@@ -24,9 +24,11 @@ from optexp.profiling.view import View
 from optexp.records.profile import Bottleneck
 from optexp.records.trials import Trial, Untried
 from optexp.strategy import Composed, Strategy, compose
+from optexp.support.units import duration
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
+LEAST_S = 60.0  # that any process of a trial may take for an answer
 USELESS = "the profiled program leaves it nothing to gain"
 
 
@@ -40,14 +42,23 @@ class Bench:
 
     def __init__(self, session: Session, asked: Sequence[Strategy], meanwhile: Callable[[], None]) -> None:
         self.session, self.asked, self.meanwhile = session, asked, meanwhile
-        self.trials, self.begin, self.rounds = Trials(session), time.monotonic(), 0
+        self.trials, self.begin, self.rounds, self.longest_s = Trials(session), time.monotonic(), 0, 0.0
         self.verified = set[tuple[str, ...]]()  # labels of stacks that a trial has measured
         self.known: KnownBaseline | None = None  # the stack that was profiled last, if it is one of them
+        self.limit, self.refused = (
+            "",
+            set[str](),
+        )  # of the stack that was profiled last: bottleneck, what is UNSUPPORTED
+        self.limits: dict[str, list[Bottleneck]] = {}  # by change: of the stack that its last trial measured
         self.settings = session.settings
         self.brief = brief(self.settings)
 
     def spent_s(self) -> float:
         return time.monotonic() - self.begin
+
+    def last_s(self) -> float:
+        """As long as the longest trial that was measured."""
+        return self.longest_s
 
     # --- survey --------------------------------------------------------------------------------------------------
 
@@ -98,6 +109,8 @@ class Bench:
         refusals = arm.call(Arm.refusals, packed=cloudpickle.dumps([c.strategy for c in helping])) if helping else []
         left_out += [Untried(c.change, f"UNSUPPORTED: {r}") for c, r in zip(helping, refusals, strict=True) if r]
         fitting = [c for c, reason in zip(helping, refusals, strict=True) if not reason]
+        self.limit = bottlenecks[0].label if bottlenecks else ""
+        self.refused = {c.change for c, reason in zip(helping, refusals, strict=True) if reason}
         view = self._trusted(found)
         proposals = [self._proposed(c, found, view, bottlenecks) for c in fitting]
         proposals.sort(key=lambda pair: pair[0])
@@ -142,10 +155,30 @@ class Bench:
     def thorough(self, proposal: Proposal, against: Sequence[Strategy]) -> Trial | None:
         return None if self.brief is None else self._trial(proposal, against, self.settings)
 
+    def companion(self, proposal: Proposal) -> Proposal | None:
+        limits = self.limits.get(proposal.change, [])[:1]
+        if not limits or limits[0].label == self.limit:
+            return None
+        possible, _ = candidates(proposal.stack, self._allowed(proposal.stack)[0])
+        fitting = [c for c in possible if not c.swaps and c.change not in self.refused and c.answers(limits)]
+        if not fitting:
+            return None
+        best = min(fitting, key=lambda c: order(c, None, limits))
+        limit = f"a remedy for {best.answers(limits)[0][2].replace('_', ' ')}, which limits {proposal.change}"
+        return Proposal(f"{proposal.change}+{best.change}", best.stack, why=limit)
+
     def _trial(self, proposal: Proposal, against: Sequence[Strategy], settings: MeasurementSettings) -> Trial:
-        trial, _ = self.trials.compare(proposal.stack, against, settings, details=False, known_baseline=self.known)
+        left_s = max(self.session.experiment.auto.budget_s - self.spent_s() - self.last_s(), LEAST_S)
+        trial, result = self.trials.compare(
+            proposal.stack, against, settings, details=False, known_baseline=self.known, most_s=left_s
+        )
+        self.limits[proposal.change] = result.profile.bottlenecks
         if trial.verdict.measured:
             self.verified.add(tuple(Composed(proposal.stack).labels))
+            self.longest_s = max(self.longest_s, trial.seconds)
+        late = result.error is not None and result.error.type == "Timeout"
+        if late and left_s < self.session.experiment.timeout_s:
+            trial = replace(trial, reason=f"it needs longer than the {duration(left_s)} that auto.budget left for it")
         return replace(trial, change=proposal.change, predicted=proposal.bound, why=proposal.why)
 
 

@@ -13,6 +13,7 @@ from optexp.records.verdict import Verdict
 from optexp.strategy import Strategy
 from optexp.support.units import ratio
 
+SHORT = 1.2  # times what was measured: a prediction that lies further above it was kept from coming true
 GREW = 1.02  # times what was predicted before: then a change that was rejected is tried again
 
 
@@ -56,8 +57,14 @@ class Laboratory(Protocol):
     def thorough(self, proposal: Proposal, against: Sequence[Strategy]) -> Trial | None:
         """The same, by the job's own measurement; None where a quick trial is that already."""
 
+    def companion(self, proposal: Proposal) -> Proposal | None:
+        """The same change with a remedy for what limits it; None where its trial met no other limit than before."""
+
     def spent_s(self) -> float:
         """Seconds since the search began."""
+
+    def last_s(self) -> float:
+        """Seconds that measuring the winner anew will take, as far as trials tell."""
 
 
 @dataclass
@@ -88,7 +95,7 @@ class _Loop:
 
     tried:     by change, what was predicted then
     cut:       changes that end a branch
-    disturbed: changes that were INVALID once, which may be the machine's fault
+    disturbed: changes that were INVALID once, or looked faster undecided, which may be the machine's fault
     """
 
     laboratory: Laboratory
@@ -112,7 +119,10 @@ class _Loop:
         return found
 
     def _round(self, proposals: Sequence[Proposal], left: dict[str, Untried]) -> bool:
-        """Try proposals until one is kept; whether one was. What was disturbed is tried once more, after the others."""
+        """Try proposals until one is kept; whether one was.
+
+        What was disturbed is tried once more, after the others. What falls short is tried at once with a companion.
+        """
         waiting = [*proposals]
         for index, proposal in enumerate(waiting):
             if reason := self._not_worth(proposal):
@@ -126,15 +136,16 @@ class _Loop:
             disturbed = set(self.disturbed)
             if self._tried(proposal):
                 return True
+            if falls_short(self.found.trials[-1]) and (both := self.laboratory.companion(proposal)):
+                waiting.insert(index + 1, both)
             if self.disturbed != disturbed:
                 waiting.append(proposal)
         return False
 
     def _spent(self) -> str:
-        """Why no trial starts. The winner's last measurement takes as long as the longest trial, at most."""
-        trials = self.found.trials
-        last_s = max((trial.seconds for trial in trials if trial.verdict.measured), default=0.0)
-        return self.budget.spent(self.laboratory.spent_s(), len(trials), last_s)
+        """Why no trial starts; empty where one may."""
+        laboratory = self.laboratory
+        return self.budget.spent(laboratory.spent_s(), len(self.found.trials), laboratory.last_s())
 
     def _not_worth(self, proposal: Proposal) -> str:
         """Why a proposal is not tried; empty where it is."""
@@ -152,7 +163,7 @@ class _Loop:
         found, goal = self.found, self.goal
         trial = self.laboratory.quick(proposal, found.stack)
         self.tried[proposal.change] = proposal.bound
-        judged = goal.judge(trial, found.gained, final=False)
+        judged, longer = goal.judge(trial, found.gained, final=False), None
         if judged.go_on:
             longer = None if goal.is_clear(trial) else self.laboratory.thorough(proposal, found.stack)
             if longer is not None:
@@ -160,10 +171,11 @@ class _Loop:
                 trial = longer
             judged = goal.judge(trial, found.gained, final=True)
         text = judged.text + beyond(trial)
-        if trial.verdict is Verdict.INVALID and proposal.change not in self.disturbed:
+        disturbed = trial.verdict is Verdict.INVALID or (longer is None and goal.is_open(trial))
+        if disturbed and not judged.go_on and proposal.change not in self.disturbed:
             self.disturbed.add(proposal.change)
             del self.tried[proposal.change]
-            text = f"to be tried again: {trial.reason}"
+            text = f"to be tried again: {trial.reason or 'undecided, and it looks faster'}"
         elif not trial.verdict.measured:
             self.cut.add(proposal.change)
         found.trials.append(replace(trial, outcome=text, kept=judged.go_on))
@@ -171,6 +183,14 @@ class _Loop:
             found.stack = proposal.stack
             found.gained *= trial.gain.estimate if trial.gain else 1.0
         return judged.go_on
+
+
+def falls_short(trial: Trial) -> bool:
+    """Whether something else than the change itself limits what it gains: GEMMs in half the time gain nothing while the
+    host needs as long as before to launch them."""
+    if trial.gain is None or trial.predicted is None or not trial.verdict.measured:
+        return False
+    return trial.predicted >= SHORT * trial.gain.estimate
 
 
 def beyond(trial: Trial) -> str:

@@ -42,17 +42,20 @@ class Trials:
         measurement: MeasurementSettings,
         details: bool = True,
         known_baseline: KnownBaseline | None = None,
+        most_s: float | None = None,
     ) -> tuple[Trial, Result]:
         """Verify and measure `stack` against another.
 
         Args:
             details: The record has what only a report shows.
             known_baseline: Of `against`, where an earlier comparison of the job verified it.
+            most_s: Longest answer of a process, where that is less than `timeout_s`.
         """
         session, number = self.session, self.count + 1
         self.count = number
         session.pool.end_workers()  # of this job's own: trials measure alone
         experiment = comparing(session.experiment, stack, against, measurement)
+        experiment.timeout_s = min(experiment.timeout_s, most_s or experiment.timeout_s)
         if not details:
             experiment.profile = replace(experiment.profile, details=False)
         if experiment.replay is not None:

@@ -22,12 +22,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from optexp.equivalence.rounding_steps import RoundingSteps
+
 RUNS = 4
 LANES = (16, 8, 1, 32)  # running sums side by side, by run, where a row is added up on a CPU (one only of many rows)
 CHUNKS = 32  # of a sum, one after the other; on a GPU each takes a launch
 PRODUCT_CHUNKS, PRODUCT_CHUNK = 16, 16  # at most so many of a product's terms, of at least so many each
 WHOLE = 2**26  # elements: larger tensors are copied by chunks only
-ROUNDED = 16  # of 256 results as many are rounded up and as many down: RMS 0.35 of a last bit, as rounding has
+ROUNDED_AT_ONCE = 2**21  # elements of a piece whose results are rounded otherwise
 TF32 = 2.0**-10  # its eps
 _NARROW = {torch.bfloat16, torch.float16}
 # Of results whose last bits are zero nothing was lost: counts, masks, indices stay what they are.
@@ -77,7 +79,7 @@ class Reassociated(TorchDispatchMode):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.seed, self.order = seed, Random(seed)
-        self.generators: dict[torch.device, torch.Generator] = {}
+        self.steps = RoundingSteps(seed)
         self.changed, self.coarsest = 0, 0.0
 
     def __enter__(self) -> Reassociated:
@@ -92,7 +94,7 @@ class Reassociated(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        real = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor) and a.dtype in _BITS]
+        real = [tensor for tensor in _tensors((args, [*kwargs.values()])) if tensor.dtype in _BITS]
         if func.namespace != "aten" or not real or any(not _is_plain(tensor) for tensor in real):
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__
@@ -122,12 +124,9 @@ class Reassociated(TorchDispatchMode):
         self.met(torch.finfo(tensor.dtype).eps)
         if not tensor.numel() or not _is_dense(tensor):
             return
-        generator = self._generator(tensor.device)
         for part in _pieces(tensor):
-            drawn = torch.empty(part.shape, dtype=torch.uint8, device=part.device).random_(generator=generator)
-            step = (drawn < ROUNDED).to(kind).sub_((drawn >= 256 - ROUNDED).to(kind))
             bits = part.view(kind)
-            bits.add_(step.mul_((bits & exact) != 0))
+            bits.add_((bits & exact).ne_(0).mul_(self.steps.like(bits)))
 
     def met(self, eps: float) -> None:
         self.coarsest = max(self.coarsest, eps)
@@ -144,11 +143,6 @@ class Reassociated(TorchDispatchMode):
         moved = value.clone()
         self.round_(moved)
         return moved
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if device not in self.generators:
-            self.generators[device] = torch.Generator(device).manual_seed(self.seed)
-        return self.generators[device]
 
 
 @contextmanager
@@ -171,13 +165,29 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _real(result: Any) -> list[Tensor]:
-    return [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and t.dtype in _BITS and _is_plain(t)]
+    return [tensor for tensor in _tensors((result,)) if tensor.dtype in _BITS and _is_plain(tensor)]
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    """Of an operator's arguments or results, which are tensors, lists of them, and other things."""
+    found = list[Tensor]()
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors(value)
+    return found
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """Views along the first dimension, so that what is drawn beside a large tensor is small."""
-    count = -(-tensor.numel() // WHOLE)
-    yield from tensor.tensor_split(min(count, len(tensor))) if count > 1 and tensor.dim() else (tensor,)
+    """Views of a tensor, so that what is drawn beside a large one is small."""
+    count = -(-tensor.numel() // ROUNDED_AT_ONCE)
+    if count == 1 or not tensor.dim():
+        yield tensor
+    elif tensor.is_contiguous():
+        yield from tensor.view(-1).tensor_split(count)
+    else:
+        yield from tensor.tensor_split(min(count, len(tensor)))
 
 
 # --- sums --------------------------------------------------------------------------------------------------------
@@ -297,6 +307,8 @@ def _in_chunks(mode: Reassociated, func: Any, a: Tensor, b: Tensor, of_a: int, o
     if count < 2 or kwargs:
         return func(a, b, **kwargs)  # type: ignore[no-any-return]
     wide = torch.float32 if dtype in _NARROW else dtype
+    if a.numel() + b.numel() <= WHOLE:
+        a, b = a.to(wide), b.to(wide)
     pairs = list(zip(a.tensor_split(count, of_a), b.tensor_split(count, of_b), strict=True))
     return sum_of((func(pairs[at][0].to(wide), pairs[at][1].to(wide)) for at in mode.shuffled(count)), dtype)
 
@@ -407,7 +419,7 @@ def _embedding_backward(mode: Reassociated, func: Any, slope: Tensor, indices: T
 
 
 def _permutation(mode: Reassociated, count: int, device: torch.device) -> Tensor:
-    return torch.randperm(count, generator=mode._generator(device), device=device)
+    return torch.randperm(count, generator=mode.steps.generator(device), device=device)
 
 
 _REORDERED: dict[str, Callable[..., Any]] = {

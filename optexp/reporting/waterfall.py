@@ -163,13 +163,15 @@ def draw(result: Result, folder: Path) -> bool:
     axes.barh(places, solid, color="#4c78a8")
     axes.barh(places, [100 * bar.saved for bar in bars], left=solid, color="#c6dbc9")
     axes.barh(places, [100 * bar.added for bar in bars], left=solid, color="#e45756")
-    axes.barh(places, [100 * bar.open for bar in bars], left=solid, color="#d9d9d9", hatch="///", edgecolor="#8a8f98")
+    for place, bar in zip(places, bars, strict=True):
+        if bar.open:
+            axes.barh(place, 100 * bar.open, left=100 * bar.solid, color="#d9d9d9", hatch="///", edgecolor="#8a8f98")
     end = 100 * largest(bars)
     for place, bar in zip(places, bars, strict=True):
         axes.text(1.01 * end, place, bar.text, va="center", fontsize=8)
     axes.set_yticks(list(places), [bar.label for bar in bars], fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.45 * end)
+    axes.set_xlim(0, 1.6 * end)
     axes.set_xlabel(f"{quantity(result)}, % of the baseline's")
     axes.spines[["top", "right"]].set_visible(False)
     path = folder / FILE

@@ -1,15 +1,18 @@
 """mode=auto beside brute force: all 16 subsets of four strategies, and what the search finds among the same four.
 
     python tests/benchmarks/auto_against_subsets.py STORE.json [--only NAME ...] [--cases FOLDER] [--seconds 540]
-        [--trials 8] [--again VERDICT ...] [--table] [-- OVERRIDE ...]
+        [--trials 8] [--budget 240] [--again VERDICT ...] [--table] [-- OVERRIDE ...]
 
-Each subset is a job as `python -m optexp ... measurement=quick`, and so is the search, which may make --trials trials.
-Last, the search's winner is compared with the best subset directly: both ratios are then of one run. The empty subset
-is 1× by definition. STORE.json is complete after each job, and a later run goes on with what is missing; several runs
-may share it, each on its own device (`-- device=cuda:1`). No job starts after --seconds. --again INVALID repeats the
-jobs that ended so. --table prints what is there.
---cases is a folder with the two files of users: unet_softmax.py and gpt_accumulation.py. A job is known by subject,
-kind and stack alone: use another store for other overrides, and for another device.
+Each subset is a job as `python -m optexp ... measurement=quick`. So is the search, which may make --trials trials in
+--budget seconds. Last, the search's winner is compared with the best subset directly, so that the ratio is of one run.
+The empty subset is 1× by definition.
+
+STORE.json is complete after each job, and a later run goes on with what is missing. Several runs may share it, each on
+its own device (`-- device=cuda:1`). No job starts after --seconds, and no search that may not end by then. --again
+INVALID repeats the jobs that ended so. --table prints what is there. A job is known by subject, kind and stack alone:
+use another store for other overrides and for another kind of device.
+
+--cases is a folder with two files of users, unet_softmax.py and gpt_accumulation.py.
 """
 
 from __future__ import annotations
@@ -138,12 +141,13 @@ def write(store: Path, jobs: Sequence[Job]) -> None:
 # --- jobs ----------------------------------------------------------------------------------------------------------
 
 
-def run(subject: Subject, kind: str, stack: str, against: str, trials: int, overrides: Sequence[str]) -> Job:
+def run(subject: Subject, kind: str, stack: str, against: str, options: argparse.Namespace) -> Job:
     """One job in this process, as a job of a sweep: the launcher and its imports serve all of them."""
     began = time.monotonic()
-    asked = [*FIXED, *subject.overrides, *overrides]
+    asked = [*FIXED, *subject.overrides, *options.overrides]
     if kind == AUTO:
-        asked += ["mode=auto", f"auto.among=[{','.join(subject.strategies)}]", f"auto.trials={trials or 'null'}"]
+        among = f"auto.among=[{','.join(subject.strategies)}]"
+        asked += ["mode=auto", among, f"auto.trials={options.trials or 'null'}", f"auto.budget={options.budget}"]
     with tempfile.TemporaryDirectory(prefix="subsets-") as folder:
         candidate = "" if kind == AUTO else stack
         config = api.compose(asked, api.members(candidate), api.members(against))
@@ -193,10 +197,10 @@ def work(options: argparse.Namespace) -> None:
     forget(options.store, options.again, [subject.name for subject in chosen(options)])
     for subject in chosen(options):
         while (following := missing(subject, read(options.store))) is not None:
-            if time.monotonic() >= end:
-                print("no job starts any more: run the command again to go on", flush=True)
-                return
-            job = run(subject, *following, options.trials, options.overrides)
+            if time.monotonic() + (options.budget if following[0] == AUTO else 0) >= end:
+                print(f"{subject.name}: no time for {following[0]}: run the command again to go on", flush=True)
+                break
+            job = run(subject, *following, options)
             add(options.store, job)
             beside = f" against {job.against}" if job.against else ""
             print(f"{job.seconds:6.1f} s  {job.subject}, {job.kind} {job.stack}{beside}: {job.headline}", flush=True)
@@ -267,6 +271,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cases", type=Path)
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--trials", type=int, default=8, help="of the search, at most; 0: as its budget allows")
+    parser.add_argument("--budget", type=float, default=240.0, help="of the search, in seconds")
     parser.add_argument("--again", nargs="+", default=[])
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args(arguments[:at])

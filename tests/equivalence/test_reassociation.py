@@ -135,3 +135,26 @@ def test_where_tf32_is_allowed_inputs_of_convolutions_are_rounded() -> None:
             assert (mode.coarsest == 2.0**-10) is allowed
     finally:
         torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [(torch.float64, torch.int64), (torch.float32, torch.int32), (torch.bfloat16, torch.int16)]
+)
+def test_results_move_to_a_neighbour_as_often_as_another_rounding_moves_them(
+    dtype: torch.dtype, kind: torch.dtype
+) -> None:
+    run, x = Reassociated(1), torch.rand(3, 2**16, dtype=dtype).add_(torch.finfo(dtype).eps * 3)
+    moved = [x.clone() for _ in range(2)]
+    for tensor in (*moved, x.new_ones(2**18)):  # which is exact, and needs a larger pool
+        run.round_(tensor)
+    steps = [tensor.view(kind) - x.view(kind) for tensor in moved]
+    assert not steps[0].equal(steps[1])
+    for step in steps:
+        assert set(step.unique().tolist()) == {-1, 0, 1}
+        assert (step == 1).double().mean().item() == pytest.approx(
+            1 / 16, rel=0.2
+        )  # of bfloat16 numbers, an eighth looks exact
+        assert (step == -1).double().mean().item() == pytest.approx(
+            1 / 16, rel=0.2
+        )  # of bfloat16 numbers, an eighth looks exact
+    assert step[0].ne(step[1]).any()

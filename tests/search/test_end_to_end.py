@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from optexp.result import Result, Verdict
+from optexp.comparison.laboratory import Bench
+from optexp.comparison.search import Proposal
+from optexp.records.trials import Trial
+from optexp.result import Problem, Result, Verdict
 
 NET = '''
 import torch
@@ -100,7 +105,7 @@ def test_a_search_keeps_what_is_faster_and_hands_it_over(
     assert "target: net.py:Fast" in Path("out/strategy.yaml").read_text()
     assert "strategy=[replace]" in Path("out/trials/1/.hydra/overrides.yaml").read_text()
     shown = capsys.readouterr().out
-    assert "decision" in shown
+    assert found.search.decision in shown
     assert "not tried" in shown
     assert nested() == {"trial"}
 
@@ -173,3 +178,28 @@ def test_a_stack_that_cannot_be_composed_is_still_taken_apart(command_line: Call
     assert found.ablation is not None
     assert found.ablation.cumulative[0].gain is not None
     assert "UNSUPPORTED" in found.ablation.cumulative[1].reason
+
+
+def test_a_trial_gets_no_more_than_the_rest_of_the_budget(experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the longest one that was measured tells what the last measurement needs."""
+    limits = list[float]()
+    session = SimpleNamespace(experiment=experiment("mode=auto", "auto.budget=300"), settings=None)
+    late = Problem("Timeout", "no answer within 100 s (timeout_s): ended", "", "candidate")
+    ended = [
+        (Trial(1, ["amp"], [], Verdict.SAME, seconds=80), None),
+        (Trial(2, ["fusion"], [], Verdict.ERROR, "candidate: no answer", seconds=170), late),
+    ]
+
+    def compare(*_: object, most_s: float, **__: object) -> tuple[Trial, SimpleNamespace]:
+        limits.append(most_s)
+        trial, error = ended[len(limits) - 1]
+        return trial, SimpleNamespace(error=error)
+
+    bench = Bench.__new__(Bench)
+    bench.session, bench.known, bench.verified, bench.longest_s = cast(Any, session), None, set(), 0.0
+    bench.trials = cast(Any, SimpleNamespace(compare=compare))
+    monkeypatch.setattr(Bench, "spent_s", lambda _: 50.0 + 100 * len(limits))
+    first, second = (bench._trial(Proposal("x", []), [], cast(Any, None)) for _ in range(2))
+    assert limits == [250.0, 70.0]
+    assert bench.last_s() == 80
+    assert (first.reason, second.reason) == ("", "it needs longer than the 70 s that auto.budget left for it")

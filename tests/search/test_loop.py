@@ -25,6 +25,7 @@ class Fake:
     bounds: Mapping[str, float] = field(default_factory=dict)
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     memory: Mapping[str, float] = field(default_factory=dict)
+    companions: Mapping[str, str] = field(default_factory=dict)
     brief: bool = False
     each_s: float = 1.0
     trial_s: float = 0.0
@@ -32,7 +33,7 @@ class Fake:
 
     def survey(self, stack: Sequence[Any]) -> Survey:
         names = {member.name for member in stack}
-        left = [name for name in self.gains if name not in names]
+        left = [name for name in self.gains if name not in names and "+" not in name]
         left.sort(key=lambda name: -self.bounds.get(name, 0.0))
         proposals = [Proposal(n, [*stack, SimpleNamespace(name=n)], self.bounds.get(n)) for n in left]
         return Survey(proposals, [Untried("tf32", "UNSUPPORTED: no GPU")])
@@ -62,11 +63,17 @@ class Fake:
             baseline=Figures(100, peak),
             change=proposal.change,
             predicted=proposal.bound,
-            seconds=self.trial_s,
         )
+
+    def companion(self, proposal: Proposal) -> Proposal | None:
+        other = self.companions.get(proposal.change)
+        return Proposal(f"{proposal.change}+{other}", [*proposal.stack, SimpleNamespace(name=other)]) if other else None
 
     def spent_s(self) -> float:
         return self.each_s * len(self.asked)
+
+    def last_s(self) -> float:
+        return self.trial_s if self.asked else 0.0
 
 
 def found(fake: Fake, goal: Goal | None = None, budget: Budget = EVER) -> Searched:
@@ -140,6 +147,14 @@ def test_what_was_disturbed_is_tried_once_more_after_the_others() -> None:
         "to be tried again: the reason",
         "cut: the reason",
     ]
+
+    undecided = Fake({"graph": 1.3}, verdicts={"graph": Verdict.INCONCLUSIVE}, brief=True)
+    assert [t.outcome for t in found(undecided).trials] == [
+        "to be tried again: undecided, and it looks faster",
+        "rejected: INCONCLUSIVE, not shown to be faster",
+    ]
+    small = Fake({"graph": 1.01}, verdicts={"graph": Verdict.INCONCLUSIVE}, brief=True)
+    assert len(found(small).trials) == 1
 
     class Calms(Fake):
         def quick(self, proposal: Proposal, against: Sequence[Any]) -> Trial:
@@ -238,11 +253,23 @@ def test_a_baseline_over_the_limit_may_come_nearer() -> None:
 
 
 def test_the_budget_holds_the_last_measurement() -> None:
-    """It takes as long as the longest trial that was measured."""
-    gains = {"amp": 1.5, "fusion": 1.5, "inplace": 1.5, "broken": 1.5}
-    fake = Fake(gains, brief=True, each_s=10, trial_s=10, verdicts={"broken": Verdict.ERROR})
-    result = found(fake, budget=Budget(35))
+    gains = {"amp": 1.5, "fusion": 1.5, "inplace": 1.5, "pool": 1.5}
+    result = found(Fake(gains, brief=True, each_s=10, trial_s=10), budget=Budget(35))
     assert names(result) == ["amp", "fusion", "inplace"], "the third trial starts with 15 s left"
     assert found(Fake(gains, brief=True, each_s=10, trial_s=10), budget=Budget(30)).ended == (
-        "what was left of the budget of 30 s is for measuring the winner anew"
+        "the rest of the budget of 30 s holds no trial beside the last measurement"
     )
+
+
+def test_a_change_that_falls_short_is_tried_with_a_remedy_for_what_limits_it() -> None:
+    fake = Fake({"amp": 1.0, "cuda_graph": 1.05, "amp+cuda_graph": 4.0}, {"amp": 6.0, "cuda_graph": 1.1})
+    fake.companions = {"amp": "cuda_graph"}
+    result = found(fake)
+    assert names(result) == ["amp", "cuda_graph"]
+    assert [t.change for t in result.trials if t.kept] == ["amp+cuda_graph"]
+
+
+def test_a_change_that_gains_what_was_predicted_has_no_companion() -> None:
+    fake = Fake({"amp": 1.0, "amp+cuda_graph": 4.0}, {"amp": 1.15})
+    fake.companions = {"amp": "cuda_graph"}
+    assert not names(found(fake))

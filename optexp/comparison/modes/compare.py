@@ -12,10 +12,18 @@ from optexp.comparison.adjudicate import Facts, adjudicate
 from optexp.comparison.after_timing import verify_timed
 from optexp.comparison.compiler_evidence import name_breaks
 from optexp.comparison.conclusion import conclude
-from optexp.comparison.evaluation import examine, members
+from optexp.comparison.evaluation import Evaluation, examine, members
 from optexp.comparison.explained import explain_the_timed
 from optexp.comparison.known_baseline import KnownBaseline
-from optexp.comparison.measure import explain_the_host, judge_controls, refuse_company, rounds, say_how_to_lock, timing
+from optexp.comparison.measure import (
+    Timed,
+    explain_the_host,
+    judge_controls,
+    refuse_company,
+    rounds,
+    say_how_to_lock,
+    timing,
+)
 from optexp.comparison.physics import least_us
 from optexp.comparison.profiles import show_where_time_goes
 from optexp.comparison.session import Session
@@ -63,14 +71,14 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
     unknown = session.baseline and session.known_baseline is None
     baseline = examine(session, session.baseline, "baseline") if unknown else None
     known = session.known_baseline or KnownBaseline.of(candidate, baseline)
-    baseline_profile, causes = known.profile, known.bottlenecks
+    causes = known.bottlenecks
     result.baseline.setup_s = known.setup_s
     result.candidate.setup_s = candidate.setups["stacked"]
     show_where_time_goes(
-        session, {"baseline": baseline_profile, "candidate": candidate.stacked}, candidate.bottlenecks, candidate.checks
+        session, {"baseline": known.profile, "candidate": candidate.stacked}, candidate.bottlenecks, candidate.checks
     )
     result.profile.suggestion = next_step(session, causes, candidate.bottlenecks, helps=False)
-    views = baseline_profile.view(), candidate.stacked.view()
+    views = known.profile.view(), candidate.stacked.view()
     result.profile.difference = difference(*views)
     result.explanation = explain(*views, result.profile.difference)
     result.evidence, result.equivalence = candidate.evidence, candidate.verification
@@ -101,15 +109,21 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
             explain_the_host(session, timed)
         session.refuse_edits()
         candidate.referee.leave()
-        conclude(session, facts, timed)
-        decision = adjudicate(facts)
-        verdict = decision.verdict if decision else Verdict.ERROR
-        explain_the_timed(result, verdict, views)
-        if verdict.measured and session.experiment.profile.region is None:
-            stacks, least = (session.baseline, session.stack), least_us(session, session.contract)
-            predictions.set_beside(result, *stacks, views[0], baseline_profile.calibration, least)
-        helps = verdict is not Verdict.SLOWER and result.speedup is not None and result.speedup.estimate >= 1
-        result.profile.suggestion = next_step(session, causes, candidate.bottlenecks, helps)
+        settle(session, facts, timed, candidate, known)
+
+
+def settle(session: Session, facts: Facts, timed: Timed, candidate: Evaluation, known: KnownBaseline) -> None:
+    """From timed blocks to the measurement, what explains it, and the next step."""
+    result, views = session.result, (known.profile.view(), candidate.stacked.view())
+    conclude(session, facts, timed)
+    decision = adjudicate(facts)
+    verdict = decision.verdict if decision else Verdict.ERROR
+    explain_the_timed(result, verdict, views)
+    if verdict.measured and session.experiment.profile.region is None:
+        stacks, least = (session.baseline, session.stack), least_us(session, session.contract)
+        predictions.set_beside(result, *stacks, views[0], known.profile.calibration, least)
+    helps = verdict is not Verdict.SLOWER and result.speedup is not None and result.speedup.estimate >= 1
+    result.profile.suggestion = next_step(session, known.bottlenecks, candidate.bottlenecks, helps)
 
 
 def next_step(session: Session, before: Sequence[Bottleneck], after: Sequence[Bottleneck], helps: bool) -> str | None:
