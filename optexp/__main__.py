@@ -67,7 +67,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     os.write(2, b"\noptexp: interrupted; ending what was started\n")
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(signal.Signals(signum).name)
 
 
 def command() -> NoReturn:

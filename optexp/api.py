@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -21,12 +22,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from optexp.comparison import runner
-from optexp.config import search_path
+from optexp.comparison import mistakes, runner
+from optexp.config import Settings, search_path
 from optexp.config.overrides import explain, rewrite
 from optexp.errors import ConfigError, NotCovered
+from optexp.records.folder import claim
 from optexp.reporting import terminal
 from optexp.result import Result
+from optexp.schema import shown, suggest
 from optexp.user_code.adapters import Copies, kind, maker, travelling
 from optexp.user_code.listing import Spelled
 from optexp.user_code.parts import Parts
@@ -56,6 +59,7 @@ def compare(
     name: str | None = None,
     output: str | Path | None = None,
     quiet: bool | None = None,
+    **keys: Any,
 ) -> Result:
     """Compare a model under `strategy` with the model as it is: verify the results, then time both.
 
@@ -79,6 +83,7 @@ def compare(
         name: The model's name in the record; its class's or function's by default.
         output: Folder of the record; outputs/<date>/<time> by default.
         quiet: Print no verdict; by default true in a notebook, which shows the returned result.
+        keys: Other top-level keys of the command line: verify="only", seed=3, tracking={"enabled": False}.
 
     Returns:
         The record. An error in the model's own code is in its `error`.
@@ -91,21 +96,26 @@ def compare(
         raise ConfigError(
             f"optimizer is {kind(optimizer)}: give its name, or a function that makes it from a list of parameters"
         )
-    workload = Given(
-        mode=mode,
-        loss=loss if isinstance(loss, str) else None,
-        optimizer=optimizer if isinstance(optimizer, str) else None,
-        labels=labels,
-        shapes=[dict(shape) for shape in shapes],
-        model_name=name or _name(model),
-        inputs=_described(inputs),
-    )
+    others = [f"{name}={value}" for key, given in keys.items() for name, value in _key(key, given)]
+    try:
+        workload = Given(
+            mode=mode,
+            loss=loss if isinstance(loss, str) else None,
+            optimizer=optimizer if isinstance(optimizer, str) else None,
+            labels=labels,
+            shapes=[dict(shape) for shape in shapes],
+            model_name=name or _name(model),
+            inputs=_described(inputs),
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     workload.packed = pack(model, inputs, loss, optimizer, train_step)
     settings = [f"measurement={measurement}", f"device={device}", f"dtype={dtype or _dtype(model)}"]
     with _our_hydra():
-        config = compose([*settings, *rewrite(list(overrides))], members(strategy), members(baseline))
+        config = compose([*settings, *rewrite([*others, *overrides])], members(strategy), members(baseline))
         if config.isolation != "none":
             launching.launcher()  # imports torch meanwhile
+        mistakes.refuse(config, workload)
         silent = in_notebook() if quiet is None else quiet
         result = runner.run(config, folder(output), workload, partial(_show, silent))
     if mistake := _mistake(result):
@@ -262,6 +272,31 @@ def _described(inputs: Any) -> str:
 # --- the configuration -------------------------------------------------------------------------------------------
 
 
+def _key(name: str, given: Any) -> Iterator[tuple[str, str]]:
+    """A keyword as keys of the command line, with their values.
+
+    Raises:
+        ConfigError: there is no such key; the message has what may be meant.
+    """
+    known = [field.name for field in fields(Settings) if field.name not in ("mode", "device", "dtype")]
+    if name not in known:
+        arguments = [argument for argument in inspect.signature(compare).parameters if argument != "keys"]
+        raise ConfigError(f"{name}={given!r}: there is no such key{suggest(name, [*arguments, *known])}")
+    if isinstance(given, Mapping):
+        for key, value in given.items():
+            yield f"{name}.{key}", _typed(value)
+    else:
+        yield name, _typed(given)
+
+
+def _typed(value: Any) -> str:
+    """A value as Hydra reads it back from the command line."""
+    if not isinstance(value, str):
+        return shown(value)
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
 def members(stack: Stack) -> dict[str, dict[str, Any]]:
     """Options of each member of a stack, by the strategy's name.
 
@@ -336,15 +371,11 @@ def _our_hydra() -> Iterator[None]:
 
 
 def folder(given: str | Path | None) -> Path:
-    """`given`, else a new folder outputs/<date>/<time>, numbered where it exists."""
+    """`given`, else a new folder outputs/<date>/<time>, numbered where another run has it."""
     if given is not None:
         return Path(given)
-    base = path = Path("outputs") / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}"
-    count = 1
-    while path.exists():
-        count += 1
-        path = base.with_name(f"{base.name}-{count}")
-    return path
+    now = datetime.now()
+    return claim(Path("outputs") / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}")
 
 
 def in_notebook() -> bool:

@@ -180,9 +180,19 @@ class Result:
         self.profile = self.profile.untimed()
 
     def write(self, path: Path) -> None:
-        """Write `result.json`, with a digest of all other keys. Infinities become null, as JSON has none."""
+        """Write `result.json`, with a digest of all other keys. Infinities become null, as JSON has none.
+
+        Raises:
+            OSError: the disk refuses it; what stood there before still does.
+        """
         record = json.loads(json.dumps(finite(asdict(self)), default=str, allow_nan=False))
-        path.write_text(json.dumps({**record, "digest": digest(record)}, indent=2) + "\n")
+        draft = path.with_name(f".{path.name}")
+        try:
+            draft.write_text(json.dumps({**record, "digest": digest(record)}, indent=2) + "\n")
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def read(cls, path: Path) -> Result:

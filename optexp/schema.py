@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, fields, is_dataclass
@@ -43,6 +44,16 @@ def build(node: Any, key: str) -> Any:
             f"{key} has no _target_: name the dataclass to build, as in _target_: my_package.module.MyClass"
         )
     return typed(_dataclass(target, key), values, key)
+
+
+def unknown(node: Any, key: str) -> list[str]:
+    """Keys of a node that its dataclass lacks; the arguments and errors are those of `build`."""
+    values = dict(plain(node))
+    target = values.pop("_target_", None)
+    if not isinstance(target, str):
+        return []
+    known = {f.name for f in fields(_dataclass(target, key)) if f.init}
+    return [name for name in values if name not in known]
 
 
 def typed(cls: Callable[..., T], values: Mapping[str, Any], key: str = "") -> T:
@@ -111,6 +122,10 @@ def _dataclass(target: str, key: str) -> Any:
         raise ConfigError(f"{key}: _target_={target} was not found: module {module!r} has no {name!r}")
     if not (isinstance(cls, type) and is_dataclass(cls)):
         raise ConfigError(f"{key}: _target_={target} is not a dataclass: decorate the class with @dataclass")
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        parameters = {method: ", ".join(inspect.signature(getattr(cls, method)).parameters) for method in missing}
+        signatures = " and ".join(f"{method}({names})" for method, names in parameters.items())
+        raise ConfigError(f"{key}: {name} has no {' and no '.join(missing)}: define {signatures}")
     return cls
 
 

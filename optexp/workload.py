@@ -121,6 +121,11 @@ class Workload(ABC):
         """The same workload, for a program beside this one's: variables of its code's modules are its own."""
         return copy.copy(self)
 
+    @property
+    def remedies(self) -> Mapping[str, str]:
+        """Settings of this workload that answer a bottleneck, as they are typed, by its label or cause."""
+        return {}
+
     def notes(self) -> list[str]:
         """Remarks for the user on how the program was made; asked after `build`."""
         return []

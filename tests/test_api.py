@@ -129,6 +129,28 @@ def test_what_cannot_travel_is_named_and_its_factory_can() -> None:
         compare(Net, lambda: (lock, torch.randn(8, 4)))
 
 
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"verfy": "only"}, r"verfy='only': .*did you mean verify\?"),
+        ({"strategi": "amp"}, r"did you mean strategy\?"),
+        ({"verify": "onyl"}, r"verify=onyl is not allowed \(did you mean only\?"),
+        ({"mode": "trian"}, r"mode=trian .*did you mean train\?"),
+        ({"dtype": "flaot32"}, r"did you mean float32\?"),
+        ({"tracking": {"enabeld": False}}, r"tracking.enabeld=false: .*did you mean enabled\?"),
+    ],
+)
+def test_a_misspelt_keyword_is_answered_as_on_the_command_line(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        optexp.compare(Net, torch.randn(8, 4), **keys)
+    assert not Path("outputs").exists()
+
+
+def test_a_top_level_key_is_a_keyword() -> None:
+    found = compare(Net, torch.randn(8, 4), verify="only", seed=3)
+    assert (found.verdict, found.seed) == (Verdict.VERIFIED, 3)
+
+
 def test_an_error_of_the_model_is_in_the_result() -> None:
     result = compare(Net, torch.randn(8, 5))
     assert result.verdict is Verdict.ERROR

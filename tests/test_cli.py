@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
@@ -105,10 +106,60 @@ def test_a_sweep_over_an_option(cli: Cli, ran: list[str]) -> None:
     assert ran == ["fusion", "fusion[mode=reduce-overhead]"]
 
 
-def test_one_job_that_cannot_be_built_does_not_stop_the_next(cli: Cli, ran: list[str]) -> None:
-    assert cli("-m", "workload=gelu,mlp", "workload.layers=2") == 1
-    assert ran[0].startswith("error (workload.layers=2: there is no such key")
-    assert ran[1] == "baseline"
+def test_a_key_that_only_some_workloads_have_is_applied_where_it_fits(
+    cli: Cli, ran: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli("-m", "workload=gelu,mlp", "workload.layers=2") == 0
+    note = "workload.layers=2 does not apply to gelu: ignored"
+    assert ran == [f"baseline ({note})", "baseline"]
+    assert capsys.readouterr().err == f"optexp: {note}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["workload=mlp,gelu", "workload.layrs=2"], ["layrs=2: there is no such key", "did you mean layers?"]),
+        (["dtype=float32,flaot16"], ["dtype=flaot16 is not allowed", "in the job dtype=flaot16; none was started"]),
+    ],
+)
+def test_a_mistake_in_any_job_is_found_before_the_first_runs(
+    cli: Cli, ran: list[str], capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    assert cli("-m", *arguments) == 1
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert all(word in message for word in words), message
+    assert ran == []
+    assert not Path("multirun").exists()
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydra.core.utils.datetime", At)
+    for arguments, folder in ((["workload=mlp"], "outputs"), (["-m", "workload=mlp"], "multirun")):
+        for place in ("12-00-00", "12-00-00-2"):
+            assert cli(*arguments) == 0
+            assert list(Path(folder, "2026-01-01", place).rglob("result.json"))
+
+
+class At(datetime):
+    """Time stands still."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> At:
+        return cls(2026, 1, 1, 12, tzinfo=tz)
+
+
+@pytest.mark.parametrize("arguments", [["workload=mlp"], ["-m", "workload=mlp,gelu"]])
+def test_where_no_folder_can_be_made_a_sentence_says_so(
+    cli: Cli, ran: list[str], capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    for name in ("outputs", "multirun"):
+        Path(name).write_text("a file")
+    assert cli(*arguments) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("optexp: cannot write ")
+    assert message.count("\n") == 1
+    assert ran == []
 
 
 def test_a_job_that_left_nothing_is_an_error(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,17 +212,58 @@ def test_an_interrupted_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, raised: t
         (["strategy=[amp"], ["cannot read 'strategy=[amp'"]),
         (["workload.inputs=[{shape:"], ["cannot read 'workload.inputs=[{shape:'", "quote"]),
         (["workload=module", "workload.inputs={shape: [2]}"], ["as in workload.inputs=[{shape: [2]}]"]),
+        (["dtype=flaot32"], ["dtype=flaot32", "did you mean float32?"]),
+        (["workload.batch_size=-3"], ["workload.batch_size=-3 must be at least 1"]),
+        (["mode=trian"], ["mode=trian", "workload.mode=train"]),
+        (["mode=profle"], ["did you mean profile?"]),
+        (["workload=module", "workload.path=none.py"], ["workload.path=none.py: there is no such file"]),
+        (["workload=module", "workload.target=nett:Net", "workload.inputs=[{shape:[2]}]"], ["no module 'nett' here"]),
+        (["strategy=half"], ["strategy.half: Half has no evidence", "evidence(self, before, after, notes, counters)"]),
+        (["strategy=nowhere"], ["strategy.nowhere: Nowhere has no stage"]),
+        (["strategy=bare"], ["strategy=bare: the first line", "`# @package strategy.bare`"]),
+        (["baseline=bare"], ["strategy=bare: the first line", "`# @package strategy.bare`"]),
     ],
 )
 def test_a_mistake_gets_one_line(
     cli: Cli, ran: list[str], capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
 ) -> None:
+    first_drafts()
     assert cli(*arguments) == 1
     message = capsys.readouterr().err
     assert message.count("\n") == 1
     assert message.startswith("optexp: ")
+    assert not Path("outputs").exists()
     assert all(word in message for word in words), message
     assert ran == []
+
+
+DRAFTS = """
+from dataclasses import dataclass
+from optexp.strategy import Evidence, Stage, Strategy
+
+@dataclass
+class Half(Strategy):
+    stage = Stage.REWRITE
+    def apply(self, program):
+        return program, {}
+
+@dataclass
+class Nowhere(Strategy):
+    def apply(self, program):
+        return program, {}
+    def evidence(self, before, after, notes, counters):
+        return Evidence(True, "")
+"""
+
+
+def first_drafts() -> None:
+    """Strategies in the working folder as people first write them."""
+    Path("conf/strategy").mkdir(parents=True)
+    Path("drafts_of_strategies.py").write_text(DRAFTS)
+    for name, first in (("half", True), ("nowhere", True), ("bare", False)):
+        head = f"# @package strategy.{name}\n" if first else ""
+        target = "Nowhere" if name == "nowhere" else "Half"
+        Path(f"conf/strategy/{name}.yaml").write_text(f"{head}_target_: drafts_of_strategies.{target}\n")
 
 
 # --- as a user does ----------------------------------------------------------------------------------------------

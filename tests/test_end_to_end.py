@@ -152,6 +152,8 @@ def test_interrupting_ends_everything_and_marks_the_run_killed(tmp_path: Path, s
         time.sleep(0.05)
     assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
     assert [run.info.status for run in mlflow_runs(tmp_path)] == ["KILLED"]
+    (result,) = results(tmp_path)
+    assert result.headline == f"ERROR: interrupted ({stop.name}) during measurement"
 
 
 def descendants(pid: int) -> list[int]:

@@ -50,20 +50,28 @@ ITSELF = "against itself"
 MINUTE = ["measurement.budget_s=40", "measurement.warmup_s=1", "measurement.pairs=20"]
 STEADY = 1.01  # times the lowest clock: the highest, where nobody need care
 SIGNS = {True: "✓", False: "✗", None: "!"}
+UNCHECKED = "–"
+QUICK = ["measurement.warmup_s=1", "measurement.block_ms=10", "measurement.pairs=45"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line. ok: None where it is worth knowing and nothing is wrong."""
+    """One line.
+
+    ok:      None where it is worth knowing and nothing is wrong
+    checked: something could have been found wrong; else the line only tells
+    """
 
     name: str
     ok: bool | None
     text: str
     fix: str = ""
+    checked: bool = True
 
     def __str__(self) -> str:
         fix = f"\n      → {self.fix}" if self.fix and not self.ok else ""
-        return f"  {SIGNS[self.ok]} {self.name:<18}{self.text}{fix}"
+        sign = SIGNS[self.ok] if self.checked or not self.ok else UNCHECKED
+        return f"  {sign} {self.name:<18}{self.text}{fix}"
 
 
 def installation() -> Iterator[Finding]:
@@ -130,7 +138,7 @@ def _release(program: str) -> str:
 def machine(device: torch.device, gpu: Gpu | None) -> Iterator[Finding]:
     """Processor and card, as they are now."""
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-    yield Finding("CPU", True, f"{cores} of {os.cpu_count()} cores allowed")
+    yield Finding("CPU", True, f"{cores} of {os.cpu_count()} cores allowed", checked=False)
     fix = "end other programs, or expect INCONCLUSIVE: the interval grows with what they disturb"
     yield Finding("load", load < 0.5 * cores or None, f"{load:.1f} processes want a core", fix)
     governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
@@ -153,7 +161,7 @@ def machine(device: torch.device, gpu: Gpu | None) -> Iterator[Finding]:
 def card(gpu: Gpu) -> Iterator[Finding]:
     """The GPU's own readings, and other processes on it."""
     name, driver = gpu.ask("nvmlDeviceGetName"), gpu.nvml.nvmlSystemGetDriverVersion()
-    yield Finding("GPU", True, f"{name}, driver {driver}, CUDA {torch.version.cuda} in torch")
+    yield Finding("GPU", True, f"{name}, driver {driver}, CUDA {torch.version.cuda} in torch", checked=False)
     major, minor = gpu.ask("nvmlDeviceGetCudaComputeCapability") or (0, 0)
     here, built = f"sm_{major}{minor}", torch.cuda.get_arch_list()
     flag = f"-gencode=arch=compute_{major}{minor},code={here} (TORCH_CUDA_ARCH_LIST={major}.{minor})"
@@ -184,7 +192,7 @@ def architecture(capability: tuple[int, int], built: Sequence[str], driver: str,
 
 def trial(device: str, quick: bool) -> Iterator[Finding]:
     """A measurement of something against itself, and of a delay that is known: up to a minute."""
-    preset = ["measurement=quick", "measurement.pairs=45"] if quick else ["measurement=default", *MINUTE]
+    preset = ["measurement=quick", *QUICK] if quick else ["measurement=default", *MINUTE]
     overrides = [*PROBES[torch.device(device).type], f"device={torch.device(device).type}", *preset]
     with tempfile.TemporaryDirectory() as folder, Progress() as progress:
         asked = [*overrides, "measurement.controls=true", "environment.allow_foreign=true"]
@@ -203,7 +211,7 @@ def trial(device: str, quick: bool) -> Iterator[Finding]:
         fix = "differences of this size are INCONCLUSIVE here: a quieter machine, or measurement=rigorous"
         yield Finding(name, control.ok and (control.found or None), control.text, fix)
     for watch in (watchdog(samples) for watchdog in WATCHDOGS):
-        yield Finding(watch.name, watch.ok or (False if watch.refuses else None), watch.text)
+        yield Finding(watch.name, watch.ok or (False if watch.refuses else None), watch.text, checked=watch.looked)
     clocks = {r.sm_mhz for s in samples for pair in s.pairs for r in pair.readings if r.sm_mhz}
     if session.machine.gpu and clocks:
         steady = max(clocks) <= STEADY * min(clocks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from optexp.comparison import distrust
 from optexp.comparison.adjudicate import Examined
@@ -14,11 +15,13 @@ from optexp.comparison.profiles import Profile, advised, ceilings, checked, prof
 from optexp.comparison.referee import Referee
 from optexp.comparison.session import Session, alongside
 from optexp.equivalence.perturbation import told
+from optexp.errors import ConfigError
 from optexp.profiling.piled import piled_up, tells, work
 from optexp.records.profile import Bottleneck, Check
 from optexp.records.verification import Verification
 from optexp.result import Engagement
-from optexp.strategy import Notes, Strategy
+from optexp.schema import shown
+from optexp.strategy import Evidence, Notes, Strategy
 from optexp.trace import Trace
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
@@ -165,10 +168,16 @@ def distrusted(referee: Referee, started: Started, before: Trace, after: Trace) 
 def engagements(
     stack: Sequence[Strategy], bare: Profile, stacked: Profile, notes: Mapping[str, Notes]
 ) -> list[Engagement]:
-    """Whether each strategy did what it is for."""
+    """Whether each strategy did what it is for.
+
+    Raises:
+        ConfigError: a strategy gives no `Evidence`.
+    """
     found = []
     for strategy in stack:
-        proof = strategy.evidence(bare.trace, stacked.trace, notes.get(strategy.name, {}), stacked.counters)
+        proof: Any = strategy.evidence(bare.trace, stacked.trace, notes.get(strategy.name, {}), stacked.counters)
+        if not isinstance(proof, Evidence):
+            raise ConfigError(f"{strategy.name}: evidence returned {shown(proof)}: return Evidence(engaged, text)")
         found.append(Engagement(strategy.name, proof.engaged, proof.text))
     return found
 

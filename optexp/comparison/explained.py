@@ -6,7 +6,6 @@ from optexp.profiling.explanation import coverage, difference, explain
 from optexp.profiling.view import View
 from optexp.reporting.wording import agreeing
 from optexp.result import Result, Verdict
-from optexp.support.units import duration
 
 TWICE = 2.0  # a traced step that differs by more from the timed one is another step
 
@@ -42,5 +41,5 @@ def _another(name: str, view: View, timed_us: float) -> str:
     traced_us = view.breakdown.wall_us
     if 1 / TWICE <= traced_us / timed_us <= TWICE:
         return ""
-    took = f"{duration(traced_us / 1e6)}, and {duration(timed_us / 1e6)} where it was timed"
-    return f"a traced step of the {name} took {took}; something disturbed one of them"
+    times = f"{traced_us / timed_us:.2g} times"
+    return f"a traced step of the {name} took {times} as long as a timed one; something disturbed one of them"

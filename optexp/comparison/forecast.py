@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
+from optexp.comparison.contributions import subsets
+from optexp.config import Experiment
 from optexp.equivalence.noise import RUNS
 from optexp.equivalence.trajectory import PERTURBED
 from optexp.equivalence.trajectory import STEPS as FOLLOWED
@@ -13,6 +15,7 @@ from optexp.measurement.samples import CONTROL_EVERY, LOOK_EVERY
 from optexp.measurement.settings import FEWEST, MeasurementSettings
 from optexp.support.units import duration
 
+BESIDE_S = 20.0  # beside its measurement, a job is taken to need this for its arms and checks
 TOLD_S = 120.0  # less is no news
 LONG_STEP_S = 0.1  # shorter ones are repeated until a block is full, whatever they take
 FP64 = 2.0  # times as long as in float32, at least
@@ -41,6 +44,27 @@ class Steps:
     noisy: bool = False
     followed: bool = False
     families: int = 0
+
+
+def guess(experiment: Experiment) -> tuple[float, str]:
+    """Seconds of a job before anything is known of its steps, which are taken to be short; and their basis in words."""
+    if experiment.verify == "only" or experiment.mode == "profile":
+        return BESIDE_S, "a guess"
+    each_s = experiment.measurement.budget_s + BESIDE_S
+    if experiment.mode == "auto":
+        return experiment.auto.budget_s + each_s, "the search's time budget"
+    if experiment.mode == "ablate":
+        count = 1 + len(subsets([strategy.label for strategy in experiment.strategies]))
+        return count * each_s, f"the preset's time budget, {count} times"
+    return each_s, "the preset's time budget"
+
+
+def welcome(experiment: Experiment) -> str:
+    """What a user reads when a job starts: how long it takes, and whether it may end earlier."""
+    seconds, _ = guess(experiment)
+    open_end = experiment.measurement.processes_max > experiment.measurement.processes_min
+    earlier = "; it ends earlier when it is precise" if experiment.mode == "compare" and open_end else ""
+    return f"about {rough(seconds)}{earlier if experiment.verify != 'only' else ''}"
 
 
 def verification_s(steps: Steps, settings: MeasurementSettings) -> float:

@@ -27,6 +27,7 @@ from optexp.measurement.neighbours import looking_out, neighbours
 from optexp.measurement.samples import COLD, CONTROL_EVERY, RETRIED, UNBOUND, Sample
 from optexp.measurement.settings import MeasurementSettings
 from optexp.measurement.watchdogs import impossible
+from optexp.records.folder import tolerating
 from optexp.records.measurement import Control
 from optexp.result import ArmSummary, Result
 from optexp.support.units import duration, ratio
@@ -104,7 +105,8 @@ def timing(session: Session, fresh: bool = False) -> Iterator[Timed]:
         with placement.keep_off(session.machine.cores if session.isolated else []):
             yield timed
     finally:
-        samples_file.write([*timed.samples, *timed.beside], session.output / samples_file.FILE)
+        with tolerating(session.result.notes):
+            samples_file.write([*timed.samples, *timed.beside], session.output / samples_file.FILE)
 
 
 def rounds(session: Session, timed: Timed) -> None:

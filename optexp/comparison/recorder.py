@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from optexp.comparison.session import Session
 from optexp.config import search_path
 from optexp.errors import ConfigError, TrackingError
+from optexp.records.folder import tolerating
 from optexp.reporting import compiler_page, report, terminal, tracking, waterfall
 from optexp.reporting.tracking import Run
 from optexp.result import Problem, Result, Verdict
@@ -34,6 +35,7 @@ class Recorder:
         self.session, self.output, self.watch, self.show = session, session.output, session.watch, show
         self.run: Run | None = None
         self.trouble: str | None = None
+        self.decided = False  # the verdict is written down
 
     def start(self) -> None:
         """Open the MLflow run; a store that cannot be reached costs the record there, not the result."""
@@ -46,7 +48,8 @@ class Recorder:
             name = f"{result.workload} · {found_later}{' taken apart' if mode == 'ablate' else ''}"
             self.run = tracking.start(tracked, name, self.parent or os.environ.get("OPTEXP_PARENT_RUN"))
             result.environment["mlflow_run"] = self.run.run_id  # by which a sweep finds it, to correct it
-            (self.output / tracking.OPEN).write_text(self.run.run_id)  # to close it if this process is killed
+            with tolerating(result.notes):
+                (self.output / tracking.OPEN).write_text(self.run.run_id)  # to close it if this process is killed
         except TrackingError as error:
             self.trouble = str(error)
 
@@ -54,16 +57,18 @@ class Recorder:
         """Write the record, show it, and log it: nobody waits for the store to read a verdict."""
         if self.trouble:
             result.notes.append(f"not in MLflow: {self.trouble}")
-        with self.session.working("record", "writing the report"):
+        self.decided = True
+        self.session.progress.expect(0.0)
+        with self.session.working("record", "writing the report"), tolerating(result.notes):
             self._write(result)
             waterfall.draw(result, self.output)
             report.write(result, self.output / "report.html")
             compiler_page.write(result, self.output)
         self.session.progress.stop()
         self.show(result, self.output, None if search_path.in_sweep() else self.run)  # a sweep names the store once
-        with self.watch.phase("tracking"):
+        with self.watch.phase("tracking"), tolerating(result.notes):
             self._log(result)
-        self._write(result)
+            self._write(result)
 
     def _log(self, result: Result) -> None:
         if self.run is None:
@@ -90,13 +95,28 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, KeyboardInterrupt) and not self.decided:
+            interrupted(self.session.result, error, self.session.progress.name)
+            with tolerating(self.session.result.notes):
+                self._write(self.session.result)
         if kind is not None and self.run is not None:
             with suppress(TrackingError):
                 self.run.finish("KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
             (self.output / tracking.OPEN).unlink(missing_ok=True)
 
 
-def not_built(error: Exception, config: DictConfig, output: Path, show: terminal.Show = terminal.show) -> Result:
+def interrupted(result: Result, error: KeyboardInterrupt, phase: str) -> None:
+    """Make the record of a comparison say that it was ended from outside, and when."""
+    how = f" ({error})" if str(error) else ""
+    during = f" during {phase}" if phase else ""
+    result.verdict, result.error = Verdict.ERROR, Problem("Interrupted", f"interrupted{how}{during}")
+    result.headline = f"ERROR: {result.error.message}"
+    result.withhold()
+
+
+def not_built(
+    error: Exception | KeyboardInterrupt, config: DictConfig, output: Path, show: terminal.Show = terminal.show
+) -> Result:
     """A job that could not be built: one sentence for a mistake, and a record so that a sweep can rank it."""
     raised = describe(error)
     if isinstance(error, ConfigError):
@@ -112,6 +132,10 @@ def not_built(error: Exception, config: DictConfig, output: Path, show: terminal
         config=plain,
         error=Problem(raised.type, raised.message, raised.traceback),
     )
-    result.write(output / "result.json")
-    show(result, output, None)
+    if isinstance(error, KeyboardInterrupt):
+        interrupted(result, error, "its start")
+    with tolerating(result.notes):
+        result.write(output / "result.json")
+    if not isinstance(error, KeyboardInterrupt):
+        show(result, output, None)
     return result

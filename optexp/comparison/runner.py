@@ -13,11 +13,13 @@ from omegaconf import DictConfig
 
 from optexp.comparison import gpu_lock
 from optexp.comparison.adjudicate import Decision, Facts, adjudicate
+from optexp.comparison.forecast import guess, welcome
 from optexp.comparison.known_baseline import KnownBaseline
 from optexp.comparison.recorder import Recorder, not_built
 from optexp.comparison.session import Session
-from optexp.config import Experiment, resolve
+from optexp.config import Experiment, resolve, search_path
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference, Unsupported
+from optexp.records.folder import full, refusal, tolerating
 from optexp.records.patch import NAME, allowed
 from optexp.reporting import terminal
 from optexp.reporting.terminal import Progress
@@ -53,6 +55,11 @@ def run(
             device = held.enter_context(gpu_lock.locked(experiment.device, waiting))
             with watch.phase("import"):
                 session = Session(experiment, device, output, watch, progress)
+            if not search_path.in_sweep():
+                progress.expect(guess(experiment)[0], f"optexp: {welcome(experiment)}")
+        except KeyboardInterrupt as error:
+            not_built(error, config, output)
+            raise
         except Exception as error:
             return not_built(error, config, output, show)
         with Recorder(session, show) as recorder:
@@ -91,12 +98,15 @@ def perform(session: Session, recorder: Recorder) -> None:
         settle(session, decision or Decision(Verdict.ERROR, "the comparison ended undecided"))
     except Exception as error:
         facts.problem = problem(error)
+        if (reason := full(session.output)) is not None:  # whatever failed: a profiler leaves no trace, and no error
+            facts.problem = Problem("OSError", f"cannot write {session.output}: {reason}")
         settle(session, adjudicate(facts) or Decision(Verdict.ERROR, facts.problem.message))
         expected = isinstance(error, (Unsupported, ConfigError, NoReference, Distrusted))
         session.result.error = None if expected else facts.problem
     finally:
         session.close()
-    leave_patch(session)
+    with tolerating(session.result.notes):
+        leave_patch(session)
     recorder.finish(session.result)
 
 
@@ -109,6 +119,8 @@ def _waiting(watch: Stopwatch, progress: Progress, reason: str) -> Iterator[None
 
 def problem(error: Exception) -> Problem:
     """An exception as the record of a comparison that it ended."""
+    if sentence := refusal(error):
+        return Problem(type(error).__name__, sentence)
     if isinstance(error, Failure):
         return Problem(error.type, error.message, error.traceback, error.worker)
     if isinstance(error, (Unsupported, ConfigError, NoReference, Distrusted)):

@@ -209,7 +209,8 @@ class Session:
         families = len(workload.families) - 1
         steps = Steps(told.step_s, told.compute_s, setup_s, verified, trains, workload.mode == "train", families)
         measured = self.experiment.verify != "only" and not self.settings.trials
-        if total_s(steps, self.settings, measured) < TOLD_S:
+        if (seconds := total_s(steps, self.settings, measured)) < TOLD_S:
+            self.progress.expect(seconds)
             return
         wall_s, compute_s = arm.call(Arm.one_step)
         steps = replace(steps, wall_s=wall_s, compute_s=compute_s)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 
 import cloudpickle
 
@@ -40,18 +42,35 @@ def advise(
 
 
 def installed() -> Sequence[Strategy]:
-    """Every strategy on the search path, with the options of its YAML; composed once, so nobody may change one."""
+    """Every strategy on the search path, with the options of its YAML; composed once, so nobody may change one.
+
+    One that cannot be built is no advice: a user's first draft must not end comparisons of others. Who asks for it is
+    told why.
+    """
     return _built(Path.cwd(), *search_path.options("strategy"))
 
 
 @lru_cache(maxsize=1)
 def _built(folder: Path, *names: str) -> Sequence[Strategy]:
     """folder: the working folder, whose conf/ is on the search path"""
+    names = tuple(name for name in names if _readable(name))
     nodes = plain(search_path.compose([f"strategy=[{','.join(names)}]"]).strategy)
     single = [name for name, node in nodes.items() if "_target_" in (node or {})]
     if len(single) < len(names):  # YAMLs of whole stacks, which set options of their members
         nodes = plain(search_path.compose([f"strategy=[{','.join(single)}]"]).strategy)
-    return [named(build(nodes[name], f"strategy.{name}"), name) for name in single]
+    found = []
+    for name in single:
+        with suppress(Exception):  # of any kind: its module is the user's
+            found.append(named(build(nodes[name], f"strategy.{name}"), name))
+    return found
+
+
+def _readable(name: str) -> bool:
+    """Whether a strategy's YAML can be read, and its keys stay below its name."""
+    try:
+        return search_path.has_package(f"strategy/{name}")
+    except Exception:  # of the YAML's parser
+        return False
 
 
 def answered(
@@ -99,22 +118,31 @@ def narrowed(bottlenecks: Iterable[Bottleneck], possible: Container[str]) -> lis
     return [replace(b, try_=tuple(t for t in b.try_ if parse(t)[0] is None or t in possible)) for b in bottlenecks]
 
 
-def suggestion(bottlenecks: Iterable[Bottleneck], stack: Sequence[str], without: Container[str] = ()) -> str | None:
-    """The best remedy of the largest bottleneck that has one, in one sentence; None when nothing follows.
+def suggestion(
+    bottlenecks: Iterable[Bottleneck],
+    stack: Sequence[str],
+    without: Container[str] = (),
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> str | None:
+    """The best remedy of the largest bottleneck in one sentence; None when nothing follows.
 
-    A strategy that is not in the stack yet comes before plain words.
+    A strategy that is not in the stack yet comes first, then a setting of the workload, then plain words. Where the
+    largest has no remedy, the sentence says so and goes on with the next one.
 
-    without: strategies that made things worse
+    without:  strategies that made things worse
+    settings: of the workload, by the cause or the label that they answer (`Workload.remedies`)
     """
+    without_answer = ""
     for bottleneck in bottlenecks:
         named = [(text, *parse(text)) for text in bottleneck.try_]
         for _, name, options in named:
             if name is not None and name not in stack and name not in without:
                 choice = f"[{','.join((*stack, name))}]" if stack else name
-                return " ".join([f"{_STRATEGY}{choice}", *options]) + f": {bottleneck.why}"
-        for text, name, _ in named:
-            if name is None:
-                return f"{text}: {bottleneck.why}"
+                return without_answer + " ".join([f"{_STRATEGY}{choice}", *options]) + f": {bottleneck.why}"
+        own = [settings[cause] for cause in (bottleneck.label, *bottleneck.causes) if cause in settings]
+        for text in (*own, *(text for text, name, _ in named if name is None)):
+            return f"{without_answer}{text}: {bottleneck.why}"
+        without_answer = without_answer or f"nothing here shortens the largest part ({bottleneck.why}); then "
     return None
 
 

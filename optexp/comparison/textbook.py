@@ -10,6 +10,7 @@ from optexp.comparison.session import Session
 from optexp.measurement import placement, samples_file
 from optexp.measurement.clock import Timing
 from optexp.measurement.samples import MAIN, SAME, TEXTBOOK, Pair, Sample
+from optexp.records.folder import tolerating
 from optexp.records.measurement import Measurement, Textbook
 from optexp.support.units import ratio
 from optexp.workers.arm import Arm
@@ -43,7 +44,8 @@ def measure(session: Session, facts: Facts) -> None:
                         samples[-1].pairs += [Pair(*blocks, True, kind) for blocks in both]
             for arm in arms.values():
                 arm.close()
-    samples_file.write(samples, session.output / samples_file.FILE)
+    with tolerating(result.notes):
+        samples_file.write(samples, session.output / samples_file.FILE)
     for place, name in enumerate(("baseline", "candidate")):
         summary, step_s = getattr(result, name), median(pair[place] for pair in compared)
         summary.step_us, summary.throughput = step_s * 1e6, session.samples / step_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import ConfigError
 from optexp.profiling.settings import ProfileSettings
 from optexp.schema import build, choice, plain, shown, suggest, typed
-from optexp.strategy import Composed, Strategy, label, named
+from optexp.strategy import Composed, Stage, Strategy, label, named
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -64,6 +65,7 @@ class Settings:
     tracking: Tracking = field(default_factory=Tracking)
 
 
+STEP_MODES = ("forward", "forward_backward", "train")  # `Workload.mode`
 MEASURING = ("ablate", "auto")  # modes whose every comparison is timed
 NODES = ("tracking", "environment", "profile", "auto")  # keys of `Settings` that have keys of their own
 
@@ -94,14 +96,10 @@ def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
     Raises:
         ConfigError: a key, type or choice is not allowed, or an object is no workload or strategy.
     """
-    values = plain(config)
-    values.pop("study", None)  # is about the sweep that this job is one of
-    _refuse_in_single_runs(typed(SweepSettings, values.pop("sweep", None) or {}, "sweep"))
-    groups = {group: values.pop(group) for group in ("workload", "measurement", "strategy", "baseline")}
-    checked = typed(Settings, values)
-    _refuse_in_comparisons(checked)
+    checked, groups, left_out = read_settings(config)
     measurement = build(groups["measurement"], "measurement")
     chosen, notes = _stack(groups["strategy"])
+    notes = [*left_out, *notes]
     strategies = _build_all(chosen, "strategy")
     baseline = _build_all(_baseline(groups["baseline"]), "baseline")
     from optexp.workload import Workload  # which imports this
@@ -121,6 +119,37 @@ def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
         resolved={},
     )
     return replace(experiment, resolved=_resolved(experiment))
+
+
+def read_settings(config: DictConfig) -> tuple[Settings, dict[str, Any], list[str]]:
+    """What can be checked without an import of torch.
+
+    Returns:
+        The top-level keys, the nodes of the groups by name, and notes of the sweep on keys that it left out.
+
+    Raises:
+        ConfigError: a key, type or choice is not allowed.
+    """
+    values = plain(config)
+    values.pop("study", None)  # is about the sweep that this job is one of
+    sweep = typed(SweepSettings, values.pop("sweep", None) or {}, "sweep")
+    _refuse_in_single_runs(sweep)
+    groups = {group: values.pop(group) for group in ("workload", "measurement", "strategy", "baseline")}
+    _require_first_line(groups["strategy"] or {})
+    if values.get("mode") not in MODES:
+        values["mode"] = _mode(values.get("mode"))
+    checked = typed(Settings, values)
+    _refuse_in_comparisons(checked)
+    return checked, groups, sweep.left_out
+
+
+def _mode(given: Any) -> Any:
+    """Raises ConfigError where a mode of the workload was meant."""
+    if near := difflib.get_close_matches(str(given), STEP_MODES, n=1):
+        raise ConfigError(
+            f"mode={given} is not allowed: a step's mode is workload.mode={near[0]}{suggest(given, MODES)}"
+        )
+    return given
 
 
 def comparing(
@@ -212,6 +241,17 @@ def _stack(nodes: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return chosen, [f"{note}: ignored" for _, note in unused]
 
 
+def _require_first_line(nodes: Mapping[str, Any]) -> None:
+    """Raises ConfigError where a strategy's keys are not below its name, for want of its YAML's first line."""
+    from optexp.config import search_path
+
+    if "_target_" not in nodes:
+        return
+    for name in search_path.options("strategy"):
+        if not search_path.has_package(f"strategy/{name}"):
+            raise ConfigError(f"strategy={name}: the first line of its YAML must be `# @package strategy.{name}`")
+
+
 def _unused(name: str, options: dict[str, Any]) -> list[str]:
     """Options of a strategy that is not in the stack: checked all the same, a misspelling is a mistake in any job."""
     node = _strategy_nodes([name], "strategy").get(name)
@@ -253,6 +293,7 @@ def _strategy_nodes(names: list[str], key: str) -> dict[str, Any]:
     if not names:
         return {}
     composed = plain(search_path.compose([f"strategy=[{','.join(names)}]"]).strategy)
+    _require_first_line(composed)
     found: dict[str, Any] = {}
     for name in names:
         if composed.get(name):
@@ -272,6 +313,8 @@ def _strategy(node: Any, key: str, name: str) -> Strategy:
     if not isinstance(built, Strategy):
         kind = f"{type(built).__module__}.{type(built).__qualname__}"
         raise ConfigError(f"{key}.{name}: {kind} is no strategy: derive it from optexp.strategy.Strategy")
+    if not isinstance(getattr(built, "stage", None), Stage):
+        raise ConfigError(f"{key}.{name}: {type(built).__name__} has no stage: add one, as in stage = Stage.REWRITE")
     return named(built, name)
 
 

@@ -8,6 +8,7 @@ from hydra.errors import CompactHydraException, InstantiationException, MissingC
 
 from optexp.config import search_path
 from optexp.errors import ConfigError
+from optexp.records.folder import refusal
 from optexp.schema import suggest
 
 OVERRIDE = re.compile(r"([\w.]+)=(.*)", re.DOTALL)
@@ -47,6 +48,8 @@ def explain(error: BaseException) -> str | None:
     """One sentence about a mistake in the arguments; None for an error of another kind."""
     if isinstance(error, ConfigError):
         return str(error)
+    if sentence := refusal(error):
+        return sentence
     if isinstance(error, OverrideParseException):
         given = (error.override or "").removeprefix("++")
         return (

@@ -92,6 +92,17 @@ def options(group: str) -> list[str]:
         return sorted(loader.get_group_options(group, config_name="config", overrides=_searchpath()))
 
 
+def has_package(name: str) -> bool:
+    """Whether a YAML begins with the place of its keys, `# @package ...`.
+
+    Args:
+        name: Of the file below its search path, without suffix: strategy/amp.
+    """
+    with _loader() as loader:
+        found = loader.repository.load_config(name)  # type: ignore[attr-defined]  # which reads the first line
+    return found is not None and found.header.get("package") is not None
+
+
 def compose(overrides: list[str]) -> DictConfig:
     """The configuration of these overrides, on the search path of the job in progress.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -17,11 +17,13 @@ class SweepSettings:
     resume:   jobs that an earlier sweep has finished are taken over and not run again
     plan:     print the jobs with the time that they will take, and run nothing
     attempts: times that a job is started whose worker is killed before the job leaves a record
+    left_out: what the sweep has taken out of this job's configuration, in words; it writes this itself
     """
 
     resume: bool = False
     plan: bool = False
     attempts: int = 2
+    left_out: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.attempts < 1:

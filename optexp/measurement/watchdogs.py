@@ -26,6 +26,11 @@ CROWDED = 0.1  # of the time; on a machine that did nothing else it was 0.06 at 
 RARE = 0.15  # share of blocks below which a second mode is a few disturbed blocks
 
 
+def _blind(name: str, text: str, about: About = About.ARMS) -> Watch:
+    """A watchdog that had nothing to look at."""
+    return Watch(name, True, text, about=about, looked=False)
+
+
 def recompilation(samples: Sequence[Sample]) -> Watch:
     """A compiler that works while the clock runs makes the figures meaningless."""
     count = sum(sample.recompiled for sample in samples)
@@ -70,7 +75,7 @@ def ahead_of_steps(samples: Sequence[Sample]) -> Watch:
     the baseline's single steps or the arms' waiting for cores tell, nothing is held against the candidate.
     """
     if any(sample.queue > 1 for sample in samples) or any(p.candidate.cold for s in samples for p in s.kept):
-        return Watch(PILED, True, "batches are made in the background, or caches are emptied between steps")
+        return _blind(PILED, "batches are made in the background, or caches are emptied between steps")
     shares = {
         arm: median(s.single_s(arm) / min(getattr(p, arm).wall_s for p in s.kept) for s in samples)
         for arm in ("baseline", "candidate")
@@ -103,7 +108,7 @@ def throttling(samples: Sequence[Sample]) -> Watch:
     pairs = [pair for sample in samples for kind in (MAIN, COLD) for pair in sample.of(kind)]
     clocks = [r.sm_mhz for pair in pairs for r in pair.readings if r.sm_mhz]
     if not any(pair.readings for pair in pairs):
-        return Watch("throttling", True, "no clocks to read on this device", about=MACHINE)
+        return _blind("throttling", "no clocks to read on this device", MACHINE)
     reasons = Counter(reason for pair in pairs for reason in pair.slowed)
     dropped = sum(bool(pair.slowed) for pair in pairs)
     text = f"SM clock {min(clocks):.0f} to {max(clocks):.0f} MHz" if clocks else "clocks unknown"
@@ -124,8 +129,10 @@ def power_cap(samples: Sequence[Sample]) -> Watch:
     looks = [between(pair.readings) for sample in samples for pair in sample.of(MAIN) if pair.readings]
     looks += [r.reasons for sample in samples for load in sample.load.values() for r in load.readings]
     capped = sum(POWER_CAP in reasons for reasons in looks)
+    if not looks:
+        return _blind("power cap", "no power to read on this device", MACHINE)
     if not capped:
-        return Watch("power cap", True, "not reached" if looks else "no power to read on this device", about=MACHINE)
+        return Watch("power cap", True, "not reached", about=MACHINE)
     share = capped / len(looks)
     text = f"the GPU was at its power limit in {share:.0%} of the looks: compare energy/step"
     return Watch("power cap", False, text, about=MACHINE)
@@ -135,9 +142,9 @@ def foreign(samples: Sequence[Sample]) -> Watch:
     """Somebody else's work on the same card."""
     seen = dict.fromkeys(text for sample in samples for text in sample.foreign)
     if not seen:
-        looked = any(pair.readings for sample in samples for pair in sample.pairs)
-        text = "none seen on the GPU" if looked else "nobody looked: no GPU, or none that tells"
-        return Watch(FOREIGN, True, text, about=MACHINE)
+        if not any(pair.readings for sample in samples for pair in sample.pairs):
+            return _blind(FOREIGN, "nobody looked: no GPU, or none that tells", MACHINE)
+        return Watch(FOREIGN, True, "none seen on the GPU", about=MACHINE)
     return Watch(FOREIGN, False, f"on the GPU while measuring: {', '.join(seen)}", REFUSES, MACHINE)
 
 
@@ -174,7 +181,7 @@ def aside(samples: Sequence[Sample]) -> Watch:
     """The arms tell how long their steps took; their caller has a clock too, and knows how long it waited. A process
     that an arm starts is bound to no core that was given to it, and is not looked into."""
     if any(sample.queue > 1 for sample in samples):
-        return Watch("work aside", True, "batches are made in the background")
+        return _blind("work aside", "batches are made in the background")
     pairs = [pair for sample in samples for pair in sample.kept]
     helped_s = median(pair.candidate.helped_s - pair.baseline.helped_s for pair in pairs)
     if helped_s >= RESTLESS * (step_s := median(pair.candidate.wall_s for pair in pairs)):
@@ -199,7 +206,7 @@ def cores(samples: Sequence[Sample]) -> Watch:
         if (told := [t.queued for s in samples for p in s.kept if (t := getattr(p, arm)).queued is not None])
     }
     if not shares:
-        return Watch("cores", True, "nobody tells whether they were free", about=MACHINE)
+        return _blind("cores", "nobody tells whether they were free", MACHINE)
     arm, most = max(shares.items(), key=lambda item: item[1])
     text, ok = f"the {arm} had to wait for a core for {most:.0%} of its time", most < CROWDED
     return Watch("cores", ok, text if ok else f"{text}: other programs run here", about=MACHINE)
@@ -229,7 +236,7 @@ def order_effect(samples: Sequence[Sample]) -> Watch:
     first = [p.log_ratio for p in pairs if p.baseline_first]
     second = [p.log_ratio for p in pairs if not p.baseline_first]
     if min(len(first), len(second)) < 5:
-        return Watch("order", True, "too few pairs of each order to compare")
+        return _blind("order", "too few pairs of each order to compare")
     gap = abs(median(first) - median(second))
     chance = 3 * sqrt(pi / 2) * hypot(*(stdev(ratios) / sqrt(len(ratios)) for ratios in (first, second)))
     text = f"ratio differs by {gap:.1%} between baseline-first and candidate-first pairs"
@@ -240,7 +247,7 @@ def drift(samples: Sequence[Sample]) -> Watch:
     """Does the ratio move with time inside a process?"""
     long = [ratios for s in samples if len(ratios := [p.log_ratio for p in s.kept]) >= 10 and len(set(ratios)) > 1]
     if not long:
-        return Watch("drift", True, "too few pairs to see a drift")
+        return _blind("drift", "too few pairs to see a drift")
     steady = median(correlation(range(len(ratios)), _ranks(ratios)) for ratios in long)
     third = [len(ratios) // 3 for ratios in long]
     change = median(median(r[-n:]) - median(r[:n]) for r, n in zip(long, third, strict=True))
@@ -309,7 +316,7 @@ def impossible(samples: Sequence[Sample]) -> Watch:
     """
     floor = max(sample.floor_s for sample in samples)
     if not floor:
-        return Watch("physical floor", True, "not known: a CPU, a step that fake tensors cannot run, or a small one")
+        return _blind("physical floor", "not known: a CPU, a step that fake tensors cannot run, or a small one")
     typical = [median(getattr(p, arm).step_s for s in samples for p in s.kept) for arm in ("baseline", "candidate")]
     below = typical[1] < floor <= typical[0]
     text = f"no program can do this in less than {duration(floor)} here"
@@ -323,7 +330,7 @@ def device_beats_wall(samples: Sequence[Sample]) -> Watch:
     pairs = [p for s in samples for p in s.kept if not p.baseline.cold]
     busy = next((s.busy_s for s in reversed(samples) if s.busy_s), {})
     if not pairs or not all(busy.get(arm) for arm in ("baseline", "candidate")):
-        return Watch("device and wall", True, "no device time on this device")
+        return _blind("device and wall", "no device time on this device")
     wall = median(p.baseline.wall_s / p.candidate.wall_s for p in pairs)
     device = busy["baseline"] / busy["candidate"]
     lost = device > max(1.0, 1.05 * wall)

@@ -21,6 +21,7 @@ _SMALL_OP_US, _MANY_OPS = 20.0, 50
 _INSIDE = {"DtoD", "memset"}  # kinds of copies
 COPIES = ("pageable copies to the device", "copies to the device", "pageable copies to the host", "copies to the host")
 
+LOADING = ("data_loading", "cpu_bottleneck")  # states that may be waits for a loader
 AVOIDABLE_FIRST = 0.15  # of a step: then waste comes before the state that the step is in
 
 Rule = Callable[[View], Bottleneck | None]
@@ -30,15 +31,22 @@ def diagnose(view: View) -> list[Bottleneck]:
     """All bottlenecks that a profile shows, with their causes and advice in plain words.
 
     Avoidable work comes first where it takes much, as nearly every step is bound by something; then the largest share.
+    Waiting for a loader is avoidable, too.
     """
     b = view.breakdown
     if b.busy is None and (b.stretched or 0.0) > DISTORTED:
         return []
     avoidable = waste(view)
     states = _shown(BOTTLENECKS["cpu" if b.busy is None else "gpu"], view)
-    first = [bottleneck for bottleneck in avoidable if bottleneck.share >= AVOIDABLE_FIRST]
+    loading = b.terms.get("data_loading", 0.0)
+    waits = [state for state in states if state.label in LOADING and loading > state.share / 2]
+    first = [bottleneck for bottleneck in (*avoidable, *waits) if bottleneck.share >= AVOIDABLE_FIRST]
     others = [bottleneck for bottleneck in (*states, *avoidable) if bottleneck not in first]
-    return [*first, *sorted(others, key=lambda bottleneck: -bottleneck.share)]
+    return [*_largest_first(first), *_largest_first(others)]
+
+
+def _largest_first(bottlenecks: Iterable[Bottleneck]) -> list[Bottleneck]:
+    return sorted(bottlenecks, key=lambda bottleneck: -bottleneck.share)
 
 
 def _shown(rules: Iterable[Rule], view: View) -> list[Bottleneck]:

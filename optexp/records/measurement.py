@@ -33,13 +33,17 @@ class About(StrEnum):
 
 @dataclass(frozen=True)
 class Watch:
-    """What a watchdog saw; `ok` where that was nothing."""
+    """What a watchdog saw; `ok` where that was nothing.
+
+    looked: it had something to look at
+    """
 
     name: str
     ok: bool
     text: str
     severity: Severity = Severity.REMARK
     about: About = About.ARMS
+    looked: bool = True
 
     @property
     def refuses(self) -> bool:

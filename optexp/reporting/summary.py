@@ -46,6 +46,7 @@ CLOCKS = {
     "device busy/step": "kernels and copies, by the trace",
 }
 
+OTHERWISE = 1.25  # a speedup that differs by this factor from the headline's is worth a line
 AT_LOW = "at the low end of the interval"
 
 Unit = Callable[[float], str]
@@ -95,7 +96,7 @@ def rows(result: Result, details: bool = False) -> list[Row]:
         _row("energy/step", before.energy_j, after.energy_j, joules, "more", "less"),
         _row("power", before.power_w, after.power_w, watts, "more", "less"),
         _row("GPU utilisation (NVML)", before.utilisation, after.utilisation, share, "more", "less"),
-        _row("peak memory", before.peak_mib, after.peak_mib, mebibytes, "more", "less"),
+        _row("peak memory", _worth_saying(before.peak_mib), _worth_saying(after.peak_mib), mebibytes, "more", "less"),
         *(_row(name, *_profiled(result, key), mebibytes, "more", "less") for name, key in MEMORY.items()),
         _row("kernels/step", before.kernels, after.kernels, count, "more", "fewer"),
         _row("GPU busy", before.gpu_busy, after.gpu_busy, share, "more", "less"),
@@ -147,7 +148,12 @@ def _profiled(result: Result, metric: str) -> tuple[float | None, float | None]:
     """The same figure of both arms' profiles."""
     arms = result.profile.arms()
     found = [arms[arm].metrics if arm in arms else {} for arm in ("baseline", "candidate")]
-    return found[0].get(metric), found[1].get(metric)
+    return _worth_saying(found[0].get(metric)), _worth_saying(found[1].get(metric))
+
+
+def _worth_saying(mib: float | None) -> float | None:
+    """An amount of memory; None below 1 KiB, which no step notices."""
+    return None if mib is not None and mib < 2**-10 else mib
 
 
 def _said(result: Result, name: str) -> str:
@@ -281,13 +287,15 @@ def memory_reasons(result: Result) -> list[str]:
 
 
 def single(result: Result) -> str:
-    """One step that is waited for: the percentiles that are known in both arms. The report says why others are not."""
-    arms = {name: _both(result, key) for name, key in PERCENTILES.items()}
-    return ", ".join(
-        f"{name} {microseconds(before)} → {microseconds(after)}"
-        for name, (before, after) in arms.items()
-        if before is not None and after is not None
-    )
+    """A step that is waited for, where it gains otherwise than steps in a row; the report has all its percentiles."""
+    before, after = _both(result, "alone_us")
+    if result.verdict is Verdict.INCONCLUSIVE or result.speedup is None or not before or not after:
+        return ""
+    alone = before / after
+    if 1 / OTHERWISE <= alone / result.speedup.estimate <= OTHERWISE:
+        return ""
+    change = _change(1 / alone, "slower", "faster")
+    return f"a step that is waited for is {change} ({microseconds(before)} → {microseconds(after)})"
 
 
 def remarks(result: Result) -> list[str]:

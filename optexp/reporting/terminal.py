@@ -69,6 +69,12 @@ class Progress:
             self.deadline = time.monotonic() + remaining_s
         self._say(first)
 
+    def expect(self, remaining_s: float, text: str = "") -> None:
+        """A new estimate of the time to go; `text` is said in a line of its own, which stays."""
+        self.deadline = time.monotonic() + remaining_s
+        if text:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def _say(self, new: bool = False) -> None:
         if not self.console.is_terminal and (new or time.monotonic() > self.said_at + SILENCE_S):
             line = ", ".join(filter(None, (self._sentence(), self._to_go())))
@@ -191,9 +197,10 @@ def locations(folder: Path, run: Run | None) -> Table:
 def _facts(result: Result) -> Iterator[tuple[str, str]]:
     yield "verified", summary.verified(result)
     yield "evidence", "; ".join(summary.evidence(result))
-    for index, sentence in enumerate(result.explanation[:REASONS]):
-        yield ("" if index else "why"), sentence
-    yield "predicted", summary.prediction(result)
+    if result.verdict is not Verdict.INCONCLUSIVE:  # reasons of a difference that may be none
+        for index, sentence in enumerate(result.explanation[:REASONS]):
+            yield ("" if index else "why"), sentence
+        yield "predicted", summary.prediction(result)
     yield "measured", summary.measured(result)
     yield "one step", summary.single(result)
     yield "memory", "; ".join([*summary.memory_reasons(result)[:1], *filter(None, [summary.memory(result)])])

@@ -328,7 +328,9 @@ def metrics(result: Result) -> dict[str, float]:
         found["equivalence/error_ratio"] = result.equivalence.error_ratio
         found["equivalence/max_ratio"] = result.equivalence.max_ratio
     return {
-        name: float(value) for name, value in found.items() if isinstance(value, (int, float)) and math.isfinite(value)
+        name: float(f"{value:.6g}")  # no measurement carries more digits
+        for name, value in found.items()
+        if isinstance(value, (int, float)) and math.isfinite(value)
     }
 
 

@@ -9,19 +9,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
 from rich.table import Table
 from rich.text import Text
 
-from optexp.comparison.contributions import subsets
-from optexp.comparison.forecast import rough
+from optexp.comparison.forecast import guess, rough
 from optexp.config import Experiment, resolve
+from optexp.sweeps.check import job_of_a_sweep
 from optexp.sweeps.job import Job
+from optexp.sweeps.start import without_hydra
 
 PLACES = ("multirun", "outputs")  # where the configuration puts records, below the working folder
 NEWEST = 1000  # records that are read, at most
-BESIDE_S = 20.0  # beside its measurement, a job without a record is taken to need this for its arms and checks
 # Settings that decide a job's time besides its workload.
 KIND = ("mode", "verify", "measurement", "isolation")
 
@@ -95,12 +93,8 @@ def _cost(job: Job, past: Sequence[Past], gpus: bool) -> Cost:
 
 
 def _resolved(job: Job) -> Experiment:
-    before = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(job.config)  # says that the job is one of a sweep
-    try:
-        return resolve(OmegaConf.masked_copy(job.config, [str(key) for key in job.config if key != "hydra"]))
-    finally:
-        HydraConfig.instance().cfg = before
+    with job_of_a_sweep(job.config):
+        return resolve(without_hydra(job.config))
 
 
 def expected(experiment: Experiment, past: Sequence[Past]) -> tuple[float, str]:
@@ -116,15 +110,8 @@ def expected(experiment: Experiment, past: Sequence[Past]) -> tuple[float, str]:
     for words, fits in levels:
         if seconds := [job.seconds for job in same_kind if fits(job)]:
             return median(seconds), f"{len(seconds)} record{'s' if len(seconds) > 1 else ''} {words}"
-    if experiment.verify == "only" or experiment.mode == "profile":
-        return BESIDE_S, "no record: a guess"
-    each_s = experiment.measurement.budget_s + BESIDE_S
-    if experiment.mode == "auto":
-        return experiment.auto.budget_s + each_s, "no record: the search's time budget"
-    if experiment.mode == "ablate":
-        count = 1 + len(subsets([strategy.label for strategy in experiment.strategies]))
-        return count * each_s, f"no record: the preset's time budget, {count} times"
-    return each_s, "no record: the preset's time budget"
+    guessed_s, basis = guess(experiment)
+    return guessed_s, f"no record: {basis}"
 
 
 def _equal(config: Mapping[str, Any], wanted: Mapping[str, Any], keys: Sequence[str]) -> bool:

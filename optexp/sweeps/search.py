@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import ConfigError
 from optexp.result import Result
+from optexp.sweeps import sweep
 from optexp.sweeps.launchers.engine import Engine
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Optuna(Sweeper):
             asked = [self._job(study.ask(space), fixed) for _ in range(self.n_trials)]
             self.launcher.launch(list(dict.fromkeys(asked)), initial_job_idx=0)
             return []
+        sweep.begin(self.config)
         folder = Path(self.config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")

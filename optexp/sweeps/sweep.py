@@ -22,6 +22,7 @@ from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import TrackingError
 from optexp.records.patch import NAME, allowed
 from optexp.result import Result, Verdict, finite
+from optexp.sweeps.start import own_folder
 from optexp.sweeps.study import STEP, Study
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 PARENT = "OPTEXP_PARENT_RUN"  # read by jobs, in this process or in others
 NAME_LIMIT = 120
+BEGIN_LATER = ("hydra_plugins.optexp.Steps", "hydra_plugins.optexp.Optuna")  # sweepers that call `begin` themselves
 _PARTS = re.compile(r"(\d+)")
 
 _parent: Run | None = None
@@ -53,29 +55,16 @@ class SweepCallback(Callback):
     """Hydra calls it in the process that was started, whichever launcher runs the jobs."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Open the parent run. A store that cannot be reached costs the record there, not the sweep."""
-        global _parent, _started
+        """Find the earlier sweep that this one goes on with; our own sweepers begin it when they know that it can."""
+        global _started
         _started = time.time()
         _expected.clear()
         os.environ.pop(PARENT, None)
         settings = SweepSettings.of(config)
         if settings.resume:
             _continue_earlier(config)
-        if not config.tracking.enabled or settings.plan:
-            return
-        from optexp.reporting import tracking
-
-        kept = Path(config.hydra.sweep.dir) / tracking.OPEN
-        try:
-            _parent = _earlier_run(config, kept) if settings.resume else None
-            if _parent is None:
-                overrides = " ".join(config.hydra.overrides.task)
-                _parent = tracking.start(config.tracking, _name(config), tags={"optexp.sweep": overrides})
-            os.environ[PARENT] = _parent.run_id
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(_parent.run_id)  # for a sweep that continues this one
-        except TrackingError as error:
-            print(f"optexp: the sweep is not in MLflow: {error}", file=sys.stderr)
+        if not settings.plan and str(OmegaConf.select(config, "hydra.sweeper._target_")) not in BEGIN_LATER:
+            begin(config)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Rank what the jobs wrote down, print it with the answer of a study, and close the parent run."""
@@ -102,6 +91,33 @@ class SweepCallback(Callback):
                 console.print(terminal.locations(folder, _parent))
         finally:
             _finish("FINISHED", folder, tags)
+
+
+def begin(config: DictConfig) -> None:
+    """Claim the sweep's folder and open its MLflow run. A store that cannot be reached costs the record there.
+
+    Raises:
+        ConfigError: no folder can be made there.
+    """
+    global _parent
+    settings = SweepSettings.of(config)
+    if not settings.resume:
+        own_folder(config, "sweep")
+    if not config.tracking.enabled:
+        return
+    from optexp.reporting import tracking
+
+    kept = Path(config.hydra.sweep.dir) / tracking.OPEN
+    try:
+        _parent = _earlier_run(config, kept) if settings.resume else None
+        if _parent is None:
+            overrides = " ".join(config.hydra.overrides.task)
+            _parent = tracking.start(config.tracking, _name(config), tags={"optexp.sweep": overrides})
+        os.environ[PARENT] = _parent.run_id
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(_parent.run_id)  # for a sweep that continues this one
+    except TrackingError as error:
+        print(f"optexp: the sweep is not in MLflow: {error}", file=sys.stderr)
 
 
 def _continue_earlier(config: DictConfig) -> None:

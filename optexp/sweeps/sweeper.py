@@ -18,7 +18,7 @@ from optexp.config import overrides
 from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import ConfigError
 from optexp.schema import suggest
-from optexp.sweeps import launchers, search
+from optexp.sweeps import launchers, search, sweep
 from optexp.sweeps.launchers.engine import Engine
 from optexp.sweeps.study import STEP, Study
 
@@ -41,14 +41,21 @@ class Steps(BasicSweeper):
     """
 
     def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
-        """Run all jobs, batch after batch; with `sweep.plan` only say which there are."""
+        """Run all jobs, batch after batch; with `sweep.plan` only say which there are.
+
+        Raises:
+            ConfigError: a job's configuration has a mistake; none has begun then.
+        """
         assert self.config is not None
         assert self.hydra_context is not None
         assert self.launcher is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         given = parser.parse_overrides([*self._parse_config(), *arguments])
         batches = self.split_arguments(given, self.max_batch_size)
+        if isinstance(self.launcher, Engine):
+            self.launcher.check([job for batch in batches for job in batch])
         if not SweepSettings.of(self.config).plan:
+            sweep.begin(self.config)
             folder = Path(self.config.hydra.sweep.dir)
             folder.mkdir(parents=True, exist_ok=True)
             OmegaConf.save(self.config, folder / "multirun.yaml")

@@ -73,8 +73,7 @@ def imported(path: Path, key: str, anew: bool = False) -> Imported:
     Raises:
         ConfigError: as for `import_file`.
     """
-    if not path.is_file():
-        raise ConfigError(f"{key}={path}: there is no such file below {Path.cwd()}")
+    require_file(path, key)
     asked, path = f"{key}={path}", path.resolve()
     if not anew and path in _imported:
         return _imported[path]
@@ -90,6 +89,12 @@ def imported(path: Path, key: str, anew: bool = False) -> Imported:
         displaced = sorted({*displaced, place.top} if module.__name__ != place.name else displaced)
         _imported[path] = Imported(module, place, displaced)
     return _imported[path]
+
+
+def require_file(path: Path, key: str) -> None:
+    """Raises ConfigError where the file that the option `key` names does not exist."""
+    if not path.is_file():
+        raise ConfigError(f"{key}={path}: there is no such file below {Path.cwd()}")
 
 
 @contextmanager

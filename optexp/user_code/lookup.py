@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,7 @@ from torch import nn
 
 from optexp.errors import ConfigError
 from optexp.schema import suggest
-from optexp.user_code.importing import as_script, import_file, imported
+from optexp.user_code.importing import as_script, import_file, imported, require_file
 
 
 def find(target: str, key: str) -> Any:
@@ -40,6 +41,20 @@ def find(target: str, key: str) -> Any:
     return found
 
 
+def require_place(target: str, key: str) -> None:
+    """Raises ConfigError where the file of a target does not exist, or its package is not there; imports nothing."""
+    place = target.rpartition(":" if ":" in target else ".")[0]
+    top = place.partition(".")[0]
+    if place.endswith(".py"):
+        require_file(Path(place).expanduser(), key)
+    elif top and top not in sys.modules and importlib.util.find_spec(top) is None:
+        raise ConfigError(_no_module(f"{key}={target}", top))
+
+
+def _no_module(asked: str, name: str | None) -> str:
+    return f"{asked}: there is no module {name!r} here; start in the folder that holds it, or set PYTHONPATH"
+
+
 def source(target: str) -> Path | None:
     """The file that `find` would import, found without an import; None where it is no plain file."""
     place = target.rpartition(":" if ":" in target else ".")[0]
@@ -56,9 +71,7 @@ def _import(name: str, asked: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the user's module is there, something that it imports is not
-        raise ConfigError(
-            f"{asked}: there is no module {error.name!r} here; start in the folder that holds it, or set PYTHONPATH"
-        ) from None
+        raise ConfigError(_no_module(asked, error.name)) from None
 
 
 def spelled(target: str, variable: str) -> tuple[str, str]:

@@ -9,10 +9,12 @@ from typing import Any
 import cloudpickle
 import torch
 
+from optexp.errors import first_line
 from optexp.kernelkit.toolchain import counted
 from optexp.measurement import clock
 from optexp.measurement.recorder import WARMUP
 from optexp.program import tensors_of
+from optexp.strategy import Strategy
 from optexp.support import sparse
 from optexp.trace import record, record_once
 from optexp.workers.arm_ranges import Ranges
@@ -115,7 +117,13 @@ class Profiling(Ranges):
 
     def refusals(self, packed: bytes) -> list[str]:
         """Why this program, as it is now, would refuse each of these strategies; empty where it would not."""
-        return [strategy.unsupported(self.program, self.device) or "" for strategy in cloudpickle.loads(packed)]
+        return [self._refusal(strategy) for strategy in cloudpickle.loads(packed)]
+
+    def _refusal(self, strategy: Strategy) -> str:
+        try:
+            return strategy.unsupported(self.program, self.device) or ""
+        except Exception as error:  # a strategy that cannot answer is no advice
+            return f"it fails when it is asked: {first_line(error)}"
 
 
 def held_by_graphs(pool: Any) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import cloudpickle
 import torch
@@ -18,7 +19,7 @@ from optexp.equivalence.perturbation import vary
 from optexp.equivalence.step_digest import Digest, left_behind
 from optexp.equivalence.tensor_math import finite
 from optexp.equivalence.trajectory import Rates
-from optexp.errors import NoReference, Unsupported
+from optexp.errors import ConfigError, NoReference, Unsupported
 from optexp.kernelkit import toolchain
 from optexp.measurement import clock, placement
 from optexp.program import Outputs, Program, Snapshot, gradients, keeping
@@ -174,7 +175,7 @@ class Built(Compiled):
             if reason := strategy.unsupported(program, self.device):
                 raise Unsupported(f"{strategy.name}: {reason}")
             feed, aliases, held = program.feed, program.aliases, holdings(program)
-            program, notes[strategy.name] = strategy.apply(program)
+            program, notes[strategy.name] = pair_of(strategy, strategy.apply(program))
             program = matched(held, program, aliases, strategy.name, self.initial.values)
             if not spec.dropout:
                 silence(program.model)  # which may be another one
@@ -232,6 +233,17 @@ class Built(Compiled):
         self.seed, self.draws = spec.seed, spec.seed if spec.draws is None else spec.draws
         self.part = Identity(spec.name, Composed(spec.strategies).labels)
         self.dropout, self.workload, self.dtype = spec.dropout, spec.workload, spec.dtype
+
+
+def pair_of(strategy: Strategy, returned: Any) -> tuple[Program, Notes]:
+    """What `apply` returned, where it is what it must be; raises ConfigError where not."""
+    match returned:
+        case (Program() as program, Mapping() as notes):
+            return program, dict(notes)
+    given = type(returned).__name__
+    if isinstance(returned, tuple):
+        given = f"({', '.join(type(item).__name__ for item in returned)})"
+    raise ConfigError(f"{strategy.name}: apply returned {given}: return the program and its notes, as in program, {{}}")
 
 
 @contextmanager

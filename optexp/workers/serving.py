@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 
 from optexp.errors import ConfigError, Unsupported
 from optexp.support.descent import descendants
+from optexp.support.units import byte_size
 from optexp.workers import wire
 from optexp.workers.anomaly import forward_frames, hides_forward
 
@@ -107,12 +109,24 @@ def describe(error: BaseException) -> Raised:
     whole = "".join(told.format())
     _keep_theirs(told)
     message = ending[-1] if isinstance(error, SyntaxError) else ending[0]  # a syntax error says first where it is
+    theirs = "".join(told.format()) if told.stack or isinstance(error, SyntaxError) else ""
+    first_line = message.strip().splitlines()[0]
+    if _no_memory(error):
+        asked = re.search(r"tried to allocate (\d+) bytes", first_line)
+        said = first_line if "out of memory" in first_line else f"out of memory ({first_line})"
+        said = f"out of memory: {byte_size(float(asked[1]))} in one piece" if asked else said
+        return Raised(type(error).__name__, said, theirs)
     return Raised(
         type(error).__name__,
-        str(error) if type(error).__module__.startswith("optexp.") else message.strip().splitlines()[0],
-        # Where our own code raised it, the whole traceback is more use.
-        "".join(told.format()) if told.stack or isinstance(error, SyntaxError) else whole,
+        str(error) if type(error).__module__.startswith("optexp.") else first_line,
+        theirs or whole,  # where our own code raised it, the whole traceback is more use
     )
+
+
+def _no_memory(error: BaseException) -> bool:
+    """Whether memory ran out: then our own frames say nothing, as in a batch that is drawn for the user."""
+    names = ("MemoryError", "OutOfMemoryError")  # Python's, torch's
+    return type(error).__name__ in names or "can't allocate memory" in str(error)
 
 
 def _keep_theirs(told: traceback.TracebackException | None) -> None:

@@ -21,9 +21,9 @@ from optexp.records.patch import Patch
 from optexp.schema import suggest, typed
 from optexp.strategy import Notes, Strategy
 from optexp.user_code.adapters import maker
-from optexp.user_code.importing import import_file
+from optexp.user_code.importing import import_file, require_file
 from optexp.user_code.listing import Spelled
-from optexp.user_code.lookup import find, models_in, source, spelled
+from optexp.user_code.lookup import find, models_in, require_place, source, spelled
 from optexp.user_code.objects import with_objects
 from optexp.user_code.parts import Parts
 from optexp.user_code.patched import defined_in, user_file
@@ -114,6 +114,10 @@ class Module(UserWorkload):
             raise ConfigError("workload=module: give workload.target=my_package.module:MyModel, or workload.path=my.py")
         if self.target is not None and not self.inputs:
             raise ConfigError("workload=module: give the inputs of target, as in workload.inputs=[{shape:[32,128]}]")
+        if self.path is not None:
+            require_file(Path(self.path).expanduser(), "workload.path")
+        if self.target is not None:
+            require_place(self.target, "workload.target")
         return self
 
     def __post_init__(self) -> None:

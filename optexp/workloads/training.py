@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -18,6 +20,7 @@ from optexp.workload import Workload, known, sgd_or_adamw
 from optexp.workloads.lenet5 import CLASSES, lenet5
 from optexp.workloads.vision import torchvision_model
 
+WORKERS = 4  # proposed for a loader that has none, at most
 Example = tuple[Tensor, Tensor]  # image (channels, side, side) in float32, class
 
 
@@ -67,6 +70,12 @@ class Training(Workload):
         """Channels and side of an image; ResNet-50 has its colours and its size."""
         channels, side = (3, 224) if self.architecture == "resnet50" else (1, 28)
         return channels, side if self.image is None else self.image
+
+    @property
+    def remedies(self) -> Mapping[str, str]:
+        cores = len(os.sched_getaffinity(0))
+        more = min(2 * self.workers or WORKERS, max(1, cores - 1))
+        return {"data_loading": f"workload.workers={more}"} if more > self.workers else {}
 
     def model(self) -> nn.Module:
         channels, side = self.shape

@@ -1,14 +1,15 @@
 """Minutes are announced before they are spent."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from optexp import api
-from optexp.comparison.forecast import Steps, announcement, process_s, rough, total_s, verification_s
+from optexp.comparison.forecast import Steps, announcement, process_s, rough, total_s, verification_s, welcome
 from optexp.comparison.session import Session
-from optexp.config import resolve
+from optexp.config import Experiment, resolve
 from optexp.measurement.settings import MeasurementSettings
 from optexp.reporting.terminal import Progress
 from optexp.support.stopwatch import Stopwatch
@@ -78,3 +79,19 @@ def test_a_comparison_says_so_when_its_arms_are_set_up(ms: float, announced: boo
     assert told.compute_s < 2.0
     notes = [note for note in session.result.notes if note.startswith("this will take about")]
     assert bool(notes) == announced
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "about 1 min; it ends earlier when it is precise"),
+        (["measurement=quick"], "about 30 s"),
+        (["verify=only"], "about 20 s"),
+        (["mode=profile"], "about 20 s"),
+        (["mode=auto", "auto.budget=5m"], "about 6 min"),
+    ],
+)
+def test_a_run_says_at_its_start_how_long_it_takes(
+    experiment: Callable[..., Experiment], arguments: list[str], said: str
+) -> None:
+    assert welcome(experiment("workload=gelu", "device=cpu", *arguments)) == said

@@ -124,16 +124,19 @@ def test_suggestion_adds_to_the_stack_and_never_repeats_it(eager):
 def test_a_loader_is_mended_by_workers_and_by_nothing_else(chrome):
     """Beside it many small operators, which fusion would make fewer of."""
 
-    def loading(iterator: str) -> Trace:
+    def loading(iterator: str, python_us: float = 0.0) -> Trace:
         build = chrome()
 
         def step() -> None:
             build.spend("user_annotation", f"enumerate(DataLoader)#{iterator}.__next__", 4000.0)
             for _ in range(60):
                 build.spend("cpu_op", "aten::add", 5.0)
+            build.host += python_us
 
         return build.steps(step)
 
+    also_python = loading("_SingleProcessDataLoaderIter", python_us=1500.0)
+    assert [found.label for found in diagnose(also_python, breakdown(also_python))][:2] == ["data_loading", "python"]
     single, several = loading("_SingleProcessDataLoaderIter"), loading("_MultiProcessingDataLoaderIter")
     causes = diagnose(single, breakdown(single))
     assert causes[0].label == "data_loading"

@@ -82,9 +82,32 @@ def test_percentiles_that_are_not_known_say_why() -> None:
     found = {row.name: (row.baseline, row.candidate, row.change) for row in summary.rows(result, details=True)}
     assert found["one step alone, 95th percentile"] == ("900 µs", "too few steps", "")
     assert found["one step alone, 99th percentile"] == ("too few steps", "too few steps", "")
-    assert summary.single(result) == "median 800 µs → 130 µs"
-    assert summary.single(RESULTS[Verdict.FASTER]) == "95th percentile 790 µs → 128 µs"
     assert not [row for row in summary.rows(RESULTS[Verdict.FASTER], details=True) if "alone" in row.name]
+
+
+def test_single_steps_are_told_where_they_gain_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    result = replace(RESULTS[Verdict.FASTER])
+    assert result.speedup is not None
+    for alone_us, text in ((800.0, ""), (2000.0, "a step that is waited for is 2.50× faster (2 ms → 800 µs)")):
+        result.baseline = replace(result.baseline, alone_us=alone_us)
+        result.candidate = replace(result.candidate, alone_us=alone_us / result.speedup.estimate if not text else 800.0)
+        assert summary.single(result) == text
+    assert "a step that is waited for" in shown(result, capsys)
+    assert summary.single(replace(result, verdict=Verdict.INCONCLUSIVE)) == ""
+
+
+def test_an_undecided_verdict_is_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "Copies: 1 ms → 2 ms a step"
+    assert said in shown(replace(RESULTS[Verdict.FASTER], explanation=[said]), capsys)
+    assert said not in shown(replace(RESULTS[Verdict.INCONCLUSIVE], explanation=[said]), capsys)
+
+
+def test_a_few_bytes_are_not_shown() -> None:
+    profile = ProfileRecord(ArmProfile({"memory_pinned_mib": 9 / 2**20}), ArmProfile())
+    few = replace(RESULTS[Verdict.FASTER].candidate, peak_mib=36 / 2**20)
+    result = replace(RESULTS[Verdict.FASTER], profile=profile, baseline=few, candidate=few)
+    assert summary.memory(result) == ""
+    assert not {"pinned on the host", "peak memory"} & {row.name for row in summary.rows(result, details=True)}
 
 
 def test_memory_beyond_the_peak_is_shown_where_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:

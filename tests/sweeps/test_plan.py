@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from optexp.comparison import forecast
 from optexp.sweeps import plan
 from optexp.sweeps.job import Job
 from optexp.sweeps.plan import Cost, Past
@@ -38,7 +39,7 @@ def test_the_most_similar_records_count(made: Any) -> None:
 
 def test_without_a_record_the_preset_tells(made: Any, experiment: Any) -> None:
     seconds, basis = plan.expected(made, [])
-    assert seconds == made.measurement.budget_s + plan.BESIDE_S
+    assert seconds == made.measurement.budget_s + forecast.BESIDE_S
     assert basis == "no record: the preset's time budget"
     assert plan.expected(experiment("verify=only"), [])[1] == "no record: a guess"
     searching = experiment("mode=auto", "auto.budget=5m")

@@ -56,7 +56,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> FakeRun:
 
 
 def config(folder: Path, *overrides: str) -> DictConfig:
-    hydra = {"sweep": {"dir": str(folder)}, "overrides": {"task": list(overrides)}}
+    named = [f"hydra.sweep.dir={folder}"]
+    hydra = {"sweep": {"dir": str(folder)}, "overrides": {"task": list(overrides), "hydra": named}}
     return OmegaConf.create({"tracking": {"enabled": True, "uri": None, "experiment": "optexp"}, "hydra": hydra})
 
 

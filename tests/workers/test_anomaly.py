@@ -13,6 +13,7 @@ from optexp.workers.arm import Arm
 from optexp.workers.client import InProcess
 from optexp.workers.serving import describe
 from optexp.workers.spec import Spec
+from optexp.workloads.mlp import Mlp
 from optexp.workloads.module import Module
 
 MODEL = """
@@ -127,3 +128,14 @@ def test_other_errors_are_not_repeated() -> None:
         InProcess(Fails(), "baseline").call(Fails.step)
     assert calls == [1]
     assert describe(ValueError("x")).message == "ValueError: x"
+
+
+def test_memory_that_runs_out_in_a_batch_shows_none_of_our_frames() -> None:
+    with pytest.raises(Failure) as raised:
+        InProcess(Mlp(batch_size=10**12, dim=256), "baseline").call(Mlp.batch, torch.Generator())
+    assert raised.value.message == "out of memory: 953674 GiB in one piece"
+    assert raised.value.traceback == ""
+    assert describe(MemoryError()).message == "out of memory (MemoryError)"
+    assert (
+        describe(torch.OutOfMemoryError("CUDA out of memory.")).message == "torch.OutOfMemoryError: CUDA out of memory."
+    )

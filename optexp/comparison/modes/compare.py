@@ -132,6 +132,7 @@ def next_step(session: Session, before: Sequence[Bottleneck], after: Sequence[Bo
     before: the baseline's bottlenecks
     after:  the candidate's bottlenecks
     """
+    settings = session.workload.remedies
     if helps:
-        return suggestion(after, members(session.stack or session.baseline))
-    return suggestion(before, members(session.baseline), without=members(session.stack))
+        return suggestion(after, members(session.stack or session.baseline), settings=settings)
+    return suggestion(before, members(session.baseline), members(session.stack), settings)

@@ -65,7 +65,7 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
         name_breaks(result)
         disputed = contradictions(found.trace.timed_us, result.baseline.step_us, found.breakdown.stretched)
         predict(session, arm, found, disputed)
-        result.profile.suggestion = suggestion(causes, members(session.baseline))
+        result.profile.suggestion = suggestion(causes, members(session.baseline), settings=session.workload.remedies)
     arm.close()
     result.profile.tool = nsight.run(session, session.baseline)
     if result.profile.tool is not None and result.profile.tool.reason:

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import TrackingError
 from optexp.sweeps import resume, sweep
+from optexp.sweeps.check import prepared
 from optexp.sweeps.job import Job
 
 
@@ -33,6 +34,7 @@ class Engine(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.context, self.config = hydra_context, config
         self._ended, self._count, self._taken = 0, 0, set[str]()
+        self._known = dict[tuple[str, ...], DictConfig]()
 
     @abstractmethod
     def run_all(self, jobs: Sequence[Job]) -> None:
@@ -51,6 +53,14 @@ class Engine(Launcher):
         import torch
 
         return torch.cuda.is_available()
+
+    def check(self, job_overrides: Sequence[Sequence[str]]) -> None:
+        """Look at all jobs of a sweep before the first one starts, and remember their configurations for `launch`.
+
+        Raises:
+            ConfigError: one of them has a mistake.
+        """
+        self._known = prepared([self._load(overrides) for overrides in job_overrides], job_overrides)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs; results are read from their folders, so nothing is returned."""
@@ -80,11 +90,14 @@ class Engine(Launcher):
         """All jobs, before the first one starts: a mistake in the last one must not cost the others' time."""
         jobs = []
         for overrides in job_overrides:
-            config = self.context.config_loader.load_sweep_config(self.config, list(overrides))
+            config = self._known.get(tuple(overrides)) or self._load(overrides)
             with read_write(config.hydra), open_dict(config.hydra):
                 config.hydra.sweep.dir = str(folder)  # of an earlier sweep, where one is resumed
             jobs.append(Job(0, config, folder, resume.key(config)))
         return jobs
+
+    def _load(self, overrides: Sequence[str]) -> DictConfig:
+        return self.context.config_loader.load_sweep_config(self.config, list(overrides))
 
     def _numbered(
         self, composed: Sequence[Job], done: dict[str, Path], first: int

@@ -1,0 +1,27 @@
+"""PARENT: what is wrong with a request, found before anything is written or started."""
+
+from __future__ import annotations
+
+import torch
+from omegaconf import DictConfig
+
+from optexp.comparison.machine import choose_device
+from optexp.config import resolve
+from optexp.workload import Workload
+
+
+def refuse(config: DictConfig, workload: Workload | None = None, elsewhere: bool = False) -> None:
+    """Return where the configuration describes an experiment.
+
+    Args:
+        config: As Hydra composes it, without the node `hydra`.
+        workload: An object instead of the configuration's.
+        elsewhere: The job may run on another machine: its device need not be here.
+
+    Raises:
+        ConfigError: a key, a value, a strategy or a file is not as it must be; one sentence.
+    """
+    experiment = resolve(config, workload)
+    asked = experiment.device
+    device = asked if elsewhere and asked.startswith("cuda") else choose_device(asked)
+    experiment.workload.resolve(torch.device(device).type)

@@ -1,0 +1,84 @@
+"""The folder of a record: it belongs to one run, and a disk may refuse it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from optexp.errors import ConfigError
+from optexp.support.units import byte_size
+
+LEAST_BYTES = 8 * 2**20
+ADVICE = "name another folder, as in hydra.run.dir=/tmp/run"
+REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST}
+
+
+def claim(wanted: Path) -> Path:
+    """Make a new folder and return it: `wanted`, or where that exists `wanted-2`, `wanted-3`, ...
+
+    No other process can get the same one.
+
+    Raises:
+        ConfigError: no folder can be made there, or its disk is full.
+    """
+    require_room(wanted)
+    try:
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(_sentence(wanted, error)) from None
+    for number in count(1):
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(_sentence(wanted, error)) from None
+        return folder
+    raise AssertionError("there is always another number")
+
+
+def require_room(folder: Path) -> None:
+    """Raises ConfigError where the disk of a folder, which need not exist, has no room for a record."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
+    if (reason := full(there)) is not None:
+        raise ConfigError(f"cannot write {folder}: {reason}; {ADVICE}")
+
+
+def full(folder: Path) -> str | None:
+    """How much is free on the disk of a folder, in words, where that is too little for a record; else None."""
+    free = shutil.disk_usage(folder).free
+    return f"its disk has {byte_size(free)} left, and a record takes some MiB" if free < LEAST_BYTES else None
+
+
+def refusal(error: BaseException) -> str | None:
+    """A sentence where a disk or its permissions refused a file; None for an error of another kind."""
+    if not isinstance(error, OSError) or error.errno not in REFUSED:
+        return None
+    if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):  # no file's, as of a connection
+        return None
+    return _sentence(Path(os.fsdecode(error.filename)) if error.filename else None, error)
+
+
+def _sentence(path: Path | None, error: OSError) -> str:
+    return f"cannot write {path or 'a file'}: {error.strerror or error}; {ADVICE}"
+
+
+@contextmanager
+def tolerating(notes: list[str]) -> Iterator[None]:
+    """Write files of a record: a disk that refuses them costs them, not the result. Adds a note."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        where = f" {os.fsdecode(error.filename)}" if error.filename else ""
+        note = f"not written{where}: {reason}"
+        if error.errno not in REFUSED:
+            raise
+        if note not in notes:
+            notes.append(note)
