@@ -19,7 +19,7 @@ BESIDE = 2  # panels of one quantity in a row
 LETTERS = 12  # of the question that fit an inch
 LINE = 0.165  # of what is told below, in inches
 TOLD = 15.5  # its letters that fit an inch
-SVG = {"svg.fonttype": "none", "svg.hashsalt": "optexp"}  # text stays text; the same data gives the same bytes
+SVG: Any = {"svg.fonttype": "none", "svg.hashsalt": "optexp"}  # text stays text; the same data gives the same bytes
 
 
 def draw(study: Study, found: Sequence[Point], path: Path) -> bool:

@@ -92,7 +92,7 @@ def _result(name: str, values: dict[str, str], baseline: ArmSummary, compared: b
         [] if plain else [label or step],
         "cuda:0",
         0,
-        speedup=Speedup(*map(float, speedup.groups()), 0.99, 1) if speedup else None,
+        speedup=Speedup(float(speedup[1]), float(speedup[2]), float(speedup[3]), 0.99, 1) if speedup else None,
         baseline=baseline if compared else own,
         candidate=own if compared else ArmSummary(),
         measurement=Measurement(cost=Cost(break_even_steps=_steps(values.get("paid_back")))),
