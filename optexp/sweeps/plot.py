@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
@@ -19,6 +21,10 @@ BESIDE = 2  # panels of one quantity in a row
 LETTERS = 12  # of the question that fit an inch
 LINE = 0.165  # of what is told below, in inches
 TOLD = 15.5  # its letters that fit an inch
+OWN = {  # colours of a page
+    "#000000": "currentColor", "#ffffff": "var(--card)", "#444444": "var(--soft)", "#555555": "var(--soft)",
+    "#666666": "var(--soft)", "#777777": "var(--soft)",
+}  # fmt: skip
 SVG: Any = {"svg.fonttype": "none", "svg.hashsalt": "optexp"}  # text stays text; the same data gives the same bytes
 
 
@@ -49,6 +55,34 @@ def draw(study: Study, found: Sequence[Point], path: Path) -> bool:
     with rc_context(SVG):
         figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
     return True
+
+
+def as_svg(study: Study, found: Sequence[Point]) -> list[str]:
+    """Each panel as SVG for a page, whose colours of text, lines and card it takes over."""
+    drawn = []
+    for row in panels(study, found):
+        ends = shared(row)
+        for panel in row:
+            figure = Figure(figsize=(WIDTH, panel.height + 0.2), layout="constrained")
+            panel.draw(axes := figure.subplots(), ends)
+            if panel.numeric:
+                axes.set_title(panel.title, fontsize=9, loc="left")
+            text = io.StringIO()
+            with rc_context(SVG):
+                figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+            drawn.append(themed(text.getvalue()))
+    return drawn
+
+
+def themed(svg: str) -> str:
+    """An SVG without its frame and its fixed black and white."""
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(
+        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1
+    )
+    for fixed, own in OWN.items():
+        svg = svg.replace(fixed, own)
+    return svg
 
 
 def panels(study: Study, found: Sequence[Point]) -> list[list[Panel]]:

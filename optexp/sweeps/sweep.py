@@ -80,7 +80,7 @@ class SweepCallback(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Rank what the jobs wrote down, print it with the answer of a study, and close the parent run."""
         from optexp.reporting import summary, terminal
-        from optexp.sweeps import selection
+        from optexp.sweeps import page, selection
 
         folder, tags = Path(config.hydra.sweep.dir), {}
         try:
@@ -98,7 +98,9 @@ class SweepCallback(Callback):
                 console = terminal.output()
                 console.print("", terminal.sweep_table(results), "", sep="\n")
                 if study := Study.of(config):
-                    tags["mlflow.note.content"] = answer(study, _name(config), folder, console, list(found.values()))
+                    tags["mlflow.note.content"] = answer(study, _name(config), folder, console, found)
+                else:
+                    page.write(_name(config), found, folder)
                 console.print(terminal.locations(folder, _parent))
         finally:
             _finish("FINISHED", folder, tags)
@@ -221,14 +223,17 @@ def record(results: Sequence[Result], folder: Path) -> None:
     _plot([row for row in table if row["speedup"]], folder / "plots" / "speedup.png")
 
 
-def answer(study: Study, name: str, folder: Path, console: Console, results: Sequence[Result]) -> str:
-    """Print what a study found and write it down: a page, and a picture. Returns the page without the picture."""
+def answer(study: Study, name: str, folder: Path, console: Console, results: Mapping[Path, Result]) -> str:
+    """Print what a study found and write it down: pages, and a picture. Returns the page without the picture."""
+    from markupsafe import Markup
+
     from optexp.reporting import terminal
-    from optexp.sweeps.plot import draw
+    from optexp.sweeps import page
+    from optexp.sweeps.plot import as_svg, draw, tell
     from optexp.sweeps.study import completed, markdown, points, remarks, table
 
     steps = [str(OmegaConf.select(OmegaConf.load(job / ".hydra" / "config.yaml"), STEP) or "") for job in jobs(folder)]
-    finished = list(zip(results, steps, strict=True))
+    finished = list(zip(results.values(), steps, strict=True))
     study = completed(study, finished)
     found = points(study, finished)
     console.print(terminal.study_table(study.question, *table(study, found)), "", sep="\n")
@@ -236,6 +241,9 @@ def answer(study: Study, name: str, folder: Path, console: Console, results: Seq
         console.print(remark, "", sep="\n", soft_wrap=True)
     picture = Path("plots") / f"{name}.png"
     drawn = draw(study, found, folder / picture)
+    shown = [*map(Markup, as_svg(study, found))]
+    told = page.Answer(study.question, shown, tell(study, found), remarks(study, found), *table(study, found))
+    page.write(name, results, folder, told)
     (folder / "study.md").write_text(markdown(name, study, found, str(picture) if drawn else None))
     return markdown(name, study, found)
 
