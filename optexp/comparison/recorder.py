@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from optexp.comparison.session import Session
 from optexp.config import search_path
 from optexp.errors import ConfigError, TrackingError
-from optexp.reporting import compiler_page, report, terminal, tracking, waterfall
+from optexp.reporting import card, compiler_page, report, terminal, tracking, waterfall
 from optexp.reporting.tracking import Run
 from optexp.result import Problem, Result, Verdict
 from optexp.workers.serving import describe
@@ -57,6 +57,7 @@ class Recorder:
         with self.session.working("record", "writing the report"):
             self._write(result)
             waterfall.draw(result, self.output)
+            card.write(result, self.output)
             report.write(result, self.output / "report.html")
             compiler_page.write(result, self.output)
         self.session.progress.stop()

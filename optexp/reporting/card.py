@@ -19,7 +19,8 @@ from optexp.support.units import duration
 
 CARD, PICTURE = "card.md", "plots/card.png"
 HEADING = re.compile(r"# --- (.*?) ?-*$")  # of a section of repro.py
-WIDTH, LINE, LETTERS = 8.0, 0.21, 100  # of the picture in inches, of a line of text, and its letters
+WIDTH, LINE, LETTERS = 8.0, 0.165, 110  # of the picture in inches, of a line of text, and its letters
+FEW = 8  # lines to paste that have room in the picture
 GREEN, GREY, INK = "#1a7f37", "#9aa3ad", "#1c2128"
 
 
@@ -35,8 +36,10 @@ class Card:
 
 
 def write(result: Result, folder: Path) -> None:
-    """Both files; none where there is nothing to propose."""
+    """Both files; none where there is nothing to propose, also none of before a sweep corrected the verdict."""
     if not proposed(result):
+        for name in (CARD, PICTURE):
+            (folder / name).unlink(missing_ok=True)
         return
     found = card(result, folder)
     (folder / CARD).write_text(markdown(found))
@@ -126,6 +129,8 @@ def draw(found: Card, times: list[TimeBar], ends: Interval | None, path: Path) -
     from matplotlib.figure import Figure  # takes half a second to import
 
     told = [fill(f"{name}: {text}", LETTERS, subsequent_indent="    ") for name, text in found.facts]
+    code = found.paste.splitlines()
+    told += ["", *code] if 0 < len(code) <= FEW else []
     below = LINE * sum(text.count("\n") + 1 for text in told) + 0.15
     figure = Figure(figsize=(WIDTH, below + 1.9), layout="constrained", facecolor="white")
     grid = figure.add_gridspec(2, 2, height_ratios=(1.1, below))

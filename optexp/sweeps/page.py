@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, log
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 from omegaconf import OmegaConf
 
 from optexp.reporting import front, report, summary
-from optexp.result import Result, Verdict
+from optexp.result import ArmSummary, Result, Verdict
 from optexp.support.units import at_least, ratio
+from optexp.sweeps.curves import curves
 
 WIDTH, MARGIN = 300, 8  # of an interval, in pixels
 PAGE, CSV, TABLE = "report.html", "table.csv", "table.md"
@@ -72,7 +75,7 @@ class Heat:
 class Answer:
     """What a study adds.
 
-    pictures: panels as SVG;  told: the reasons, in lines;  heads, rows: its table
+    pictures: panels as SVG;  told: the reasons, in lines;  heads, rows: its table;  raw: the same as numbers
     """
 
     question: str
@@ -81,11 +84,12 @@ class Answer:
     remarks: list[str]
     heads: list[str]
     rows: list[list[str]]
+    raw: tuple[list[str], list[list[Any]]]
 
 
 @dataclass(frozen=True)
 class Page:
-    """one: place of a ratio of 1 in each interval, in pixels"""
+    """one: place of a ratio of 1 in each interval, in pixels;  curves: panels as SVG, of a sweep over a number"""
 
     name: str
     claim: str
@@ -97,6 +101,7 @@ class Page:
     one: float
     heat: Heat | None
     answer: Answer | None
+    curves: list[Markup] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
 
@@ -106,8 +111,8 @@ def write(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer |
     made = page(name, jobs, folder, answer)
     (folder / PAGE).write_text(report.templates().get_template("sweep.html.j2").render(page=made))
     heads, rows = (answer.heads, answer.rows) if answer else (made.heads, made.rows)
-    (folder / CSV).write_text(as_csv(heads, rows))
     (folder / TABLE).write_text(as_markdown(heads, rows))
+    (folder / CSV).write_text(as_csv(*(answer.raw if answer else raw(jobs))))
 
 
 def page(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer | None = None) -> Page:
@@ -140,21 +145,23 @@ def page(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer | 
         scale.x(1.0),
         heat(order, titles, places),
         answer,
+        [] if answer else [*map(Markup, curves(results))],
         HEADS,
         [_cells(r, titles[id(r)], places[id(r)]) for r in order],
     )
 
 
 def _link(job: Path, folder: Path) -> str:
-    place = job.absolute() / "report.html"
-    return str(place.relative_to(folder.absolute())) if place.is_file() else ""
+    return os.path.relpath(job / "report.html", folder) if (job / "report.html").is_file() else ""
 
 
 def checks(results: Sequence[Result]) -> list[tuple[bool, str]]:
     """How many jobs were verified, and which were not, in words."""
     compared = [result for result in results if result.verdict is not Verdict.PROFILED]
     right = [result for result in compared if result.equivalence and result.equivalence.ok]
-    found = [(True, f"{len(right)} of {len(compared)} jobs passed verification against fp64")] if compared else []
+    found = (
+        [(bool(right), f"{len(right)} of {len(compared)} jobs passed verification against fp64")] if compared else []
+    )
     wrong = [
         r for r in compared if r.verdict in (Verdict.NOT_EQUIVALENT, Verdict.UNVERIFIED, Verdict.INVALID, Verdict.ERROR)
     ]
@@ -237,7 +244,7 @@ def heat(order: Sequence[Result], titles: Mapping[int, str], places: Mapping[int
 
 
 def _cells(result: Result, title: str, link: str) -> list[str]:
-    found, arm = result.speedup if result.verdict.measured else None, summary.shown(result)
+    found, arm = result.speedup if result.verdict.measured else None, _timed(result)
     ends = [f"{at_least(found.low)}", f"{found.estimate:.3g}", f"{found.high:.3g}"] if found else ["", "", ""]
     return [
         link.partition("/")[0],
@@ -251,7 +258,23 @@ def _cells(result: Result, title: str, link: str) -> list[str]:
     ]
 
 
-def as_csv(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _timed(result: Result) -> ArmSummary:
+    """The arm that a row is about, without times where the verdict lets none be shown."""
+    shown = summary.shown(result)
+    return shown if result.verdict.measured or result.verdict is Verdict.PROFILED else shown.untimed()
+
+
+def raw(jobs: Mapping[Path, Result]) -> tuple[list[str], list[list[Any]]]:
+    """The table as numbers, for other programs: times in µs, memory in MiB."""
+    rows = list[list[Any]]()
+    for (job, result), title in zip(jobs.items(), summary.titles([*jobs.values()]), strict=True):
+        found, arm = result.speedup if result.verdict.measured else None, _timed(result)
+        ends = [found.low, found.estimate, found.high] if found else [None] * 3
+        rows.append([job.name, title, result.label, str(result.verdict), *ends, arm.step_us, arm.peak_mib])
+    return [*HEADS[:4], "speedup_low", "speedup", "speedup_high", "step_us", "peak_mib"], rows
+
+
+def as_csv(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([heads, *rows])
     return text.getvalue()

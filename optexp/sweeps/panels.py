@@ -186,13 +186,22 @@ def _bars(axes: Any, panel: Panel) -> None:
     axes.set_yticks(range(len(panel.points)), _names(panel), fontsize=8)
     axes.set_ylim(len(panel.points) - 0.4, -0.6)
     highest = panel.ends()[1]
-    axes.set_xlim(0, 1.6 * highest if highest > 0 else 1)
+    axes.set_xlim(0, 1.75 * highest if highest > 0 else 1)
+    axes.tick_params(axis="x", labelsize=8)
     axes.set_title(panel.title, fontsize=9, loc="left")
     if panel.y == "speedup":
         axes.axvline(1, color="black", linewidth=1, zorder=0.5)
     kinds = dict.fromkeys(_kind(point, panel.y) for point in panel.drawn)
     if len(kinds) > 1:
-        axes.legend(handles=[*map(_legend, kinds)], frameon=False, fontsize=8, loc="lower right")
+        axes.legend(
+            handles=[*map(_legend, kinds)],
+            frameon=False,
+            fontsize=8,
+            loc="lower right",
+            bbox_to_anchor=(1, 1),
+            ncols=4,
+            borderpad=0,
+        )
 
 
 def _beside(axes: Any, x: float, place: float, text: str, **style: str) -> None:

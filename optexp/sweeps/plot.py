@@ -16,6 +16,7 @@ from optexp.sweeps.panels import Panel, drawable, label
 from optexp.sweeps.study import Point, Study, heading
 
 WIDTH = 5.5  # of a panel, in inches
+NARROW = 4.6  # of a panel in a page: its letters are to be read on a phone
 WIDEST = 15.0  # of a picture, in inches
 BESIDE = 2  # panels of one quantity in a row
 LETTERS = 12  # of the question that fit an inch
@@ -63,7 +64,7 @@ def as_svg(study: Study, found: Sequence[Point]) -> list[str]:
     for row in panels(study, found):
         ends = shared(row)
         for panel in row:
-            figure = Figure(figsize=(WIDTH, panel.height + 0.2), layout="constrained")
+            figure = Figure(figsize=(NARROW, panel.height), layout="constrained")
             panel.draw(axes := figure.subplots(), ends)
             if panel.numeric:
                 axes.set_title(panel.title, fontsize=9, loc="left")

@@ -219,7 +219,7 @@ def remarks(study: Study, found: Sequence[Point]) -> list[str]:
         )
     noise = between_jobs(found)
     if "gain" in study.columns:
-        known = f"Runs of one program differed by up to {ratio(noise)} here: less is noise" if noise else NO_NOISE
+        known = f"Runs of one program differed by up to {noise - 1:.1%} here: less is noise" if noise else NO_NOISE
         sentences.append(f"{heading('gain')}: of jobs that ran one after the other, so it has no interval. {known}.")
     elif noise and noise > APART:
         sentences.append(
@@ -385,6 +385,23 @@ def table(study: Study, found: Sequence[Point]) -> tuple[list[str], list[list[st
     names = [*(heading(name) for name in study.columns), "verdict"]
     filled = [index for index in range(len(names)) if any(row[index] for row in rows)]
     return [names[i] for i in filled], [[row[i] for i in filled] for row in rows]
+
+
+def raw(study: Study, found: Sequence[Point]) -> tuple[list[str], list[list[Any]]]:
+    """The same as numbers, for other programs: names as the study has them, values in the unit of records."""
+    ends = ("low", "high")
+    rows = [
+        [*(point.value(name) for name in study.columns), *_ends(point), _decided(point), point.arm] for point in found
+    ]
+    return [*study.columns, *(f"speedup_{end}" for end in ends), "verdict", "of"], rows
+
+
+def _decided(point: Point) -> str:
+    return "" if point.arm == "baseline" and point.result.strategy else str(point.result.verdict)
+
+
+def _ends(point: Point) -> tuple[float | None, float | None]:
+    return point.interval("speedup") or (None, None)
 
 
 def markdown(name: str, study: Study, found: Sequence[Point], picture: str | None = None) -> str:

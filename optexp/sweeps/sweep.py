@@ -158,7 +158,7 @@ def jobs(folder: Path) -> list[Path]:
 
 def correct(config: DictConfig, job: Path, first: Result, result: Result) -> None:
     """Make a job's record and its MLflow run say what the sweep found; a record that is replaced stays in by_itself."""
-    from optexp.reporting import report
+    from optexp.reporting import card, report
 
     if result.by_itself and result.by_itself.again:
         (job / "by_itself").mkdir(exist_ok=True)
@@ -171,6 +171,7 @@ def correct(config: DictConfig, job: Path, first: Result, result: Result) -> Non
         (job / NAME).unlink(missing_ok=True)
         result.notes = [note for note in result.notes if not note.startswith(NAME)]
     result.write(job / "result.json")
+    card.write(result, job)
     report.write(result, job / "report.html")
     if config.tracking.enabled:
         from optexp.reporting import tracking
@@ -230,7 +231,7 @@ def answer(study: Study, name: str, folder: Path, console: Console, results: Map
     from optexp.reporting import terminal
     from optexp.sweeps import page
     from optexp.sweeps.plot import as_svg, draw, tell
-    from optexp.sweeps.study import completed, markdown, points, remarks, table
+    from optexp.sweeps.study import completed, markdown, points, raw, remarks, table
 
     steps = [str(OmegaConf.select(OmegaConf.load(job / ".hydra" / "config.yaml"), STEP) or "") for job in jobs(folder)]
     finished = list(zip(results.values(), steps, strict=True))
@@ -242,7 +243,9 @@ def answer(study: Study, name: str, folder: Path, console: Console, results: Map
     picture = Path("plots") / f"{name}.png"
     drawn = draw(study, found, folder / picture)
     shown = [*map(Markup, as_svg(study, found))]
-    told = page.Answer(study.question, shown, tell(study, found), remarks(study, found), *table(study, found))
+    told = page.Answer(
+        study.question, shown, tell(study, found), remarks(study, found), *table(study, found), raw(study, found)
+    )
     page.write(name, results, folder, told)
     (folder / "study.md").write_text(markdown(name, study, found, str(picture) if drawn else None))
     return markdown(name, study, found)

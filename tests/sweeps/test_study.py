@@ -236,7 +236,7 @@ def test_rows_of_different_jobs_come_with_what_noise_is() -> None:
     found = points(asked, jobs)
     (remark,) = remarks(asked, found)
     assert "no interval" in remark
-    assert "differed by up to 1.09×" in remark  # 104 and 95 µs of one program
+    assert "differed by up to 9.5%" in remark  # 104 and 95 µs of one program
     assert [point.cell("gain") for point in found] == ["1.00×", "undecided, 0.99×", "1.90×"]
     (remark,) = remarks(asked, points(asked, [(compared(8, "amp", 100, 50), "")]))
     assert "stays unknown" in remark
