@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, log
@@ -15,6 +16,8 @@ WIDTH, HEIGHT, MARGIN = 360, 96, 34  # of the interval, in pixels
 ROOM = 0.12  # beside what is shown, of its logarithm
 CLOSE = 46  # pixels between labels that would run into each other
 EVIDENCE = 3  # sentences on the top of a page
+SEED = re.compile(r" \(seed \d+, step \d+\)")
+FAILED = [verdict for verdict in Verdict if not verdict.measured and verdict is not Verdict.PROFILED]
 TONES = {
     "FASTER": "good", "SAME": "calm", "PROFILED": "calm", "VERIFIED": "good",
     "INCONCLUSIVE": "warn", "UNSUPPORTED": "warn", "NOT_ENGAGED": "warn",
@@ -82,17 +85,26 @@ class Front:
 
 def front(result: Result) -> Front:
     """What a reader sees first."""
-    claim, bracket, basis = result.headline.partition(" (")
+    claim, basis = parts(result.headline)
     alone = result.profile.baseline if result.verdict is Verdict.PROFILED else None
     return Front(
         claim,
-        bracket + basis,
+        basis,
         bars(result),
         interval(result),
         dict(summary.parts(alone.metrics)) if alone else {},
         checks(result),
         to_do(result),
     )
+
+
+def parts(headline: str) -> tuple[str, str]:
+    """A headline's claim and what it rests on. Seeds of fifteen digits are for the section on equivalence."""
+    verdict, colon, reason = headline.partition(": ")
+    if colon and verdict in FAILED:
+        return f"{verdict}:", f" {SEED.sub('', reason)}"
+    claim, bracket, basis = headline.partition(" (")
+    return claim, bracket + basis
 
 
 def tone(verdict: str) -> str:
@@ -139,9 +151,10 @@ def _apart(labels: Sequence[Tick]) -> list[Tick]:
 
 def checks(result: Result) -> list[tuple[bool, str]]:
     """What was verified, and the evidence that each strategy engaged."""
-    found = (
-        [(result.equivalence.ok, summary.verified(result))] if summary.verified(result) and result.equivalence else []
-    )
+    seen, text = result.equivalence, summary.verified(result)
+    found = list[tuple[bool, str]]()
+    if seen and text and (seen.ok or seen.headline not in result.headline):  # else the headline says it
+        found.append((seen.ok, SEED.sub("", text)))
     proofs = zip(result.evidence, summary.evidence(result), strict=True)
     return [*found, *[(proof.engaged, text) for proof, text in proofs][:EVIDENCE]]
 
@@ -157,6 +170,8 @@ def to_do(result: Result) -> list[str]:
     """What a reader does with the verdict, then what to try next."""
     if proposed(result):
         first = USE if result.verdict is Verdict.FASTER else f"{USE} It takes the same time and less memory."
+    elif result.search is not None and result.speedup is None:
+        first = result.search.decision  # nothing was kept
     else:
         first = summary.what_now(result) or LEAVE.get(result.verdict, "")
     suggestion = summary.suggestion(result) if result.verdict.measured or result.verdict is Verdict.PROFILED else ""

@@ -325,7 +325,8 @@ def _paid_back(point: Point) -> Any:
 
 def _why(point: Point) -> str:
     if point.result.verdict is Verdict.PROFILED:
-        return summary.reason(point.result).replace("_", " ")
+        label, bracket, why = summary.reason(point.result).partition(" (")
+        return label.replace("_", " ") + bracket + why
     reasons = [line for line in point.result.explanation if not line.endswith(":")]
     return next(iter(reasons), "") if point.arm == "candidate" else ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,12 +21,23 @@ def test_a_picture_only_where_a_speedup_may_be_shown(verdict: Verdict) -> None:
     found = front.front(RESULTS[verdict])
     assert bool(found.interval) == verdict.measured
     assert bool(found.bars) == (verdict.measured or verdict is Verdict.PROFILED)
-    assert found.claim + found.basis == RESULTS[verdict].headline
+    assert found.claim + found.basis == re.sub(r" \(seed \d+, step \d+\)", "", RESULTS[verdict].headline)
 
 
 @pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict is not Verdict.PROFILED])
 def test_every_verdict_says_what_to_do(verdict: Verdict) -> None:
     assert front.to_do(replace(RESULTS[verdict], strategy=["fusion"]))
+
+
+def test_a_failure_is_said_once_and_without_fifteen_digits() -> None:
+    wrong, reason = RESULTS["NOT_EQUIVALENT"], "output fails G1 (seed 197462600762038, step 0)"
+    assert wrong.equivalence is not None
+    found = replace(
+        wrong, headline=f"NOT_EQUIVALENT: {reason}", equivalence=replace(wrong.equivalence, headline=reason)
+    )
+    top = front.front(found)
+    assert (top.claim, top.basis) == ("NOT_EQUIVALENT:", " output fails G1")
+    assert reason not in [text for _, text in top.checks]
 
 
 def test_bars_are_as_long_as_steps() -> None:
