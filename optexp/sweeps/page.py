@@ -138,7 +138,7 @@ def page(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer | 
         f"{len(results)} jobs: {counts}. {device}.",
         tone,
         checks(results),
-        commands(jobs, titles),
+        commands(jobs, titles) or suggestions(results, titles),
         [_row(r, titles[id(r)], places[id(r)], scale) for r in order]
         if any(r.verdict.measured for r in results)
         else [],
@@ -177,6 +177,15 @@ def commands(jobs: Mapping[Path, Result], titles: Mapping[int, str]) -> list[tup
             if known is None or known[1].speedup is None or result.speedup.low > known[1].speedup.low:
                 best[titles[id(result)]] = job, result
     return [(f"{title}: {result.label}", _command(job)) for title, (job, result) in best.items()]
+
+
+def suggestions(results: Sequence[Result], titles: Mapping[int, str]) -> list[tuple[str, str]]:
+    """What profiles propose, where nothing was compared; once for all programs that it is said of."""
+    said: dict[str, list[str]] = {}
+    for result in results:
+        if result.verdict is Verdict.PROFILED and (text := summary.suggestion(result)):
+            said.setdefault(text, []).append(titles[id(result)])
+    return [(f"{', '.join(programs)}: {text}", "") for text, programs in said.items()]
 
 
 def _command(job: Path) -> str:

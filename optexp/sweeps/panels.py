@@ -263,5 +263,6 @@ def _stacked(axes: Any, panel: Panel) -> None:
     axes.set_yticks(range(len(found)), names, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
+    axes.tick_params(axis="x", labelsize=8)
     axes.set_title(panel.title, fontsize=9, loc="left")
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))

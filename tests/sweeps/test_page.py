@@ -95,6 +95,13 @@ def test_no_map_where_one_thing_varies() -> None:
     assert page.heat(results[:1], titles, places) is None
 
 
+def test_profiles_propose_what_to_try() -> None:
+    profile = replace(FASTER.profile, suggestion="strategy=fusion: small kernels")
+    results = [replace(job(name, "x"), verdict=Verdict.PROFILED, profile=profile) for name in ("mlp", "gelu")]
+    titles = {id(result): result.workload for result in results}
+    assert page.suggestions(results, titles) == [("mlp, gelu: strategy=fusion: small kernels", "")]
+
+
 def test_a_sweep_over_a_number_is_a_curve() -> None:
     sizes = [job("mlp", "fusion", dim=size) for size in (64, 256, 1024)]
     found = scaling(sizes)
