@@ -94,7 +94,9 @@ def drawable(value: Any) -> bool:
 
 
 def label(point: Point, names: Iterable[str]) -> str:
-    return " · ".join(filter(None, (point.cell(name) for name in names)))
+    """What a point is called, without values that another part has in brackets: fusion[backend=eager] has eager."""
+    parts = [cell for name in names if (cell := point.cell(name))]
+    return " · ".join(part for part in parts if not any(f"={part}]" in other for other in parts))
 
 
 def _outside(point: Point, panel: Panel) -> tuple[float, float] | None:
@@ -111,10 +113,11 @@ def _outside(point: Point, panel: Panel) -> tuple[float, float] | None:
 
 def _lines(axes: Any, panel: Panel, ends: tuple[float, float]) -> None:
     size, study, drawn = panel.scale[1], panel.study, panel.drawn
+    every = list(dict.fromkeys(label(point, study.by) for point in panel.every))
     for name, line in by_label(panel).items():
         line.sort(key=lambda point: float(point.value(panel.x)))
         across, up = [p.value(panel.x) for p in line], [p.value(panel.y) / size for p in line]
-        (shown,) = axes.plot(across, up, marker="o", label=name, linewidth=1.6)
+        (shown,) = axes.plot(across, up, marker="o", label=name, linewidth=1.6, color=f"C{every.index(name) % 10}")
         for point, x, y in zip(line, across, up, strict=True):
             if point.doubtful(panel.y):
                 axes.plot(x, y, "o", color=shown.get_color(), markerfacecolor="white", zorder=3)
@@ -134,8 +137,9 @@ def _lines(axes: Any, panel: Panel, ends: tuple[float, float]) -> None:
             Line2D([], [], marker="o", linestyle="none", color="#555", markerfacecolor="white", label=UNDECIDED)
         )
     if handles:
+        below = {"loc": "upper left", "bbox_to_anchor": (0, -0.16), "ncols": 4}  # where it hides no point
         title = " · ".join(map(heading, study.by))
-        axes.legend(handles=handles, title=title, frameon=False, fontsize=8, title_fontsize=8)
+        axes.legend(handles=handles, title=title, frameon=False, fontsize=8, title_fontsize=8, **below)
 
 
 def by_label(panel: Panel) -> dict[str, list[Point]]:

@@ -21,6 +21,7 @@ WIDEST = 15.0  # of a picture, in inches
 BESIDE = 2  # panels of one quantity in a row
 LETTERS = 12  # of the question that fit an inch
 LINE = 0.165  # of what is told below, in inches
+NAMED = 6  # points of one reason
 TOLD = 15.5  # its letters that fit an inch
 OWN = {  # colours of a page
     "#000000": "currentColor", "#ffffff": "var(--card)", "#444444": "var(--soft)", "#555555": "var(--soft)",
@@ -112,8 +113,14 @@ def tell(study: Study, found: Sequence[Point]) -> list[str]:
             if (text := point.cell(name)) and not (point.arm == "baseline" and point.result.strategy):
                 said.setdefault(text, []).append(label(point, _apart(study, found)))
         lines += [f"{heading(name)}:"] * bool(said)
-        lines += [f"   {', '.join(dict.fromkeys(points))}: {text}" for text, points in said.items()]
+        lines += [f"   {_several(list(dict.fromkeys(points)))}: {text}" for text, points in said.items()]
     return lines
+
+
+def _several(names: Sequence[str]) -> str:
+    """Names in a row, not more than somebody reads."""
+    rest = len(names) - NAMED
+    return ", ".join(names) if rest <= 1 else f"{', '.join(names[:NAMED])} and {rest} more"
 
 
 def _apart(study: Study, found: Sequence[Point]) -> list[str]:
@@ -132,4 +139,4 @@ def shared(row: Sequence[Panel]) -> tuple[float, float] | None:
 
 def _text(axes: Any, lines: Sequence[str]) -> None:
     axes.axis("off")
-    axes.text(0, 1, "\n".join(lines), va="top", fontsize=8, transform=axes.transAxes)
+    axes.annotate("\n".join(lines), (0.02, 1), xycoords=("figure fraction", "axes fraction"), va="top", fontsize=8)

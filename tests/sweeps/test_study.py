@@ -329,6 +329,17 @@ def assert_all_inside(axes: Any, panel: Panel) -> None:
         )
 
 
+def test_a_line_has_its_colour_in_every_panel() -> None:
+    asked = study(y=["step_us", "speedup"], by="arm")
+    found = points(asked, [(compared(size, "amp", 100, 50), "") for size in (8, 16)])
+    ((times, speedups),) = panels(asked, found)
+    drawn = []
+    for panel in (times, speedups):
+        panel.draw(axes := Figure().subplots())
+        drawn.append({line.get_label(): line.get_color() for line in axes.lines})
+    assert drawn[0]["amp"] == drawn[1]["amp"] != drawn[0]["baseline"]
+
+
 def test_an_axis_has_one_unit() -> None:
     asked = study(by="arm")
     jobs = [(compared(size, "amp", 1000.0 * size, 50), "") for size in (8, 16)]
@@ -360,6 +371,9 @@ def test_reasons_stand_below_the_picture_once() -> None:
     for job, _ in jobs:
         job.explanation = ["20 launches became 1"]
     assert tell(asked, points(asked, jobs)) == ["why:", "   8 · amp, 16 · amp: 20 launches became 1"]
+    many = [(replace(jobs[0][0], config={**jobs[0][0].config, "workload.size": size}), "") for size in range(20)]
+    assert tell(asked, points(asked, many))[1].startswith("   0 · amp, 1 · amp")
+    assert "5 · amp and 14 more: 20 launches" in tell(asked, points(asked, many))[1]
 
 
 def test_no_figure_stands_where_none_may_be_shown() -> None:
