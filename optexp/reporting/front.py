@@ -171,7 +171,7 @@ def to_do(result: Result) -> list[str]:
     if proposed(result):
         first = USE if result.verdict is Verdict.FASTER else f"{USE} It takes the same time and less memory."
     elif result.search is not None and result.speedup is None:
-        first = result.search.decision  # nothing was kept
+        first = ""  # nothing was kept, which the decision says
     else:
         first = summary.what_now(result) or LEAVE.get(result.verdict, "")
     suggestion = summary.suggestion(result) if result.verdict.measured or result.verdict is Verdict.PROFILED else ""
