@@ -218,7 +218,7 @@ def remarks(study: Study, found: Sequence[Point]) -> list[str]:
             " calibration-*.json from ~/.cache/optexp and run again on a quiet machine."
         )
     noise = between_jobs(found)
-    if "gain" in study.columns:
+    if any(point.cell("gain") for point in found) and "gain" in study.columns:
         known = f"Runs of one program differed by up to {noise - 1:.1%} here: less is noise" if noise else NO_NOISE
         sentences.append(f"{heading('gain')}: of jobs that ran one after the other, so it has no interval. {known}.")
     elif noise and noise > APART:
