@@ -456,6 +456,7 @@ def test_profiles_are_listed_in_their_order_with_time_and_reason(capsys: pytest.
 
 def test_job_2_comes_before_job_10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "_started", 0.0)
+    monkeypatch.setattr(sweep, "_expected", [])  # of a sweep that ran here before
     for number in range(11):
         (tmp_path / str(number) / ".hydra").mkdir(parents=True)
         (tmp_path / str(number) / ".hydra" / "config.yaml").touch()
