@@ -31,7 +31,7 @@ LEAVE = {
     " measurement=rigorous measures in more processes.",
     Verdict.UNSUPPORTED: "Follow the reason above, or leave the strategy out.",
     Verdict.VERIFIED: "The results are right. Without verify=only the same command times them.",
-    Verdict.ERROR: "Mend what the traceback below shows; the command at the end of this page runs it again.",
+    Verdict.ERROR: "Mend what is named below, and run the same command again.",
 }
 
 
@@ -116,7 +116,7 @@ def bars(result: Result) -> list[TimeBar]:
     """Step times of both arms, or of the one that was profiled; none where no speedup may be shown."""
     if not (result.verdict.measured or result.verdict is Verdict.PROFILED):
         return []
-    arms = [("baseline", result.baseline)]
+    arms = [(str(result.config.get("baseline") or "baseline"), result.baseline)]
     if result.verdict.measured:
         arms.append((result.label if result.strategy else "candidate", result.candidate))
     times = {name: arm.step_us for name, arm in arms if arm.step_us}

@@ -68,6 +68,7 @@ def templates() -> Environment:
         "file": lambda place: "/".join(str(place).split("/")[-2:]),
         "bytes": byte_size,
         "signed_bytes": signed_bytes,
+        "unit": lambda text: str(text).replace(" ", "\u00a0", 1),  # a number keeps its unit
         "words": lambda name: str(name).replace("_", " "),
     }
     return environment

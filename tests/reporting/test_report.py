@@ -22,7 +22,7 @@ from optexp.reporting.wording import GATES
 from optexp.result import Result, Verdict
 
 RESULTS = {path.stem.upper(): Result.read(path) for path in (Path(__file__).parents[1] / "results").glob("*.json")}
-VOID = {"meta", "link", "br", "img"}
+VOID = {"meta", "link", "br", "img", "wbr"}
 
 
 class Outline(HTMLParser):
