@@ -17,7 +17,7 @@ from optexp.comparison.session import Session
 from optexp.config import search_path
 from optexp.errors import ConfigError, TrackingError
 from optexp.records.folder import tolerating
-from optexp.reporting import compiler_page, report, terminal, tracking, waterfall
+from optexp.reporting import card, compiler_page, report, terminal, tracking, waterfall
 from optexp.reporting.tracking import Run
 from optexp.result import Problem, Result, Verdict
 from optexp.workers.serving import describe
@@ -62,6 +62,7 @@ class Recorder:
         with self.session.working("record", "writing the report"), tolerating(result.notes):
             self._write(result)
             waterfall.draw(result, self.output)
+            card.write(result, self.output)
             report.write(result, self.output / "report.html")
             compiler_page.write(result, self.output)
         self.session.progress.stop()

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from omegaconf import OmegaConf
 
-from optexp.reporting import summary
+from optexp.reporting import card, front, summary
 from optexp.reporting.sections import SECTIONS, Page
 from optexp.result import Result
 from optexp.support.units import byte_size, duration, ratio, signed_bytes
@@ -18,15 +18,25 @@ from optexp.support.units import byte_size, duration, ratio, signed_bytes
 
 def write(result: Result, path: Path) -> None:
     """Render `result` as a page of its own at `path`."""
-    path.write_text(render(result, command(result, path.parent)))
+    path.write_text(render(result, command(result, path.parent), card.paste(result, path.parent)[0]))
 
 
-def render(result: Result, command: str = "") -> str:
-    """The page: every section that has something to show."""
+def render(result: Result, command: str = "", paste: str = "") -> str:
+    """The page: its top, then every section that has something to show.
+
+    Args:
+        paste: The lines that a program takes over where the stack is worth proposing.
+    """
     environment, page = templates(), Page(result, command)
     shown = ((name, data) for name, section in SECTIONS.items() if (data := section(page)) is not None)
     sections = [environment.get_template(f"sections/{name}.html.j2").render(section=data) for name, data in shown]
-    return environment.get_template("report.html.j2").render(result=result, sections=[*map(Markup, sections)])
+    return environment.get_template("report.html.j2").render(
+        result=result,
+        front=front.front(result),
+        tone=front.tone(result.verdict),
+        paste=paste if front.proposed(result) else "",
+        sections=[*map(Markup, sections)],
+    )
 
 
 def fragment(result: Result) -> str:
@@ -58,6 +68,7 @@ def templates() -> Environment:
         "file": lambda place: "/".join(str(place).split("/")[-2:]),
         "bytes": byte_size,
         "signed_bytes": signed_bytes,
+        "unit": lambda text: str(text).replace(" ", "\u00a0", 1),  # a number keeps its unit
         "words": lambda name: str(name).replace("_", " "),
     }
     return environment

@@ -63,11 +63,6 @@ def section(function: S) -> S:
 
 
 @section
-def what_now(page: Page) -> str | None:
-    return summary.what_now(page.result) or None
-
-
-@section
 def error(page: Page) -> Problem | None:
     return page.result.error
 
@@ -136,11 +131,6 @@ def predicted(page: Page) -> Predicted | None:
     """The most that strategies can gain, by their own bounds."""
     rows, tested = page.result.profile.predictions, summary.prediction(page.result)
     return Predicted(rows, tested) if page.has_figures and (rows or tested) else None
-
-
-@section
-def try_next(page: Page) -> str | None:
-    return summary.suggestion(page.result) or None if figures(page) else None
 
 
 @dataclass(frozen=True)

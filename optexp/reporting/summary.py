@@ -47,6 +47,8 @@ CLOCKS = {
 }
 
 OTHERWISE = 1.25  # a speedup that differs by this factor from the headline's is worth a line
+COUNTED = 2**-10  # MiB: a ratio to less memory is a ratio to nothing
+NOTICED = 1.0  # MiB: less memory beside the peak is bookkeeping of torch, and says nothing of the program
 AT_LOW = "at the low end of the interval"
 
 Unit = Callable[[float], str]
@@ -97,7 +99,7 @@ def rows(result: Result, details: bool = False) -> list[Row]:
         _row("power", before.power_w, after.power_w, watts, "more", "less"),
         _row("GPU utilisation (NVML)", before.utilisation, after.utilisation, share, "more", "less"),
         _row("peak memory", _worth_saying(before.peak_mib), _worth_saying(after.peak_mib), mebibytes, "more", "less"),
-        *(_row(name, *_profiled(result, key), mebibytes, "more", "less") for name, key in MEMORY.items()),
+        *(_row(name, *_noticed(result, key), mebibytes, "more", "less") for name, key in MEMORY.items()),
         _row("kernels/step", before.kernels, after.kernels, count, "more", "fewer"),
         _row("GPU busy", before.gpu_busy, after.gpu_busy, share, "more", "less"),
         _row("set-up", before.setup_s, after.setup_s, duration, "longer", "shorter"),
@@ -153,7 +155,13 @@ def _profiled(result: Result, metric: str) -> tuple[float | None, float | None]:
 
 def _worth_saying(mib: float | None) -> float | None:
     """An amount of memory; None below 1 KiB, which no step notices."""
-    return None if mib is not None and mib < 2**-10 else mib
+    return None if mib is not None and mib < COUNTED else mib
+
+
+def _noticed(result: Result, metric: str) -> tuple[float | None, float | None]:
+    """Memory beside the peak in both arms, unless neither has an amount that says something."""
+    before, after = _profiled(result, metric)
+    return (before, after) if max(before or 0.0, after or 0.0) >= NOTICED else (None, None)
 
 
 def _said(result: Result, name: str) -> str:
@@ -177,7 +185,7 @@ def _row(
     """absent: said of an arm whose figure is not known; without it a row of two such is left out"""
     if before is None and after is None and not absent:
         return None
-    if change is None and before and after:
+    if change is None and before and after and not (unit is mebibytes and min(before, after) < COUNTED):
         change = after / before
     return Row(name, _cell(before, unit, absent), _cell(after, unit, absent), _change(change, up, down))
 
@@ -276,7 +284,7 @@ def _saved(hours: float) -> str:
 
 def memory(result: Result) -> str:
     """What else is known of it, beside the peak: "reserved by torch 2.1 GiB → 1.9 GiB"."""
-    every = [_row(name, *_profiled(result, key), mebibytes, "", "") for name, key in MEMORY.items()]
+    every = [_row(name, *_noticed(result, key), mebibytes, "", "") for name, key in MEMORY.items()]
     return ", ".join(f"{r.name} {' → '.join(filter(None, (r.baseline, r.candidate)))}" for r in every if r)
 
 
@@ -406,11 +414,11 @@ def microseconds(value: float) -> str:
 
 
 def mebibytes(value: float) -> str:
-    """1.5 GiB, 412 MiB, 12 KiB, 9 B."""
+    """1.5 GiB, 412 MiB, 12 KiB; less is none that anybody would count."""
     for unit, size in (("GiB", 1024.0), ("MiB", 1.0), ("KiB", 2**-10)):
         if value >= size:
             return f"{digits(value / size)} {unit}"
-    return f"{value * 2**20:.0f} B"
+    return "under 1 KiB" if value > 0 else "none"
 
 
 def joules(value: float) -> str:

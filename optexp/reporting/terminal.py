@@ -274,11 +274,16 @@ def sweep_table(results: Sequence[Result]) -> RenderableType:
     return Group(*spaced([table, labelled(notes)]))
 
 
+SENTENCES = ("why", "verdict", "longest kernel", "where a step goes")  # columns of a study's table
+
+
 def study_table(question: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
     """What was asked, and the table that answers it."""
     table = frameless(*headings)
     for row in rows:
         table.add_row(*map(Text, row))
+    for column in table.columns:
+        column.no_wrap = column.header not in SENTENCES  # which give way: no other word is broken
     return Group(Text(question, style="bold"), Text(), table)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from omegaconf import DictConfig
 
 from optexp.result import Result, Verdict, worst_status
 from optexp.sweeps import sweep
+from optexp.sweeps.study import Study
 
 _finished: list[int] = []
 
@@ -23,8 +25,14 @@ class ExitStatus(Callback):
         _finished.append((Result.read(path).verdict if path.is_file() else Verdict.ERROR).exit_status)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        results = sweep.read(Path(config.hydra.sweep.dir)).values()
-        _finished.append(worst_status(result.verdict for result in results))
+        verdicts = [result.verdict for result in sweep.read(Path(config.hydra.sweep.dir)).values()]
+        _finished.append(worst_status(answering(verdicts) if Study.of(config) else verdicts))
+
+
+def answering(verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
+    """Those that count for a study: that a strategy finds nothing to do is an answer, where other jobs answer too."""
+    rest = [verdict for verdict in verdicts if verdict is not Verdict.NOT_ENGAGED]
+    return rest if any(verdict.exit_status == 0 for verdict in rest) else verdicts
 
 
 def status() -> int:

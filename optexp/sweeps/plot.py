@@ -1,130 +1,142 @@
-"""The picture of a study: a row of panels for each figure that answers it, a column for each quantity that varies."""
+"""The picture of a study: a panel for each figure that answers and each quantity that varies, the reasons below."""
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Sequence
-from math import isfinite, nan
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure  # without pyplot: no backend, no global state
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from optexp.sweeps.study import FIGURES, Point, Study, heading
+from optexp.sweeps.panels import Panel, drawable, label
+from optexp.sweeps.study import Point, Study, heading
 
-WIDTH, HEIGHT = 5.5, 3.6  # of a panel, in inches
-BARS = 0.8  # of the room that a category has
-LETTERS = 11  # of the question that fit an inch
-TURNED = 30  # characters of all categories together, above which their names are turned
+WIDTH = 5.5  # of a panel, in inches
+NARROW = 4.6  # of a panel in a page: its letters are to be read on a phone
+WIDEST = 15.0  # of a picture, in inches
+BESIDE = 2  # panels of one quantity in a row
+LETTERS = 12  # of the question that fit an inch
+LINE = 0.165  # of what is told below, in inches
+NAMED = 6  # points of one reason
+TOLD = 15.5  # its letters that fit an inch
+OWN = {  # colours of a page
+    "#000000": "currentColor", "#ffffff": "var(--card)", "#444444": "var(--soft)", "#555555": "var(--soft)",
+    "#666666": "var(--soft)", "#777777": "var(--soft)",
+}  # fmt: skip
+SVG: Any = {"svg.fonttype": "none", "svg.hashsalt": "optexp"}  # text stays text; the same data gives the same bytes
 
 
 def draw(study: Study, found: Sequence[Point], path: Path) -> bool:
     """Write the picture; False where nothing was measured that it could show."""
-    figures = [name for name in study.y if any(_drawable(point.value(name)) for point in found)]
-    if not figures:
+    rows = panels(study, found)
+    if not rows:
         return False
-    rows, columns = len(figures), len(study.x)
-    size = (max(WIDTH * columns, 7), HEIGHT * rows + 0.6)
-    figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, sharey="row")
-    for row, y in zip(grid, figures, strict=True):
-        for axes, x in zip(row, study.x, strict=True):
-            _panel(axes, study, _varying(study, found, x), x, y)
-        row[0].set_ylabel(heading(y))
-    figure.suptitle(fill(study.question, round(LETTERS * size[0])), fontsize=10)
+    columns = max(map(len, rows))
+    width = max(min(WIDTH, WIDEST / columns) * columns, 8.0)
+    told = [fill(line, round(TOLD * width), subsequent_indent="      ") for line in tell(study, found)]
+    below = LINE * sum(text.count("\n") + 1 for text in told) + 0.1 if told else 0.0
+    heights = [max(panel.height for panel in row) for row in rows] + ([below] if told else [])
+    figure = Figure(figsize=(width, sum(heights) + 0.7), layout="constrained")
+    grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
+    for number, row in enumerate(rows):
+        ends = shared(row)
+        for column, panel in enumerate(row):
+            last = column == len(row) - 1
+            axes = figure.add_subplot(grid[number, column:] if last else grid[number, column])
+            panel.draw(axes, ends)
+            if panel.numeric and not (ends and column):
+                axes.set_ylabel(panel.title)
+    if told:
+        _text(figure.add_subplot(grid[-1, :]), told)
+    figure.suptitle(fill(study.question, round(LETTERS * width)), fontsize=11, fontweight="bold")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with rc_context(SVG):
+        figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
     return True
 
 
-def _varying(study: Study, found: Sequence[Point], x: str) -> list[Point]:
+def as_svg(study: Study, found: Sequence[Point]) -> list[str]:
+    """Each panel as SVG for a page, whose colours of text, lines and card it takes over."""
+    drawn = []
+    for row in panels(study, found):
+        ends = shared(row)
+        for panel in row:
+            figure = Figure(figsize=(NARROW, panel.height), layout="constrained")
+            panel.draw(axes := figure.subplots(), ends)
+            if panel.numeric:
+                axes.set_title(panel.title, fontsize=9, loc="left")
+            text = io.StringIO()
+            with rc_context(SVG):
+                figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+            drawn.append(themed(text.getvalue()))
+    return drawn
+
+
+def themed(svg: str) -> str:
+    """An SVG without its frame and its fixed black and white."""
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(
+        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1
+    )
+    for fixed, own in OWN.items():
+        svg = svg.replace(fixed, own)
+    return svg
+
+
+def panels(study: Study, found: Sequence[Point]) -> list[list[Panel]]:
+    """Rows of panels: one for each figure where several quantities vary, else figures side by side."""
+    figures = [name for name in study.y if any(drawable(point.value(name)) for point in found)]
+    every = [[Panel(study, varying(study, found, x), found, x, y) for x in study.x] for y in figures]
+    if len(study.x) > 1:
+        return every
+    flat = [panel for (panel,) in every]
+    beside = BESIDE if all(panel.numeric for panel in flat) else 1
+    return [flat[start : start + beside] for start in range(0, len(flat), beside)]
+
+
+def varying(study: Study, found: Sequence[Point], x: str) -> list[Point]:
     """The points that differ from the first in `x` alone, as far as other panels are about the rest."""
     others = [name for name in study.x if name != x]
     return [point for point in found if all(point.value(name) == found[0].value(name) for name in others)]
 
 
-def _panel(axes: Any, study: Study, found: Sequence[Point], x: str, y: str) -> None:
-    shown = [point for point in found if _drawable(point.value(y)) and point.value(x) is not None]
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel(heading(x))
-    if not shown:
-        return
-    if y == "shares":
-        _stacked(axes, shown, [x, *([study.by] if study.by else [])])
-        return
-    lines: dict[str, list[Point]] = {}
-    for point in shown:
-        lines.setdefault(point.cell(study.by) if study.by else "", []).append(point)
-    if all(isinstance(point.value(x), (int, float)) and not isinstance(point.value(x), bool) for point in shown):
-        _lines(axes, lines, x, y, log="x" in study.log)
-    else:
-        _bars(axes, lines, x, y)
-    if "y" in study.log:
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0)
-    if y in FIGURES:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: FIGURES[y].show(value)))
-    if y == "speedup":
-        axes.axhline(1, color="black", linewidth=1)
-    if study.by and len(lines) > 1:
-        axes.legend(title=heading(study.by), frameon=False)
+def tell(study: Study, found: Sequence[Point]) -> list[str]:
+    """What stands below the picture, in lines: for each figure in words the points that it is said of."""
+    lines = []
+    for name in study.tell:
+        said: dict[str, list[str]] = {}
+        for point in found:
+            if (text := point.cell(name)) and not (point.arm == "baseline" and point.result.strategy):
+                said.setdefault(text, []).append(label(point, _apart(study, found)))
+        lines += [f"{heading(name)}:"] * bool(said)
+        lines += [f"   {_several(list(dict.fromkeys(points)))}: {text}" for text, points in said.items()]
+    return lines
 
 
-def _drawable(value: Any) -> bool:
-    """A number, or shares: "never" has no height."""
-    return isinstance(value, (int, float, dict)) and not isinstance(value, bool)
+def _several(names: Sequence[str]) -> str:
+    """Names in a row, not more than somebody reads."""
+    rest = len(names) - NAMED
+    return ", ".join(names) if rest <= 1 else f"{', '.join(names[:NAMED])} and {rest} more"
 
 
-def _lines(axes: Any, lines: dict[str, list[Point]], x: str, y: str, log: bool) -> None:
-    for label, line in lines.items():
-        line.sort(key=lambda point: float(point.value(x)))
-        across, up = [point.value(x) for point in line], [point.value(y) for point in line]
-        axes.errorbar(across, up, yerr=_intervals(line, y), marker="o", capsize=3, label=label)
-    ticks = sorted({point.value(x) for line in lines.values() for point in line})
-    if log:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+def _apart(study: Study, found: Sequence[Point]) -> list[str]:
+    """What tells points apart: the names of the study that have several values."""
+    named = dict.fromkeys([*study.x, *study.by])
+    return [name for name in named if len({point.cell(name) for point in found}) > 1]
 
 
-def _bars(axes: Any, lines: dict[str, list[Point]], x: str, y: str) -> None:
-    names = list(dict.fromkeys(point.cell(x) for line in lines.values() for point in line))
-    width = BARS / len(lines)
-    for index, (label, line) in enumerate(lines.items()):
-        at = [names.index(point.cell(x)) + (index - (len(lines) - 1) / 2) * width for point in line]
-        bars = axes.bar(at, [point.value(y) for point in line], width, yerr=_intervals(line, y), capsize=3, label=label)
-        axes.bar_label(bars, [point.cell(y) for point in line], fontsize=7, padding=2)
-    _categories(axes, names)
-
-
-def _stacked(axes: Any, found: Sequence[Point], by: Sequence[str]) -> None:
-    """Where a step goes: one bar for each point, its terms in the same order."""
-    names = [" · ".join(point.cell(name) for name in by) for point in found]
-    terms = list(dict.fromkeys(term for point in found for term in point.value("shares")))
-    below = [0.0] * len(found)
-    for index, term in enumerate(terms):
-        shares = [point.value("shares").get(term, 0.0) for point in found]
-        colour = f"C{index % 10}"
-        axes.bar(range(len(found)), shares, BARS, bottom=below, label=term, color=colour, hatch="//" * (index // 10))
-        below = [low + share for low, share in zip(below, shares, strict=True)]
-    _categories(axes, names)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
-
-
-def _categories(axes: Any, names: Sequence[str]) -> None:
-    turned = {"rotation": 30, "ha": "right"} if sum(map(len, names)) > TURNED else {}
-    axes.set_xticks(range(len(names)), names, **turned)
-
-
-def _intervals(line: Sequence[Point], y: str) -> list[list[float]] | None:
-    """A speedup's interval, as lengths below and above its estimate."""
-    if y != "speedup":
+def shared(row: Sequence[Panel]) -> tuple[float, float] | None:
+    """The ends of an axis that all panels of a row have; None where each has its own."""
+    if len({panel.y for panel in row}) > 1 or not all(panel.numeric and panel.y != "shares" for panel in row):
         return None
-    speedups = [point.result.speedup for point in line]
-    return [
-        [s.estimate - s.low for s in speedups if s is not None],
-        [s.high - s.estimate if isfinite(s.high) else nan for s in speedups if s is not None],
-    ]
+    ends = [panel.ends() for panel in row if panel.drawn]
+    return min(low for low, _ in ends), max(high for _, high in ends)
+
+
+def _text(axes: Any, lines: Sequence[str]) -> None:
+    axes.axis("off")
+    axes.annotate("\n".join(lines), (0.02, 1), xycoords=("figure fraction", "axes fraction"), va="top", fontsize=8)

@@ -69,7 +69,7 @@ class SweepCallback(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Rank what the jobs wrote down, print it with the answer of a study, and close the parent run."""
         from optexp.reporting import summary, terminal
-        from optexp.sweeps import selection
+        from optexp.sweeps import page, selection
 
         folder, tags = Path(config.hydra.sweep.dir), {}
         try:
@@ -87,7 +87,9 @@ class SweepCallback(Callback):
                 console = terminal.output()
                 console.print("", terminal.sweep_table(results), "", sep="\n")
                 if study := Study.of(config):
-                    tags["mlflow.note.content"] = answer(study, _name(config), folder, console, list(found.values()))
+                    tags["mlflow.note.content"] = answer(study, _name(config), folder, console, found)
+                else:
+                    page.write(_name(config), found, folder)
                 console.print(terminal.locations(folder, _parent))
         finally:
             _finish("FINISHED", folder, tags)
@@ -172,7 +174,7 @@ def jobs(folder: Path) -> list[Path]:
 
 def correct(config: DictConfig, job: Path, first: Result, result: Result) -> None:
     """Make a job's record and its MLflow run say what the sweep found; a record that is replaced stays in by_itself."""
-    from optexp.reporting import report
+    from optexp.reporting import card, report
 
     if result.by_itself and result.by_itself.again:
         (job / "by_itself").mkdir(exist_ok=True)
@@ -185,6 +187,7 @@ def correct(config: DictConfig, job: Path, first: Result, result: Result) -> Non
         (job / NAME).unlink(missing_ok=True)
         result.notes = [note for note in result.notes if not note.startswith(NAME)]
     result.write(job / "result.json")
+    card.write(result, job)
     report.write(result, job / "report.html")
     if config.tracking.enabled:
         from optexp.reporting import tracking
@@ -237,14 +240,17 @@ def record(results: Sequence[Result], folder: Path) -> None:
     _plot([row for row in table if row["speedup"]], folder / "plots" / "speedup.png")
 
 
-def answer(study: Study, name: str, folder: Path, console: Console, results: Sequence[Result]) -> str:
-    """Print what a study found and write it down: a page, and a picture. Returns the page without the picture."""
+def answer(study: Study, name: str, folder: Path, console: Console, results: Mapping[Path, Result]) -> str:
+    """Print what a study found and write it down: pages, and a picture. Returns the page without the picture."""
+    from markupsafe import Markup
+
     from optexp.reporting import terminal
-    from optexp.sweeps.plot import draw
-    from optexp.sweeps.study import completed, markdown, points, remarks, table
+    from optexp.sweeps import page
+    from optexp.sweeps.plot import as_svg, draw, tell
+    from optexp.sweeps.study import completed, markdown, points, raw, remarks, table
 
     steps = [str(OmegaConf.select(OmegaConf.load(job / ".hydra" / "config.yaml"), STEP) or "") for job in jobs(folder)]
-    finished = list(zip(results, steps, strict=True))
+    finished = list(zip(results.values(), steps, strict=True))
     study = completed(study, finished)
     found = points(study, finished)
     console.print(terminal.study_table(study.question, *table(study, found)), "", sep="\n")
@@ -252,6 +258,11 @@ def answer(study: Study, name: str, folder: Path, console: Console, results: Seq
         console.print(remark, "", sep="\n", soft_wrap=True)
     picture = Path("plots") / f"{name}.png"
     drawn = draw(study, found, folder / picture)
+    shown = [*map(Markup, as_svg(study, found))]
+    told = page.Answer(
+        study.question, shown, tell(study, found), remarks(study, found), *table(study, found), raw(study, found)
+    )
+    page.write(name, results, folder, told)
     (folder / "study.md").write_text(markdown(name, study, found, str(picture) if drawn else None))
     return markdown(name, study, found)
 

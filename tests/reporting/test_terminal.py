@@ -13,7 +13,7 @@ from rich.console import Console
 from optexp.records.measurement import About, Cache, Control, Measurement, Severity, Watch
 from optexp.records.profile import ArmProfile, ProfileRecord
 from optexp.reporting import summary, terminal
-from optexp.result import Problem, Result, Verdict
+from optexp.result import ArmSummary, Problem, Result, Verdict
 
 RESULTS = {path.stem.upper(): Result.read(path) for path in (Path(__file__).parents[1] / "results").glob("*.json")}
 CONTROL_CODE = re.compile(r"\x1b|\r")
@@ -238,8 +238,8 @@ def test_jobs_of_a_sweep_are_told_apart_by_what_differs() -> None:
         (summary.mebibytes, 1023.6, "1024 MiB"),
         (summary.mebibytes, 1536.0, "1.5 GiB"),
         (summary.mebibytes, 0.5, "512 KiB"),
-        (summary.mebibytes, 9 / 2**20, "9 B"),
-        (summary.mebibytes, 0.0, "0 B"),
+        (summary.mebibytes, 9 / 2**20, "under 1 KiB"),
+        (summary.mebibytes, 0.0, "none"),
         (summary.rate, 342.0, "342/s"),
         (summary.rate, 340_500.0, "340 k/s"),
         (summary.rate, 2.1e6, "2.1 M/s"),
@@ -291,3 +291,30 @@ def test_progress_on_a_terminal_says_how_long_it_may_take() -> None:
 def test_progress_may_be_stopped_twice() -> None:
     with terminal.Progress(console=on(is_terminal=True)) as progress:
         progress.stop()
+
+
+def test_a_study_breaks_sentences_and_no_other_word() -> None:
+    heads = ["variant", "strategy", "time/step", "speedup", "verdict"]
+    row = [
+        "functional",
+        "fusion[backend=torchscript]",
+        "131 µs",
+        "1.00× (0.993 to 0.997)",
+        "NOT_ENGAGED: fused nothing",
+    ]
+    text = io.StringIO()
+    Console(file=text, width=88).print(terminal.study_table("How much?", heads, [row]))
+    assert "fusion[backend=torchscript]" in text.getvalue()
+    assert "1.00× (0.993 to 0.997)" in text.getvalue()
+
+
+def test_memory_that_says_nothing_is_left_out() -> None:
+    result = RESULTS[Verdict.FASTER]
+    arm = ArmProfile({"memory_pinned_mib": 9 / 2**20, "memory_reserved_mib": 64.0})
+    shown = replace(
+        result, profile=ProfileRecord(arm, arm),
+        baseline=ArmSummary(peak_mib=26 / 2**20), candidate=ArmSummary(peak_mib=2.5),
+    )  # fmt: skip
+    assert summary.memory(shown) == "reserved by torch 64 MiB → 64 MiB"
+    (peak,) = [row for row in summary.rows(shown) if row.name == "peak memory"]
+    assert (peak.baseline, peak.candidate, peak.change) == ("under 1 KiB", "2.5 MiB", "")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.comparison import runner
@@ -19,11 +20,14 @@ from optexp.errors import ConfigError
 from optexp.profiling.roofline import matrix_flop
 from optexp.records.profile import ArmProfile, Calibration, ProfileRecord
 from optexp.reporting import summary, terminal
-from optexp.result import ArmSummary, Result, Speedup, Verdict
+from optexp.result import ArmSummary, Result, Speedup, Verdict, worst_status
 from optexp.sweeps import sweep
-from optexp.sweeps.plot import draw
+from optexp.sweeps.exit_status import answering
+from optexp.sweeps.panels import Panel, by_label
+from optexp.sweeps.plot import draw, panels, shared, tell
 from optexp.sweeps.study import FIGURES, Point, Study, completed, markdown, points, remarks, table
 from optexp.trace import Op, Span, Trace
+from tests.sweeps import recorded
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = sorted(path.stem for path in (ROOT / "experiments").glob("*.yaml"))
@@ -74,7 +78,7 @@ def test_a_study_is_several_jobs_that_have_what_it_names(name: str, plan: Callab
     declared = Study.of(OmegaConf.load(ROOT / "experiments" / f"{name}.yaml"))  # type: ignore[arg-type]
     assert declared is not None
     assert set(declared.columns) <= {*FIGURES, *jobs[0]}
-    for key in declared.x:
+    for key in jobs[0].keys() & declared.x:
         assert len({str(job[key]) for job in jobs}) > 1
     assert {job["measurement"] for job in jobs} == {"quick"}
     (page,) = tmp_path.glob("multirun/*/*/study.md")
@@ -228,11 +232,148 @@ def test_what_else_was_swept_gets_a_column_of_its_own() -> None:
 def test_rows_of_different_jobs_come_with_what_noise_is() -> None:
     asked = study(show="gain")
     itself = replace(compared(8, "", 100, 95, Verdict.INCONCLUSIVE), strategy=[])
-    (remark,) = remarks(asked, points(asked, [(itself, ""), (compared(8, "amp", 100, 50), "")]))
+    jobs = [(itself, ""), (compared(8, "amp", 104, 96), ""), (compared(8, "fusion", 100, 50), "")]
+    found = points(asked, jobs)
+    (remark,) = remarks(asked, found)
     assert "no interval" in remark
-    assert "1.05× (0.947 to 1.16)" in remark
+    assert "differed by up to 9.5%" in remark  # 104 and 95 µs of one program
+    assert [point.cell("gain") for point in found] == ["1.00×", "undecided, 0.99×", "1.90×"]
     (remark,) = remarks(asked, points(asked, [(compared(8, "amp", 100, 50), "")]))
-    assert "itself" not in remark
+    assert "stays unknown" in remark
+
+
+def test_baselines_of_other_jobs_are_no_measure() -> None:
+    asked = study(by="arm", show="speedup")
+    jobs = [(compared(8, "amp", 100, 50), ""), (compared(8, "fusion", 200, 100), "")]
+    (remark,) = remarks(asked, points(asked, jobs))
+    assert "up to 2.00× apart" in remark
+    assert remarks(asked, points(asked, jobs[:1])) == []
+
+
+def test_what_is_undecided_is_no_ratio() -> None:
+    (point,) = points(study(), [(compared(8, "amp", 100, 95, Verdict.INCONCLUSIVE), "")])
+    assert point.cell("speedup") == "undecided, 0.947 to 1.16"
+    assert point.doubtful("step_us")
+    assert not point.doubtful("peak_mib")
+
+
+def test_times_and_rates_have_the_interval_of_their_ratio() -> None:
+    (point,) = points(study(), [(compared(8, "amp", 100, 50), "")])  # 2× (1.8 to 2.2)
+    assert point.interval("step_us") == pytest.approx((100 / 2.2, 100 / 1.8))
+    assert point.interval("throughput") == pytest.approx((2e4 * 0.9, 2e4 * 1.1))
+    assert point.interval("kernels") is None
+    alone = profiled(8, 10.0, 2e6, 4e11)
+    alone.baseline = replace(alone.baseline, p5_us=9.0, p95_us=12.0)
+    (point,) = points(study(), [(alone, "")])
+    assert point.interval("step_us") == (9.0, 12.0)
+
+
+def test_what_lines_are_told_apart_by_is_no_axis() -> None:
+    asked = study(by="dtype")
+    jobs = [(replace(profiled(size, 10.0, 2e6, 4e11)), "") for size in (8, 16)]
+    jobs += [(replace(job, config={**job.config, "dtype": "bfloat16"}), "") for job, _ in jobs]
+    assert completed(asked, jobs).x == ["workload.size"]
+
+
+def test_a_figure_that_no_job_has_gives_way_to_what_varies() -> None:
+    asked = study(x="kernels", by="arm")
+    jobs = [(compared(size, "amp", 10.0 * size, 5), "") for size in (8, 16)]
+    assert completed(asked, jobs).x == ["workload.size"]
+    for number, (job, _) in enumerate(jobs):
+        job.candidate = replace(job.candidate, kernels=float(number))
+    assert completed(asked, jobs).x == ["kernels"]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "status"),
+    [("PROFILED NOT_ENGAGED", 0), ("SAME UNSUPPORTED NOT_ENGAGED", 0), ("NOT_ENGAGED", 4), ("SAME INVALID", 3)],
+)
+def test_nothing_to_do_is_an_answer(verdicts: str, status: int) -> None:
+    assert worst_status(answering([*map(Verdict, verdicts.split())])) == status
+
+
+# --- pictures ----------------------------------------------------------------------------------------------------
+
+MEASURED = [name for name in STUDIES if (recorded.PAGES / f"{name}.md").is_file() and recorded.recorded(name)]
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_every_recorded_study_is_drawn_with_all_its_points(name: str) -> None:
+    """On the axes that its file declares, every point inside, lines told apart, and no figure left out."""
+    jobs, declared = recorded.recorded(name), recorded.study(name)
+    asked = completed(declared, jobs)
+    assert asked.x == declared.x
+    found = points(asked, jobs)
+    rows = panels(asked, found)
+    drawn = [panel for row in rows for panel in row]
+    assert {panel.y for panel in drawn} == set(asked.y)
+    assert {id(point) for panel in drawn for point in panel.points} == {id(point) for point in found}
+    figure = Figure()
+    for row in rows:
+        for axes, panel in zip(figure.subplots(1, len(row), squeeze=False)[0], row, strict=True):
+            panel.draw(axes, shared(row))
+            assert_all_inside(axes, panel)
+
+
+def assert_all_inside(axes: Any, panel: Panel) -> None:
+    """Every point of a panel lies between the ends of its axis."""
+    if panel.y == "shares":
+        return
+    low, high = axes.get_ylim() if panel.numeric else axes.get_xlim()
+    assert all(low <= point.value(panel.y) / panel.scale[1] <= high for point in panel.drawn)
+    if panel.numeric:
+        assert (
+            len(axes.lines)
+            >= len(by_label(panel))
+            >= min(2, len({p.cell(n) for p in panel.drawn for n in panel.study.by}))
+        )
+
+
+def test_a_line_has_its_colour_in_every_panel() -> None:
+    asked = study(y=["step_us", "speedup"], by="arm")
+    found = points(asked, [(compared(size, "amp", 100, 50), "") for size in (8, 16)])
+    ((times, speedups),) = panels(asked, found)
+    drawn = []
+    for panel in (times, speedups):
+        panel.draw(axes := Figure().subplots())
+        drawn.append({line.get_label(): line.get_color() for line in axes.lines})
+    assert drawn[0]["amp"] == drawn[1]["amp"] != drawn[0]["baseline"]
+
+
+def test_an_axis_has_one_unit() -> None:
+    asked = study(by="arm")
+    jobs = [(compared(size, "amp", 1000.0 * size, 50), "") for size in (8, 16)]
+    found = points(asked, jobs)
+    ((panel,),) = panels(asked, found)
+    assert panel.title == "time/step, ms"
+    (axes,) = Figure().subplots(1, 1, squeeze=False)[0]
+    panel.draw(axes)
+    assert not [tick.get_text() for tick in axes.get_yticklabels() if "s" in tick.get_text()]
+
+
+def test_the_undecided_is_hollow_and_said() -> None:
+    asked = study(by="arm")
+    jobs = [(compared(8, "amp", 100, 50), ""), (compared(16, "amp", 100, 95, Verdict.INCONCLUSIVE), "")]
+    ((panel,),) = panels(asked, points(asked, jobs))
+    (axes,) = Figure().subplots(1, 1, squeeze=False)[0]
+    panel.draw(axes)
+    assert [line.get_markerfacecolor() for line in axes.lines].count("white") == 1
+    assert "undecided" in [text.get_text() for text in axes.get_legend().get_texts()]
+    bars = Panel(asked, points(asked, jobs), points(asked, jobs), "strategy", "step_us")
+    bars.draw(axes := Figure().subplots())
+    assert sum(bool(patch.get_hatch()) for patch in axes.patches) == 1
+    assert "  ".join(text.get_text() for text in axes.texts).count("undecided, 0.947 to 1.16") == 1
+
+
+def test_reasons_stand_below_the_picture_once() -> None:
+    asked = study(by="arm", tell="why")
+    jobs = [(compared(size, "amp", 100, 50), "") for size in (8, 16)]
+    for job, _ in jobs:
+        job.explanation = ["20 launches became 1"]
+    assert tell(asked, points(asked, jobs)) == ["why:", "   8 · amp, 16 · amp: 20 launches became 1"]
+    many = [(replace(jobs[0][0], config={**jobs[0][0].config, "workload.size": size}), "") for size in range(20)]
+    assert tell(asked, points(asked, many))[1].startswith("   0 · amp, 1 · amp")
+    assert "5 · amp and 14 more: 20 launches" in tell(asked, points(asked, many))[1]
 
 
 def test_no_figure_stands_where_none_may_be_shown() -> None:
@@ -315,6 +456,7 @@ def test_profiles_are_listed_in_their_order_with_time_and_reason(capsys: pytest.
 
 def test_job_2_comes_before_job_10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "_started", 0.0)
+    monkeypatch.setattr(sweep, "_expected", [])  # of a sweep that ran here before
     for number in range(11):
         (tmp_path / str(number) / ".hydra").mkdir(parents=True)
         (tmp_path / str(number) / ".hydra" / "config.yaml").touch()

@@ -1,0 +1,166 @@
+"""The decision card of a pull request: what a stack gains and costs, how that was verified, and the lines to paste.
+
+`card.md` is for the pull request's text, `plots/card.png` is the same as a picture: of a stack that one may propose.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from optexp.records.patch import NAME
+from optexp.reporting import summary
+from optexp.reporting.front import Interval, TimeBar, bars, interval, proposed
+from optexp.result import Result
+from optexp.support.units import duration
+
+CARD, PICTURE = "card.md", "plots/card.png"
+HEADING = re.compile(r"# --- (.*?) ?-*$")  # of a section of repro.py
+WIDTH, LINE, LETTERS = 8.0, 0.165, 110  # of the picture in inches, of a line of text, and its letters
+FEW = 8  # lines to paste that have room in the picture
+GREEN, GREY, INK = "#1a7f37", "#9aa3ad", "#1c2128"
+
+
+@dataclass(frozen=True)
+class Card:
+    """title: workload, stack and device;  facts: by name, in words;  language: of the lines to paste"""
+
+    title: str
+    headline: str
+    facts: list[tuple[str, str]]
+    paste: str
+    language: str
+
+
+def write(result: Result, folder: Path) -> None:
+    """Both files; none where there is nothing to propose, also none of before a sweep corrected the verdict."""
+    if not proposed(result):
+        for name in (CARD, PICTURE):
+            (folder / name).unlink(missing_ok=True)
+        return
+    found = card(result, folder)
+    (folder / CARD).write_text(markdown(found))
+    draw(found, bars(result), interval(result), folder / PICTURE)
+
+
+def card(result: Result, folder: Path) -> Card:
+    """What a card says."""
+    device = result.environment.get("gpu") or result.environment.get("cpu") or result.device
+    before, after = result.baseline, result.candidate
+    step = [summary.microseconds(arm.step_us) for arm in (before, after) if arm.step_us]
+    memory = [summary.mebibytes(arm.peak_mib) for arm in (before, after) if arm.peak_mib]
+    facts = [
+        ("Step", " → ".join(step)),
+        ("Saved", saved(result)),
+        ("Paid back", paid_back(result)),
+        ("Peak memory", " → ".join(memory)),
+        ("Verified", summary.verified(result)),
+        ("Evidence", "; ".join(summary.evidence(result))),
+        ("Measured", summary.measured(result)),
+    ]
+    text, language = paste(result, folder)
+    title = f"{result.workload} · {result.label} · {device}"
+    return Card(title, result.headline, [fact for fact in facts if fact[1]], text, language)
+
+
+def saved(result: Result) -> str:
+    """Over `horizon_steps`, else over a million steps, set-up not counted."""
+    cost, found = result.measurement.cost if result.measurement else None, result.speedup
+    if cost and cost.hours_saved is not None and cost.horizon_steps:
+        surely = f" (at least {duration(cost.hours_saved_at_low * 3600)})" if cost.hours_saved_at_low else ""
+        return f"{duration(cost.hours_saved * 3600)}{surely} in {cost.horizon_steps:,} steps"
+    before = result.baseline.step_us
+    if not (found and before and found.low > 1):
+        return ""
+    return (
+        f"{duration(before * (1 - 1 / found.estimate))} (at least {duration(before * (1 - 1 / found.low))})"
+        " in 1,000,000 steps"
+    )
+
+
+def paid_back(result: Result) -> str:
+    """When set-up has paid for itself."""
+    cost = result.measurement.cost if result.measurement else None
+    if cost is None or cost.break_even_steps is None:
+        return ""
+    steps = cost.break_even_steps
+    if isinstance(steps, str):
+        return "never"
+    after = f"after {steps:,} steps" if steps > 0 else "at once"
+    return f"{after} (set-up {duration(cost.setup_s)})" if cost.setup_s is not None else after
+
+
+def paste(result: Result, folder: Path) -> tuple[str, str]:
+    """The lines that a program takes over, and their language: the patch of the user's file, else of repro.py."""
+    patch, script = folder / NAME, folder / "repro.py"
+    if patch.is_file():
+        return patch.read_text(errors="replace").strip(), "diff"
+    return (recipes(script.read_text(), result), "python") if script.is_file() else ("", "python")
+
+
+def recipes(script: str, result: Result) -> str:
+    """The sections of repro.py that are the stack's, without what surrounds them."""
+    names = {label.partition("[")[0] for label in result.strategy}
+    kept, inside = list[str](), False
+    for line in script.splitlines():
+        if heading := HEADING.match(line):
+            inside = heading[1].partition(":")[0] in names
+            kept += [f"# {heading[1]}"] * inside
+        elif inside:
+            kept.append(line)
+    return re.sub(r"\n{2,}", "\n", "\n".join(kept)).strip()
+
+
+def markdown(found: Card) -> str:
+    """The card as text; long lines to paste are folded, as GitHub and GitLab show them."""
+    rows = "\n".join(f"| {name} | {text} |" for name, text in ((n, t.replace("|", "\\|")) for n, t in found.facts))
+    parts = [f"### {found.headline.partition(' (')[0]}", found.title, f"| | |\n|---|---|\n{rows}", found.headline]
+    if found.paste:
+        code = f"```{found.language}\n{found.paste}\n```"
+        parts.append(f"<details><summary>Lines to paste</summary>\n\n{code}\n\n</details>")
+    return "\n\n".join(parts) + "\n"
+
+
+def draw(found: Card, times: list[TimeBar], ends: Interval | None, path: Path) -> None:
+    """The card as a picture."""
+    from matplotlib.figure import Figure  # takes half a second to import
+
+    told = [fill(f"{name}: {text}", LETTERS, subsequent_indent="    ") for name, text in found.facts]
+    code = found.paste.splitlines()
+    told += ["", *code] if 0 < len(code) <= FEW else []
+    below = LINE * sum(text.count("\n") + 1 for text in told) + 0.15
+    figure = Figure(figsize=(WIDTH, below + 1.9), layout="constrained", facecolor="white")
+    grid = figure.add_gridspec(2, 2, height_ratios=(1.1, below))
+    figure.suptitle(found.headline.partition(" (")[0], fontsize=17, fontweight="bold", color=INK)
+    axes = figure.add_subplot(grid[0, 0])
+    axes.barh([bar.arm for bar in times], [bar.share for bar in times], color=(GREY, GREEN))
+    for place, bar in enumerate(times):
+        axes.annotate(bar.text, (bar.share, place), (4, 0), textcoords="offset points", va="center", fontsize=10)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 135)
+    axes.set_xticks([])
+    axes.spines[["top", "right", "bottom", "left"]].set_visible(False)
+    axes.tick_params(length=0)
+    if ends:
+        _interval(figure.add_subplot(grid[0, 1]), ends)
+    text = figure.add_subplot(grid[1, :])
+    text.axis("off")
+    text.text(0, 1, "\n".join([found.title, *told]), va="top", fontsize=9, color=INK, transform=text.transAxes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=144)
+
+
+def _interval(axes: Any, ends: Interval) -> None:
+    axes.set_xlim(0, ends.width)
+    axes.set_ylim(-1, 1)
+    axes.axis("off")
+    axes.plot([ends.one, ends.one], [-0.45, 0.8], color=INK, linewidth=1, linestyle=":")
+    axes.text(ends.one, 0.88, "1×", ha="center", fontsize=9, color=INK)
+    axes.plot([ends.low, ends.high], [0, 0], color=GREEN, linewidth=7, solid_capstyle="butt", alpha=0.45)
+    axes.plot([ends.estimate], [0], "o", color=GREEN, markersize=9)
+    for at, label in ends.labels:
+        axes.text(at, -0.5, label, ha="center", va="top", fontsize=9, color=INK)
+    axes.text(ends.estimate, 0.3, ends.said, ha="center", fontsize=10, color=INK, fontweight="bold")

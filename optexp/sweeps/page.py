@@ -1,0 +1,294 @@
+"""report.html of a sweep or a study: one page for all jobs, with a link to each, and its table as CSV and Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, log
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+from omegaconf import OmegaConf
+
+from optexp.reporting import front, report, summary
+from optexp.result import ArmSummary, Result, Verdict
+from optexp.support.units import at_least, ratio
+from optexp.sweeps.curves import curves
+
+WIDTH, MARGIN = 300, 8  # of an interval, in pixels
+PAGE, CSV, TABLE = "report.html", "table.csv", "table.md"
+HEADS = [
+    "job",
+    "workload",
+    "strategy",
+    "verdict",
+    "at least",
+    "estimate",
+    "at most",
+    "time/step",
+    "peak memory",
+    "note",
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A job's line in the ranking.
+
+    link:     to its page, relative to the sweep's folder; empty where there is none
+    interval: left end, right end and estimate in pixels; None where no speedup may be shown
+    """
+
+    label: str
+    verdict: str
+    tone: str
+    said: str
+    link: str
+    interval: tuple[float, float, float] | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """verdict: empty where no job had this pair"""
+
+    verdict: str = ""
+    tone: str = "none"
+    said: str = ""
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Verdicts by workload and strategy."""
+
+    columns: list[str]
+    rows: list[tuple[str, list[Cell]]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a study adds.
+
+    pictures: panels as SVG;  told: the reasons, in lines;  heads, rows: its table;  raw: the same as numbers
+    """
+
+    question: str
+    pictures: list[Markup]
+    told: list[str]
+    remarks: list[str]
+    heads: list[str]
+    rows: list[list[str]]
+    raw: tuple[list[str], list[list[Any]]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """one: place of a ratio of 1 in each interval, in pixels;  curves: panels as SVG, of a sweep over a number"""
+
+    name: str
+    claim: str
+    basis: str
+    tone: str
+    checks: list[tuple[bool, str]]
+    to_do: list[tuple[str, str]]
+    ranking: list[Row]
+    one: float
+    heat: Heat | None
+    answer: Answer | None
+    curves: list[Markup] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
+
+
+def write(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer | None = None) -> None:
+    """The page, and its table in two formats, into the sweep's folder."""
+    made = page(name, jobs, folder, answer)
+    (folder / PAGE).write_text(report.templates().get_template("sweep.html.j2").render(page=made))
+    heads, rows = (answer.heads, answer.rows) if answer else (made.heads, made.rows)
+    (folder / TABLE).write_text(as_markdown(heads, rows))
+    (folder / CSV).write_text(as_csv(*(answer.raw if answer else raw(jobs))))
+
+
+def page(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer | None = None) -> Page:
+    """What the page shows."""
+    results = list(jobs.values())
+    titles = dict(zip(map(id, results), summary.titles(results), strict=True))
+    places = {id(result): _link(job, folder) for job, result in jobs.items()}
+    order = summary.ranked(results)
+    best = next((result for result in order if result.verdict is Verdict.FASTER), None)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in Counter(r.verdict for r in results).items())
+    if answer:
+        claim, tone = answer.question, "calm"
+    elif best and best.speedup:
+        claim = f"Fastest: {titles[id(best)]} · {best.label}, at least {at_least(best.speedup.low)}×"
+        tone = "good"
+    else:
+        claim, tone = "Nothing was faster", "warn"
+    device = results[0].environment.get("gpu") or results[0].environment.get("cpu") or results[0].device
+    scale = _Scale.of(results)
+    return Page(
+        name,
+        claim,
+        f"{len(results)} jobs: {counts}. {device}.",
+        tone,
+        checks(results),
+        commands(jobs, titles) or suggestions(results, titles),
+        [_row(r, titles[id(r)], places[id(r)], scale) for r in order]
+        if any(r.verdict.measured for r in results)
+        else [],
+        scale.x(1.0),
+        heat(order, titles, places),
+        answer,
+        [] if answer else [*map(Markup, curves(results))],
+        HEADS,
+        [_cells(r, titles[id(r)], places[id(r)]) for r in order],
+    )
+
+
+def _link(job: Path, folder: Path) -> str:
+    return os.path.relpath(job / "report.html", folder) if (job / "report.html").is_file() else ""
+
+
+def checks(results: Sequence[Result]) -> list[tuple[bool, str]]:
+    """How many jobs were verified, and which were not, in words."""
+    compared = [result for result in results if result.verdict is not Verdict.PROFILED]
+    right = [result for result in compared if result.equivalence and result.equivalence.ok]
+    found = (
+        [(bool(right), f"{len(right)} of {len(compared)} jobs passed verification against fp64")] if compared else []
+    )
+    wrong = [
+        r for r in compared if r.verdict in (Verdict.NOT_EQUIVALENT, Verdict.UNVERIFIED, Verdict.INVALID, Verdict.ERROR)
+    ]
+    return [*found, *((False, f"{r.workload} · {r.label}: {summary.reason(r) or r.verdict}") for r in wrong)]
+
+
+def commands(jobs: Mapping[Path, Result], titles: Mapping[int, str]) -> list[tuple[str, str]]:
+    """For each workload the surest stack, and the command that repeats it."""
+    best: dict[str, tuple[Path, Result]] = {}
+    for job, result in jobs.items():
+        if result.verdict is Verdict.FASTER and result.speedup:
+            known = best.get(titles[id(result)])
+            if known is None or known[1].speedup is None or result.speedup.low > known[1].speedup.low:
+                best[titles[id(result)]] = job, result
+    return [(f"{title}: {result.label}", _command(job)) for title, (job, result) in best.items()]
+
+
+def suggestions(results: Sequence[Result], titles: Mapping[int, str]) -> list[tuple[str, str]]:
+    """What profiles propose, where nothing was compared; once for all programs that it is said of."""
+    said: dict[str, list[str]] = {}
+    for result in results:
+        if result.verdict is Verdict.PROFILED and (text := summary.suggestion(result)):
+            said.setdefault(text, []).append(titles[id(result)])
+    return [(f"{', '.join(programs)}: {text}", "") for text, programs in said.items()]
+
+
+def _command(job: Path) -> str:
+    overrides = job / ".hydra" / "overrides.yaml"
+    if not overrides.is_file():
+        return ""
+    typed = [str(word) for word in OmegaConf.load(overrides)]
+    return shlex.join(
+        ["python", "-m", "optexp", *(word for word in typed if not word.lstrip("+").startswith("study."))]
+    )
+
+
+# --- the ranking -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """A logarithmic axis of ratios, for all intervals of a page."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, results: Sequence[Result]) -> _Scale:
+        shown = [r.speedup for r in results if r.speedup and r.speedup.low > 0]
+        ends = [1.0, *(s.low for s in shown), *(s.high if isfinite(s.high) else s.estimate for s in shown)]
+        return cls(0.95 * min(ends), 1.05 * max(ends))
+
+    def x(self, value: float) -> float:
+        inside = min(max(value, self.low), self.high)
+        return round(MARGIN + log(inside / self.low) / log(self.high / self.low) * (WIDTH - 2 * MARGIN), 1)
+
+
+def _row(result: Result, title: str, link: str, scale: _Scale) -> Row:
+    found = result.speedup if result.verdict.measured else None
+    ends = (scale.x(found.low), scale.x(found.high), scale.x(found.estimate)) if found else None
+    return Row(f"{title} · {result.label}", result.verdict, front.tone(result.verdict), said(result), link, ends)
+
+
+def said(result: Result) -> str:
+    """A speedup with its interval, the reason where there is none, "undecided" where nothing follows from it."""
+    found = result.speedup
+    if not found or not result.verdict.measured:
+        return summary.reason(result)
+    ends = f"{at_least(found.low)} to {f'{found.high:.3g}' if isfinite(found.high) else '∞'}"
+    return f"undecided, {ends}" if result.verdict is Verdict.INCONCLUSIVE else f"{ratio(found.estimate)} ({ends})"
+
+
+def heat(order: Sequence[Result], titles: Mapping[int, str], places: Mapping[int, str]) -> Heat | None:
+    """Workloads by strategies; None where one of them does not vary, or where nothing is compared."""
+    compared = [result for result in order if result.verdict is not Verdict.PROFILED]
+    columns = list(dict.fromkeys(result.label for result in compared))
+    cells: dict[str, dict[str, Cell]] = {}
+    for result in compared:
+        short = f"≥ {at_least(result.speedup.low)}×" if result.speedup and result.verdict is Verdict.FASTER else ""
+        short = short or (ratio(result.speedup.estimate) if result.speedup and result.verdict is Verdict.SLOWER else "")
+        cell = Cell(result.verdict, front.tone(result.verdict), short, places[id(result)])
+        cells.setdefault(titles[id(result)], {})[result.label] = cell
+    if len(columns) < 2 or len(cells) < 2:
+        return None
+    return Heat(columns, [(title, [row.get(name, Cell()) for name in columns]) for title, row in cells.items()])
+
+
+# --- the table -------------------------------------------------------------------------------------------------
+
+
+def _cells(result: Result, title: str, link: str) -> list[str]:
+    found, arm = result.speedup if result.verdict.measured else None, _timed(result)
+    ends = [f"{at_least(found.low)}", f"{found.estimate:.3g}", f"{found.high:.3g}"] if found else ["", "", ""]
+    return [
+        link.partition("/")[0],
+        title,
+        result.label,
+        str(result.verdict),
+        *ends,
+        summary.microseconds(arm.step_us) if arm.step_us else "",
+        summary.mebibytes(arm.peak_mib) if arm.peak_mib else "",
+        summary.reason(result),
+    ]
+
+
+def _timed(result: Result) -> ArmSummary:
+    """The arm that a row is about, without times where the verdict lets none be shown."""
+    shown = summary.shown(result)
+    return shown if result.verdict.measured or result.verdict is Verdict.PROFILED else shown.untimed()
+
+
+def raw(jobs: Mapping[Path, Result]) -> tuple[list[str], list[list[Any]]]:
+    """The table as numbers, for other programs: times in µs, memory in MiB."""
+    rows = list[list[Any]]()
+    for (job, result), title in zip(jobs.items(), summary.titles([*jobs.values()]), strict=True):
+        found, arm = result.speedup if result.verdict.measured else None, _timed(result)
+        ends = [found.low, found.estimate, found.high] if found else [None] * 3
+        rows.append([job.name, title, result.label, str(result.verdict), *ends, arm.step_us, arm.peak_mib])
+    return [*HEADS[:4], "speedup_low", "speedup", "speedup_high", "step_us", "peak_mib"], rows
+
+
+def as_csv(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([heads, *rows])
+    return text.getvalue()
+
+
+def as_markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(" ".join(c.replace("|", "\\|").split()) for c in row) + " |" for row in (heads, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]]) + "\n"

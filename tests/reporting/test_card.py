@@ -1,0 +1,67 @@
+"""A decision card holds what a reviewer asks for, and is written for what one may propose alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from optexp.records.measurement import Cost
+from optexp.reporting import card
+from optexp.result import Result, Verdict
+
+RESULTS = {path.stem.upper(): Result.read(path) for path in (Path(__file__).parents[1] / "results").glob("*.json")}
+SCRIPT = """import torch
+
+# --- mlp, as it is ----------------------------------------------------------------------------------------------------
+
+model = Net()
+
+# --- cuda_graph: CUDA graphs: all kernels of a step are launched at once ----------------------------------------------
+
+
+step = captured(step)
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+
+print(step())
+"""
+
+
+def test_a_card_has_gain_cost_memory_verification_and_lines(tmp_path: Path) -> None:
+    (tmp_path / "repro.py").write_text(SCRIPT)
+    card.write(RESULTS["FASTER"], tmp_path)
+    text = (tmp_path / "card.md").read_text()
+    for part in (
+        "### FASTER, at least 5.85×", "752 µs → 127 µs", "| Saved | 10.4 min (at least 10.3 min) in 1,000,000 steps |",
+        "after 2,405 steps", "41.5 MiB → 48.9 MiB", "agree with fp64", "instead of 47 kernel launches",
+        "```python\n# cuda_graph: CUDA graphs: all kernels of a step are launched at once\nstep = captured(step)\n```",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "Net()" not in text
+    assert Image.open(tmp_path / "plots" / "card.png").width > 1000
+
+
+def test_without_a_horizon_a_million_steps_are_counted() -> None:
+    result = RESULTS["FASTER"]
+    measurement = replace(result.measurement, cost=Cost())
+    assert card.saved(replace(result, measurement=measurement)) == "10.4 min (at least 10.4 min) in 1,000,000 steps"
+
+
+def test_a_patch_of_the_users_file_goes_before_the_script(tmp_path: Path) -> None:
+    (tmp_path / "repro.py").write_text(SCRIPT)
+    (tmp_path / "optimized.patch").write_text("--- a/net.py\n+++ b/net.py\n")
+    assert card.paste(RESULTS["FASTER"], tmp_path) == ("--- a/net.py\n+++ b/net.py", "diff")
+
+
+@pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict is not Verdict.FASTER])
+def test_no_card_for_what_nobody_proposes(verdict: Verdict, tmp_path: Path) -> None:
+    """Also none is left of a verdict that a sweep corrected."""
+    (tmp_path / "plots").mkdir()
+    for name in (card.CARD, card.PICTURE):
+        (tmp_path / name).touch()
+    card.write(replace(RESULTS[verdict], strategy=["fusion"]), tmp_path)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []

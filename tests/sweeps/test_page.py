@@ -1,0 +1,143 @@
+"""The page of a sweep or a study: its verdict, its picture, its tables, on a phone as well."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from markupsafe import Markup
+from omegaconf import OmegaConf
+
+from optexp.result import Result, Speedup, Verdict
+from optexp.sweeps import page
+from optexp.sweeps.curves import scaling
+from optexp.sweeps.plot import as_svg, tell
+from optexp.sweeps.study import completed, points, raw, remarks, table
+from tests.reporting.test_report import Outline
+from tests.sweeps.recorded import recorded, study
+
+FASTER = Result.read(Path(__file__).parents[1] / "results" / "faster.json")
+
+
+def job(workload: str, strategy: str, verdict: Verdict = Verdict.FASTER, low: float = 2.0, **config: object) -> Result:
+    speedup = Speedup(1.2 * low, low, 1.5 * low, 0.99, 5) if verdict.measured else None
+    return replace(
+        FASTER, verdict=verdict, headline=f"{verdict}: because", workload=workload, strategy=[strategy],
+        speedup=speedup,
+        config={f"workload.{key}": value for key, value in config.items()},
+    )  # fmt: skip
+
+
+def swept(folder: Path) -> dict[Path, Result]:
+    """Jobs as a sweep leaves them."""
+    results = [
+        job("mlp", "fusion", low=1.5), job("mlp", "amp", Verdict.INCONCLUSIVE, 0.9),
+        job("gelu", "fusion", low=3.0), job("gelu", "amp", Verdict.NOT_EQUIVALENT),
+    ]  # fmt: skip
+    jobs = {folder / str(number): result for number, result in enumerate(results)}
+    for number, place in enumerate(jobs):
+        (place / ".hydra").mkdir(parents=True)
+        (place / "report.html").touch()
+        OmegaConf.save([f"workload={number}", "++study.step='plain'"], place / ".hydra" / "overrides.yaml")
+    return jobs
+
+
+def answered(name: str, folder: Path) -> None:
+    """The page of a study from its recorded results."""
+    jobs = recorded(name)
+    asked = completed(study(name), jobs)
+    found = points(asked, jobs)
+    shown = [*map(Markup, as_svg(asked, found))]
+    told = page.Answer(
+        asked.question, shown, tell(asked, found), remarks(asked, found), *table(asked, found), raw(asked, found)
+    )
+    page.write(name, {folder / str(n): result for n, (result, _) in enumerate(jobs)}, folder, told)
+
+
+def test_a_sweep_has_verdict_picture_map_and_commands(tmp_path: Path) -> None:
+    page.write("the sweep", swept(tmp_path), tmp_path)
+    html = (tmp_path / "report.html").read_text()
+    outline = Outline(html)
+    text = re.sub(r"\s+", " ", outline.text)
+    for part in (
+        "Fastest: gelu · fusion, at least 3.00×", "2 FASTER, 1 INCONCLUSIVE, 1 NOT_EQUIVALENT",
+        "undecided, 0.900 to 1.35", "✗ gelu · amp: because", "python -m optexp workload=2", "≥ 1.50×",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "study.step" not in text
+    assert {address for address in outline.loads if address[0] != "#"} == {
+        *(f"{n}/report.html" for n in range(4)), "table.csv", "table.md",
+    }  # fmt: skip
+    assert not re.search(r"url\(http|@import|<script", html)
+    assert html.count('stroke-width="2"') == 1  # the hollow dot
+
+
+def test_tables_are_for_other_programs_and_for_people(tmp_path: Path) -> None:
+    page.write("the sweep", swept(tmp_path), tmp_path)
+    rows = list(csv.DictReader((tmp_path / "table.csv").open()))
+    assert [float(row["speedup_low"]) for row in rows if row["speedup_low"]] == [1.5, 0.9, 3.0]
+    assert float(rows[0]["step_us"]) == FASTER.candidate.step_us
+    assert rows[3]["step_us"] == rows[3]["speedup"] == ""  # of a result that is wrong
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+    assert "| 2 | gelu | fusion | FASTER | 3.00 |" in lines[2]
+
+
+def test_no_map_where_one_thing_varies() -> None:
+    results = [job("mlp", "fusion"), job("mlp", "amp")]
+    titles, places = {id(r): r.workload for r in results}, {id(r): "" for r in results}
+    assert page.heat(results, titles, places) is None
+    assert page.heat(results[:1], titles, places) is None
+
+
+def test_profiles_propose_what_to_try() -> None:
+    profile = replace(FASTER.profile, suggestion="strategy=fusion: small kernels")
+    results = [replace(job(name, "x"), verdict=Verdict.PROFILED, profile=profile) for name in ("mlp", "gelu")]
+    titles = {id(result): result.workload for result in results}
+    assert page.suggestions(results, titles) == [("mlp, gelu: strategy=fusion: small kernels", "")]
+
+
+def test_a_sweep_over_a_number_is_a_curve() -> None:
+    sizes = [job("mlp", "fusion", dim=size) for size in (64, 256, 1024)]
+    found = scaling(sizes)
+    assert found is not None
+    assert (found.x, found.by, found.log) == (["workload.dim"], ["arm"], "x")
+    assert scaling(sizes[:2]) is None
+    assert scaling([job("mlp", "fusion", style=style) for style in "abc"]) is None
+
+
+def test_a_study_shows_its_picture_in_the_readers_colours(tmp_path: Path) -> None:
+    answered("matmul_scaling", tmp_path)
+    html = (tmp_path / "report.html").read_text()
+    assert html.count('<div class="panel"><svg') == 2
+    assert not re.search(r"#000000|#ffffff", html.partition("<header>")[2])
+    text = Outline(html.replace("xlink:href", "data-href")).text
+    assert "From which size on does a matrix product" in text
+    assert "longest kernel:" in text
+    assert next(csv.reader((tmp_path / "table.csv").open()))[:2] == ["workload.size", "dtype"]
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no browser")
+def test_pages_fit_a_phone(tmp_path: Path) -> None:
+    """Nothing lies beyond the edge of a sweep's and of a study's page."""
+    page.write("the sweep", swept(tmp_path), tmp_path)
+    (tmp_path / "study").mkdir()
+    answered("gelu_five_ways", tmp_path / "study")
+    frames = "".join(
+        f'<iframe src="{name}" style="width:390px;height:3000px"></iframe>'
+        for name in ("report.html", "study/report.html")
+    )
+    script = """<script>onload = () => {
+      const pages = [...document.querySelectorAll("iframe")].map(frame => frame.contentDocument.documentElement);
+      document.title = "beyond: " + pages.map(page => Math.max(0, page.scrollWidth - page.clientWidth)).join(" ");
+    }</script>"""
+    (tmp_path / "frame.html").write_text(frames + script)
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom"]
+    command = ["chromium", *options, str(tmp_path / "frame.html")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "<title>beyond: 0 0</title>" in done.stdout, done.stdout[:300]
