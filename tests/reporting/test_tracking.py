@@ -13,7 +13,7 @@ import pytest
 
 from optexp.config import Tracking
 from optexp.errors import TrackingError
-from optexp.reporting import tracking
+from optexp.reporting import logged, tracking
 from optexp.result import ArmSummary, Result, Verdict
 
 RESULTS = {path.stem.upper(): Result.read(path) for path in (Path(__file__).parents[1] / "results").glob("*.json")}
@@ -26,7 +26,7 @@ def test_importing_it_does_not_import_mlflow() -> None:
 
 
 def test_metrics_have_their_fixed_names_and_values() -> None:
-    found = tracking.metrics(FASTER)
+    found = logged.metrics(FASTER)
     assert {name: value for name, value in found.items() if not name.startswith("profile/")} == {
         "speedup/estimate": FASTER.speedup and FASTER.speedup.estimate,
         "speedup/low": FASTER.speedup and FASTER.speedup.low,
@@ -49,20 +49,20 @@ def test_metrics_have_their_fixed_names_and_values() -> None:
 
 
 def test_what_is_unknown_or_not_a_number_is_not_a_metric() -> None:
-    assert tracking.metrics(RESULTS[Verdict.UNSUPPORTED]) == {}
-    never = tracking.metrics(RESULTS[Verdict.SLOWER])
+    assert logged.metrics(RESULTS[Verdict.UNSUPPORTED]) == {}
+    never = logged.metrics(RESULTS[Verdict.SLOWER])
     assert "cost/break_even_steps" not in never
     odd = replace(RESULTS[Verdict.UNSUPPORTED], baseline=ArmSummary(step_us=float("nan"), throughput=float("inf")))
-    assert tracking.metrics(odd) == {}
+    assert logged.metrics(odd) == {}
 
 
 def test_without_a_trustworthy_measurement_there_is_no_speedup() -> None:
-    assert not {"speedup/estimate", "cost/break_even_steps"} & tracking.metrics(RESULTS[Verdict.INVALID]).keys()
+    assert not {"speedup/estimate", "cost/break_even_steps"} & logged.metrics(RESULTS[Verdict.INVALID]).keys()
 
 
 def test_params_are_the_flat_configuration_as_it_is_typed() -> None:
     nested = {"workload": {"_target_": "a.B", "dim": 256}, "horizon_steps": None, "fullgraph": True}
-    found = tracking.params(replace(FASTER, config=nested, strategy=["amp", "cuda_graph"]))
+    found = logged.params(replace(FASTER, config=nested, strategy=["amp", "cuda_graph"]))
     assert found == {
         "workload": "mlp",
         "workload.dim": "256",
@@ -72,7 +72,7 @@ def test_params_are_the_flat_configuration_as_it_is_typed() -> None:
         "horizon_steps": "null",
         "fullgraph": "true",
     }
-    assert len(tracking.params(replace(FASTER, config={"long": "x" * 9000}))["long"]) == 6000
+    assert len(logged.params(replace(FASTER, config={"long": "x" * 9000}))["long"]) == 6000
 
 
 def test_a_configuration_with_many_keys_and_odd_ones_is_logged_too(
@@ -91,7 +91,7 @@ def test_a_configuration_with_many_keys_and_odd_ones_is_logged_too(
 @pytest.mark.parametrize("verdict", Verdict)
 def test_tags_and_note_of_every_verdict(verdict: Verdict) -> None:
     result = RESULTS[verdict]
-    found = tracking.tags(result)
+    found = logged.tags(result)
     assert set(found) == {
         "optexp.verdict", "optexp.workload", "optexp.strategy", "optexp.device", "optexp.evidence",
         "optexp.fingerprint", "mlflow.note.content",
@@ -140,9 +140,9 @@ def test_a_sweep_and_its_runs_in_a_store_of_their_own(
         "mlp · fusion": "KILLED",
     }
     run = client.get_run(child.run_id)
-    assert run.data.metrics == pytest.approx(tracking.metrics(FASTER))
-    assert run.data.params == tracking.params(FASTER)
-    assert run.data.tags.items() >= tracking.tags(FASTER).items()
+    assert run.data.metrics == pytest.approx(logged.metrics(FASTER))
+    assert run.data.params == logged.params(FASTER)
+    assert run.data.tags.items() >= logged.tags(FASTER).items()
     assert {file.path for file in client.list_artifacts(child.run_id)} == {
         "result.json", "report.html", "traces", "plots",
     }  # fmt: skip
