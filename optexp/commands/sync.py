@@ -91,10 +91,12 @@ class Sender:
             return self._count("cannot be read", None)
         if not result.fingerprint:
             return self._count("of jobs that were never built", None)
+        ended_ms = int(1000 * (folder / RECORD).stat().st_mtime)
         key = result.id or str(record.get("digest", ""))
         held = tracking.held(self.store, key) or self._held_before(result)
         if held is None:
-            run = tracking.start(self.store, logged.name(result), self._parent(folder), {tracking.RECORD: key})
+            parent, begun_ms = self._parent(folder), ended_ms - int(1000 * result.seconds.get("total", 0))
+            run = tracking.start(self.store, logged.name(result), parent, {tracking.RECORD: key}, begun_ms)
         elif held.finished and all(held.tags.get(name) == text for name, text in logged.tags(result).items()):
             return self._count("there already", held.run.run_id)
         elif held.finished:
@@ -103,7 +105,7 @@ class Sender:
         else:
             run = held.run
         run.log(result, folder)
-        run.finish()
+        run.finish(ended_ms=ended_ms)
         return self._count("sent", run.run_id)
 
     def _count(self, what: str, run_id: str | None) -> str | None:

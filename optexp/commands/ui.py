@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,15 +13,17 @@ import time
 import urllib.request
 import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.error import URLError
 
 from optexp.errors import TrackingError
-from optexp.reporting import mlflow_view, tracking
+from optexp.reporting import tracking
 
 HOST = "127.0.0.1"
 FIRST_PORT, PORTS = 5000, 100  # the first free one is taken
 PATIENCE_S = 90.0  # until the server answers
+QUICK_START = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # seven processes that evaluate language models
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,13 +34,12 @@ def main(arguments: Sequence[str]) -> int:
     if (missing := _missing(uri)) is not None:
         print(f"optexp.ui: {missing} does not exist: run a comparison here, or name a store: --store", file=sys.stderr)
         return 1
-    name = mlflow_view.BY_WORKLOAD if options.by_workload else mlflow_view.LIST
     try:
         if uri.startswith("http"):
-            _show(tracking.view(store, uri, name), options.browser)
+            _show(tracking.view(store, uri), options.browser)
             return 0
         port = options.port or free_port()
-        address = tracking.view(store, f"http://{HOST}:{port}", name)
+        address = tracking.view(store, f"http://{HOST}:{port}")
     except TrackingError as error:
         print(f"optexp.ui: {error}", file=sys.stderr)
         return 1
@@ -48,7 +50,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m optexp.ui", description=__doc__)
     parser.add_argument("--store", help="default: MLFLOW_TRACKING_URI, else mlflow.db in the working folder")
     parser.add_argument("--experiment", default="optexp", help="default: %(default)s")
-    parser.add_argument("--by-workload", action="store_true", help="a group of runs for each workload")
     parser.add_argument("--port", type=int, help=f"default: the first free one from {FIRST_PORT} on")
     parser.add_argument("--no-browser", dest="browser", action="store_false", help="print the address alone")
     return parser
@@ -83,8 +84,11 @@ def _serve(uri: str, port: int, address: str, browser: bool) -> int:
     command += ["--workers", "1"]
     if place := tracking.artifacts(uri):
         command += ["--default-artifact-root", place]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as by Ctrl-C
     with tempfile.TemporaryFile() as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | tracking.DEFAULTS)
+        server = subprocess.Popen(
+            command, stdout=log, stderr=log, env=os.environ | tracking.DEFAULTS | QUICK_START, start_new_session=True
+        )
         try:
             if not _answers(server, port):
                 log.seek(0)
@@ -97,7 +101,8 @@ def _serve(uri: str, port: int, address: str, browser: bool) -> int:
         except KeyboardInterrupt:
             return 0
         finally:
-            server.terminate()
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGTERM)  # its workers, too
             server.wait()
 
 

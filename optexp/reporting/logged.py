@@ -58,8 +58,8 @@ def _as_typed(value: object) -> str:
 def metrics(result: Result) -> dict[str, float]:
     """Every figure that runs are compared by; without steps, so that the UI draws bars. Unknown ones are left out."""
     found: dict[str, float | str | None] = {}
-    if result.speedup is not None:
-        found |= {f"speedup/{end}": getattr(result.speedup, end) for end in ("estimate", "low", "high")}
+    if result.speedup is not None:  # MLflow's comparison of runs draws the first
+        found |= {f"speedup/{end}": getattr(result.speedup, end) for end in ("low", "estimate", "high")}
         if result.verdict is not Verdict.INCONCLUSIVE:
             found["cost/break_even_steps"] = result.measurement.cost.break_even_steps if result.measurement else None
     found["cost/setup_s"] = result.candidate.setup_s

@@ -1,7 +1,6 @@
-"""The view of MLflow's runs that answers which strategy is best for which workload: columns, order, charts.
+"""The view of MLflow's runs that answers which strategy is best for which workload: columns, order, groups, charts.
 
-MLflow keeps a view as a tag of the experiment, and an address names it. Its two kinds: a list of runs, and a list that
-is grouped by workload.
+MLflow keeps a view as a tag of the experiment. Its menu *Views* lists it, and an address names it.
 """
 
 from __future__ import annotations
@@ -11,12 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-LIST, BY_WORKLOAD = "optexp", "optexp_by_workload"  # names of views
-COLUMNS = (
-    "tags.`optexp.verdict`", "metrics.`speedup/low`", "metrics.`time/candidate_us`",
-    "metrics.`memory/candidate_peak_mib`", "params.`workload`", "params.`strategy`",
-)  # fmt: skip
-WIDTHS = {"params.`strategy`": 220}
+BY_WORKLOAD, ALL = "optexp", "optexp_all"  # of the views
+COLUMNS = {  # with their widths
+    "tags.`optexp.verdict`": 130,
+    "metrics.`speedup/low`": 110,
+    "metrics.`time/candidate_us`": 130,
+    "metrics.`memory/candidate_peak_mib`": 130,
+    "params.`workload`": 110,
+    "params.`strategy`": 180,
+}
 SECTION = "optexp"
 CHARTS: tuple[Mapping[str, Any], ...] = (
     {"type": "BAR", "metricKey": "speedup/low"},
@@ -25,9 +27,10 @@ CHARTS: tuple[Mapping[str, Any], ...] = (
     {"type": "BAR", "metricKey": "memory/candidate_peak_mib"},
 )
 MAX_RUNS = 100  # in a chart
+MADE_MS = 1_750_000_000_000  # when a view was made, which MLflow wants to know
 
 
-def _view(grouped: bool) -> str:
+def _view(name: str, grouped: bool) -> str:
     charts = [
         {"uuid": f"{SECTION}-{n}", "metricSectionId": SECTION, "isGenerated": False, "deleted": False,
          "runsCountToCompare": MAX_RUNS, **chart}
@@ -35,32 +38,34 @@ def _view(grouped: bool) -> str:
     ]  # fmt: skip
     section = {"uuid": SECTION, "name": "which strategy for which workload", "display": True, "isReordered": False}
     group = {"aggregateFunction": "max", "groupByKeys": [{"mode": "param", "groupByData": "workload"}]}
-    return json.dumps({
-        "selectedColumns": COLUMNS,
-        "columnOrder": COLUMNS,
-        "columnWidths": dict.fromkeys(COLUMNS, 150) | WIDTHS,
+    state = {
+        "orderByKey": "metrics.`speedup/low`",  # an address that names an order makes MLflow ignore the view
+        "orderByAsc": False,
+        "selectedColumns": list(COLUMNS),
+        "columnOrder": list(COLUMNS),
+        "columnWidths": COLUMNS,
         "compareRunCharts": charts,
         "compareRunSections": [{**section, "deleted": False, "isGenerated": False}],
+        "isAccordionReordered": True,  # else MLflow sorts its own sections before this one
         "runsHiddenMode": "SHOW_ALL",
         "groupBy": group if grouped else None,
         "useGroupedValuesInCharts": False,
-    })  # fmt: skip
+    }
+    return json.dumps({"name": name, "createdAt": MADE_MS, "updatedAt": MADE_MS, "state": json.dumps(state)})
 
 
 EXPERIMENT_TAGS = {
     "mlflow.experimentKind": "custom_model_development",
-    f"mlflow.sharedViewState.{LIST}": _view(grouped=False),
-    f"mlflow.sharedViewState.{BY_WORKLOAD}": _view(grouped=True),
+    f"mlflow.sharedViewState.{BY_WORKLOAD}": _view("strategies by workload", grouped=True),
+    f"mlflow.sharedViewState.{ALL}": _view("all comparisons, best first", grouped=False),
 }
 
 
-def address(server: str, experiment_id: str, view: str = LIST) -> str:
-    """The page of an experiment in a view, the best speedup first."""
+def address(server: str, experiment_id: str, view: str = BY_WORKLOAD) -> str:
+    """The page of an experiment in a view."""
     query = {
         "workflowType": "machine_learning",  # without it the page is about language models
         "viewStateShareKey": view,
-        "orderByKey": "metrics.`speedup/low`",
-        "orderByAsc": "false",
     }
     return f"{server.rstrip('/')}/#/experiments/{experiment_id}/runs?{urlencode(query)}"
 

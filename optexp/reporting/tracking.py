@@ -134,10 +134,10 @@ class Run:
                     parent = path.parent.relative_to(folder)
                     self.client.log_artifact(self.run_id, str(path), str(parent) if parent.parts else None)
 
-    def finish(self, status: str = "FINISHED") -> None:
-        """End it as FINISHED, FAILED or KILLED."""
+    def finish(self, status: str = "FINISHED", ended_ms: int | None = None) -> None:
+        """End it as FINISHED, FAILED or KILLED, now or at a Unix time."""
         with self._writing():
-            self.client.set_terminated(self.run_id, status)
+            self.client.set_terminated(self.run_id, status, ended_ms)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -156,8 +156,18 @@ class Run:
         return f"python -m optexp.ui --store {_without_password(uri)}"
 
 
-def start(config: Node, name: str, parent_run_id: str | None = None, tags: Mapping[str, str] | None = None) -> Run:
-    """Open a run called `name`, nested under its parent where it has one."""
+def start(
+    config: Node,
+    name: str,
+    parent_run_id: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    begun_ms: int | None = None,
+) -> Run:
+    """Open a run called `name`, nested under its parent where it has one.
+
+    Args:
+        begun_ms: Unix time at which its comparison began; None: now.
+    """
     uri = store_uri(config.uri)
     with _failures_named(uri):
         from mlflow.tracking.context.registry import resolve_tags
@@ -168,7 +178,7 @@ def start(config: Node, name: str, parent_run_id: str | None = None, tags: Mappi
         with _alone(uri):
             client = _client(uri)
             experiment = _experiment(client, config.experiment, uri)
-            run = client.create_run(experiment, tags=labels, run_name=name)
+            run = client.create_run(experiment, begun_ms, labels, name)
         return Run(client, uri, experiment, run.info.run_id, run.info.start_time)
 
 
@@ -266,11 +276,11 @@ def _held(client: MlflowClient, uri: str, run: StoredRun) -> Held:
     return Held(_opened(client, uri, run), run.info.status == "FINISHED", run.data.metrics, run.data.tags)
 
 
-def view(config: Node, server: str, name: str = mlflow_view.LIST) -> str:
-    """The address of an experiment's runs on a server, in a view that this makes where the store has it not."""
+def view(config: Node, server: str) -> str:
+    """The address of an experiment's runs on a server, in the view by workload, which this makes if need be."""
     uri = store_uri(config.uri)
     with _failures_named(uri), _alone(uri):
-        return mlflow_view.address(server, _experiment(_client(uri), config.experiment, uri), name)
+        return mlflow_view.address(server, _experiment(_client(uri), config.experiment, uri))
 
 
 # --- stores ----------------------------------------------------------------------------------------------------
