@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"optexp.sync: {error}; run the same command again", file=sys.stderr)
         status = 1
     told = [f"{count} {what}" for what, count in sender.counts.items()] or ["none sent"]
-    print(f"{len(found)} records: {', '.join(told)}")
+    print(f"{len(found)} record{'s' if len(found) > 1 else ''}: {', '.join(told)}")
     return status
 
 

@@ -121,7 +121,7 @@ def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
         measurement=measurement,
         notes=notes,
         resolved={},
-        compared=_compared(workload),
+        compared=compared(workload),
     )
     return replace(experiment, resolved=_resolved(experiment))
 
@@ -171,7 +171,8 @@ def _resolved(e: Experiment) -> dict[str, Any]:
     }
 
 
-def _compared(workload: Workload) -> list[str]:
+def compared(workload: Workload) -> list[str]:
+    """Keys of a workload that tell it from others: typed, or other than the class's default."""
     from optexp.config import search_path
 
     typed = search_path.typed()

@@ -26,7 +26,7 @@ def write(results: Sequence[Result], folder: Path) -> None:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([HEADS, *_rows(results)])
     (folder / TABLE).write_text(text.getvalue())
-    if not all(result.verdict is Verdict.PROFILED for result in results):
+    if any(result.speedup for result in results):
         _draw(cells(results), folder / PICTURE)
 
 
