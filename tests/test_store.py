@@ -115,7 +115,11 @@ def server(store: str, port: int) -> Iterator[Callable[[], None]]:
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--workers", "1"]
     command += ["--port", str(port), "--artifacts-destination", str(Path(store.partition(":///")[2]).parent / "files")]
     process = subprocess.Popen(
-        command, env=os.environ | ui.QUICK_START, stderr=subprocess.DEVNULL, start_new_session=True
+        command,
+        env=os.environ | ui.QUICK_START,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
 
     def kill() -> None:
@@ -157,6 +161,7 @@ SIZES: Sequence[int] = (64, 65, 66, 67)
 SWEEP = ["device=cpu", "measurement=quick", "verify=only", "isolation=none", "strategy=inplace"]
 
 
+@pytest.mark.timeout(900)  # two servers and six programs start
 def test_a_server_that_is_killed_in_mid_sweep_gets_the_records_later(tmp_path: Path) -> None:
     store, port = f"sqlite:///{tmp_path}/mlflow.db", ui.free_port()
     address = f"http://127.0.0.1:{port}"
