@@ -141,10 +141,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         uri = options.store or f"sqlite:///{place}/mlflow.db"
         begin = time.perf_counter()
+        used = time.process_time()
         seconds = sorted(logged_by(uri, job(Path(place) / "job"), options.runs, options.processes))
+        used = time.process_time() - used
         print(f"{len(seconds)} runs in {time.perf_counter() - begin:.0f} s by {options.processes} processes")
         for name, share in (("median", 0.5), ("99 of 100", 0.99), ("longest", 1.0)):
             print(f"  seconds to log a run, {name}: {seconds[int(share * (len(seconds) - 1))]:.3f}")
+        if options.processes == 1:  # what a crowded machine leaves alone
+            print(f"  seconds of a core to log a run: {used / len(seconds):.3f}")
         for page, taken in answers(uri):
             print(f"  seconds for the {page}: {taken:.3f}")
 
