@@ -36,6 +36,14 @@ def name(result: Result) -> str:
     return f"{result.workload} · {stack}{' taken apart' if mode == 'ablate' else ''}"
 
 
+def case(result: Result) -> str:
+    """The workload with the keys that tell it from others, `mlp dim=512`: speedups of one case are compared."""
+    flat = summary.flatten(result.config)
+    keys = (key for key in result.compared if key in flat)
+    settings = (f"{key.removeprefix('workload.')}={_as_typed(flat[key])}" for key in keys)
+    return " ".join([result.workload, *settings])[:NAME_LIMIT]
+
+
 def params(result: Result) -> dict[str, str]:
     """What a person compares: workload and its changed keys, stack, baseline, device, dtype and preset."""
     flat = summary.flatten(result.config)
@@ -136,6 +144,7 @@ def tags(result: Result) -> dict[str, str]:
     found = {
         "optexp.verdict": str(result.verdict),
         "optexp.workload": result.workload,
+        "optexp.case": case(result),
         "optexp.strategy": result.label,
         "optexp.device": str(facts.get("gpu") or facts.get("cpu") or result.device),
         "optexp.evidence": "; ".join(summary.evidence(result)),

@@ -37,7 +37,7 @@ def _view(name: str, grouped: bool) -> str:
         for n, chart in enumerate(CHARTS)
     ]  # fmt: skip
     section = {"uuid": SECTION, "name": "which strategy for which workload", "display": True, "isReordered": False}
-    group = {"aggregateFunction": "max", "groupByKeys": [{"mode": "param", "groupByData": "workload"}]}
+    group = {"aggregateFunction": "max", "groupByKeys": [{"mode": "tag", "groupByData": "optexp.case"}]}
     state = {
         "orderByKey": "metrics.`speedup/low`",  # an address that names an order makes MLflow ignore the view
         "orderByAsc": False,

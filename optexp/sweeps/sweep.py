@@ -310,7 +310,8 @@ def _finish(status: str, folder: Path | None = None, tags: Mapping[str, str] | N
 def name(config: DictConfig) -> str:
     """The study's name, else what was swept."""
     study = OmegaConf.select(config, "hydra.runtime.choices.experiments")
-    swept = [text for text in config.hydra.overrides.task if not text.startswith(("tracking.", "++tracking."))]
+    typed = (text.lstrip("+") for text in config.hydra.overrides.task)
+    swept = [text for text in typed if not text.startswith("tracking.")]
     return (str(study) if study and study != "null" else " ".join(swept))[:NAME_LIMIT] or "sweep"
 
 

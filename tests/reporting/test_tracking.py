@@ -101,6 +101,11 @@ def test_params_are_what_a_person_compares_as_it_is_typed() -> None:
     }
 
 
+def test_a_case_is_the_workload_with_the_keys_that_tell_it_from_others() -> None:
+    found = replace(FASTER, config={"workload.dim": 64, "workload.layers": 4}, compared=["workload.dim"])
+    assert logged.case(found) == "mlp dim=64"
+
+
 def test_a_workload_is_told_from_others_by_what_was_typed_or_is_not_the_default() -> None:
     typed = ["workload=mlp", "workload.dim=256", "workload.layers=2"]
     with initialize_config_dir(str(search_path.CONF), version_base=None):
@@ -135,7 +140,7 @@ def test_tags_and_note_of_every_verdict(verdict: Verdict) -> None:
     result = RESULTS[verdict]
     found = logged.tags(result)
     assert set(found) == {
-        "optexp.verdict", "optexp.workload", "optexp.strategy", "optexp.device", "optexp.evidence",
+        "optexp.verdict", "optexp.workload", "optexp.case", "optexp.strategy", "optexp.device", "optexp.evidence",
         "optexp.fingerprint", "mlflow.note.content", "optexp.torch", "optexp.cuda", "optexp.triton", "optexp.driver",
         "optexp.python",
     }  # fmt: skip
