@@ -9,6 +9,7 @@ import fcntl
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -35,6 +36,8 @@ ARTIFACTS = (
 OPEN = ".mlflow_run"  # file in a comparison's folder: the id of its run while the run is open
 RECORD = "optexp.record"  # tag: id of the comparison or the sweep
 PARENT = "mlflow.parentRunId"
+UNREACHED = re.compile("Max retries exceeded.*(NewConnectionError|ConnectTimeout|Name ?Resolution)")
+DRIVER = re.compile(r"^\([\w.]+\) ")  # "(sqlite3.OperationalError) database or disk is full"
 STORE_RETRIES = 3  # of a data base that does not answer; MLflow's own 10 keep a finished result waiting for minutes
 DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -356,9 +359,16 @@ def _failures_named(uri: str) -> Iterator[None]:
     except TrackingError:
         raise
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         shown = _without_password(uri)
-        raise TrackingError(f"MLflow store {shown}: {first.replace(uri, shown) if uri else first}") from error
+        raise TrackingError(f"MLflow store {shown}: {_reason(error).replace(uri, shown)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what was raised, without the driver's name; a server that is away is told in few words."""
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if UNREACHED.search(first):
+        return "the server does not answer"
+    return DRIVER.sub("", first)
 
 
 def _quieten() -> None:

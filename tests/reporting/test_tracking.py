@@ -226,6 +226,12 @@ def test_a_folder_that_takes_no_store_costs_one_sentence_at_once(tmp_path: Path)
     assert time.monotonic() - begin < 10
 
 
+def test_a_server_that_is_away_costs_one_short_sentence() -> None:
+    with pytest.raises(TrackingError) as caught:
+        tracking.start(Tracking(uri="http://127.0.0.1:9"), "example")  # nobody listens on the port to discard
+    assert str(caught.value) == "MLflow store http://127.0.0.1:9: the server does not answer"
+
+
 def test_a_full_disk_costs_one_sentence(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tracking.start(Tracking(), "example")
     (tmp_path / "result.json").write_text("{}")
