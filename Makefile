@@ -23,7 +23,7 @@ demo: env  ## run the main job on this machine and say where to look
 	fi; \
 	echo "python -m optexp $$job"; \
 	$(PY) -m optexp $$job && \
-	echo && echo "All runs side by side: $(VENV)/bin/mlflow ui --backend-store-uri sqlite:///mlflow.db, then the address above"
+	echo && echo "All runs side by side: $(PY) -m optexp.ui"
 
 test: env  ## lint, types, and all quick tests that need no GPU
 	$(PY) -m ruff check .

@@ -124,6 +124,8 @@ class Result:
     trials:      comparisons of a mode that makes several
     ablation:    of mode=ablate
     search:      of mode=auto
+    id:          of the comparison, by which a store knows it again
+    compared:    keys of the workload that tell it from others: typed, or other than the class's default
     schema:      of the record
     """
 
@@ -155,6 +157,8 @@ class Result:
     trials: list[Trial] = field(default_factory=list)
     ablation: Ablation | None = None
     search: Search | None = None
+    id: str = ""
+    compared: list[str] = field(default_factory=list)
     schema: int = SCHEMA
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from optexp.reporting import report, tracking
+from optexp.reporting import logged, report
 from optexp.result import Result, Verdict
 from optexp.support.draws import Draws
 from tests.cheats.test_cheats import compare
@@ -47,7 +47,7 @@ def test_runs_differ_a_replay_repeats_one_and_says_so(tmp_path: Path) -> None:
     assert set(first.equivalence.seeds).isdisjoint(second.equivalence.seeds)
     assert first.fingerprint == second.fingerprint
     assert not first.draws.replayed
-    assert "optexp.replay" not in tracking.tags(first)
+    assert "optexp.replay" not in logged.tags(first)
 
     key = first.draws.key
     again = run(tmp_path / "again", f"replay={key}")
@@ -56,6 +56,6 @@ def test_runs_differ_a_replay_repeats_one_and_says_so(tmp_path: Path) -> None:
     assert again.draws == Draws(key, replayed=True)
     assert again.config["replay"] == key
     assert again.headline == f"{first.headline}; a replay, on inputs of an earlier run"
-    assert tracking.tags(again)["optexp.replay"] == key
+    assert logged.tags(again)["optexp.replay"] == key
     assert "a replay, on inputs of an earlier run" in report.render(again)
     assert Result.read(tmp_path / "again" / "result.json").draws.replayed

@@ -20,7 +20,7 @@ from optexp.profiling.breakdown import breakdown
 from optexp.profiling.view import View
 from optexp.records.prediction import MeasuredPrediction, Prediction
 from optexp.records.profile import Calibration
-from optexp.reporting import report, summary, terminal, tracking
+from optexp.reporting import logged, report, summary, terminal
 from optexp.result import ArmSummary, Result, Speedup, Verdict
 from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
@@ -222,10 +222,10 @@ def test_predictions_are_shown_and_logged(capsys: pytest.CaptureFixture[str], tm
     page = report.render(profiled)
     for part in ("What strategies can gain", "3.00×", "products &lt;fast&gt;"):
         assert part in page
-    assert tracking.metrics(profiled)["prediction/fusion mode max-autotune"] == 3.0
+    assert logged.metrics(profiled)["prediction/fusion mode max-autotune"] == 3.0
     compared = measured(6.0, 5.9)
     assert "at most 7.50×" in report.render(compared)
-    found = tracking.metrics(compared)
+    found = logged.metrics(compared)
     assert found["prediction/speedup"] == pytest.approx(7.5)
     assert found["prediction/bound_us"] == pytest.approx(90.0)
     assert found["prediction/measured_over_bound"] == pytest.approx(0.8)

@@ -170,10 +170,13 @@ def _yaml(path: Path) -> Any:
 def main(arguments: Sequence[str]) -> int:
     """0: every record follows from itself; 3: one does not; 1: one cannot be read.
 
-    arguments: records, or folders that hold one
+    arguments: records, or folders that hold one; or --pages, for the README and the result pages
     """
+    if list(arguments) == ["--pages"]:
+        return _pages()
     if not arguments or "--help" in arguments:
         print("optexp.audit: name a record, as in python -m optexp.audit outputs/2026-11-21/13-59-15/result.json")
+        print("              --pages: the README and the result pages, as far as they have records")
         return 1
     worst = 0
     for path in map(Path, arguments):
@@ -196,3 +199,17 @@ def main(arguments: Sequence[str]) -> int:
             print(f"  not derivable: {', '.join(raw)}")
         worst = worst or (3 if found else 0)
     return worst
+
+
+def _pages() -> int:
+    """0: every figure that was derived or compared follows; 3: one does not."""
+    from optexp.commands import audit_pages
+
+    pages = audit_pages.audit()
+    for page in sorted(pages, key=lambda page: (not page.record, page.name)):
+        print(page)
+        for problem in page.problems:
+            print(f"  {problem}")
+    without = [page.name for page in pages if not page.record]
+    print(f"{len(without)} of {len(pages)} pages have no record in experiments/results/data: {', '.join(without)}")
+    return 3 if any(page.problems for page in pages) else 0

@@ -17,7 +17,7 @@ from optexp.comparison.session import Session
 from optexp.config import search_path
 from optexp.errors import ConfigError, TrackingError
 from optexp.records.folder import tolerating
-from optexp.reporting import card, compiler_page, report, terminal, tracking, waterfall
+from optexp.reporting import card, compiler_page, logged, report, terminal, tracking, waterfall
 from optexp.reporting.tracking import Run
 from optexp.result import Problem, Result, Verdict
 from optexp.workers.serving import describe
@@ -43,10 +43,8 @@ class Recorder:
         if not tracked.enabled:
             return
         try:
-            mode = self.session.experiment.mode
-            found_later = "auto" if mode == "auto" else result.label
-            name = f"{result.workload} · {found_later}{' taken apart' if mode == 'ablate' else ''}"
-            self.run = tracking.start(tracked, name, self.parent or os.environ.get("OPTEXP_PARENT_RUN"))
+            parent = self.parent or os.environ.get("OPTEXP_PARENT_RUN")
+            self.run = tracking.start(tracked, logged.name(result), parent, {tracking.RECORD: result.id})
             result.environment["mlflow_run"] = self.run.run_id  # by which a sweep finds it, to correct it
             with tolerating(result.notes):
                 (self.output / tracking.OPEN).write_text(self.run.run_id)  # to close it if this process is killed
@@ -56,7 +54,7 @@ class Recorder:
     def finish(self, result: Result) -> None:
         """Write the record, show it, and log it: nobody waits for the store to read a verdict."""
         if self.trouble:
-            result.notes.append(f"not in MLflow: {self.trouble}")
+            result.notes.append(self._not_logged(self.trouble))
         self.decided = True
         self.session.progress.expect(0.0)
         with self.session.working("record", "writing the report"), tolerating(result.notes):
@@ -78,11 +76,14 @@ class Recorder:
             self.run.log(result, self.output)
             self.run.finish("FINISHED")
         except TrackingError as error:
-            result.notes.append(f"not in MLflow: {error}")
-            print(f"optexp: not in MLflow: {error}", file=sys.stderr)
+            result.notes.append(self._not_logged(error))
+            print(f"optexp: {self._not_logged(error)}", file=sys.stderr)
             with suppress(TrackingError):
                 self.run.finish("FAILED")
         (self.output / tracking.OPEN).unlink(missing_ok=True)
+
+    def _not_logged(self, reason: object) -> str:
+        return f"not in MLflow: {reason}; python -m optexp.sync {self.output} sends the record later"
 
     def _write(self, result: Result) -> None:
         result.seconds = self.watch.rounded()

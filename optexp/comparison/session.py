@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import torch
 
@@ -81,6 +82,8 @@ class Session:
             seed=e.seed,
             environment=describe_environment(torch.device(self.device)),
             config=self._config(),
+            id=uuid4().hex,
+            compared=e.compared,
         )
         self.machine = Machine.claim(self.device, self.settings.cpus)
         if self.machine.gpu is None and self.machine.on_gpu:

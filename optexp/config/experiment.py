@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,7 @@ class Experiment(Settings):
 
     notes:     what was ignored, in words for the user
     resolved:  the same, flat and plain, for the record (`workload.dim`, `strategy.amp.dtype`, ...)
+    compared:  keys of the workload that were typed, or differ from the class's default
     """
 
     workload: Workload
@@ -84,6 +85,7 @@ class Experiment(Settings):
     measurement: MeasurementSettings
     notes: list[str]
     resolved: dict[str, Any]
+    compared: list[str] = field(default_factory=list)
 
 
 def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
@@ -117,6 +119,7 @@ def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
         measurement=measurement,
         notes=notes,
         resolved={},
+        compared=compared(workload),
     )
     return replace(experiment, resolved=_resolved(experiment))
 
@@ -195,6 +198,19 @@ def _resolved(e: Experiment) -> dict[str, Any]:
         **_flat("profile", e.profile),
         **(_flat("auto", e.auto) if e.mode == "auto" else {}),
     }
+
+
+def compared(workload: Workload) -> list[str]:
+    """Keys of a workload that tell it from others: typed, or other than the class's default."""
+    from optexp.config import search_path
+
+    typed = search_path.typed()
+    keys = {f"workload.{f.name}": f for f in fields(workload)}
+    return [key for key, f in keys.items() if key in typed or getattr(workload, f.name) != _default(f)]
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _refuse_in_comparisons(settings: Settings) -> None:

@@ -118,6 +118,13 @@ def in_sweep() -> bool:
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
+def typed() -> set[str]:
+    """Keys that this job's command line sets; in a sweep those that are swept, too."""
+    if not HydraConfig.initialized():
+        return set()
+    return {text.lstrip("+~").partition("=")[0] for text in HydraConfig.get().overrides.task}
+
+
 def _searchpath() -> list[str]:
     extra = [f"'{path}'" for path in HydraConfig.get().searchpath] if HydraConfig.initialized() else []
     return [f"hydra.searchpath=[{','.join(extra)}]"] if extra else []

@@ -9,11 +9,12 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from optexp.reporting.tracking import Run
 
 PARENT = "OPTEXP_PARENT_RUN"  # read by jobs, in this process or in others
+SWEPT = "optexp.sweep"  # tag: what was swept
+IDENTITY = ".sweep_id"  # file in the sweep's folder
 NAME_LIMIT = 120
 BEGIN_LATER = ("hydra_plugins.optexp.Steps", "hydra_plugins.optexp.Optuna")  # sweepers that call `begin` themselves
 _PARTS = re.compile(r"(\d+)")
@@ -69,7 +72,7 @@ class SweepCallback(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Rank what the jobs wrote down, print it with the answer of a study, and close the parent run."""
         from optexp.reporting import summary, terminal
-        from optexp.sweeps import page, selection
+        from optexp.sweeps import overview, page, selection
 
         folder, tags = Path(config.hydra.sweep.dir), {}
         try:
@@ -82,14 +85,16 @@ class SweepCallback(Callback):
                         correct(config, job, jobs_done[job], result)
                 record(results, folder)
                 name_apart(config, list(jobs_done.values()), list(found.values()))
-                verdicts = Counter(result.verdict for result in results)
-                tags["optexp.verdict"] = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+                tags["optexp.verdict"] = counted(result.verdict for result in results)
                 console = terminal.output()
                 console.print("", terminal.sweep_table(results), "", sep="\n")
                 if study := Study.of(config):
-                    tags["mlflow.note.content"] = answer(study, _name(config), folder, console, found)
+                    note = answer(study, name(config), folder, console, found)
                 else:
-                    page.write(_name(config), found, folder)
+                    note = overview.markdown(results)
+                    page.write(name(config), found, folder)
+                (folder / overview.NOTE).write_text(note)
+                tags["mlflow.note.content"] = note
                 console.print(terminal.locations(folder, _parent))
         finally:
             _finish("FINISHED", folder, tags)
@@ -113,13 +118,27 @@ def begin(config: DictConfig) -> None:
     try:
         _parent = _earlier_run(config, kept) if settings.resume else None
         if _parent is None:
-            overrides = " ".join(config.hydra.overrides.task)
-            _parent = tracking.start(config.tracking, _name(config), tags={"optexp.sweep": overrides})
+            tags = {SWEPT: " ".join(config.hydra.overrides.task), tracking.RECORD: identity(kept.parent)}
+            _parent = tracking.start(config.tracking, name(config), tags=tags)
         os.environ[PARENT] = _parent.run_id
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(_parent.run_id)  # for a sweep that continues this one
     except TrackingError as error:
         print(f"optexp: the sweep is not in MLflow: {error}", file=sys.stderr)
+
+
+def counted(verdicts: Iterable[str]) -> str:
+    """`2 FASTER, 1 SAME`: the verdict of a sweep, as MLflow's lists show it."""
+    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).items())
+
+
+def identity(folder: Path) -> str:
+    """The id of the sweep in a folder, by which a store knows it again; made and kept where there is none."""
+    kept = folder / IDENTITY
+    if not kept.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        kept.write_text(uuid4().hex)
+    return kept.read_text()
 
 
 def _continue_earlier(config: DictConfig) -> None:
@@ -220,8 +239,9 @@ def name_apart(config: DictConfig, firsts: Sequence[Result], results: Sequence[R
 
 
 def record(results: Sequence[Result], folder: Path) -> None:
-    """Write the ranking beside the jobs: sweep.json, and a picture where something was measured."""
+    """Write the ranking beside the jobs: sweep.json, the table, and pictures where something was measured."""
     from optexp.reporting import summary
+    from optexp.sweeps import overview
 
     table = [
         {
@@ -238,6 +258,7 @@ def record(results: Sequence[Result], folder: Path) -> None:
     ]
     (folder / "sweep.json").write_text(json.dumps(finite(table), indent=2) + "\n")
     _plot([row for row in table if row["speedup"]], folder / "plots" / "speedup.png")
+    overview.draw(results, folder)
 
 
 def answer(study: Study, name: str, folder: Path, console: Console, results: Mapping[Path, Result]) -> str:
@@ -300,13 +321,13 @@ def _finish(status: str, folder: Path | None = None, tags: Mapping[str, str] | N
     os.environ.pop(PARENT, None)
     if run is None:
         return
-    from optexp.reporting import tracking
+    from optexp.reporting import logged
 
     try:
         if folder is not None:
             run.log_files(folder)
         if tags:
-            run.log_batch(tags={name: value[: tracking.TAG_LIMIT] for name, value in tags.items()})
+            run.log_batch(tags={name: value[: logged.TAG_LIMIT] for name, value in tags.items()})
     except TrackingError as error:
         print(f"optexp: the ranking is not in MLflow: {error}", file=sys.stderr)
     finally:
@@ -314,10 +335,11 @@ def _finish(status: str, folder: Path | None = None, tags: Mapping[str, str] | N
             run.finish(status)
 
 
-def _name(config: DictConfig) -> str:
+def name(config: DictConfig) -> str:
     """The study's name, else what was swept."""
     study = OmegaConf.select(config, "hydra.runtime.choices.experiments")
-    swept = [text for text in config.hydra.overrides.task if not text.startswith(("tracking.", "++tracking."))]
+    typed = (text.lstrip("+") for text in config.hydra.overrides.task)
+    swept = [text for text in typed if not text.startswith("tracking.")]
     return (str(study) if study and study != "null" else " ".join(swept))[:NAME_LIMIT] or "sweep"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from optexp.profiling.memory_difference import difference
 from optexp.records.memory import AllocationEntry, CacheState, MemoryProfile, MemoryTimeline, SavedEntry
-from optexp.reporting import report, summary, tracking
+from optexp.reporting import logged, report, summary
 from optexp.reporting.memory_plot import HEIGHT, TOP, WIDTH, areas, composition
 from optexp.result import Result, Verdict
 
@@ -108,11 +108,11 @@ def test_a_record_keeps_it(tmp_path: Path) -> None:
 
 
 def test_mlflow_gets_the_categories_of_the_peak() -> None:
-    found = tracking.metrics(result())
+    found = logged.metrics(result())
     assert found["memory/baseline_activations_mib"] == 6
     assert found["memory/candidate_activations_mib"] == 2
     assert found["memory/candidate_parameters_mib"] == 2
-    assert "Peak memory fell" in tracking.note(result())
+    assert "Peak memory fell" in logged.note(result())
 
 
 def test_the_difference_is_said_once_where_there_is_one() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from optexp.records.profile import Calibration, ProfileRecord
 from optexp.records.roofline import Ahead, Phase, PhysicalBound, Roofline, RooflinePoint
-from optexp.reporting import report, roofline_picture, summary, tracking
+from optexp.reporting import logged, report, roofline_picture, summary
 from optexp.reporting.roofline_picture import picture
 from optexp.result import Result
 
@@ -80,7 +80,7 @@ def test_the_bound_stands_beside_the_measured_time() -> None:
     row = next(row for row in summary.rows(result) if row.name == summary.BOUND)
     assert row.baseline == f"120 µs ({summary.share(120 / result.baseline.step_us)} reached)"
     assert row.candidate == ""
-    assert tracking.metrics(result)["bound/baseline_us"] == 120
+    assert logged.metrics(result)["bound/baseline_us"] == 120
     result.withhold()
     assert summary.physics(result).baseline == "120 µs"  # no time follows from it
     assert result.profile.baseline.roofline.points[0].us is None

@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 
-from optexp.config import Tracking
+from optexp.config import Tracking, experiment, search_path
 from optexp.errors import TrackingError
-from optexp.reporting import tracking
+from optexp.reporting import logged, tracking
 from optexp.result import ArmSummary, Result, Verdict
+from optexp.workloads.mlp import Mlp
 
 RESULTS = {path.stem.upper(): Result.read(path) for path in (Path(__file__).parents[1] / "results").glob("*.json")}
 FASTER = RESULTS[Verdict.FASTER]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store: making one takes seconds."""
+    folder = tmp_path_factory.mktemp("store")
+    tracking.start(Tracking(uri=f"sqlite:///{folder}/mlflow.db"), "first").finish()
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, which holds the store."""
+    monkeypatch.chdir(made)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return made
 
 
 def test_importing_it_does_not_import_mlflow() -> None:
@@ -26,11 +49,11 @@ def test_importing_it_does_not_import_mlflow() -> None:
 
 
 def test_metrics_have_their_fixed_names_and_values() -> None:
-    found = tracking.metrics(FASTER)
+    found = logged.metrics(FASTER)
     assert {name: value for name, value in found.items() if not name.startswith("profile/")} == {
-        "speedup/estimate": FASTER.speedup and FASTER.speedup.estimate,
-        "speedup/low": FASTER.speedup and FASTER.speedup.low,
-        "speedup/high": FASTER.speedup and FASTER.speedup.high,
+        "speedup/low": 5.852,
+        "speedup/estimate": 5.917,
+        "speedup/high": 5.983,
         "time/baseline_us": 751.8,
         "time/candidate_us": 127.2,
         "time/baseline_device_us": 744.1,
@@ -49,54 +72,80 @@ def test_metrics_have_their_fixed_names_and_values() -> None:
 
 
 def test_what_is_unknown_or_not_a_number_is_not_a_metric() -> None:
-    assert tracking.metrics(RESULTS[Verdict.UNSUPPORTED]) == {}
-    never = tracking.metrics(RESULTS[Verdict.SLOWER])
+    assert logged.metrics(RESULTS[Verdict.UNSUPPORTED]) == {}
+    never = logged.metrics(RESULTS[Verdict.SLOWER])
     assert "cost/break_even_steps" not in never
     odd = replace(RESULTS[Verdict.UNSUPPORTED], baseline=ArmSummary(step_us=float("nan"), throughput=float("inf")))
-    assert tracking.metrics(odd) == {}
+    assert logged.metrics(odd) == {}
 
 
 def test_without_a_trustworthy_measurement_there_is_no_speedup() -> None:
-    assert not {"speedup/estimate", "cost/break_even_steps"} & tracking.metrics(RESULTS[Verdict.INVALID]).keys()
+    assert not {"speedup/estimate", "cost/break_even_steps"} & logged.metrics(RESULTS[Verdict.INVALID]).keys()
 
 
-def test_params_are_the_flat_configuration_as_it_is_typed() -> None:
-    nested = {"workload": {"_target_": "a.B", "dim": 256}, "horizon_steps": None, "fullgraph": True}
-    found = tracking.params(replace(FASTER, config=nested, strategy=["amp", "cuda_graph"]))
+def test_params_are_what_a_person_compares_as_it_is_typed() -> None:
+    typed = {"workload.dim": 64, "workload.bias": True, "workload.target": "x" * 9000, "workload.names.*": None}
+    settings = {**FASTER.config, **typed, "measurement.pairs": 50}
+    found = logged.params(replace(FASTER, config=settings, strategy=["amp", "cuda_graph"], compared=list(typed)))
     assert found == {
         "workload": "mlp",
-        "workload.dim": "256",
+        "workload.dim": "64",
+        "workload.bias": "true",
+        "workload.target": "x" * 6000,
+        "workload.names._": "null",
         "strategy": "amp+cuda_graph",
+        "baseline": "baseline",
         "device": "cuda:0",
-        "seed": "0",
-        "horizon_steps": "null",
-        "fullgraph": "true",
+        "dtype": "float32",
+        "measurement": "default",
     }
-    assert len(tracking.params(replace(FASTER, config={"long": "x" * 9000}))["long"]) == 6000
 
 
-def test_a_configuration_with_many_keys_and_odd_ones_is_logged_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    names = {f"layers.{index}.*": "w.T" for index in range(150)}
+def test_a_case_is_the_workload_with_the_keys_that_tell_it_from_others() -> None:
+    found = replace(FASTER, config={"workload.dim": 64, "workload.layers": 4}, compared=["workload.dim"])
+    assert logged.case(found) == "mlp dim=64"
+
+
+def test_a_workload_is_told_from_others_by_what_was_typed_or_is_not_the_default() -> None:
+    typed = ["workload=mlp", "workload.dim=256", "workload.layers=2"]
+    with initialize_config_dir(str(search_path.CONF), version_base=None):
+        HydraConfig.instance().set_config(compose("config", ["hydra.sweep.subdir=0", *typed], return_hydra_config=True))
+    try:
+        workload = Mlp(dim=256, layers=2, batch_size=8)  # 256 is the default, and was typed
+        assert set(experiment.compared(workload)) == {"workload.dim", "workload.layers", "workload.batch_size"}
+    finally:
+        HydraConfig.instance().cfg = None
+    assert experiment.compared(Mlp(layers=2)) == ["workload.layers"]
+
+
+def test_the_card_and_the_load_are_system_metrics_and_few_points() -> None:
+    process: dict[str, list[float | None]] = {"at_s": [float(n) for n in range(200)], "power_w": [300.0] * 199 + [None]}
+    points = logged.system(replace(FASTER, series=[process]))
+    names = [point.name for point in points]
+    assert names.count("system/gpu_power_usage_watts") == 50
+    assert names.count("system/cpu_load_average") == 1
+    assert points[-1].at_s == 196
+
+
+def test_many_figures_and_keys_are_logged_too(folder: Path) -> None:
     run = tracking.start(Tracking(), "example")
-    run.log(replace(FASTER, config={"strategy": {"replace": {"names": names}}}), tmp_path)
-    logged = run.client.get_run(run.run_id).data.params
-    assert logged["strategy.replace.names.layers.149._"] == "w.T"
-    assert len(logged) == 154
+    many = {f"key {index}": "value" for index in range(150)}
+    run.log_batch(dict.fromkeys((f"figure/{index}" for index in range(900)), 1.0), many)
+    data = run.client.get_run(run.run_id).data
+    assert (len(data.params), len(data.metrics)) == (150, 900)
 
 
 @pytest.mark.parametrize("verdict", Verdict)
 def test_tags_and_note_of_every_verdict(verdict: Verdict) -> None:
     result = RESULTS[verdict]
-    found = tracking.tags(result)
+    found = logged.tags(result)
     assert set(found) == {
-        "optexp.verdict", "optexp.workload", "optexp.strategy", "optexp.device", "optexp.evidence",
-        "optexp.fingerprint", "mlflow.note.content",
+        "optexp.verdict", "optexp.workload", "optexp.case", "optexp.strategy", "optexp.device", "optexp.evidence",
+        "optexp.fingerprint", "mlflow.note.content", "optexp.torch", "optexp.cuda", "optexp.triton", "optexp.driver",
+        "optexp.python",
     }  # fmt: skip
     assert found["optexp.verdict"] == verdict.value
+    assert found["mlflow.note.content"].startswith(f"**{verdict}")
     assert result.headline in found["mlflow.note.content"]
     assert ("| time/step |" in found["mlflow.note.content"]) == verdict.measured
 
@@ -109,10 +158,8 @@ def test_an_address_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_sweep_and_its_runs_in_a_store_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     job = tmp_path / "job"
     for name in ("result.json", "report.html", "traces/baseline.json.gz", "plots/a.png", "arms/candidate.log"):
         (job / name).parent.mkdir(parents=True, exist_ok=True)
@@ -130,27 +177,25 @@ def test_a_sweep_and_its_runs_in_a_store_of_their_own(
 
     from mlflow.tracking import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    experiment = client.get_experiment_by_name("optexp")
-    assert experiment is not None
-    assert experiment.artifact_location.startswith((tmp_path / "mlartifacts").as_uri())
-    nested = client.search_runs([experiment.experiment_id], f"tags.mlflow.parentRunId = '{parent.run_id}'")
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    found = client.get_experiment_by_name("optexp")
+    assert found is not None
+    assert found.artifact_location.startswith((folder / "mlartifacts").as_uri())
+    nested = client.search_runs([found.experiment_id], f"tags.mlflow.parentRunId = '{parent.run_id}'")
     assert {run.info.run_name: run.info.status for run in nested} == {
         "mlp · cuda_graph": "FINISHED",
         "mlp · fusion": "KILLED",
     }
     run = client.get_run(child.run_id)
-    assert run.data.metrics == pytest.approx(tracking.metrics(FASTER))
-    assert run.data.params == tracking.params(FASTER)
-    assert run.data.tags.items() >= tracking.tags(FASTER).items()
+    assert run.data.metrics.items() >= logged.metrics(FASTER).items()
+    assert run.data.metrics.keys() - logged.metrics(FASTER) == {"system/cpu_load_average"}
+    assert run.data.params == logged.params(FASTER)
+    assert run.data.tags.items() >= logged.tags(FASTER).items()
     assert {file.path for file in client.list_artifacts(child.run_id)} == {
         "result.json", "report.html", "traces", "plots",
     }  # fmt: skip
     assert client.get_run(parent.run_id).data.tags["optexp.sweep"] == "strategy=cuda_graph"
-    command, page = child.where.splitlines()
-    assert command == "mlflow ui --backend-store-uri sqlite:///mlflow.db"
-    assert page.startswith(f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs?")
-    assert page.endswith("viewStateShareKey=optexp")
+    assert child.where == "python -m optexp.ui"
     wrong = RESULTS[Verdict.NOT_EQUIVALENT]
     tracking.reopen(Tracking(), child.run_id).correct(FASTER, wrong, job)
     run = client.get_run(child.run_id)
@@ -159,6 +204,41 @@ def test_a_sweep_and_its_runs_in_a_store_of_their_own(
     assert run.info.status == "FINISHED"
     tracking.reopen(Tracking(), child.run_id).rename("mlp dim=64 · cuda_graph")
     assert client.get_run(child.run_id).info.run_name == "mlp dim=64 · cuda_graph"
-    columns = json.loads(experiment.tags["mlflow.sharedViewState.optexp"])["selectedColumns"]
-    kinds = {"tags": run.data.tags, "metrics": run.data.metrics}
-    assert all(name.strip("`") in kinds[kind] for kind, _, name in (column.partition(".") for column in columns))
+    view = json.loads(json.loads(found.tags["mlflow.sharedViewState.optexp"])["state"])
+    kinds = {"tags": run.data.tags, "metrics": run.data.metrics, "params": run.data.params}
+    columns = (column.partition(".") for column in view["selectedColumns"])
+    assert all(name.strip("`") in kinds[kind] for kind, _, name in columns)
+    assert all(chart.get("metricKey", "speedup/low") in run.data.metrics for chart in view["compareRunCharts"])
+
+
+def test_a_description_begins_with_the_figures_that_matter() -> None:
+    first = logged.note(FASTER).splitlines()[0]
+    assert first == "**FASTER at least 5.85×** · 752 µs → 127 µs a step · 41.5 MiB → 48.9 MiB of memory"
+    assert " to " in logged.brief(RESULTS[Verdict.INCONCLUSIVE])
+
+
+def test_a_folder_that_takes_no_store_costs_one_sentence_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    begin = time.monotonic()
+    with pytest.raises(TrackingError, match=r"^MLflow store sqlite:.*file/mlflow\.db: \[Errno") as caught:
+        tracking.start(Tracking(uri=f"sqlite:///{tmp_path}/file/mlflow.db"), "example")
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - begin < 10
+
+
+def test_a_server_that_is_away_costs_one_short_sentence() -> None:
+    with pytest.raises(TrackingError) as caught:
+        tracking.start(Tracking(uri="http://127.0.0.1:9"), "example")  # nobody listens on the port to discard
+    assert str(caught.value) == "MLflow store http://127.0.0.1:9: the server does not answer"
+
+
+def test_a_full_disk_costs_one_sentence(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tracking.start(Tracking(), "example")
+    (tmp_path / "result.json").write_text("{}")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(TrackingError, match="No space left on device"):
+        run.log(FASTER, tmp_path)

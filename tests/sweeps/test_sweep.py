@@ -97,9 +97,10 @@ def test_jobs_nest_under_the_sweep_and_the_ranking_is_logged(
     opened, logged, status = run.done
     assert opened[0] == "workload=mlp,gelu strategy=baseline,cuda_graph"
     assert opened[2]["optexp.sweep"].startswith(opened[0])
-    assert {"sweep.json", "plots/speedup.png"} <= logged
+    assert {"sweep.json", "table.csv", "report.html", "plots/speedup.png", "plots/heat_map.png"} <= logged
     assert status == "FINISHED"
-    assert run.tags == {"optexp.verdict": "1 FASTER, 1 SAME, 1 UNSUPPORTED, 1 ERROR"}
+    assert run.tags["optexp.verdict"] == "1 FASTER, 1 SAME, 1 UNSUPPORTED, 1 ERROR"
+    assert run.tags["mlflow.note.content"].startswith("- **mlp**: cuda_graph, at least 5.85×\n- **gelu**: none of 1")
 
     table = json.loads((tmp_path / "sweep.json").read_text())
     assert [row["verdict"] for row in table] == [Verdict.FASTER, Verdict.SAME, Verdict.UNSUPPORTED, Verdict.ERROR]

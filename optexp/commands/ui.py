@@ -1,0 +1,123 @@
+"""`python -m optexp.ui`: MLflow's page on the runs of a store, in the view that compares strategies by workload."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import webbrowser
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from urllib.error import URLError
+
+from optexp.errors import TrackingError
+from optexp.reporting import tracking
+
+HOST = "127.0.0.1"
+FIRST_PORT, PORTS = 5000, 100  # the first free one is taken
+PATIENCE_S = 90.0  # until the server answers
+QUICK_START = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # seven processes that evaluate language models
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0: the server was ended; 1: there is no such store, or no server could be started."""
+    options = _parser().parse_args(arguments)
+    store = tracking.Store(options.store, options.experiment)
+    uri = tracking.store_uri(options.store)
+    if (missing := _missing(uri)) is not None:
+        print(f"optexp.ui: {missing} does not exist: run a comparison here, or name a store: --store", file=sys.stderr)
+        return 1
+    try:
+        if uri.startswith("http"):
+            _show(tracking.view(store, uri), options.browser)
+            return 0
+        port = options.port or free_port()
+        address = tracking.view(store, f"http://{HOST}:{port}")
+    except TrackingError as error:
+        print(f"optexp.ui: {error}", file=sys.stderr)
+        return 1
+    return _serve(uri, port, address, options.browser)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m optexp.ui", description=__doc__)
+    parser.add_argument("--store", help="default: MLFLOW_TRACKING_URI, else mlflow.db in the working folder")
+    parser.add_argument("--experiment", default="optexp", help="default: %(default)s")
+    parser.add_argument("--port", type=int, help=f"default: the first free one from {FIRST_PORT} on")
+    parser.add_argument("--no-browser", dest="browser", action="store_false", help="print the address alone")
+    return parser
+
+
+def _missing(uri: str) -> Path | None:
+    """The file of an SQLite store that does not exist: MLflow would make an empty one."""
+    file = tracking.sqlite_file(uri)
+    return file if file and not file.is_file() else None
+
+
+def free_port() -> int:
+    """The first port from 5000 on that nobody listens on.
+
+    Raises:
+        TrackingError: all are taken.
+    """
+    for port in range(FIRST_PORT, FIRST_PORT + PORTS):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise TrackingError(f"no port from {FIRST_PORT} to {FIRST_PORT + PORTS - 1} is free: name one by --port")
+
+
+def _serve(uri: str, port: int, address: str, browser: bool) -> int:
+    """Run `mlflow ui` until it ends or Ctrl-C ends it."""
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--host", HOST, "--port", str(port)]
+    command += ["--workers", "1"]
+    if place := tracking.artifacts(uri):
+        command += ["--default-artifact-root", place]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as by Ctrl-C
+    with tempfile.TemporaryFile() as log:
+        server = subprocess.Popen(
+            command, stdout=log, stderr=log, env=os.environ | tracking.DEFAULTS | QUICK_START, start_new_session=True
+        )
+        try:
+            if not _answers(server, port):
+                log.seek(0)
+                last = (log.read().decode(errors="replace").strip().splitlines() or ["it does not answer"])[-1]
+                print(f"optexp.ui: mlflow ui could not be started: {last}", file=sys.stderr)
+                return 1
+            _show(address, browser)
+            print("Ctrl-C ends the server", flush=True)
+            return 1 if server.wait() else 0
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGTERM)  # its workers, too
+            server.wait()
+
+
+def _answers(server: subprocess.Popen[bytes], port: int) -> bool:
+    end = time.monotonic() + PATIENCE_S
+    while server.poll() is None and time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=2):
+                return True
+        except (URLError, OSError):
+            time.sleep(0.2)
+    return False
+
+
+def _show(address: str, browser: bool) -> None:
+    print(address, flush=True)
+    if browser:
+        webbrowser.open(address)

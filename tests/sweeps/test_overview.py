@@ -1,0 +1,33 @@
+"""A sweep says which strategy is best for which workload, in a sentence, a table and a picture."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from optexp.result import Result, Verdict
+from optexp.sweeps import overview
+
+RESULTS = {path.stem: Result.read(path) for path in (Path(__file__).parents[1] / "results").glob("*.json")}
+FASTER = RESULTS["faster"]
+SPEEDUP = FASTER.speedup
+assert SPEEDUP
+SWEEP = [
+    replace(FASTER, strategy=["amp"], speedup=replace(SPEEDUP, low=2.0, estimate=9.0)),
+    replace(FASTER, strategy=["fusion"], speedup=replace(SPEEDUP, low=3.0, estimate=3.1)),
+    replace(FASTER, workload="gelu", strategy=["amp"], verdict=Verdict.INCONCLUSIVE),
+    RESULTS["not_equivalent"],
+]
+
+
+def test_the_best_is_the_one_whose_gain_is_surest() -> None:
+    sentences = overview.best(SWEEP)
+    assert sentences[0] == "**mlp**: fusion, at least 3.00×"
+    assert sentences[1] == "**gelu**: none of 1 is FASTER"
+
+
+def test_one_cell_for_each_workload_and_strategy_and_no_figure_that_is_not_proven(tmp_path: Path) -> None:
+    overview.draw(SWEEP, tmp_path)
+    assert (tmp_path / overview.PICTURE).stat().st_size > 5000
+    assert ("gelu", "amp") in overview.cells(SWEEP)
+    assert "| FASTER | 3.00× |" in overview.markdown(SWEEP)

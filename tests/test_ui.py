@@ -1,0 +1,56 @@
+"""MLflow's page opens on the runs of a store, by workload; a store that is not there is not made."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from optexp.commands import ui
+from optexp.reporting import logged, tracking
+from optexp.result import Result
+
+ROOT = Path(__file__).parents[1]
+RECORD = Result.read(ROOT / "tests" / "results" / "faster.json")
+
+
+def test_a_store_that_does_not_exist_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ui.main(["--store", f"sqlite:///{tmp_path}/mlflow.db", "--no-browser"]) == 1
+    assert capsys.readouterr().err.startswith(f"optexp.ui: {tmp_path}/mlflow.db does not exist: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no browser")
+def test_the_page_groups_runs_by_case_with_the_columns_that_are_compared(tmp_path: Path) -> None:
+    store = tracking.Store(f"sqlite:///{tmp_path}/mlflow.db")
+    for size in (64, 512):
+        made = replace(RECORD, config={**RECORD.config, "workload.dim": size}, compared=["workload.dim"])
+        run = tracking.start(store, logged.name(made))
+        run.log(made, tmp_path)
+        run.finish()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    page = subprocess.Popen(
+        [sys.executable, "-m", "optexp.ui", "--no-browser"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert page.stdout
+        address = page.stdout.readline().strip()
+        assert address.startswith("http://127.0.0.1:")
+        command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=2400,1200"]
+        command += ["--virtual-time-budget=60000", "--dump-dom", address]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=200).stdout
+    finally:
+        page.send_signal(signal.SIGTERM)
+        assert page.wait(60) == 0
+    for text in ("mlp dim=64", "mlp dim=512", "optexp.verdict", "speedup/low", "time/candidate_us", "5.852"):
+        assert text in shown, text
+    left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout.split()
+    assert left == []
