@@ -35,7 +35,7 @@ class Labels:
 
 
 def experiment_of(overrides: Sequence[str]) -> Experiment:
-    """The experiment of a command line.
+    """The experiment of a command line. The base is always measured beside a second process of itself.
 
     Raises:
         ConfigError: A key or a choice does not exist, or is one of `OURS`.
@@ -43,7 +43,8 @@ def experiment_of(overrides: Sequence[str]) -> Experiment:
     keys = (text.lstrip("+~").partition("=")[0].partition(".")[0] for text in overrides)
     if taken := [key for key in keys if key in OURS]:
         raise ConfigError(f"{taken[0]}= is for one version: both run as they are written, without a strategy")
-    return resolve(compose([*rewrite(list(overrides)), "tracking.enabled=false"], {}, {}))
+    found = resolve(compose([*rewrite(list(overrides)), "tracking.enabled=false"], {}, {}))
+    return replace(found, measurement=replace(found.measurement, controls=True))
 
 
 def duet(
@@ -76,13 +77,11 @@ def duet(
 
 
 def more_processes(experiment: Experiment, factor: int) -> Experiment:
-    """The same experiment with so many times the processes, and the time for them."""
+    """The same experiment with so many times the processes and the time for them; after one process, several."""
     m = experiment.measurement
-    fewest = min(m.processes_max, factor * m.processes_min)
-    most, budget_s = factor * m.processes_max, factor * m.budget_s
-    return replace(
-        experiment, measurement=replace(m, processes_min=fewest, processes_max=most, budget_s=budget_s)
-    )
+    fewest, most = (5, 15) if m.processes_max == 1 else (factor * m.processes_min, factor * m.processes_max)
+    more = replace(m, processes_min=fewest, processes_max=most, budget_s=factor * m.budget_s)
+    return replace(experiment, measurement=more)
 
 
 def _verified(session: Session, facts: Facts) -> Decision | None:
