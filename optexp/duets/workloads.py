@@ -76,12 +76,18 @@ def duet(
     return session.result
 
 
-def more_processes(experiment: Experiment, factor: int) -> Experiment:
-    """The same experiment with so many times the processes and the time for them; after one process, several."""
+def with_effort(experiment: Experiment, times: int, half_width: float | None) -> Experiment:
+    """The same experiment with so many times the processes and the time for them; after one process, several.
+
+    Args:
+        half_width: At which measuring stops, if it is wider than the experiment's own.
+    """
     m = experiment.measurement
-    fewest, most = (5, 15) if m.processes_max == 1 else (factor * m.processes_min, factor * m.processes_max)
-    more = replace(m, processes_min=fewest, processes_max=most, budget_s=factor * m.budget_s)
-    return replace(experiment, measurement=more)
+    m = replace(m, half_width=max(m.half_width, half_width or 0.0))
+    if times > 1:
+        fewest, most = (5, 15) if m.processes_max == 1 else (times * m.processes_min, times * m.processes_max)
+        m = replace(m, processes_min=fewest, processes_max=most, budget_s=times * m.budget_s)
+    return replace(experiment, measurement=m)
 
 
 def _verified(session: Session, facts: Facts) -> Decision | None:
