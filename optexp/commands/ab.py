@@ -45,7 +45,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m optexp.ab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("words", nargs="*", metavar="KEY=VALUE", help="keys, as python -m optexp takes them; or two commands, then keys")
+    add(
+        "words", nargs="*", metavar="KEY=VALUE", help="keys, as python -m optexp takes them; or two commands, then keys"
+    )
     add("--base", metavar="REF", help="commit that is compared against; else the working tree")
     add("--head", metavar="REF", help="commit under test; else the working tree")
     add("--base-env", default="", metavar="VENV", help="virtual environment, or its Python, that runs the base")

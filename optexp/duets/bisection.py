@@ -75,9 +75,7 @@ class Bisection:
 
         self.suspects = halved(self.commits, side_of)
 
-    def _try(
-        self, commit: Commit, side_of: Callable[[Result], Side | None], half_width: float | None = None
-    ) -> Tried:
+    def _try(self, commit: Commit, side_of: Callable[[Result], Side | None], half_width: float | None = None) -> Tried:
         """Compare until it is decided; a comparison that could not be made is not repeated."""
         for rounds, times in enumerate(REPEATS, 1):
             result = self.measure(commit, Effort(times, half_width))

@@ -73,8 +73,9 @@ def _round(programs: Mapping[str, Program], order: Random, gpu: Gpu | None) -> S
         timings[name] = programs[name].run()
     after = gpu.read() if gpu else None
     readings = (before, after) if before and after else ()
+    turns = list(timings)
     pairs = [
-        Pair(timings["baseline"], timings[name], list(timings).index("baseline") < list(timings).index(name), kind, readings)
+        Pair(timings["baseline"], timings[name], turns.index("baseline") < turns.index(name), kind, readings)
         for name, kind in (("candidate", MAIN), ("again", SAME))
     ]
     foreign = neighbours(gpu, [os.getpid()], since_s)[0] if gpu else []

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 from optexp.errors import ConfigError, Failure
 from optexp.measurement.clock import Timing, account, now, share_taken
@@ -131,7 +131,9 @@ class Program:
                 *whole, rest = (rest + chunk).split(b"\n")
                 for line in whole:
                     yield at, line.decode(errors="replace")
-        raise Failure("Timeout", f"no end within {self.timeout_s:g} s (timeout_s): ended", worker=f"command {self.name}")
+        raise Failure(
+            "Timeout", f"no end within {self.timeout_s:g} s (timeout_s): ended", worker=f"command {self.name}"
+        )
 
 
 class Queue:
@@ -157,6 +159,6 @@ class Queue:
         return share_taken((0.0, 0.0), most, end - begin, len(os.sched_getaffinity(0)))
 
 
-def _tail(said: IO[Any]) -> str:
+def _tail(said: IO[bytes]) -> str:
     said.seek(0)
     return said.read().decode(errors="replace").strip()[-TAIL:]

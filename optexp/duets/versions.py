@@ -46,7 +46,8 @@ def home(version: Version, repository: Repository | None) -> Iterator[Home]:
     """
     with ExitStack() as held:
         here, root = Path.cwd().resolve(), repository.root.resolve() if repository else None
-        entries = [here, *(Path(entry).resolve() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]
+        named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        entries = [here, *(Path(entry).resolve() for entry in named)]
         elsewhere, folder = None, here
         if version.commit is not None and repository is not None and root is not None:
             tree = held.enter_context(repository.checked_out(version.commit))
