@@ -38,12 +38,14 @@ def experiment_of(overrides: Sequence[str]) -> Experiment:
     """The experiment of a command line. The base is always measured beside a second process of itself.
 
     Raises:
-        ConfigError: A key or a choice does not exist, or is one of `OURS`.
+        ConfigError: A key or a choice does not exist, is one of `OURS`, or gives no verdict.
     """
     keys = (text.lstrip("+~").partition("=")[0].partition(".")[0] for text in overrides)
     if taken := [key for key in keys if key in OURS]:
         raise ConfigError(f"{taken[0]}= is for one version: both run as they are written, without a strategy")
     found = resolve(compose([*rewrite(list(overrides)), "tracking.enabled=false"], {}, {}))
+    if found.measurement.trials:
+        raise ConfigError(f"measurement={found.measurement.preset} decides nothing: use quick, default or rigorous")
     return replace(found, measurement=replace(found.measurement, controls=True))
 
 

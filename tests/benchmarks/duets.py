@@ -108,7 +108,9 @@ def measure(options: argparse.Namespace) -> None:
             delay = min(missing, key=lambda d: len(of(read(store), options.device, kind, d)))
             began, file = time.monotonic(), folder / "found.json"
             file.unlink(missing_ok=True)
-            ab.main([*asked_for(options, commits, delay), "--json", str(file)])
+            status = ab.main([*asked_for(options, commits, delay), "--json", str(file)])
+            if not file.is_file():  # interrupted, or a mistake, which was said
+                sys.exit(status)
             found: dict[str, Any] = json.loads(file.read_text())
             kept = {key: found[key] for key in ("verdict", "headline", "speedup", "base_us", "environment")}
             control = ((found["measurement"] or {}).get("controls") or {}).get("A/A")
@@ -127,8 +129,8 @@ def of(kept: Sequence[dict[str, Any]], device: str, kind: str, delay: float) -> 
 
 def table(kept: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Verdicts by device, kind of comparison and delay; estimates and half-widths of those that show any."""
-    heads = "device", "compared", "delay", "n", "SLOWER", "FASTER", "SAME", "INCONCLUSIVE", "INVALID", "excludes 1"
-    heads += "median estimate", "median half-width", "seconds each"
+    heads = ["device", "compared", "delay", "n", "SLOWER", "FASTER", "SAME", "INCONCLUSIVE", "INVALID", "excludes 1"]
+    heads += ["median estimate", "median half-width", "seconds each"]
     yield row(heads)
     yield row(["---"] * 3 + ["--:"] * (len(heads) - 3))
     for device, kind, delay in sorted({(each["device"], each["kind"], each["delay"]) for each in kept}):

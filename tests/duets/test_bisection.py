@@ -12,6 +12,7 @@ from optexp.commands import bisect
 from optexp.duets import workloads
 from optexp.duets.bisection import Bisection, Effort, Side, differing, halved, nearer
 from optexp.duets.repository import Commit
+from optexp.errors import ConfigError
 from optexp.records.measurement import Measurement, Severity, Watch
 from optexp.result import Result, Speedup, Verdict
 from optexp.workers.home import Homes
@@ -97,6 +98,8 @@ def test_equal_ends_name_nothing() -> None:
 def test_more_processes_and_an_interval_that_is_narrow_enough() -> None:
     one, several = (workloads.experiment_of([f"measurement={preset}"]) for preset in ("quick", "default"))
     assert one.measurement.controls
+    with pytest.raises(ConfigError, match="textbook decides nothing"):
+        workloads.experiment_of(["measurement=textbook"])
     asked = workloads.with_effort(several, 2, 0.02).measurement
     assert (asked.processes_min, asked.processes_max, asked.budget_s, asked.half_width) == (10, 30, 80.0, 0.02)
     assert workloads.with_effort(one, 2, None).measurement.processes_min == 5

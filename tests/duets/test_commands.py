@@ -118,9 +118,9 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 def test_measuring_stops_by_the_rule_of_every_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(0)
     monkeypatch.setattr(Program, "run", lambda self: Timing(1, random.lognormvariate(0, 0.05), None))
-    both = [Program(name, ("true",), None, 1.0) for name in "AB"]
+    base, head = (Program(name, ("true",), None, 1.0) for name in "AB")
     settings = MeasurementSettings(processes_min=3, processes_max=7)
-    result = commands.duet(*both, settings, "cpu", False, lambda text: None)
+    result = commands.duet(base, head, settings, "cpu", False, lambda text: None)
     assert len(result.measurement.processes) == 7  # too noisy to stop before
     hurried = MeasurementSettings(processes_min=3, processes_max=7, budget_s=0.0)
-    assert len(commands.duet(*both, hurried, "cpu", False, lambda text: None).measurement.processes) == 3
+    assert len(commands.duet(base, head, hurried, "cpu", False, lambda text: None).measurement.processes) == 3
