@@ -27,11 +27,12 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # of a checkout
 
 from optexp.commands import ab  # noqa: E402
+from optexp.support.units import duration  # noqa: E402
 
 OPERATIONS = 50
 DELAYS = {0.0: 50, 0.02: 51, 0.1: 55}  # and operations of a step
 SIZE = {"cpu": 2**15, "cuda": 2**24}  # elements: some 0.1 ms each
-WAIT_S = 2e-4  # instead of an operation
+WAIT_S = 2e-3  # instead of an operation: far longer than a busy machine lets a sleeper wait for a core
 PROGRAM = """\
 import sys
 import time
@@ -130,7 +131,7 @@ def of(kept: Sequence[dict[str, Any]], device: str, kind: str, delay: float) -> 
 def table(kept: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Verdicts by device, kind of comparison and delay; estimates and half-widths of those that show any."""
     heads = ["device", "compared", "delay", "n", "SLOWER", "FASTER", "SAME", "INCONCLUSIVE", "INVALID", "excludes 1"]
-    heads += ["median estimate", "median half-width", "seconds each"]
+    heads += ["median step", "median estimate", "median half-width", "seconds each"]
     yield row(heads)
     yield row(["---"] * 3 + ["--:"] * (len(heads) - 3))
     for device, kind, delay in sorted({(each["device"], each["kind"], each["delay"]) for each in kept}):
@@ -143,7 +144,9 @@ def table(kept: Sequence[dict[str, Any]]) -> Iterator[str]:
         half = f"{median(((s['high'] or float('inf')) - s['low']) / 2 for s in shown):.2%}" if shown else "–"
         seconds = f"{median(each['seconds'] for each in found):.0f}"
         name = found[-1]["environment"].get("gpu") or found[-1]["environment"].get("cpu")
-        yield row([name or device, kind, f"{delay:.0%}", len(found), *counts, apart, estimate, half, seconds])
+        steps = [each["base_us"] for each in found if each["base_us"]]
+        step = duration(median(steps) / 1e6) if steps else "–"
+        yield row([name or device, kind, f"{delay:.0%}", len(found), *counts, apart, step, estimate, half, seconds])
 
 
 def row(cells: Sequence[object]) -> str:
