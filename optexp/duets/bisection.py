@@ -80,7 +80,7 @@ class Bisection:
         for rounds, times in enumerate(REPEATS, 1):
             result = self.measure(commit, Effort(times, half_width))
             tried = Tried(commit, result, side_of(result), rounds)
-            if tried.side or result.verdict is not Verdict.INCONCLUSIVE:
+            if tried.side or not result.verdict.measured:
                 break
         self.tried.append(tried)
         self.show(tried)

@@ -85,10 +85,14 @@ class Program:
             ConfigError: It does not exist, or prints too few steps.
             Failure: It fails, or takes longer than `timeout_s`.
         """
+        begin = now()
         with tempfile.TemporaryFile() as said, self._started(said) as process:
-            begin, queue = now(), Queue(process.pid)
+            queue = Queue(process.pid)
             ends_s = [at for at, line in self._lines(process, queue) if self._ends_step(line)]
-            status, end = process.wait(), now()
+            try:
+                status, end = process.wait(self.timeout_s), now()
+            except subprocess.TimeoutExpired:
+                raise self._late() from None
             if status:
                 raise Failure("Crash", f"exit status {status}: {_tail(said)}", _tail(said), f"command {self.name}")
         if self.steps is None:
@@ -131,9 +135,10 @@ class Program:
                 *whole, rest = (rest + chunk).split(b"\n")
                 for line in whole:
                     yield at, line.decode(errors="replace")
-        raise Failure(
-            "Timeout", f"no end within {self.timeout_s:g} s (timeout_s): ended", worker=f"command {self.name}"
-        )
+        raise self._late()
+
+    def _late(self) -> Failure:
+        return Failure("Timeout", f"no end within {self.timeout_s:g} s (timeout_s)", worker=f"command {self.name}")
 
 
 class Queue:

@@ -88,6 +88,22 @@ def test_an_open_comparison_is_repeated_with_more_processes() -> None:
     assert efforts[0][1].half_width is None
 
 
+def test_a_commit_between_both_speeds_is_repeated_and_one_that_cannot_be_measured_is_not() -> None:
+    def measure(commit: Commit, effort: Effort) -> Result:
+        if commit.subject == "commit 1":
+            return Result(Verdict.ERROR, "ERROR: no such file", "net", [], "cpu", 0)
+        return found(0.8 if commit.subject == "commit 2" else 0.9, half_width=0.04)
+
+    search = Bisection(commits(3), measure, lambda tried: None)
+    search.run()
+    assert [(tried.commit.subject, tried.side, tried.rounds) for tried in search.tried] == [
+        ("commit 2", Side.BAD, 1),
+        ("commit 0", None, 3),  # SLOWER, and its interval holds the middle
+        ("commit 1", None, 1),
+    ]
+    assert bisect.conclusion(search).startswith("one of 000000000, 000000000, 000000000 changed the speed")
+
+
 def test_equal_ends_name_nothing() -> None:
     search = Bisection(commits(4), lambda commit, effort: found(1.0), lambda tried: None)
     search.run()

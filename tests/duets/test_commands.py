@@ -86,8 +86,9 @@ def test_commands_that_fail() -> None:
     with pytest.raises(Failure, match=r"command A: exit status 1: [\s\S]*ValueError: wrong"):
         program("raise ValueError('wrong')").run()
     begin = time.monotonic()
-    with pytest.raises(Failure, match=r"no end within 0.2 s"):
-        program("import time; time.sleep(60)", timeout_s=0.2).run()
+    for first in ("pass", "os.close(1)"):
+        with pytest.raises(Failure, match=r"no end within 0.2 s"):
+            program(f"import os, time; {first}; time.sleep(60)", timeout_s=0.2).run()
     assert time.monotonic() - begin < 20
     with pytest.raises(ConfigError, match="no-such-program: No such file"):
         Program.of("B", "no-such-program x", None, 1.0).run()
