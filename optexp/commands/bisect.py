@@ -79,7 +79,7 @@ def bisected(repository: Repository, good: Commit, bad: Commit, experiment: Expe
         ConfigError: There are no commits between both.
     """
     commits = repository.between(good, bad)
-    print(f"{len(commits)} commits after {good.short}: the ends, then {ceil(log2(len(commits)))} between them")
+    print(f"{len(commits)} commits after {good.short}: the ends, then at most {ceil(log2(len(commits)))} between them")
     with ExitStack() as held:
         device = held.enter_context(gpu_lock.locked(experiment.device, gpu_lock.announced))
         base = held.enter_context(home(Version(good), repository))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from optexp.duets.repository import Repository
-from optexp.duets.versions import Version, home, python_of
+from optexp.duets.versions import Version, _own, home, python_of
 from optexp.errors import ConfigError, Distrusted
 from optexp.workers.arm_program import process_files
 from optexp.workers.home import Home, Homes
@@ -77,6 +78,22 @@ def test_the_python_of_an_environment(tmp_path: Path) -> None:
         home(Version(None, str(tmp_path)), None),
     ):
         pass
+
+
+def test_another_environment_gets_an_installed_optexp_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site-packages" / "optexp"
+    package.mkdir(parents=True)
+    (package.parent / "other.py").touch()
+    monkeypatch.setattr("optexp.__file__", str(package / "__init__.py"))
+    with ExitStack() as held:
+        (entry,) = _own(held, elsewhere=True)
+        assert [path.name for path in Path(entry).iterdir()] == ["optexp"]
+        assert (Path(entry) / "optexp").resolve() == package
+        assert _own(held, elsewhere=False) == []  # this Python finds it as it always does
+    assert not Path(entry).exists()
+    assert package.is_dir()
 
 
 def test_code_of_the_other_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
