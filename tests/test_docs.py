@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from optexp.commands import judge, kernel_benchmark
+from optexp.commands import ab, bisect, judge, kernel_benchmark
 from optexp.config import overrides, search_path
 from optexp.kernelkit.kernel import kernels
 
@@ -172,6 +172,9 @@ def test_every_command_is_accepted() -> None:
     assert refused == []
 
 
+PARSERS = {"optexp.judge": judge.parse, "optexp.ab": ab.parse, "optexp.bisect": bisect.parse}
+
+
 def accept(words: list[str]) -> None:
     """Raises where a command names a target, a module, a file, a choice or a key that does not exist."""
     if words[0] == "make":
@@ -180,8 +183,8 @@ def accept(words: list[str]) -> None:
         compose(words[3:])
     elif words[:3] == ["python", "-m", "optexp.benchmark"]:
         kernel_benchmark.parse(words[3:])
-    elif words[:3] == ["python", "-m", "optexp.judge"]:
-        judge.parse(words[3:])
+    elif words[:2] == ["python", "-m"] and words[2] in PARSERS:
+        PARSERS[words[2]](words[3:])
     elif words[:2] == ["python", "-m"]:
         assert find_spec(words[2]), "there is no such module"
     paths = (word.partition("::")[0] for word in words if word.startswith("tests/"))

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import argparse
 import re
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 from rich.console import Console
 
+from optexp.commands.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.errors import ConfigError
 from optexp.judging import crew, definition_files, problem_files, table
 from optexp.judging.fast_p import fast_p
@@ -33,7 +32,6 @@ from optexp.judging.store import Store
 from optexp.records.verdict import Verdict
 from optexp.schema import suggest
 
-INTERRUPTED = 130
 WIDTH = 160  # columns of the table, where stderr is no terminal
 
 
@@ -73,9 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.schema:
         sys.stdout.write(written_schema())
         return 0
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+    raise_when_interrupted()
     try:
         return judge(options)
     except ConfigError as mistake:
@@ -183,9 +179,3 @@ def require_strategies(stack: str) -> None:
     for name in re.sub(r"\[[^]]*\]", "", stack).split("+"):
         if name.strip() not in known:
             raise ConfigError(f"--strategy {stack}: {name} is not a choice{suggest(name, known)}")
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Stop in order: workers end, and the lines so far are shown."""
-    signal.signal(signum, signal.SIG_IGN)
-    raise KeyboardInterrupt

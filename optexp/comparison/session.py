@@ -240,7 +240,8 @@ class Session:
         return self.pool.set_up(specs, judge, first, self.in_turns)
 
     def check_identities(self, arms: Mapping[str, Client[Arm]]) -> None:
-        """Each arm says which it is, and what it was built of; `Distrusted` where one stands in another's place."""
+        """Each arm says which it is, and what it was built of; `Distrusted` where one stands in another's place, or
+        runs another version's code."""
         stacks: dict[str, Sequence[Strategy]] = {
             "bare": (),
             "baseline": self.baseline,
@@ -252,6 +253,7 @@ class Session:
             if (said.name, said.strategies) != (name, Composed(stacks[name]).labels):
                 built = f"{said.name} ({'+'.join(said.strategies) or 'no strategy'})"
                 raise Distrusted(f"arms were swapped: the {name} says that it is the {built}")
+            self.pool.check_home(name, arm)
 
     def refuse_edits(self) -> None:
         """`Distrusted` where a file that decides the verdict is another one than when the comparison began."""

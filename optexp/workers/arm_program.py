@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -112,6 +114,10 @@ class Holder(Peer):
         """The part that this arm has in the comparison, and the strategies that it was built of."""
         return self.part
 
+    def imported_below(self, folder: str) -> list[str]:
+        """Files below a folder that this process has imported, without installed packages and optexp itself."""
+        return process_files(Path(folder))
+
     def begin(self, feed: Feed, first: int = 0) -> None:
         """Let a feed start again, on batches that lie where it wants them."""
         place = getattr(feed, "place", Place(self.device))
@@ -157,6 +163,15 @@ class Holder(Peer):
     def quiet(self) -> AbstractContextManager[Any]:
         """Around whatever calls the program, where dropout is to drop nothing."""
         return nullcontext() if self.dropout else NoDropout()
+
+
+def process_files(folder: Path) -> list[str]:
+    """Files of this process's modules below a folder; an environment may lie there, too."""
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] != "optexp"]
+    files = {Path(file) for module in modules if (file := getattr(module, "__file__", None))}
+    installed = ("site-packages", "dist-packages")
+    own = (file for file in files if file.is_relative_to(folder) and not file.is_relative_to(sys.prefix))
+    return sorted(str(file) for file in own if not set(installed) & set(file.parts))
 
 
 def draw(workload: Workload, device: torch.device, dtype: torch.dtype, seed: int, count: int) -> list[Batch]:

@@ -9,10 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from optexp.errors import ConfigError
+from optexp.errors import ConfigError, Distrusted
 from optexp.strategy import Strategy, environment
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client, InProcess, Pending
+from optexp.workers.home import Home, Homes
 from optexp.workers.launching import launcher
 from optexp.workers.messages import SetUp, WorkloadInfo
 from optexp.workers.peer import Peer
@@ -46,6 +47,7 @@ class ArmPool:
         timeout_s: Longest answer of a worker.
         preload: Modules of the workload and of all strategies that take long to import.
         caches: Environment variables of compile caches that begin empty.
+        homes: Of the arms, where two versions of the user's code are compared.
     """
 
     device: str
@@ -54,7 +56,8 @@ class ArmPool:
     timeout_s: float
     preload: Iterable[str] = ()
     caches: Mapping[str, str] = field(default_factory=dict)
-    launchers: dict[frozenset[tuple[str, str]], Launcher] = field(default_factory=dict)
+    homes: Homes | None = None
+    launchers: dict[tuple[frozenset[tuple[str, str]], Home | None], Launcher] = field(default_factory=dict)
 
     def set_up(
         self, specs: Mapping[str, Spec], judge: Spec, first: Sequence[str] = (), in_turns: bool = False
@@ -85,8 +88,8 @@ class ArmPool:
     def start(self, specs: Mapping[str, Spec]) -> dict[str, Starting[Arm, SetUp]]:
         """Begin to set up several arms side by side."""
         if self.isolated:
-            for spec in specs.values():
-                self.launcher(spec.strategies)  # those that are not there yet begin to start, side by side
+            for name, spec in specs.items():
+                self.launcher(spec.strategies, name)  # those that are not there yet begin to start, side by side
         starting = {}
         for name, spec in specs.items():
             arm = self.arm(Arm, name, spec.strategies)
@@ -110,20 +113,34 @@ class ArmPool:
             return InProcess(role(), name)
         self.logs.mkdir(exist_ok=True)
         log = (self.logs / f"{name}.log").resolve()
-        return self.launcher(stack).fork(role, name, log, self.timeout_s, self.visible)
+        return self.launcher(stack, name).fork(role, name, log, self.timeout_s, self.visible)
 
-    def launcher(self, stack: Sequence[Strategy]) -> Launcher:
-        """The shared launcher, or one of this comparison's own where a stack needs environment variables.
+    def launcher(self, stack: Sequence[Strategy], arm: str = "") -> Launcher:
+        """The shared launcher, or one of this comparison's own where an arm needs environment variables or has a home.
 
         An arm has the variables of its own stack and no other: those are compared.
         """
+        home = self.homes.of(arm) if self.homes else None
         variables = {**self.caches, **environment(stack)}
-        key = frozenset(variables.items())
-        if variables and key not in self.launchers:
-            self.launchers[key] = Launcher(variables)
-        chosen = self.launchers[key] if variables else launcher()
+        key = frozenset(variables.items()), home
+        if (variables or home) and key not in self.launchers:
+            self.launchers[key] = Launcher(variables, home)
+        chosen = self.launchers[key] if variables or home else launcher()
         chosen.preload(sorted({module for module in self.preload if _shared(module.partition(".")[0])}))
         return chosen
+
+    def check_home(self, name: str, arm: Client[Arm]) -> None:
+        """Refuse an arm of one version that imported code of another.
+
+        Raises:
+            Distrusted: It did.
+        """
+        home = self.homes.of(name) if self.homes else None
+        if home and home.elsewhere and (files := arm.call(Arm.imported_below, str(home.elsewhere))):
+            raise Distrusted(
+                f"the {name} runs the working tree's {files[0]}, as an editable install makes it: the folder that holds"
+                " the package has to be the working folder, or on PYTHONPATH"
+            )
 
     @property
     def arm_device(self) -> str:

@@ -29,6 +29,7 @@ from optexp.errors import Failure
 from optexp.support.descent import adopt_orphans
 from optexp.workers import requests, wire
 from optexp.workers.client import Worker
+from optexp.workers.home import Home
 from optexp.workers.requests import Ended, Fork, Forked, Preload, Wait
 from optexp.workers.serving import kill_group, serve
 
@@ -36,9 +37,14 @@ T = TypeVar("T")
 
 
 class Launcher:
-    """Forks workers on request; all of them end with it, and it ends with this process."""
+    """Forks workers on request; all of them end with it, and it ends with this process.
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    environment: variables beside this process's own
+    home:        of all its workers; None: this process's interpreter, import path and working folder
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None, home: Home | None = None) -> None:
+        self.home = home
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # whole messages
         variables = {
             **os.environ,
@@ -46,12 +52,14 @@ class Launcher:
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's, by which the card is read; CUDA's own is by speed
             "TORCH_WARM_POOL": "0",
-            "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
+            "PYTHONPATH": os.pathsep.join(home.path if home else [p or os.getcwd() for p in sys.path]),
             **(environment or {}),
         }
+        python = [home.interpreter, "-P"] if home else [sys.executable]  # -P: a folder in `home` may hold an optexp
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "optexp.workers", str(theirs.fileno())],
+            [*python, "-m", "optexp.workers", str(theirs.fileno())],
             env=variables,
+            cwd=home.folder if home else None,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends its workers in order
@@ -82,8 +90,8 @@ class Launcher:
             role.__module__,
             role.__qualname__,
             log=os.fsencode(log),
-            path=[os.fsencode(entry) for entry in sys.path],
-            folder=os.getcwdb(),
+            path=[] if self.home else [os.fsencode(entry) for entry in sys.path],
+            folder=os.fsencode(self.home.folder) if self.home else os.getcwdb(),
             arguments=[os.fsencode(argument) for argument in sys.argv[:1]],
             variables={os.fsencode(name): os.fsencode(value) for name, value in (variables or {}).items()},
         )
@@ -216,7 +224,7 @@ def _become_worker(request: Fork, descriptor: int) -> NoReturn:
     faulthandler.enable(sys.stderr)
     os.chdir(request.folder)
     os.environ.update((os.fsdecode(name), os.fsdecode(value)) for name, value in request.variables.items())
-    sys.path[:] = [os.fsdecode(entry) for entry in request.path]
+    sys.path[:] = [os.fsdecode(entry) for entry in request.path] or sys.path
     sys.argv = [os.fsdecode(argument) for argument in request.arguments]  # no user's script's
     status = 1
     try:

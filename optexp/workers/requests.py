@@ -22,7 +22,7 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
     module, name: class of the served object
     log:          file of the worker's output
-    path:         entries of `sys.path`
+    path:         entries of `sys.path`; none for the launcher's
     folder:       where the worker runs
     arguments:    its `sys.argv`
     variables:    of its environment, beside the launcher's

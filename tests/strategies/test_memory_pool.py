@@ -56,7 +56,7 @@ def test_an_arm_starts_with_the_variables_of_its_own_stack(
     """Else baseline and candidate would have the same allocator, and there would be nothing to compare."""
 
     class Fake:
-        def __init__(self, variables=()) -> None:
+        def __init__(self, variables=(), home=None) -> None:
             self.variables, self.closed = dict(variables), False
 
         def preload(self, modules) -> None:

@@ -99,7 +99,7 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
         result.explanation, result.profile.difference = [], None
         say_how_to_lock(session)
     else:
-        with timing(session) as timed:
+        with timing(session, fresh=session.pool.homes is not None) as timed:
             rounds(session, timed)
             verify_timed(candidate.referee, timed.arms, timed.samples)
             timed.close_arms()

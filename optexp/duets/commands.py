@@ -1,0 +1,113 @@
+"""Two commands in turn: a process of each, and a second one of the first as a control, in every round."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from random import Random
+
+import torch
+
+from optexp.comparison.adjudicate import Decision, Facts, measured, refused
+from optexp.comparison.conclusion import summarize
+from optexp.duets.program import Program
+from optexp.measurement import controls, statistics
+from optexp.measurement.clock import Timing
+from optexp.measurement.environment import describe
+from optexp.measurement.gpu import Gpu
+from optexp.measurement.neighbours import neighbours
+from optexp.measurement.samples import MAIN, SAME, Pair, Sample
+from optexp.measurement.settings import MeasurementSettings
+from optexp.measurement.watchdogs import FOREIGN, WATCHDOGS
+from optexp.records.measurement import Measurement, ProcessRatio, Severity, Watch
+from optexp.reporting.wording import headline
+from optexp.result import Result, Speedup, Verdict
+from optexp.support.stopwatch import Stopwatch
+
+Tell = Callable[[str], None]
+
+
+def duet(
+    base: Program, head: Program, settings: MeasurementSettings, device: str, allow_foreign: bool, tell: Tell
+) -> Result:
+    """Measure two commands, after one run of each that does not count.
+
+    Args:
+        device: Whose instruments are read, "cpu" or "cuda:0"; the commands choose their own.
+        allow_foreign: Other programs may use the card.
+        tell: Is given what happens next.
+
+    Raises:
+        ConfigError, Failure: See `Program.run`.
+    """
+    watch, gpu, order = Stopwatch(), Gpu.open(torch.device(device)), Random()
+    with watch.phase("warm-up"):
+        for program in (base, head):
+            tell(f"warming up: one run of command {program.name}")
+            program.run()
+    samples: list[Sample] = []
+    with watch.phase("measurement"):
+        while not _enough(samples, settings, watch):
+            tell(f"process {len(samples) + 1} of each command")
+            samples.append(_round({"baseline": base, "candidate": head, "again": base}, order, gpu))
+    result = concluded(samples, settings, device, allow_foreign)
+    result.seconds = watch.rounded()
+    return result
+
+
+def _enough(samples: list[Sample], settings: MeasurementSettings, watch: Stopwatch) -> bool:
+    """The rule of every comparison: never that a result became significant."""
+    if len(samples) < settings.processes_min or len(samples) >= settings.processes_max:
+        return len(samples) >= settings.processes_max
+    interval = statistics.over_processes([sample.log_ratio for sample in samples], settings.confidence)
+    spent_s = time.monotonic() - watch.begin
+    return statistics.precise_enough(interval, settings.half_width) or spent_s > settings.budget_s
+
+
+def _round(programs: Mapping[str, Program], order: Random, gpu: Gpu | None) -> Sample:
+    """A process of each, in an order drawn at random."""
+    since_s, timings = time.time(), dict[str, Timing]()
+    before = gpu.read() if gpu else None
+    for name in order.sample(list(programs), len(programs)):
+        timings[name] = programs[name].run()
+    after = gpu.read() if gpu else None
+    readings = (before, after) if before and after else ()
+    turns = list(timings)
+    pairs = [
+        Pair(timings["baseline"], timings[name], turns.index("baseline") < turns.index(name), kind, readings)
+        for name, kind in (("candidate", MAIN), ("again", SAME))
+    ]
+    foreign = neighbours(gpu, [os.getpid()], since_s)[0] if gpu else []
+    return Sample(pairs, foreign=tuple(foreign))
+
+
+def concluded(samples: list[Sample], settings: MeasurementSettings, device: str, allow_foreign: bool) -> Result:
+    """The verdict of processes that were timed, by the rules of every comparison."""
+    measurement = Measurement(
+        preset=settings.preset,
+        min_effect=settings.min_effect,
+        watchdogs=[_accepted(watchdog(samples), allow_foreign) for watchdog in WATCHDOGS],
+        controls={name: c for name, c in controls.judge(samples, settings).items() if name == controls.NAMES[SAME]},
+        processes=[ProcessRatio(s.log_ratio, len(s.kept)) for s in samples],
+        pairs=[[(p.baseline.step_s * 1e6, p.candidate.step_s * 1e6) for p in s.kept] for s in samples],
+    )
+    facts = Facts(measurement=measurement, confidence=settings.confidence)
+    decision = refused(facts) or measured(facts) or Decision(Verdict.ERROR, "nothing was measured")
+    result = Result(decision.verdict, "", "commands", [], device, 0, environment=describe(torch.device(device)))
+    result.measurement, interval = measurement, facts.interval
+    if decision.reason or interval is None:
+        result.headline = f"{decision.verdict}: {decision.reason}"
+        result.withhold()
+        return result
+    for name in ("baseline", "candidate"):
+        summarize(getattr(result, name), name, samples, 1)
+    result.speedup = Speedup(*interval.ratios(), confidence=settings.confidence, processes=len(samples))
+    result.headline = headline(result, "float32", "baseline", None)
+    return result
+
+
+def _accepted(watch: Watch, allow_foreign: bool) -> Watch:
+    if watch.name != FOREIGN or not allow_foreign:
+        return watch
+    return Watch(watch.name, watch.ok, watch.text, Severity.REMARK, watch.about)

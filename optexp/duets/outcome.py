@@ -1,0 +1,47 @@
+"""What a comparison of two programs comes to: a line for people, and everything for a file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from optexp.result import Result, finite
+
+KEPT = ("verdict", "headline", "speedup", "measurement", "objections", "explanation", "notes", "environment")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """base, head: names of the two
+    unit:         of times: "step", or "run" where commands were timed as a whole
+    unverified:   why nobody knows whether both compute the same; empty where their results were judged
+    """
+
+    base: str
+    head: str
+    unit: str
+    unverified: str
+    result: Result
+
+    @property
+    def line(self) -> str:
+        """The verdict, in one line."""
+        verified = f"results not compared ({self.unverified})" if self.unverified else "results compared"
+        judged = f"; {verified}" if self.result.verdict.measured else ""
+        return f"{self.base} → {self.head}: {self.result.headline}{judged}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of a comparison's record that mean the same here, beside this outcome's own."""
+        record = asdict(self.result)
+        own = {"base": self.base, "head": self.head, "unit": self.unit, "unverified": self.unverified or None}
+        times = {"base_us": self.result.baseline.step_us, "head_us": self.result.candidate.step_us}
+        kept = {key: record[key] for key in (*KEPT, "equivalence", "error", "seconds")}
+        plain: dict[str, Any] = json.loads(json.dumps(finite(own | times | kept), default=str))
+        return plain
+
+
+def write(path: Path, value: object) -> None:
+    """As JSON."""
+    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,109 @@
+"""Versions of the user's code: a commit or the working tree, under this Python environment or another one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import optexp
+from optexp.duets.repository import Commit, Repository
+from optexp.errors import ConfigError
+from optexp.workers.home import Home
+
+WORKING_TREE = "working tree"
+NEEDED = "import torch, optexp.workers.arm, optexp.workers.reference; print(torch.__version__)"
+
+
+@dataclass(frozen=True)
+class Version:
+    """commit: None for the working tree;  environment: folder of a virtual environment, or its Python; "" for this"""
+
+    commit: Commit | None = None
+    environment: str = ""
+
+    @property
+    def label(self) -> str:
+        """As a verdict names it."""
+        code = self.commit.short if self.commit else WORKING_TREE
+        return f"{code} under {self.environment}" if self.environment else code
+
+
+@contextmanager
+def home(version: Version, repository: Repository | None) -> Iterator[Home]:
+    """The place that the version's workers run in; a folder of a commit is removed afterwards.
+
+    Args:
+        repository: That the working folder lies in; None where it lies in none.
+
+    Raises:
+        ConfigError: The environment has no Python, or misses packages that workers need.
+    """
+    with ExitStack() as held:
+        here, root = Path.cwd().resolve(), repository.root.resolve() if repository else None
+        named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        entries = [here, *(Path(entry).resolve() for entry in named)]
+        elsewhere, folder = None, here
+        if version.commit is not None and repository is not None and root is not None:
+            tree = held.enter_context(repository.checked_out(version.commit))
+            entries = [_moved(entry, root, tree) for entry in entries]
+            elsewhere, folder = root, _moved(here, root, tree)
+            if not folder.is_dir():
+                raise ConfigError(f"{version.label} has no folder {here.relative_to(root)}: start where both have one")
+        interpreter = python_of(version.environment) if version.environment else sys.executable
+        path = (*_own(held, bool(version.environment)), *map(str, dict.fromkeys(entries)))
+        found = Home(folder, path, interpreter, elsewhere)
+        if version.environment:
+            torch_version(found, version.environment)
+        yield found
+
+
+def _moved(entry: Path, root: Path, tree: Path) -> Path:
+    """The same folder in another tree."""
+    return tree / entry.relative_to(root) if entry.is_relative_to(root) else entry
+
+
+def _own(held: ExitStack, elsewhere: bool) -> list[str]:
+    """Entries of the import path by which this optexp is found, and nothing else of its environment."""
+    package = Path(optexp.__file__).resolve().parent
+    if package.parent.name not in ("site-packages", "dist-packages"):
+        return [str(package.parent)]
+    if not elsewhere:
+        return []
+    link = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="optexp-own-"))) / package.name
+    link.symlink_to(package)
+    return [str(link.parent)]
+
+
+def python_of(environment: str) -> str:
+    """The interpreter of an environment.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    given = Path(environment).expanduser()
+    places = [given] if given.is_file() else [given / "bin" / "python", given / "python"]
+    for place in places:
+        if os.access(place, os.X_OK) and place.is_file():
+            return str(place.absolute())  # unresolved: the link tells Python which environment it is
+    raise ConfigError(f"--base-env {environment}: there is no Python; name a virtual environment, or its bin/python")
+
+
+def torch_version(found: Home, environment: str) -> str:
+    """The version of torch in an environment.
+
+    Raises:
+        ConfigError: Its Python cannot run workers.
+    """
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(found.path), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    asked = [found.interpreter, "-P", "-c", NEEDED]
+    done = subprocess.run(asked, env=variables, cwd=found.folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise ConfigError(f"--base-env {environment}: {said}; install what optexp needs there: pip install optexp")
+    return done.stdout.split()[-1]
