@@ -14,7 +14,9 @@ import msgspec
 
 from optexp.records.measurement import Measurement, Watch, watch
 from optexp.records.profile import ProfileRecord
+from optexp.records.regression import Regression
 from optexp.records.trials import Ablation, Search, Trial
+from optexp.records.verdict import REGRESSION_STATUS
 from optexp.records.verdict import Verdict as Verdict
 from optexp.records.verdict import worst_status as worst_status
 from optexp.records.verification import Verification
@@ -124,6 +126,7 @@ class Result:
     trials:      comparisons of a mode that makes several
     ablation:    of mode=ablate
     search:      of mode=auto
+    regression:  beside a recorded result; None where none was asked for
     schema:      of the record
     """
 
@@ -155,12 +158,18 @@ class Result:
     trials: list[Trial] = field(default_factory=list)
     ablation: Ablation | None = None
     search: Search | None = None
+    regression: Regression | None = None
     schema: int = SCHEMA
 
     @property
     def label(self) -> str:
         """The stack as people write it; `baseline` when it is empty."""
         return "+".join(self.strategy) or "baseline"
+
+    @property
+    def exit_status(self) -> int:
+        """What a shell sees: the verdict's, and 5 where a regression was found."""
+        return REGRESSION_STATUS if self.regression and self.regression.alarm else self.verdict.exit_status
 
     def __repr__(self) -> str:
         return f"<{self.workload} · {self.label}: {self.headline}>"
@@ -175,7 +184,7 @@ class Result:
         """Remove every figure that a ratio of times follows from, for a verdict that shows no speedup."""
         watchdogs = self.measurement.watchdogs if self.measurement else []
         self.objections = [watch for watch in watchdogs if watch.shown_alone]
-        self.speedup, self.explanation, self.measurement = None, [], None
+        self.speedup, self.explanation, self.measurement, self.regression = None, [], None, None
         self.baseline, self.candidate = self.baseline.untimed(), self.candidate.untimed()
         self.profile = self.profile.untimed()
 
@@ -224,6 +233,7 @@ class Result:
             "trials",
             "ablation",
             "search",
+            "regression",
         ):
             if name in data:
                 data[name] = msgspec.convert(data[name], types[name])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from optexp.comparison import gpu_lock
+from optexp.comparison import gpu_lock, regression
 from optexp.comparison.adjudicate import Decision, Facts, adjudicate
 from optexp.comparison.recorder import Recorder, not_built
 from optexp.comparison.session import Session
@@ -90,7 +90,13 @@ def perform(session: Session, recorder: Recorder) -> None:
     finally:
         session.close()
     leave_patch(session)
-    recorder.finish(session.result)
+    settings, result = session.experiment.regression, session.result
+    if settings.against and result.verdict.measured and result.speedup:
+        with session.working("record", f"comparing with {settings.against}"):
+            result.regression = regression.check(settings, session.experiment.tracking, result)
+    recorder.finish(result)
+    if settings.on_alert and result.regression and result.regression.alarm:
+        regression.alert(settings.on_alert, result, session.output)
 
 
 @contextmanager

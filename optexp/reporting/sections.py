@@ -68,6 +68,11 @@ def what_now(page: Page) -> str | None:
 
 
 @section
+def regression(page: Page) -> str | None:
+    return summary.regression(page.result) or None
+
+
+@section
 def error(page: Page) -> Problem | None:
     return page.result.error
 

@@ -180,6 +180,7 @@ def locations(folder: Path, run: Run | None) -> Table:
 
 
 def _facts(result: Result) -> Iterator[tuple[str, str]]:
+    yield "regression", summary.regression(result)
     yield "verified", summary.verified(result)
     yield "evidence", "; ".join(summary.evidence(result))
     for index, sentence in enumerate(result.explanation[:REASONS]):

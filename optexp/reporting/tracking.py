@@ -166,6 +166,30 @@ def reopen(config: Node, run_id: str) -> Run:
         return Run(client, uri, client.get_run(run_id).info.experiment_id, run_id)
 
 
+@contextmanager
+def reading(config: Node) -> Iterator[MlflowClient]:
+    """A client of a store that exists, for reading.
+
+    Raises:
+        TrackingError: there is no such store, or it cannot be read.
+    """
+    uri = store_uri(config.uri)
+    if (file := _sqlite_file(uri)) and not file.is_file():
+        raise TrackingError(f"there is no MLflow store {store_name(uri)}")
+    with _failures_named(uri):
+        from mlflow.tracking import MlflowClient
+
+        _quieten()
+        with _alone(uri):
+            client = MlflowClient(tracking_uri=uri)
+        yield client
+
+
+def store_name(uri: str) -> str:
+    """A store's address for people, without its password."""
+    return _without_password(uri)
+
+
 def resume(config: Node, run_id: str) -> Run:
     """Open a run again that has ended, or that nobody ended."""
     run = reopen(config, run_id)
@@ -342,6 +366,7 @@ def tags(result: Result) -> dict[str, str]:
         "optexp.evidence": "; ".join(summary.evidence(result)),
         "optexp.fingerprint": result.fingerprint,
         **({"optexp.replay": result.draws.key} if result.draws and result.draws.replayed else {}),
+        **({"optexp.regression": summary.regression(result)} if result.regression else {}),
         "mlflow.note.content": note(result),
     }
     return {name: value[:TAG_LIMIT] for name, value in found.items()}
