@@ -20,7 +20,7 @@ from optexp.config.overrides import rewrite
 from optexp.config.regression_settings import RegressionSettings
 from optexp.errors import ConfigError
 from optexp.records.measurement import Measurement, ProcessSpread
-from optexp.records.regression import Outcome
+from optexp.records.regression import Outcome, Regression
 from optexp.records.verdict import Verdict, worst_status
 from optexp.reporting import recorded, report, summary, terminal, tracking
 from optexp.reporting.recorded import Recorded
@@ -61,7 +61,7 @@ def timed(
     )  # fmt: skip
 
 
-def beside(new: Result, old: Result, settings: RegressionSettings = SETTINGS) -> regression.Regression:
+def beside(new: Result, old: Result, settings: RegressionSettings = SETTINGS) -> Regression:
     return regression.compared(settings, Recorded("a" * 32, datetime(2026, 11, 27), old), new)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
-from math import isfinite, log, log1p
+from math import isfinite, log1p
 from pathlib import Path
 
 from optexp.config.regression_settings import RegressionSettings
 from optexp.errors import TrackingError
-from optexp.measurement.contrast import Uncertain, combined, of_processes
+from optexp.measurement.arm_times import Arm, log_speedup, log_time
+from optexp.measurement.contrast import Uncertain, combined
 from optexp.measurement.statistics import Interval
 from optexp.records.measurement import Ratio
 from optexp.records.regression import Outcome, Regression
@@ -22,9 +22,7 @@ from optexp.reporting.tracking import Node
 from optexp.result import Result
 from optexp.support.units import duration, percent, ratio
 
-CONFIDENCE = 0.99
 ALERT_LIMIT_S = 60  # that an alert's command may take
-BASELINE, CANDIDATE = 0, 1  # places in a pair of step times
 
 
 def check(settings: RegressionSettings, store: Node, result: Result) -> Regression:
@@ -55,9 +53,15 @@ def compared(settings: RegressionSettings, record: Recorded, result: Result) -> 
     that lies beyond the threshold as a whole.
     """
     old = record.result
-    confidence = result.speedup.confidence if result.speedup else CONFIDENCE
-    times, baseline_times = (_change(arm_time(old, arm), arm_time(result, arm)) for arm in (CANDIDATE, BASELINE))
-    losses = _change(speedup(result), speedup(old))
+    assert result.speedup
+    assert result.measurement
+    assert old.measurement
+    confidence = result.speedup.confidence
+    times, baseline_times = (
+        _change(*(log_time(measured, arm, confidence) for measured in (old.measurement, result.measurement)))
+        for arm in (Arm.CANDIDATE, Arm.BASELINE)
+    )
+    losses = _change(*(log_speedup(measured, confidence) for measured in (result.measurement, old.measurement)))
     changes = {"time": times.interval(confidence), "speedup": losses.interval(confidence)}
     baseline = baseline_times.interval(confidence)
     outcome = decide(changes[settings.figure], settings.threshold)
@@ -80,26 +84,6 @@ def decide(change: Interval, threshold: float) -> Outcome:
     if change.low > limit:
         return Outcome.ALARM
     return Outcome.NO_REGRESSION if change.high <= limit else Outcome.UNDECIDED
-
-
-def arm_time(result: Result, arm: int) -> Uncertain:
-    """ln µs of an arm's step. One process is as uncertain as processes are expected to differ."""
-    assert result.measurement
-    return _of(result, [[log(pair[arm]) for pair in pairs] for pairs in result.measurement.pairs])
-
-
-def speedup(result: Result) -> Uncertain:
-    """ln of baseline over candidate, pair by pair."""
-    assert result.measurement
-    return _of(
-        result, [[log(pair[BASELINE] / pair[CANDIDATE]) for pair in pairs] for pairs in result.measurement.pairs]
-    )
-
-
-def _of(result: Result, processes: Sequence[Sequence[float]]) -> Uncertain:
-    assert result.measurement
-    confidence = result.speedup.confidence if result.speedup else CONFIDENCE
-    return of_processes(processes, confidence, result.measurement.spread)
 
 
 def _change(before: Uncertain, after: Uncertain) -> Uncertain:

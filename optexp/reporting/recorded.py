@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -28,11 +28,12 @@ TORCH = "torch"
 
 @dataclass(frozen=True)
 class Recorded:
-    """A comparison that MLflow holds."""
+    """A comparison that MLflow holds, and the tags of its run."""
 
     run_id: str
     started: datetime
     result: Result
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 def identity(result: Result) -> dict[str, str]:
@@ -122,7 +123,8 @@ def _read(config: Node, runs: Iterator[Any]) -> Iterator[Recorded]:
                 result = Result.read(Path(path))
             except Exception:
                 continue  # a sweep's own run has no record, and other programs log runs, too
-            yield Recorded(run.info.run_id, datetime.fromtimestamp(run.info.start_time / 1000), result)
+            started = datetime.fromtimestamp(run.info.start_time / 1000)
+            yield Recorded(run.info.run_id, started, result, run.data.tags)
 
 
 def _found(client: MlflowClient, against: str, workload: str | None) -> Iterator[Any]:

@@ -50,6 +50,7 @@ OPEN = ".mlflow_run"  # file in a comparison's folder: the id of its run while t
 KIND = "workflowType=machine_learning"  # in an address; without it the page is about language models
 DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # its own default keeps a finished result waiting for minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
