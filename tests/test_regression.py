@@ -52,7 +52,7 @@ def timed(
     spread = ProcessSpread(scatter, 20) if processes == 1 else None
     speed = baseline_us / candidate_us
     return Result(
-        Verdict.FASTER, "FASTER", "mlp", ["fusion"], "cpu", 0,
+        Verdict.FASTER, "FASTER", "mlp", ["fusion"], "cpu", 0, fingerprint="f",
         speedup=Speedup(speed, speed * 0.98, speed * 1.02, 0.99, processes),
         baseline=ArmSummary(step_us=baseline_us), candidate=ArmSummary(step_us=candidate_us),
         measurement=Measurement(pairs=[pairs() for _ in range(processes)], spread=spread),

@@ -50,11 +50,20 @@ def series(records: Iterable[Recorded]) -> list[Series]:
         facts = recorded.identity(record.result)
         facts.pop(recorded.TORCH)
         groups.setdefault(frozenset(facts.items()), []).append(record)
-    titles = summary.titles([group[-1].result for group in groups.values()])
-    return [
-        Series(f"{title} · {group[-1].result.label}", group, steps(group))
-        for title, group in zip(titles, groups.values(), strict=True)
-    ]
+    return [Series(title, group, steps(group)) for title, group in zip(_titles(groups), groups.values(), strict=True)]
+
+
+def _titles(groups: Mapping[frozenset[tuple[str, str]], Sequence[Recorded]]) -> list[str]:
+    """Workload with the settings in which series differ, stack, baseline's stack, and device where there are several."""
+    newest, facts = [group[-1].result for group in groups.values()], [dict(key) for key in groups]
+    several = len({fact["device"] for fact in facts}) > 1
+    titles = []
+    for title, result, fact in zip(summary.titles(newest), newest, facts, strict=True):
+        against = fact.get("baseline", "baseline")
+        beside = f" against {against}" if against != "baseline" else ""
+        place = f" on {fact['device']}" if several else ""
+        titles.append(f"{title} · {result.label}{beside}{place}")
+    return titles
 
 
 def steps(group: Sequence[Recorded]) -> dict[str, Step]:

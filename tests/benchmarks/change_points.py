@@ -239,7 +239,7 @@ def main() -> None:
     if asked.into:
         text = asked.into.read_text()
         for name, rows in tables.items():
-            begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+            begin, end = f"<!-- {name} -->\n\n", f"\n\n<!-- /{name} -->"
             head, _, rest = text.partition(begin)
             text = head + begin + "\n".join(rows) + end + rest.partition(end)[2]
         asked.into.write_text(text)
