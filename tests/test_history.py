@@ -117,7 +117,9 @@ def test_a_round_reports_a_step_once(
     assert "alert" not in said
     status = 1
     assert watch.main([str(listed), "--once"]) == 1
-    assert "ended in an error: workload=mlp strategy=fusion" in capfd.readouterr().err
+    assert "status 1: workload=mlp strategy=fusion" in capfd.readouterr().err
+    status = 3
+    assert watch.main([str(listed), "--once"]) == 3
 
 
 @pytest.mark.parametrize(

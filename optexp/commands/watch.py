@@ -3,8 +3,8 @@
 LIST  a YAML file: comparisons, and if wanted experiment, plot and on_alert
 
 Each round runs every comparison, redraws the history, and reports steps that no round before has reported. A step
-needs about five records after it. Exit status of --once: 5 a series stepped to a slower level, 1 a comparison ended in
-an error, 0 neither.
+needs about five records after it. Exit status of --once: 1 a comparison ended in an error, 3 one is not equivalent or
+not to be trusted, 5 a series stepped to a slower level or a comparison raised an alarm, 0 none of these.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from optexp.support.units import duration, seconds
 INTERRUPTED = 130
 NEWEST = 1000  # records that are read, at most
 TAG = "optexp.step"  # of the first run after a step that was reported
+REPORTED = (1, 3, REGRESSION_STATUS)  # statuses of a comparison, the worst first
 MOVED = 3  # records by which later ones may move a step that was reported
 
 
@@ -87,12 +88,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def one_round(watched: WatchList) -> int:
-    """Run every comparison once, draw the history and report new steps; returns the exit status of `--once`.
+    """Run every comparison once, draw the history and report new steps; returns the exit status.
 
     Raises:
         TrackingError: the store cannot be read or written.
     """
-    failed = [text for text in watched.comparisons if compare(text, watched.experiment) == 1]
+    statuses = {text: compare(text, watched.experiment) for text in watched.comparisons}
     every = history.series(recorded.records(Tracking(), watched.experiment, limit=NEWEST))
     history.draw(every, Path(watched.plot))
     found = new_steps(every)
@@ -101,10 +102,11 @@ def one_round(watched: WatchList) -> int:
         mark(new)
         if watched.on_alert and new.step.change > 0:
             send(watched.on_alert, alert(new))
-    if failed:
-        print(f"optexp.watch: ended in an error: {'; '.join(failed)}", file=sys.stderr)
-    slower = any(new.step.change > 0 for new in found)
-    return 1 if failed else REGRESSION_STATUS if slower else 0
+    for text, status in statuses.items():
+        if status in REPORTED:
+            print(f"optexp.watch: status {status}: {text}", file=sys.stderr)
+    slower = {REGRESSION_STATUS} if any(new.step.change > 0 for new in found) else set[int]()
+    return next((status for status in REPORTED if status in {*statuses.values(), *slower}), 0)
 
 
 def compare(text: str, experiment: str) -> int:

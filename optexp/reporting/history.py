@@ -54,7 +54,7 @@ def series(records: Iterable[Recorded]) -> list[Series]:
 
 
 def _titles(groups: Mapping[frozenset[tuple[str, str]], Sequence[Recorded]]) -> list[str]:
-    """Workload with the settings in which series differ, stack, baseline's stack, and device where there are several."""
+    """Workload with the settings that differ between series, both stacks, and the device where there are several."""
     newest, facts = [group[-1].result for group in groups.values()], [dict(key) for key in groups]
     several = len({fact["device"] for fact in facts}) > 1
     titles = []
