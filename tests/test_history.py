@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -29,6 +32,15 @@ def records(count: int = 24, at: int = 12, size: float = 0.2, **changed: str) ->
         result.environment["git"] = {"commit": f"{n:040x}"[::-1], "dirty": n == 0}
         found.append(Recorded(f"{n:032x}", datetime(2026, 11, 1) + timedelta(days=n), result))
     return found[::-1]
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """The command handles signals of its process, which here is the tests'."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -144,3 +156,27 @@ def test_a_missing_list_and_a_wrong_time(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "list.yaml").write_text("comparisons: [workload=mlp]")
     assert watch.main([str(tmp_path / "list.yaml"), "--every", "soon"]) == 1
     assert "--every=soon is no time" in capsys.readouterr().err
+
+
+def test_an_interrupted_round_lets_its_comparison_end_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison gets SIGTERM's news as SIGINT, and is waited for."""
+    pytest.importorskip("ruptures", reason="the extra [watch] is not installed")
+    told: list[str] = []
+
+    class Child:
+        def __init__(self, command: list[str]) -> None:
+            told.append(" ".join(command[1:]))
+
+        def wait(self) -> int:
+            told.append("wait")
+            if told.count("wait") == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return 0
+
+        def send_signal(self, number: int) -> None:
+            told.append(signal.Signals(number).name)
+
+    monkeypatch.setattr(subprocess, "Popen", Child)
+    (tmp_path / "list.yaml").write_text("comparisons: [workload=mlp]")
+    assert watch.main([str(tmp_path / "list.yaml")]) == watch.INTERRUPTED
+    assert told == ["-m optexp workload=mlp tracking.experiment=watch", "wait", "SIGINT", "wait"]

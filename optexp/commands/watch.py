@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from optexp.comparison.regression import send
 from optexp.config import Tracking
@@ -71,6 +73,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
     options = parse(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     try:
         watched, every_s = WatchList.read(options.list), seconds(options.every, "--every")
         change_points.require()
@@ -85,6 +90,13 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """Stop in order, once."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def one_round(watched: WatchList) -> int:
@@ -112,7 +124,13 @@ def one_round(watched: WatchList) -> int:
 def compare(text: str, experiment: str) -> int:
     """One comparison in a process of its own; returns its exit status."""
     words = [*shlex.split(text), f"tracking.experiment={experiment}"]
-    return subprocess.run([sys.executable, "-m", "optexp", *words], check=False).returncode
+    child = subprocess.Popen([sys.executable, "-m", "optexp", *words])
+    try:
+        return child.wait()
+    except KeyboardInterrupt:
+        child.send_signal(signal.SIGINT)  # it ends its own processes, and closes its record
+        child.wait()
+        raise
 
 
 def new_steps(every: Sequence[Series]) -> list[Found]:
