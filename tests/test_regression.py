@@ -164,6 +164,7 @@ def test_the_newest_record_of_the_same_fingerprint_is_found(store: Callable[...,
     store(invalid)
     assert found("optexp") == nested  # neither the alarm nor the refused one
     assert (found(old), found("release:v1"), found("release"), found(sweep.run_id)) == (old, tagged, tagged, nested)
+    assert [(r.run_id, r.tags["release"]) for r in recorded.records(Tracking(), "release")] == [(tagged, "v1")]
     nothing = regression.check(replace(SETTINGS, against="none:such"), Tracking(), timed(500))
     assert "none:such is no run, experiment or tag" in nothing.text
     assert recorded.Match() == recorded.match(Tracking(), "optexp", replace(timed(500), workload="other"))
