@@ -81,7 +81,8 @@ def typed(cls: Callable[..., T], values: Mapping[str, Any], key: str = "") -> T:
     try:
         return cls(**checked)
     except ValueError as error:  # a dataclass may check more, in __post_init__
-        raise ConfigError(f"{key}: {error}") from error
+        named = str(error).partition("=")[0] in hints  # its message begins with the field
+        raise ConfigError(f"{key}{'.' if named else ': '}{error}") from error
 
 
 def plain(node: Any) -> Any:

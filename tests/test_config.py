@@ -71,7 +71,7 @@ def test_a_node_becomes_its_dataclass() -> None:
         ({"flag": "perhaps"}, "workload.flag=perhaps is not allowed: it must be true or false"),
         ({"kind": "fncy"}, "workload.kind=fncy is not allowed (did you mean fancy? allowed: plain, fancy)"),
         ({"sizes": ["x"]}, "workload.sizes=['x'] is not allowed: it must be a list of an integer"),
-        ({"count": -1}, "workload: count=-1 must not be negative"),
+        ({"count": -1}, "workload.count=-1 must not be negative"),
     ],
 )
 def test_a_mistake_names_key_value_and_what_is_allowed(values: dict[str, object], message: str) -> None:

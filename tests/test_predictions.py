@@ -11,6 +11,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from optexp.comparison import predictions, runner
+from optexp.comparison.candidates import Candidate
+from optexp.comparison.laboratory import Bench
+from optexp.comparison.modes.profile import predict
 from optexp.config import search_path
 from optexp.profiling.bounds import Bound
 from optexp.profiling.breakdown import breakdown
@@ -19,6 +22,7 @@ from optexp.records.prediction import MeasuredPrediction, Prediction
 from optexp.records.profile import Calibration
 from optexp.reporting import report, summary, terminal, tracking
 from optexp.result import ArmSummary, Result, Speedup, Verdict
+from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fused_optimizer import FusedOptimizer
 from optexp.strategies.fusion import Fusion
@@ -103,6 +107,20 @@ def test_the_timed_step_counts() -> None:
     assert found.speedup == pytest.approx(300 / 90)
 
 
+def test_no_prediction_exceeds_the_physical_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which follows from the promise of the whole stack; a step that is faster than it predicts no loss."""
+    found = [predictions.of_bound("x", Bound("never late", 10.0, 0.0), view(), 675.0, least) for least in (5, 500, 900)]
+    assert [round(p.bound_us) for p in found if p] == [10, 500, 675]
+    assert [p.text for p in found if p] == ["never late", *["never late; by physics no less"] * 2]
+    monkeypatch.setattr(predictions, "installed", lambda: [named(Theirs(times=9), "theirs")])
+    least_us = {"bfloat16": 300.0, None: 600.0}
+    for stack, most in (([], 675 / 600), ([Amp()], 675 / 300)):
+        plain, *_ = predictions.predicted(
+            arm("forward"), view(), stack, CARD, 675.0, lambda promise: least_us[promise.dtype]
+        )
+        assert plain.speedup == pytest.approx(most)
+
+
 def test_a_stack_is_predicted_where_all_of_it_is() -> None:
     """Of what it adds to its baseline."""
     graph, pool, unknown = CudaGraph(), MemoryPool(), Replace()
@@ -159,6 +177,25 @@ def test_a_disturbed_profile_predicts_nothing() -> None:
     build = ChromeTrace(timed_us=10.0)
     trace = build.steps(lambda: build.spend("cpu_op", "aten::mm", 100.0))
     assert predictions.disturbed(View(trace, breakdown(trace)), 10.0), "tracing took ten times as long as the step"
+
+
+def test_a_profile_that_tracing_distorts_predicts_no_gain(tmp_path: Path) -> None:
+    session: Any = SimpleNamespace(
+        result=replace(RESULTS["PROFILED"], notes=[]), experiment=SimpleNamespace(profile=SimpleNamespace(region=None))
+    )
+    found: Any = SimpleNamespace(view=view)
+    predict(session, SimpleNamespace(), found, ["tracing made a step 9 times slower"])  # type: ignore[arg-type]
+    assert session.result.notes == [predictions.UNTRUSTED]
+    assert session.result.profile.predictions == []
+    build = ChromeTrace(timed_us=10.0)
+    trace = build.steps(lambda: build.spend("cpu_op", "aten::mm", 100.0))
+    bench = Bench.__new__(Bench)
+    bench.session = session
+    found = SimpleNamespace(view=lambda: View(trace, breakdown(trace)), trace=trace)
+    candidate = Candidate(named(Theirs(), "theirs"), {}, [], False)
+    _, proposal = bench._proposed(candidate, found, bench._trusted(found), [])
+    assert proposal.bound is None, "so that a search tries it all the same"
+    assert session.result.notes == [predictions.UNTRUSTED], "one sentence"
 
 
 def test_the_record_holds_predictions(tmp_path: Path) -> None:

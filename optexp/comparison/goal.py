@@ -59,6 +59,13 @@ class Goal:
             return ""
         return f"predicted: at most {ratio(bound)}, less than {1 + self.min_gain:g}×"
 
+    def is_clear(self, trial: Trial) -> bool:
+        """Whether a quick trial shows the least gain, so that no longer one is needed to keep its stack."""
+        gain = trial.gain
+        return bool(
+            self.objective == "time" and trial.verdict is Verdict.FASTER and gain and gain.low >= 1 + self.min_gain
+        )
+
     def judge(self, trial: Trial, so_far: float, final: bool) -> Judgement:
         """A trial against the stack that the search stands at.
 
@@ -116,15 +123,21 @@ class Goal:
 
 @dataclass(frozen=True)
 class Budget:
-    """seconds: after which no trial starts;  trials: at most so many"""
+    """seconds: of the trials and of the winner's last measurement;  trials: at most so many"""
 
     seconds: float
     trials: int | None = None
 
-    def spent(self, seconds: float, trials: int) -> str:
-        """Why no further trial starts; empty where one may."""
+    def spent(self, seconds: float, trials: int, last_s: float = 0.0) -> str:
+        """Why no further trial starts; empty where one may.
+
+        Args:
+            last_s: That measuring the winner anew will take.
+        """
         if self.trials is not None and trials >= self.trials:
             return f"the budget of {self.trials} trial{'s' if self.trials > 1 else ''} was spent"
         if seconds >= self.seconds:
             return f"the budget of {duration(self.seconds)} was spent"
+        if seconds + last_s >= self.seconds:
+            return f"what was left of the budget of {duration(self.seconds)} is for measuring the winner anew"
         return ""

@@ -10,7 +10,9 @@ import cloudpickle
 
 from optexp.comparison.candidates import Candidate, candidates, order
 from optexp.comparison.compiler_evidence import logged
-from optexp.comparison.predictions import prediction
+from optexp.comparison.known_baseline import KnownBaseline
+from optexp.comparison.physics import find_work, least_us
+from optexp.comparison.predictions import UNTRUSTED, disturbed, prediction
 from optexp.comparison.profiles import Profile, advised, profile, show_where_time_goes
 from optexp.comparison.search import Proposal, Survey, why
 from optexp.comparison.session import Session, alongside
@@ -18,6 +20,7 @@ from optexp.comparison.suggestions import installed
 from optexp.comparison.trials import Trials
 from optexp.errors import Failure
 from optexp.measurement.settings import MeasurementSettings
+from optexp.profiling.view import View
 from optexp.records.profile import Bottleneck
 from optexp.records.trials import Trial, Untried
 from optexp.strategy import Composed, Strategy, compose
@@ -38,6 +41,8 @@ class Bench:
     def __init__(self, session: Session, asked: Sequence[Strategy], meanwhile: Callable[[], None]) -> None:
         self.session, self.asked, self.meanwhile = session, asked, meanwhile
         self.trials, self.begin, self.rounds = Trials(session), time.monotonic(), 0
+        self.verified = set[tuple[str, ...]]()  # labels of stacks that a trial has measured
+        self.known: KnownBaseline | None = None  # the stack that was profiled last, if it is one of them
         self.settings = session.settings
         self.brief = brief(self.settings)
 
@@ -70,10 +75,14 @@ class Bench:
         session.learn(setup, [setup])
         with session.working("profile", f"round {self.rounds}: tracing a few steady steps"):
             found = profile(session, arm, name, brief=True)
+            if not stack:
+                find_work(session, arm)
             bottlenecks = advised(arm, found, stack)
             if self.rounds == 1:
                 show_where_time_goes(session, {"baseline": found}, bottlenecks, [])
             survey = self._ranked(arm, found, stack, bottlenecks)
+        known = tuple(Composed(stack).labels) in self.verified
+        self.known = KnownBaseline(found, setup.setup_s, bottlenecks).elsewhere() if known else None
         arm.close()
         session.pool.end_workers()
         return survey
@@ -89,11 +98,32 @@ class Bench:
         refusals = arm.call(Arm.refusals, packed=cloudpickle.dumps([c.strategy for c in helping])) if helping else []
         left_out += [Untried(c.change, f"UNSUPPORTED: {r}") for c, r in zip(helping, refusals, strict=True) if r]
         fitting = [c for c, reason in zip(helping, refusals, strict=True) if not reason]
-        proposals = [_proposed(c, found, bottlenecks) for c in fitting]
+        view = self._trusted(found)
+        proposals = [self._proposed(c, found, view, bottlenecks) for c in fitting]
         proposals.sort(key=lambda pair: pair[0])
         asked, self.asked = self.asked, ()
         first = [Proposal("+".join(Composed(asked).labels), compose(asked), why="asked for")] if asked else []
         return Survey([*first, *(proposal for _, proposal in proposals)], left_out)
+
+    def _trusted(self, found: Profile) -> View | None:
+        """What bounds may follow from; None, with a note, where tracing hides what the step does."""
+        view, notes = found.view(), self.session.result.notes
+        if not disturbed(view, found.trace.timed_us or view.breakdown.wall_us):
+            return view
+        notes += [UNTRUSTED] if UNTRUSTED not in notes else []
+        return None
+
+    def _proposed(
+        self, c: Candidate, found: Profile, view: View | None, bottlenecks: Sequence[Bottleneck]
+    ) -> tuple[tuple[float, ...], Proposal]:
+        """A candidate as a proposal, and its place among them; without a bound where the profile is disturbed."""
+        foretold = None
+        if view is not None and not c.swaps:  # of other options of a member nothing is predicted
+            least = least_us(self.session, Composed(c.stack).contract)
+            foretold = prediction(c.typed, c.strategy, view, found.calibration, found.trace.timed_us, least)
+        bound, assumption = (foretold.speedup, foretold.text) if foretold else (None, "")
+        causes = list(dict.fromkeys(cause for _, _, cause in c.answers(bottlenecks)))
+        return order(c, bound, bottlenecks), Proposal(c.change, c.stack, bound, why(bound, assumption, causes))
 
     def _allowed(self, stack: Sequence[Strategy]) -> tuple[list[Strategy], list[Untried]]:
         """Strategies that the search may try, and those that the user took out."""
@@ -113,22 +143,10 @@ class Bench:
         return None if self.brief is None else self._trial(proposal, against, self.settings)
 
     def _trial(self, proposal: Proposal, against: Sequence[Strategy], settings: MeasurementSettings) -> Trial:
-        trial, _ = self.trials.compare(proposal.stack, against, settings, details=False)
+        trial, _ = self.trials.compare(proposal.stack, against, settings, details=False, known_baseline=self.known)
+        if trial.verdict.measured:
+            self.verified.add(tuple(Composed(proposal.stack).labels))
         return replace(trial, change=proposal.change, predicted=proposal.bound, why=proposal.why)
-
-
-def _proposed(c: Candidate, found: Profile, bottlenecks: Sequence[Bottleneck]) -> tuple[tuple[float, ...], Proposal]:
-    """A candidate as a proposal, and its place among them."""
-    bound, assumption = _foretold(c, found)
-    causes = list(dict.fromkeys(cause for _, _, cause in c.answers(bottlenecks)))
-    return order(c, bound, bottlenecks), Proposal(c.change, c.stack, bound, why(bound, assumption, causes))
-
-
-def _foretold(c: Candidate, found: Profile) -> tuple[float | None, str]:
-    """Largest speedup that a profile predicts, and the assumption; of other options of a member nothing is."""
-    view = found.view()
-    foretold = None if c.swaps else prediction(c.typed, c.strategy, view, found.calibration, found.trace.timed_us)
-    return (foretold.speedup, foretold.text) if foretold else (None, "")
 
 
 def _nothing() -> None:
@@ -148,7 +166,5 @@ def brief(settings: MeasurementSettings) -> MeasurementSettings | None:
         controls=False,
         confirm=False,
         load_s=min(settings.load_s, 0.5),
-        verification_seeds=min(settings.verification_seeds, 2),
-        thorough=False,
     )
     return None if short == settings else short

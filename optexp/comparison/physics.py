@@ -33,6 +33,12 @@ def bound(session: Session, contract: Contract) -> PhysicalBound | None:
     return physical(session.work, session.calibration, session.experiment.dtype, contract.dtype)
 
 
+def least_us(session: Session, contract: Contract) -> float:
+    """The bound's µs; 0 where none is known."""
+    found = bound(session, contract)
+    return (found.us or 0.0) if found is not None else 0.0
+
+
 def roofline(session: Session, contract: Contract, trace: Trace, calibration: Calibration | None) -> Roofline:
     """Everything that a trace shows of physics, and the bound."""
     return Roofline(bound(session, contract), points(trace, calibration), ahead(trace))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import cloudpickle
@@ -15,10 +15,17 @@ from optexp.profiling.view import View
 from optexp.records.prediction import ABOVE, MeasuredPrediction, Prediction
 from optexp.records.profile import Calibration
 from optexp.result import Result
-from optexp.strategy import Remedy, Strategy, named
+from optexp.strategy import Composed, Contract, Remedy, Strategy, named
 from optexp.support.units import ratio
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
+
+UNTRUSTED = "no gains are predicted: the trace does not show the step as it is timed"
+LeastUs = Callable[[Contract], float]  # physical bound of a step under a promise, in µs; 0 where none is known
+
+
+def _unknown(contract: Contract) -> float:
+    return 0.0
 
 
 def predicted(
@@ -27,6 +34,7 @@ def predicted(
     stack: Sequence[Strategy],
     calibration: Calibration | None,
     step_us: float | None = None,
+    least_us: LeastUs = _unknown,
 ) -> list[Prediction]:
     """A prediction for each strategy that has a bound, and that the stack and its program take; most gain first.
 
@@ -36,11 +44,13 @@ def predicted(
         stack: Its strategies.
         calibration: Ceilings of the device.
         step_us: A step as it was timed; None where only the traced one is known.
+        least_us: Physical bound of a step, in µs, under a promise.
     """
     found = {}
     for text, strategy in variants(installed()):
         if strategy.helps(view.trace, calibration) and goes_with(strategy, stack):
-            foretold = prediction(text, strategy, view, calibration, step_us)
+            least = least_us(Composed([*stack, strategy]).contract)
+            foretold = prediction(text, strategy, view, calibration, step_us, least)
             if foretold is not None:
                 found[text] = strategy, foretold
     strategies = [strategy for strategy, _ in found.values()]
@@ -64,18 +74,25 @@ def replace_options(strategy: Strategy, remedy: Remedy) -> Strategy:
 
 
 def prediction(
-    text: str, strategy: Strategy, view: View, calibration: Calibration | None, step_us: float | None = None
+    text: str,
+    strategy: Strategy,
+    view: View,
+    calibration: Calibration | None,
+    step_us: float | None = None,
+    least_us: float = 0.0,
 ) -> Prediction | None:
-    """Of one strategy; None where it knows no bound of this step."""
+    """Of one strategy; None where it knows no bound of this step. For `least_us` see `of_bound`."""
     bound = strategy.bound(view, calibration)
     if bound is None:
         return None
-    return of_bound(text, bound, view, step_us or view.breakdown.wall_us)
+    return of_bound(text, bound, view, step_us or view.breakdown.wall_us, least_us)
 
 
-def of_bound(text: str, bound: Bound, view: View, step_us: float) -> Prediction | None:
-    """None where savings of the traced step are longer than the timed one."""
-    us = timed(bound, view, step_us)
+def of_bound(text: str, bound: Bound, view: View, step_us: float, least_us: float = 0.0) -> Prediction | None:
+    """No shorter than the physical bound `least_us`; None where nothing of the timed step would be left."""
+    us, least = timed(bound, view, step_us), min(least_us, step_us)
+    if us < least:
+        return Prediction(text, least, step_us, f"{bound.text}; by physics no less")
     return Prediction(text, us, step_us, bound.text) if us > 0 else None
 
 
@@ -100,12 +117,14 @@ def of_candidate(
     view: View,
     calibration: Calibration | None,
     step_us: float,
+    least_us: float = 0.0,
 ) -> Prediction | None:
     """Of all that a candidate adds to its baseline; None where a part of it has no bound, or it leaves a part out.
 
     Args:
         view: The baseline's profile.
         step_us: Of the baseline, as it was timed.
+        least_us: Physical bound of the candidate's step.
     """
     added = {strategy.label: strategy for strategy in candidate}
     for strategy in baseline:
@@ -116,11 +135,16 @@ def of_candidate(
     if not known or len(known) < len(bounds):
         return None
     bound = known[0] if len(known) == 1 else view.parts(calibration).together(known)
-    return of_bound("+".join(added), bound, view, step_us) if bound is not None else None
+    return of_bound("+".join(added), bound, view, step_us, least_us) if bound is not None else None
 
 
 def set_beside(
-    result: Result, baseline: Sequence[Strategy], candidate: Sequence[Strategy], view: View, ceilings: Calibration
+    result: Result,
+    baseline: Sequence[Strategy],
+    candidate: Sequence[Strategy],
+    view: View,
+    ceilings: Calibration,
+    least_us: float = 0.0,
 ) -> None:
     """Set a prediction from the baseline's profile beside the measured speedup, and note it where that is refuted.
 
@@ -131,7 +155,7 @@ def set_beside(
         return
     if disturbed(view, before):
         return
-    found = of_candidate(baseline, candidate, view, ceilings, before)
+    found = of_candidate(baseline, candidate, view, ceilings, before, least_us)
     if found is None:
         return
     tested = MeasuredPrediction(found, after, speedup.estimate / found.speedup, speedup.low / found.speedup)

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from optexp.comparison import gpu_lock, regression
 from optexp.comparison.adjudicate import Decision, Facts, adjudicate
+from optexp.comparison.known_baseline import KnownBaseline
 from optexp.comparison.recorder import Recorder, not_built
 from optexp.comparison.session import Session
 from optexp.config import Experiment, resolve
@@ -60,19 +61,25 @@ def run(
 
 
 def run_beside(
-    experiment: Experiment, device: str, output: Path, progress: Progress, show: terminal.Show, parent: str | None
+    job: Session, experiment: Experiment, output: Path, progress: Progress, known_baseline: KnownBaseline | None = None
 ) -> Result:
-    """One comparison of a job that makes several, on the device that the job holds.
+    """One comparison of a job that makes several, on the device that the job holds; the job shows it with all others.
 
     Args:
-        parent: Id of the MLflow run that the comparison's own is nested in.
+        known_baseline: That an earlier comparison of the job verified.
     """
     output.mkdir(parents=True, exist_ok=True)
     (output / "result.json").unlink(missing_ok=True)
-    session = Session(experiment, device, output, Stopwatch(), progress)
-    with Recorder(session, show, parent) as recorder:
+    session = Session(experiment, job.device, output, Stopwatch(), progress)
+    session.work, session.known_baseline = job.work, known_baseline
+    parent = job.result.environment.get("mlflow_run")
+    with Recorder(session, _silent, parent) as recorder:
         perform(session, recorder)
     return session.result
+
+
+def _silent(result: Result, folder: Path, run: object = None) -> None:
+    """Nothing is printed."""
 
 
 def perform(session: Session, recorder: Recorder) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 from optexp.comparison.goal import Budget, Goal
 from optexp.records.prediction import ABOVE
 from optexp.records.trials import Trial, Untried
+from optexp.records.verdict import Verdict
 from optexp.strategy import Strategy
 from optexp.support.units import ratio
 
@@ -83,7 +84,12 @@ def search(laboratory: Laboratory, goal: Goal, budget: Budget, start: Sequence[S
 
 @dataclass
 class _Loop:
-    """tried: by change, what was predicted then;  cut: changes that end a branch, with the reason"""
+    """State.
+
+    tried:     by change, what was predicted then
+    cut:       changes that end a branch
+    disturbed: changes that were INVALID once, which may be the machine's fault
+    """
 
     laboratory: Laboratory
     goal: Goal
@@ -91,6 +97,7 @@ class _Loop:
     found: Searched
     tried: dict[str, float | None] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)
+    disturbed: set[str] = field(default_factory=set)
 
     def run(self) -> Searched:
         found = self.found
@@ -105,19 +112,29 @@ class _Loop:
         return found
 
     def _round(self, proposals: Sequence[Proposal], left: dict[str, Untried]) -> bool:
-        """Try proposals until one is kept; whether one was."""
-        for index, proposal in enumerate(proposals):
+        """Try proposals until one is kept; whether one was. What was disturbed is tried once more, after the others."""
+        waiting = [*proposals]
+        for index, proposal in enumerate(waiting):
             if reason := self._not_worth(proposal):
                 left[proposal.change] = Untried(proposal.change, reason, proposal.bound)
                 continue
-            if reason := self.budget.spent(self.laboratory.spent_s(), len(self.found.trials)):
+            if reason := self._spent():
                 self.found.ended = reason
-                for rest in proposals[index:]:
+                for rest in waiting[index:]:
                     left[rest.change] = Untried(rest.change, self._not_worth(rest) or reason, rest.bound)
                 return False
+            disturbed = set(self.disturbed)
             if self._tried(proposal):
                 return True
+            if self.disturbed != disturbed:
+                waiting.append(proposal)
         return False
+
+    def _spent(self) -> str:
+        """Why no trial starts. The winner's last measurement takes as long as the longest trial, at most."""
+        trials = self.found.trials
+        last_s = max((trial.seconds for trial in trials if trial.verdict.measured), default=0.0)
+        return self.budget.spent(self.laboratory.spent_s(), len(trials), last_s)
 
     def _not_worth(self, proposal: Proposal) -> str:
         """Why a proposal is not tried; empty where it is."""
@@ -137,14 +154,19 @@ class _Loop:
         self.tried[proposal.change] = proposal.bound
         judged = goal.judge(trial, found.gained, final=False)
         if judged.go_on:
-            longer = self.laboratory.thorough(proposal, found.stack)
+            longer = None if goal.is_clear(trial) else self.laboratory.thorough(proposal, found.stack)
             if longer is not None:
                 found.trials.append(replace(trial, outcome="measured again"))
                 trial = longer
             judged = goal.judge(trial, found.gained, final=True)
-        if not trial.verdict.measured:
+        text = judged.text + beyond(trial)
+        if trial.verdict is Verdict.INVALID and proposal.change not in self.disturbed:
+            self.disturbed.add(proposal.change)
+            del self.tried[proposal.change]
+            text = f"to be tried again: {trial.reason}"
+        elif not trial.verdict.measured:
             self.cut.add(proposal.change)
-        found.trials.append(replace(trial, outcome=judged.text + beyond(trial), kept=judged.go_on))
+        found.trials.append(replace(trial, outcome=text, kept=judged.go_on))
         if judged.go_on:
             found.stack = proposal.stack
             found.gained *= trial.gain.estimate if trial.gain else 1.0

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -40,6 +40,9 @@ from optexp.workers.pool import ArmPool
 from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
 
+if TYPE_CHECKING:
+    from optexp.comparison.known_baseline import KnownBaseline
+
 # They change what is run with, not what is run.
 NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "timeout_s", "profile", "auto", "patch"}
 
@@ -59,6 +62,7 @@ class Session:
     calibration: Calibration | None = None  # of the device, as soon as an arm has measured it
     patch: Patch | None = None  # of the user's file, as soon as the arms are set up
     work: StepWork | None = None  # of the plain program's step, as soon as its arm has found it
+    known_baseline: KnownBaseline | None = None  # that an earlier comparison of the same job verified
 
     def __post_init__(self) -> None:
         e = self.experiment

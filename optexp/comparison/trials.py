@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from optexp.comparison import runner
+from optexp.comparison.known_baseline import KnownBaseline
 from optexp.comparison.session import Session
 from optexp.config.experiment import comparing
 from optexp.measurement.settings import MeasurementSettings
@@ -40,11 +41,13 @@ class Trials:
         against: Sequence[Strategy],
         measurement: MeasurementSettings,
         details: bool = True,
+        known_baseline: KnownBaseline | None = None,
     ) -> tuple[Trial, Result]:
         """Verify and measure `stack` against another.
 
         Args:
             details: The record has what only a report shows.
+            known_baseline: Of `against`, where an earlier comparison of the job verified it.
         """
         session, number = self.session, self.count + 1
         self.count = number
@@ -60,8 +63,7 @@ class Trials:
         progress = Within(session.progress, f"trial {number}", "+".join(candidate.labels) or "baseline")
         begin = time.monotonic()
         with session.working("trials", f"{number}: {progress.stack}"):
-            run_id = session.result.environment.get("mlflow_run")
-            result = runner.run_beside(experiment, session.device, folder, progress, _silent, run_id)
+            result = runner.run_beside(session, experiment, folder, progress, known_baseline)
         seconds = round(time.monotonic() - begin, 1)
         return replace(of_result(result, number), folder=f"{FOLDER}/{number}", seconds=seconds), result
 
@@ -135,7 +137,3 @@ class Within(Progress):
 
     def stop(self) -> None:
         """The line stays: the job's own."""
-
-
-def _silent(result: Result, folder: Path, run: object = None) -> None:
-    """The job shows its trials together."""

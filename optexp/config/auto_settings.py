@@ -11,7 +11,7 @@ class AutoSettings:
     """What mode=auto looks for, and for how long.
 
     objective:    what is to become less: time of a step, peak memory, or energy of a step
-    budget:       no change is tried after this long: 90s, 10m, 1.5h, or a number of seconds
+    budget:       for all of it, the winner's last measurement included: 90s, 10m, 1.5h, or a number of seconds
     trials:       no more trials than this; null: as the budget allows
     min_gain:     a smaller predicted gain is not tried: 0.02 is 2 %
     memory_limit: peak memory that the stack may take: 8GiB, 512MiB; null: any

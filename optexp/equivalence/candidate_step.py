@@ -10,7 +10,7 @@ from torch import Tensor
 
 from optexp.equivalence import loss_scale
 from optexp.equivalence.effects import broken_effects
-from optexp.equivalence.fp64_quantities import quantities
+from optexp.equivalence.fp64_quantities import causes, quantities
 from optexp.equivalence.gates import exact
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.nature import explained
@@ -125,7 +125,8 @@ class CandidateStep:
         equal: names of tensors whose bits are the baseline's
         """
         inputs = self.inputs
-        finding = explained(compare(inputs, quantity), quantity)
+        finding = compare(inputs, quantity)
+        finding = finding if finding.ok else explained(finding, quantity, causes(quantity.name, self.seen))
         finding = replace(finding, bitwise=source(quantity.name) in equal, far_off=rows_far_off(inputs, quantity))
         unseen, parted = unseen_for(inputs, quantity, finding)
         return replace(finding, unseen=unseen, parted=parted)

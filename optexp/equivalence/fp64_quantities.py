@@ -89,6 +89,20 @@ def updates(inputs: InputSet, step: int, seen: Observation, rounded: bool = Fals
     yield from _learning_rates(inputs, step, seen)
 
 
+def causes(name: str, seen: Observation) -> dict[str, Tensor] | None:
+    """What an update was computed from, by what people call it; None of other quantities.
+
+    name: of a quantity;  seen: the observation that it is of
+    """
+    kind, _, path = name.partition("/")
+    if kind not in ("change", "optimizer"):
+        return None
+    owner, _, key = path.rpartition("/") if kind == "optimizer" else (path, "", "")
+    words = {f"before/param/{owner}": "the parameter", f"grad/{owner}": "the gradient"}
+    words |= {f"before/optimizer/{owner}/{key}": "its value before the step"} if key else {}
+    return {word: seen[tensor] for tensor, word in words.items() if tensor in seen}
+
+
 def _take_optimizer_step(inputs: InputSet, step: int, seen: Observation, rounded: bool) -> None:
     """Bring the fp64 program to the state after the arm's update."""
     fp64, program, optimizer = inputs.fp64, inputs.fp64.program, inputs.fp64.program.optimizer

@@ -126,13 +126,19 @@ class Fp64Reference:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """A context whose steps are not remembered."""
+        """A context whose steps leave no trace: neither results nor, where there is an optimizer, another state.
+
+        A comparison that is under way reads the state of the optimizer's step tensor by tensor.
+        """
         self.results.forget_large()
         kept, self.results = self.results, Fp64Results()
+        state = {name: tensor.clone() for name, tensor in self.program.state().items()} if self.program.optimizer else {}
         try:
             yield
         finally:
             self.results = kept
+            if state:
+                self.program.put(state)
 
     # --- steps --------------------------------------------------------------------------------------------------
 

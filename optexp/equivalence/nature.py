@@ -1,12 +1,13 @@
 """Why a tensor fails its gates: it is less exact than the baseline, or it is another result.
 
 Rounding is small, has either sign, whatever the value that it falls on, and falls on all elements. A wrong result is
-large, or follows the values, or lies in a few places.
+large, or follows the values, or lies in a few places. An optimizer's update is computed element by element from what an
+arm has itself: nothing amplifies its rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 
@@ -27,25 +28,29 @@ FOLLOWS = 0.25  # of the square of the error, that the mean of elements with lik
 BINS, LOOKED_AT = 32, 2**20  # groups of elements with like values; elements that are sorted into them
 
 ROUNDING, OTHER = "rounding", "another result"
+UPDATE = "as at a lower precision, or another update (a rate, a decay, a beta, an eps)"
 
 
 @dataclass(frozen=True)
 class Nature:
     """What an error looks like.
 
-    kind: ROUNDING, OTHER, or empty where there are too few elements to tell
-    why:  of OTHER, in words
+    kind: ROUNDING, OTHER, or empty where nothing tells
+    why:  of the others, in words
     """
 
     kind: str = ""
     why: str = ""
 
 
-def explained(finding: Finding, quantity: Quantity) -> Finding:
-    """The same finding; where a measured gate failed, its message says what the error looks like."""
+def explained(finding: Finding, quantity: Quantity, causes: Mapping[str, Tensor] | None = None) -> Finding:
+    """The same finding; where a measured gate failed, its message says what the error looks like.
+
+    causes: of an update, what it was computed from, by what people call it; None for other quantities
+    """
     if finding.ok or finding.gate not in MEASURED or not quantity.scale:
         return finding
-    found = nature(quantity.value, quantity.reference, quantity.scale, quantity.limits.row.unit)
+    found = nature(quantity.value, quantity.reference, quantity.scale, quantity.limits.row.unit, causes)
     if found.kind == ROUNDING:
         ratios = {"G2": finding.max_ratio, "G3": finding.block_ratio}
         times = ratios.get(finding.gate, finding.error_ratio) or finding.error_ratio or 0.0
@@ -57,7 +62,9 @@ def explained(finding: Finding, quantity: Quantity) -> Finding:
     return replace(finding, nature=found.kind, message=message)
 
 
-def nature(value: Tensor, reference: Tensor, scale: float, unit: float) -> Nature:
+def nature(
+    value: Tensor, reference: Tensor, scale: float, unit: float, causes: Mapping[str, Tensor] | None = None
+) -> Nature:
     """Of the error of `value`, whose reference has the size `scale`, in arithmetic with the unit roundoff `unit`."""
     count = value.numel()
     size = sqrt(sum(float(error.square().sum()) for error, _ in _errors(value, reference)) / max(count, 1))
@@ -68,7 +75,10 @@ def nature(value: Tensor, reference: Tensor, scale: float, unit: float) -> Natur
     if size > max(MOST, MOST_UNITS * unit) * scale:
         return Nature(OTHER, f"the error is {size / scale:.2g} of the tensor's size: more than any rounding")
     if count < SMALL:
-        return Nature()
+        return Nature() if causes is None else Nature(why=UPDATE)
+    for name, cause in (causes or {}).items():
+        if (share := _proportional(value, reference, cause)) > FOLLOWS:
+            return Nature(OTHER, f"{share:.0%} of the error is proportional to {name}: another update, not rounding")
     spread = _spread(value, reference, scale)
     if spread < SPREAD and spread * count < count - 1:
         return Nature(OTHER, f"the error lies in about {max(1, round(spread * count))} of {count} elements")
@@ -77,7 +87,7 @@ def nature(value: Tensor, reference: Tensor, scale: float, unit: float) -> Natur
     for axis, share in _along(value, reference):
         if share > FOLLOWS:
             return Nature(OTHER, f"{share:.0%} of the error is the same along dimension {axis}: it is not rounding")
-    return Nature(ROUNDING)
+    return Nature(ROUNDING) if causes is None else Nature(why=UPDATE)
 
 
 def _errors(value: Tensor, reference: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -107,6 +117,18 @@ def _following(value: Tensor, reference: Tensor) -> float:
     bins = min(BINS, len(error) // SMALL)
     order = wide.argsort()
     return max((_share(error[some]) for some in (order, wide.abs().argsort())), default=0.0) if bins else _mean(error)
+
+
+def _proportional(value: Tensor, reference: Tensor, cause: Tensor) -> float:
+    """Share of the error's square that is a multiple of `cause`, beyond chance."""
+    if cause.shape != value.shape or cause.is_complex() or value.is_complex():
+        return 0.0
+    product = squares = total = 0.0
+    for (error, _), (_, (part,)) in zip(_errors(value, reference), chunks(cause), strict=True):
+        wide = part.to(error)
+        product += float((error * wide).sum())
+        squares, total = squares + float(wide.square().sum()), total + float(error.square().sum())
+    return product**2 / (squares * total) - 1 / value.numel() if squares * total > 0 else 0.0
 
 
 def _mean(error: Tensor) -> float:

@@ -106,9 +106,9 @@ class Power:
 
 
 def _leading(quantity: Quantity) -> Quantity:
-    """The first rows of a quantity that is too large for mutants of all of it."""
+    """The first rows of a quantity that is too large for mutants of all of it; a part forgets where it lies."""
     if quantity.value.numel() <= mutants.FIRST:
         return quantity
     stored = None if quantity.stored is None else mutants.leading(quantity.stored)
     value, reference = mutants.leading(quantity.value), mutants.leading(quantity.reference)
-    return replace(quantity, value=value, reference=reference, stored=stored, spread=None)
+    return replace(quantity, value=value, reference=reference, stored=stored, spread=None, columns=None)

@@ -109,17 +109,20 @@ Show = Callable[[Result, Path, "Run | None"], None]
 
 
 def show(result: Result, folder: Path, run: Run | None = None) -> None:
-    """Print the verdict; an UNSUPPORTED one is a single line."""
+    """Print the verdict; of an UNSUPPORTED one only the reason, and where its record is."""
     console = output()
-    console.print(headline(result), soft_wrap=True)
-    if result.verdict is not Verdict.UNSUPPORTED or result.trials:
-        parts = spaced([*body(result), locations(folder, run)])
-        console.print(Padding(Group(*parts), (1, 0, 1, 2), expand=False))
+    for line in opening(result):
+        console.print(line, soft_wrap=True)
+    if result.verdict is Verdict.UNSUPPORTED and not result.trials:
+        console.print(Padding(locations(folder, run), (0, 0, 0, 2), expand=False))
+        return
+    parts = spaced([*body(result), locations(folder, run)])
+    console.print(Padding(Group(*parts), (1, 0, 1, 2), expand=False))
 
 
 def render(result: Result) -> RenderableType:
     """The verdict without the places where its record is."""
-    return Group(headline(result), Padding(Group(*spaced(body(result))), (1, 0, 0, 2), expand=False))
+    return Group(*opening(result), Padding(Group(*spaced(body(result))), (1, 0, 0, 2), expand=False))
 
 
 def output() -> Console:
@@ -137,6 +140,12 @@ class Trimmed(io.StringIO):
 
     def flush(self) -> None:
         sys.stdout.flush()
+
+
+def opening(result: Result) -> list[Text]:
+    """The first lines: what a search decided, then the verdict that it rests on."""
+    decision = [Text(result.search.decision, style="bold")] if result.search is not None else []
+    return [*decision, headline(result)]
 
 
 def headline(result: Result) -> Text:

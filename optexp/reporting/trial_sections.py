@@ -20,15 +20,15 @@ class Drawn:
     solid: float
     saved: float
     added: float
+    open: float
 
 
 def drawn(result: Result) -> list[Drawn]:
     """The waterfall of a result."""
     bars = waterfall.waterfall(result)
     whole = 100 / waterfall.largest(bars) if bars else 0.0
-    return [
-        Drawn(b.label, b.text, b.share, whole * min(b.share, b.before), whole * b.saved, whole * b.added) for b in bars
-    ]
+    parts = ([whole * part for part in (b.solid, b.saved, b.added, b.open)] for b in bars)
+    return [Drawn(bar.label, bar.text, bar.share, *part) for bar, part in zip(bars, parts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,8 @@ class TrialsSection:
 def trials(result: Result) -> TrialsSection | None:
     """Comparisons of a job that makes several."""
     searched = result.search is not None
-    rows = [
-        (t, waterfall.said(t.gain), followed(t) if searched else [t.reason] * bool(t.reason)) for t in result.trials
-    ]
+    reasons = zip(result.trials, trial_tables.reasons(result.trials), strict=True)
+    rows = [(t, waterfall.said(t.gain), followed(t) if searched else [text] * bool(text)) for t, text in reasons]
     return TrialsSection(rows, searched) if rows else None
 
 

@@ -25,7 +25,6 @@ def tables(result: Result) -> Iterator[RenderableType]:
         yield labelled(interactions(result.ablation))
         yield trials(result.trials, searched=False)
     elif result.search is not None:
-        yield labelled([("decision", result.search.decision)])
         yield trials(result.trials, searched=True)
         yield labelled([("ended", result.search.ended), *left_out(result.search)])
 
@@ -49,8 +48,18 @@ def interactions(found: Ablation) -> list[tuple[str, str]]:
     """In words, and why a count is missing."""
     rows = [("" if index else "together", text) for index, text in enumerate(found.interactions)]
     missing = [("Shapley", f"none: {found.no_shapley}")] if found.no_shapley else []
-    unknown = {entry.reason for entry in (*found.cumulative, *found.leave_one_out) if entry.reason}
-    return [*rows, *missing, *(("" if index else "not known", text) for index, text in enumerate(sorted(unknown)))]
+    every = (entry.reason for entry in (*found.cumulative, *found.leave_one_out) if entry.reason)
+    unknown = dict.fromkeys(part for reason in every for part in reason.split("; "))
+    return [*rows, *missing, *([("not known", "; ".join(unknown))] if unknown else [])]
+
+
+def reasons(found: Sequence[Trial]) -> list[str]:
+    """Of each trial without a speedup; one that was said before is told by the number of that trial."""
+    first, said = dict[str, int](), list[str]()
+    for trial in found:
+        known = first.setdefault(trial.reason, trial.number)
+        said.append(trial.reason if not trial.reason or known == trial.number else f"as trial {known}")
+    return said
 
 
 def trials(found: Sequence[Trial], searched: bool) -> Table:
@@ -61,11 +70,11 @@ def trials(found: Sequence[Trial], searched: bool) -> Table:
     """
     names = ["trial>", "change" if searched else "stack", "verdict", "gain", *(["predicted>"] if searched else [])]
     table = frameless(*names, "outcome" if searched else "note")
-    for trial in found:
+    for trial, reason in zip(found, reasons(found), strict=True):
         row = [str(trial.number), trial.change if searched else trial.label]
         verdict = Text(trial.verdict, style=COLOURS.get(trial.verdict, ALARM), no_wrap=True)
         predicted = [f"≤ {ratio(trial.predicted)}" if trial.predicted else "–"] if searched else []
-        outcome = trial.outcome if searched else trial.reason
+        outcome = trial.outcome if searched else reason
         table.add_row(*map(Text, row), verdict, Text(said(trial.gain)), *predicted, Text(outcome, style="dim"))
     return table
 

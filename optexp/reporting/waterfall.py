@@ -8,7 +8,7 @@ from pathlib import Path
 
 from optexp.records.trials import Gain, kept
 from optexp.reporting import summary
-from optexp.result import Result
+from optexp.result import Result, Verdict
 from optexp.support.units import ratio
 
 FILE = "plots/waterfall.png"
@@ -23,22 +23,34 @@ WIDTH, ROW = 7.0, 0.42  # inches, of the picture and of a bar
 class Bar:
     """One row: time, memory or energy as shares of the baseline's.
 
-    share:  after this step;  before: of the row above
-    text:   gain with its interval
+    share:     after this step;  before: of the row above
+    text:      gain with its interval
+    undecided: the measurement does not tell whether it gains
     """
 
     label: str
     share: float
     before: float
     text: str
+    undecided: bool = False
 
     @property
     def saved(self) -> float:
-        return max(self.before - self.share, 0.0)
+        return 0.0 if self.undecided else max(self.before - self.share, 0.0)
 
     @property
     def added(self) -> float:
-        return max(self.share - self.before, 0.0)
+        return 0.0 if self.undecided else max(self.share - self.before, 0.0)
+
+    @property
+    def solid(self) -> float:
+        """What both rows have."""
+        return min(self.share, self.before)
+
+    @property
+    def open(self) -> float:
+        """An estimate that may be none."""
+        return abs(self.share - self.before) if self.undecided else 0.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,7 @@ class Step:
     label: str
     ratio: float | None
     text: str
+    undecided: bool = False
 
 
 def waterfall(result: Result) -> list[Bar]:
@@ -58,7 +71,7 @@ def waterfall(result: Result) -> list[Bar]:
     bars, share = [Bar(_baseline(result), 1.0, 1.0, _figure(result))], 1.0
     for step in steps:
         ratio_of_it = step.ratio or 1.0
-        bars.append(Bar(step.label, share / ratio_of_it, share, step.text))
+        bars.append(Bar(step.label, share / ratio_of_it, share, step.text, step.undecided))
         share /= ratio_of_it
     anew = _anew(result)
     return [*bars, anew] if anew else bars
@@ -73,7 +86,9 @@ def quantity(result: Result) -> str:
 def _steps(result: Result) -> list[Step]:
     if result.ablation is not None:
         members = result.ablation.cumulative
-        return [Step(f"+ {e.member}", e.gain.estimate if e.gain else None, said(e.gain)) for e in members]
+        return [
+            Step(f"+ {e.member}", e.gain.estimate if e.gain else None, said(e.gain), holds_one(e.gain)) for e in members
+        ]
     if result.search is None:
         return []
     trials = kept(result.trials)
@@ -94,11 +109,17 @@ def _anew(result: Result) -> Bar | None:
         return None
     label = f"{result.label}, measured anew"
     if result.search.objective == "time":
-        found = result.speedup
-        return Bar(label, 1 / found.estimate, 1.0, said(Gain(found.estimate, found.low, found.high)))
+        found, undecided = result.speedup, result.verdict is Verdict.INCONCLUSIVE
+        text = f"{'undecided: ' if undecided else ''}{said(Gain(found.estimate, found.low, found.high))}"
+        return Bar(label, 1 / found.estimate, 1.0, text, undecided)
     show, name = FIGURES[result.search.objective]
     before, after = getattr(result.baseline, name), getattr(result.candidate, name)
     return Bar(label, after / before, 1.0, f"{show(before)} → {show(after)}") if before and after else None
+
+
+def holds_one(gain: Gain | None) -> bool:
+    """Whether the interval allows a gain and a loss."""
+    return gain is not None and gain.low < 1 < (gain.high or float("inf"))
 
 
 def said(gain: Gain | None) -> str:
@@ -138,9 +159,11 @@ def draw(result: Result, folder: Path) -> bool:
     figure = Figure(figsize=(WIDTH, ROW * len(bars) + 0.9), layout="constrained")
     axes = figure.subplots()
     places = range(len(bars))
-    axes.barh(places, [100 * bar.share for bar in bars], color="#4c78a8")
-    axes.barh(places, [100 * bar.saved for bar in bars], left=[100 * bar.share for bar in bars], color="#c6dbc9")
-    axes.barh(places, [100 * bar.added for bar in bars], left=[100 * bar.before for bar in bars], color="#e45756")
+    solid = [100 * bar.solid for bar in bars]
+    axes.barh(places, solid, color="#4c78a8")
+    axes.barh(places, [100 * bar.saved for bar in bars], left=solid, color="#c6dbc9")
+    axes.barh(places, [100 * bar.added for bar in bars], left=solid, color="#e45756")
+    axes.barh(places, [100 * bar.open for bar in bars], left=solid, color="#d9d9d9", hatch="///", edgecolor="#8a8f98")
     end = 100 * largest(bars)
     for place, bar in zip(places, bars, strict=True):
         axes.text(1.01 * end, place, bar.text, va="center", fontsize=8)

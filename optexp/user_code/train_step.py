@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 import torch
+from torch import Tensor
 
 from optexp.errors import NoReference, Unsupported
-from optexp.program import Batch, Outputs, Program, clear_gradients, flatten, others
+from optexp.program import Batch, Outputs, Program, flatten, others
 from optexp.python_state.variables import records_graphs
+from optexp.user_code.recorded_steps import Recorded, watched
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,12 @@ class TrainStep:
     """A step by the user's `function(model, batch, optimizer)`, which returns the loss, other values, or nothing.
 
     unpack: a batch as the user's own loader gives it
+    met:    programs whose first step has shown that it leaves values in gradients, or drops them whole
     """
 
     function: Callable[..., Any]
     unpack: Callable[[Batch], Any]
+    met: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, compare=False)
 
     @cached_property
     def replays(self) -> bool:
@@ -37,21 +42,24 @@ class TrainStep:
             raise Unsupported(
                 "train_step calls backward() itself, where a GradScaler cannot reach: use strategy.amp.dtype=bfloat16"
             )
-        clear_gradients(program.model)
-        optimizer = Optimizer(program.optimizer)
-        with counted_replays(self.replays) as replayed:
+        is_first = program.model not in self.met
+        optimizer = Optimizer(program.optimizer, [*program.model.parameters()], looks=is_first)
+        with watched(optimizer) if self.replays else nullcontext():
             result = self.function(Model(program, optimizer), self.unpack(batch), optimizer)
-        if replayed and not optimizer.steps:
-            return self._outputs(result)
+        if is_first:
+            optimizer.refuse_zeros()
+            self.met.add(program.model)
+        optimizer.show_gradients()
         if not optimizer.steps and not _finite(program.model):
             raise NoReference(
                 "train_step left its optimizer step out because gradients overflow, as a GradScaler does: let it start"
                 " with a smaller scale (init_scale=)"
             )
         if optimizer.steps != 1:
+            how = ", in replays of CUDA graphs too," if self.replays else ""
             raise NoReference(
-                f"train_step called optimizer.step() {optimizer.steps} times: a call must be one whole optimizer step"
-                " (accumulate over parts of the batch inside it)"
+                f"train_step called optimizer.step(){how} {optimizer.steps} times: a call must be one whole optimizer"
+                " step (accumulate over parts of the batch inside it)"
             )
         return self._outputs(result)
 
@@ -61,45 +69,70 @@ class TrainStep:
         return tensors | others(result, "loss")
 
 
-@contextmanager
-def counted_replays(possible: bool) -> Iterator[list[None]]:
-    """Inside, one entry for each replay of a CUDA graph: only a replay may step without a call of the optimizer."""
-    found = list[None]()
-    if not possible:
-        yield found
-        return
-    kind: Any = torch.cuda.CUDAGraph
-    plain = kind.replay
-
-    def replay(graph: torch.cuda.CUDAGraph) -> None:
-        found.append(None)
-        plain(graph)
-
-    kind.replay = replay
-    try:
-        yield found
-    finally:
-        kind.replay = plain
-
-
 def _finite(model: torch.nn.Module) -> bool:
     return all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
 
 
+def _has_value(gradient: Tensor) -> bool:
+    """Whether anything in it is not zero."""
+    return bool((gradient._values() if gradient.layout is torch.sparse_coo else gradient).any())
+
+
 class Optimizer:
-    """The user's optimizer with gradients that stay after its step, for comparison; every step begins without any."""
+    """The user's optimizer with gradients that stay after its step, for comparison; every step begins without any.
+
+    parameters: all of the model's
+    steps:      that were taken since, by calls or by replays of graphs
+    taken:      gradients that the last of them took, one of each parameter
+    looks:      whether somebody writes to them afterwards;  versions: of those, to know that
+    recording:  the graph that records steps instead of taking them
+    """
 
     __class__ = property(lambda self: type(self.optimizer))  # type: ignore[assignment]  # to isinstance it is that one
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer, self.steps = optimizer, 0
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], looks: bool = False
+    ) -> None:
+        self.optimizer, self.parameters, self.looks, self.steps = optimizer, parameters, looks, 0
+        self.taken: Sequence[Tensor | None] = ()
+        self.recording: Recorded | None = None
+        self.versions: list[int] = []
+        for parameter in parameters:
+            parameter.grad = None
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        self.steps += 1
-        return self.optimizer.step(*args, **kwargs)
+        taken = [parameter.grad for parameter in self.parameters]
+        result = self.optimizer.step(*args, **kwargs)
+        if args or kwargs:  # a closure, which computes them
+            taken = [parameter.grad for parameter in self.parameters]
+        self.versions = [gradient._version for gradient in taken if gradient is not None] if self.looks else []
+        if self.recording is None:
+            self.steps, self.taken = self.steps + 1, taken
+        else:
+            self.recording.steps, self.recording.gradients = self.recording.steps + 1, taken
+        return result
+
+    def replayed(self, recorded: Recorded) -> None:
+        self.steps += recorded.steps
+        self.taken = recorded.gradients or self.taken
+
+    def show_gradients(self) -> None:
+        """Put gradients back that the step cleared after the optimizer had taken them."""
+        for parameter, gradient in zip(self.parameters, self.taken, strict=False):  # no step, no gradients
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+
+    def refuse_zeros(self) -> None:
+        """Raises NoReference where all gradients were overwritten by zeros after the optimizer had taken them."""
+        left = [gradient for gradient in self.taken if gradient is not None]
+        if [gradient._version for gradient in left] != self.versions and not any(map(_has_value, left)):
+            raise NoReference(
+                "train_step writes zeros into gradients after optimizer.step(), so that they cannot be compared: let it"
+                " call zero_grad(), or assign None"
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        if not self.steps:
+        if not (self.steps or (self.recording and self.recording.steps)):
             self.optimizer.zero_grad(set_to_none)
 
     def __getattr__(self, name: str) -> Any:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from optexp.equivalence.fp64_quantities import error_histogram, quantities, updates
+from optexp.equivalence.gradient_terms import all_terms
 from optexp.equivalence.judge import Judge
 from optexp.equivalence.observation import Observation, observe
 from optexp.errors import NoReference
@@ -51,3 +52,17 @@ def test_a_shape_that_depends_on_rounding_leaves_equivalence_undecided(net: type
 def test_the_histogram_has_every_element(net: type) -> None:
     judge, seen = trained(net, "forward")
     assert sum(error_histogram(judge.inputs, seen, "out/output")) == pytest.approx(1)
+
+
+def test_what_is_computed_aside_leaves_the_references_of_an_update_alone(net: type) -> None:
+    """Large models are compared in groups: terms of a gradient may be asked for after the optimizer's step in fp64."""
+    judge, seen = trained(net)
+    expected = {q.name: q.reference.clone() for q in updates(judge.inputs, 0, seen)}
+    beside = updates(judge.inputs, 0, seen | {name: 2 * tensor for name, tensor in seen.items() if "grad/" in name})
+    first = next(beside)
+    judge.inputs.fp64.results.terms = None
+    assert all_terms(judge.inputs.fp64)
+    found = {q.name: q.reference.clone() for q in (first, *beside)}
+    doubled = {name: 2 * tensor for name, tensor in expected.items() if name.endswith("/exp_avg")}
+    assert doubled
+    assert all(torch.allclose(found[name], tensor) for name, tensor in doubled.items())

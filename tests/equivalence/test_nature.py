@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from optexp.equivalence.nature import OTHER, ROUNDING, nature
 from optexp.equivalence.tensor_math import rms
 from optexp.workloads.softmax import Softmax
+from tests.equivalence.conftest import Net
 
 UNIT = 2.0**-24
 Change = Callable[[Tensor], Tensor]
@@ -75,6 +77,46 @@ def test_few_elements_tell_only_by_their_size() -> None:
     assert nature(one + 2000 * UNIT, one, 1.0, UNIT).kind == ""
     assert nature(one * 1.1, one, 1.0, UNIT).kind == OTHER
     assert nature(one, one, 1.0, UNIT).kind == ""
+
+
+UPDATED = drawn(64, 16, seed=6), drawn(64, 16, seed=7)  # the parameter, and its change
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "why"),
+    [
+        (1e-4 * UPDATED[0], OTHER, "100% of the error is proportional to the parameter"),
+        (1e-4 * drawn(64, 16, seed=8), "", "or another update"),
+        (UNIT * drawn(64, 16, seed=8), ROUNDING, ""),
+    ],
+)
+def test_an_update_is_no_less_exact_than_rounding_alone_makes_it(error: Tensor, kind: str, why: str) -> None:
+    parameter, change = UPDATED
+    found = nature(change + error, change, 1.0, UNIT, {"the parameter": parameter})
+    assert found.kind == kind
+    assert why in found.why
+
+
+OTHER_UPDATES: dict[str, tuple[float, str]] = {
+    "weight_decay": (0.9, "parameter"),
+    "betas": (0.999, "value before|gradient"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_UPDATES)
+def test_another_update_is_not_called_rounding(check, name: str) -> None:
+    factor, cause = OTHER_UPDATES[name]
+
+    def change(program):
+        for group in program.optimizer.param_groups:
+            group[name] = (factor * 0.9, 0.999) if name == "betas" else factor * group[name]
+        return program
+
+    found = check(Net(mode="train"), change)
+    assert not found.ok
+    assert ROUNDING not in {failure.nature for failure in found.failures}
+    assert "another update" in found.headline
+    assert any(re.search(f"proportional to (the|its) ({cause})", failure.message) for failure in found.failures)
 
 
 class Sums(nn.Module):

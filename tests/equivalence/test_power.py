@@ -107,3 +107,22 @@ def test_the_distribution_of_errors_is_that_of_both_arms(check):
     assert len(found.baseline) == 1 + SPREAD[2]
     assert sum(found.baseline) == pytest.approx(1)
     assert found.baseline == found.candidate
+
+
+class Imbalanced(nn.Module):
+    """Images in which two of three channels are small."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 3, 1)
+        self.register_buffer("size", torch.tensor([1.0, 1e-3, 1e-3]).reshape(3, 1, 1))
+
+    def forward(self, x):
+        return self.convolution(x) * self.size
+
+
+def test_mutants_are_made_of_the_first_rows_of_large_channels(check, net, monkeypatch):
+    monkeypatch.setattr("optexp.equivalence.mutants.FIRST", 256)
+    found = check(net(mode="forward", make=Imbalanced))
+    assert found.mutants
+    assert all(row.caught == row.tried for row in found.mutants.values())

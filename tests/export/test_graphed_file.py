@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
 from optexp.errors import NoReference
+from optexp.program import Program, ResidentFeed, gradients
 from optexp.result import Verdict
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategy import UserFile
@@ -50,9 +51,16 @@ class PretendedGraph:
     def __init__(self) -> None:
         self.owner: Any = None
 
+    def capture_begin(self, **options: Any) -> None:
+        return
+
+    def capture_end(self) -> None:
+        return
+
     def replay(self) -> None:
         type(self).replays += 1
-        owner = self.owner
+        if (owner := self.owner) is None:  # it was recorded by another class
+            return
         model, optimizers, form = owner.recorded
         gradients = [gradient for _, gradient in owner.gradients]
         for parameter in model.parameters():
@@ -95,10 +103,17 @@ def inside(given: object, **options: Any) -> Iterator[None]:
     yield
 
 
+@contextmanager
+def captured(graph: PretendedGraph, **options: Any) -> Iterator[None]:
+    graph.capture_begin(**options)
+    yield
+    graph.capture_end()
+
+
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """torch.cuda without a GPU."""
-    for name, value in (("Stream", Stream), ("current_stream", Stream), ("stream", inside), ("graph", inside)):
+    for name, value in (("Stream", Stream), ("current_stream", Stream), ("stream", inside), ("graph", captured)):
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
     monkeypatch.setattr(PretendedGraph, "replays", 0)
@@ -254,6 +269,52 @@ def test_one_step_left_out_is_no_replay(tmp_path: Path) -> None:
     batch = {str(index): part for index, part in enumerate(batches(1)[0])}
     with pytest.raises(NoReference, match="0 times"):
         _ = [program.step(program, batch) for _ in range(50)]
+
+
+TRIVIAL_STEP = """
+
+class Trivial:
+    def __init__(self, step):
+        self.step, self.calls, self.graph = step, 0, torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            pass
+
+    def __call__(self, *arguments):
+        self.calls += 1
+        self.graph.replay()
+        return self.step(*arguments) if self.calls % 50 else torch.ones(())
+
+
+train_step = Trivial(train_step)
+"""
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_replay_steps_only_where_the_optimizers_step_was_recorded(tmp_path: Path) -> None:
+    (tmp_path / "after.py").write_text(MODEL + PAIR + RETURNS + TRIVIAL_STEP)
+    program = Module(path=str(tmp_path / "after.py"), mode="train").build(torch.device("cpu"), torch.float32, 0)
+    batch = {str(index): part for index, part in enumerate(batches(1)[0])}
+    for _ in range(49):
+        program.step(program, batch)
+    with pytest.raises(NoReference, match="in replays of CUDA graphs too, 0 times"):
+        program.step(program, batch)
+
+
+def test_gradients_that_a_recorded_step_clears_stay_to_be_compared(pretended: Callable[[Any], None]) -> None:
+    cleared = RETURNS.replace(*SGD).replace("optimizer.zero_grad()", "model.zero_grad_by_hand()")
+    by_hand = "    def zero_grad_by_hand(self):\n        for p in self.parameters():\n            p.grad = None\n"
+    text = MODEL.replace("    def forward", f"{by_hand}\n    def forward") + PAIR + cleared
+    _, graphed = plain_and_graphed(text, STEP_FILE, "True")
+    pretended(graphed.Graphed)
+    model = graphed.Model()
+    step = TrainStep(graphed.train_step, unpack=lambda batch: batch)
+    program = Program(
+        model, step, ResidentFeed(torch.device("cpu")), optimizer=graphed.get_optimizer([*model.parameters()])
+    )
+    for batch in batches(6):
+        program.step(program, batch)
+        assert len(gradients(program)) == 4
+    assert PretendedGraph.replays == 3
 
 
 @pytest.mark.parametrize(

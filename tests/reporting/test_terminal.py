@@ -119,8 +119,11 @@ def test_shapes_that_take_turns_are_counted() -> None:
     assert summary.measured(result) == "2 shapes in turn"
 
 
-def test_unsupported_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(shown(RESULTS[Verdict.UNSUPPORTED], capsys).strip().splitlines()) == 1
+def test_unsupported_is_its_reason_and_its_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "report.html").touch()
+    terminal.show(RESULTS[Verdict.UNSUPPORTED], tmp_path)
+    _, report = capsys.readouterr().out.strip().splitlines()
+    assert report.split() == ["report", str(tmp_path / "report.html")]
 
 
 def test_an_error_shows_the_end_of_the_arms_traceback(capsys: pytest.CaptureFixture[str]) -> None:

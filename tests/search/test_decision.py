@@ -14,8 +14,8 @@ from optexp.comparison.hand_over import stack_yaml
 from optexp.config.auto_settings import AutoSettings
 from optexp.errors import ConfigError
 from optexp.records.measurement import Cost, Measurement
-from optexp.records.trials import Figures, Gain, Search, Trial
-from optexp.reporting import terminal, waterfall
+from optexp.records.trials import Ablation, Contribution, Figures, Gain, Search, Trial
+from optexp.reporting import report, terminal, trial_sections, waterfall
 from optexp.result import ArmSummary, Result, Speedup, Verdict
 from optexp.strategy import REASSOCIATES, precision
 
@@ -46,7 +46,7 @@ def test_the_verdict_of_a_search_that_kept_nothing(trials: list[Trial], verdict:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("budget", "soon", "write 90s, 10m, 1.5h"),
+        ("budget", "soon", r"^auto\.budget=soon is no time: write 90s, 10m, 1.5h"),
         ("budget", "0", "more than nothing"),
         ("memory_limit", "8 GB of it", "write 8GiB, 512MiB"),
         ("min_gain", "2", "between 0 and 1"),
@@ -174,6 +174,51 @@ def test_the_waterfall_ends_with_the_measurement_anew(tmp_path: Path) -> None:
     assert (tmp_path / waterfall.FILE).read_bytes().startswith(b"\x89PNG")
     assert not waterfall.draw(WINNER, tmp_path / "none")
     assert terminal.render(result)
+
+
+def test_an_undecided_winner_is_neither_gain_nor_loss(tmp_path: Path) -> None:
+    kept = replace(trial("amp", Verdict.FASTER, 1.35), kept=True)
+    search = Search("time", [], ["amp"], "Keep the baseline.", "the end", 1.0)
+    lost = replace(WINNER, trials=[kept], search=search, speedup=Speedup(0.8, 0.5, 1.3, 0.99, 1))
+    *_, slower = waterfall.waterfall(replace(lost, verdict=Verdict.SLOWER))
+    assert slower.added == pytest.approx(0.25)
+    result = replace(lost, verdict=Verdict.INCONCLUSIVE)
+    *_, open_ = waterfall.waterfall(result)
+    assert (open_.saved, open_.added, open_.open, open_.solid) == pytest.approx((0, 0, 0.25, 1))
+    assert open_.text == "undecided: 0.80× (0.5 to 1.3)"
+    assert waterfall.draw(result, tmp_path)
+    parts = trial_sections.drawn(result)[-1]
+    assert (parts.added, parts.open, parts.solid) == pytest.approx((0, 20, 80))
+    assert "width: 20.00%; background: var(--soft)" in report.render(result)
+
+
+def test_the_decision_comes_first(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    search = Search("time", [], ["amp", "fusion"], "Use amp+fusion: so much faster.", "the end", 1.0)
+    result = replace(WINNER, headline="FASTER, at least 1.42×", search=search)
+    terminal.show(result, tmp_path)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[:2] == ["Use amp+fusion: so much faster.", "mlp · amp+fusion  FASTER, at least 1.42×"]
+    for page in (report.render(result), report.fragment(result)):
+        assert page.count(search.decision) == 1
+        assert page.index(search.decision) < page.rindex("FASTER, at least")
+
+
+def test_a_reason_is_told_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    said = "inplace: 4 kept: backward needs its operand"
+    trials = [
+        Trial(number, stack, [], Verdict.NOT_ENGAGED, said)
+        for number, stack in enumerate((["amp", "inplace"], ["inplace"], ["amp"]))
+    ]
+    trials[2] = replace(trials[2], verdict=Verdict.SAME, reason="", gain=Gain(1.0, 0.99, 1.01))
+    nothing = [Contribution("inplace", ["amp"], None, "amp+inplace: NOT_ENGAGED (trial 0)")]
+    nothing += [Contribution("inplace", [], None, "inplace: NOT_ENGAGED (trial 1); amp+inplace: NOT_ENGAGED (trial 0)")]
+    found = Ablation(["inplace"], nothing[:1], nothing[1:], [], "", [])
+    result = replace(WINNER, verdict=Verdict.NOT_ENGAGED, speedup=None, trials=trials, ablation=found)
+    terminal.show(result, tmp_path)
+    for shown in (capsys.readouterr().out, report.render(result)):
+        assert shown.count(said) == 1
+        assert "as trial 0" in shown
+        assert shown.count("amp+inplace: NOT_ENGAGED (trial 0)") == 1
 
 
 def test_the_waterfall_shows_what_was_to_become_less() -> None:

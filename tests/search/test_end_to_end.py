@@ -85,6 +85,9 @@ def test_a_search_keeps_what_is_faster_and_hands_it_over(
     assert first.kept
     assert (first.change, second.change) == ("replace[target=net.py:Fast]", "inference_mode")
     assert second.against == ["replace[target=net.py:Fast]"]
+    beside = Result.read(Path("out/trials/2/result.json"))
+    assert beside.profile.baseline is not None
+    assert not Path("out/trials/2/traces/baseline.json.gz").exists(), "the first trial has verified it"
     assert found.measurement is not None
     assert found.measurement.comparisons == 1 + sum(trial.p_value is not None for trial in found.trials)
     assert found.measurement.p_holm is not None

@@ -27,6 +27,7 @@ class Fake:
     memory: Mapping[str, float] = field(default_factory=dict)
     brief: bool = False
     each_s: float = 1.0
+    trial_s: float = 0.0
     asked: list[tuple[str, str]] = field(default_factory=list)
 
     def survey(self, stack: Sequence[Any]) -> Survey:
@@ -61,6 +62,7 @@ class Fake:
             baseline=Figures(100, peak),
             change=proposal.change,
             predicted=proposal.bound,
+            seconds=self.trial_s,
         )
 
     def spent_s(self) -> float:
@@ -119,8 +121,33 @@ def test_little_predicted_gain_is_not_tried_and_said_so() -> None:
 def test_what_has_no_bound_is_tried_after_what_has_one() -> None:
     fake = Fake({"unknown": 1.5, "amp": 1.5}, {"amp": 1.1})
     found(fake)
-    assert [change for _, change in fake.asked][:2] == ["amp", "amp"]
-    assert ("default", "unknown") in fake.asked
+    assert fake.asked == [("quick", "amp"), ("quick", "unknown")]
+
+
+def test_a_clear_gain_is_kept_at_once_and_a_doubtful_one_is_measured_again() -> None:
+    fake = Fake({"clear": 1.5, "doubtful": 1.04}, verdicts={})
+    result = found(fake)
+    assert fake.asked[:3] == [("quick", "clear"), ("quick", "doubtful"), ("default", "doubtful")]
+    assert names(result) == ["clear", "doubtful"]
+    assert result.trials[0].outcome == "kept"
+
+
+def test_what_was_disturbed_is_tried_once_more_after_the_others() -> None:
+    fake = Fake({"graph": 1.5, "amp": 0.5}, {"graph": 2.0, "amp": 1.5}, {"graph": Verdict.INVALID})
+    result = found(fake)
+    assert [change for _, change in fake.asked] == ["graph", "amp", "graph"]
+    assert [trial.outcome for trial in result.trials if trial.change == "graph"] == [
+        "to be tried again: the reason",
+        "cut: the reason",
+    ]
+
+    class Calms(Fake):
+        def quick(self, proposal: Proposal, against: Sequence[Any]) -> Trial:
+            trial = super().quick(proposal, against)
+            self.verdicts = {}
+            return trial
+
+    assert names(found(Calms(fake.gains, fake.bounds, fake.verdicts))) == ["graph"]
 
 
 def test_a_wrong_result_cuts_the_branch_for_good() -> None:
@@ -187,7 +214,7 @@ def test_a_first_look_is_less_than_the_measurement_or_is_left_out(experiment) ->
     rigorous = experiment("measurement=rigorous").measurement
     short = brief(rigorous)
     assert short is not None
-    assert (short.processes_max, short.thorough) == (1, False)
+    assert (short.processes_max, short.thorough) == (1, True), "what is kept at once is verified as the job asks"
     assert brief(experiment("measurement=quick").measurement) is None
 
 
@@ -208,3 +235,14 @@ def test_a_baseline_over_the_limit_may_come_nearer() -> None:
     fake = Fake({"inplace": 1.0, "checkpoint": 1.0}, memory={"inplace": 0.9, "checkpoint": 0.5})
     result = found(fake, Goal(memory_limit_mib=60))
     assert names(result) == ["inplace", "checkpoint"]
+
+
+def test_the_budget_holds_the_last_measurement() -> None:
+    """It takes as long as the longest trial that was measured."""
+    gains = {"amp": 1.5, "fusion": 1.5, "inplace": 1.5, "broken": 1.5}
+    fake = Fake(gains, brief=True, each_s=10, trial_s=10, verdicts={"broken": Verdict.ERROR})
+    result = found(fake, budget=Budget(35))
+    assert names(result) == ["amp", "fusion", "inplace"], "the third trial starts with 15 s left"
+    assert found(Fake(gains, brief=True, each_s=10, trial_s=10), budget=Budget(30)).ended == (
+        "what was left of the budget of 30 s is for measuring the winner anew"
+    )

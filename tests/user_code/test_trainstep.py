@@ -46,18 +46,66 @@ def test_does_what_a_plain_loop_does() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("clear", ["optimizer", "model"])
+def by_hand(model: Any, optimizer: Any) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+CLEARS: dict[str, Callable[[Any, Any], None]] = {
+    "optimizer": lambda model, optimizer: optimizer.zero_grad(set_to_none=True),
+    "model": lambda model, optimizer: model.zero_grad(),
+    "by hand": by_hand,
+    "in a group": lambda model, optimizer: by_hand(nn.ParameterList(optimizer.param_groups[0]["params"]), optimizer),
+}
+
+
+@pytest.mark.parametrize("clear", CLEARS)
 def test_gradients_stay_to_be_compared(clear: str) -> None:
     def step(model: Any, batch: Any, optimizer: Any) -> None:
         assert all(p.grad is None for p in model.parameters())
         model(batch[0]).square().mean().backward()
         optimizer.step()
-        (optimizer if clear == "optimizer" else model).zero_grad()
+        CLEARS[clear](model, optimizer)
 
     trained = program(step)
     assert trained.run() == {}
     trained.run()
     assert set(gradients(trained)) == {"grad/weight", "grad/bias"}
+
+
+def test_gradients_are_those_of_a_closure() -> None:
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        def closure() -> Tensor:
+            loss: Tensor = model(batch[0]).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        by_hand(model, optimizer)
+
+    trained = program(step)
+    trained.run()
+    assert set(gradients(trained)) == {"grad/weight", "grad/bias"}
+
+
+def test_a_step_without_gradients_shows_none() -> None:
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        optimizer.step()
+        model(batch[0]).square().mean().backward()
+
+    trained = program(step)
+    trained.run()
+    assert gradients(trained) == {}
+
+
+def test_zeros_in_the_place_of_gradients_are_said_to_be_no_gradients() -> None:
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        model(batch[0]).square().mean().backward()
+        optimizer.step()
+        torch._foreach_zero_([p.grad for p in model.parameters()])
+
+    with pytest.raises(NoReference, match="zeros into gradients after"):
+        program(step).run()
 
 
 def test_a_strategy_wraps_what_the_step_calls() -> None:

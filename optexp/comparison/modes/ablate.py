@@ -102,8 +102,8 @@ def _enter(
     speedups: dict[Subset, Uncertain],
     reasons: dict[Subset, str],
 ) -> None:
-    """A trial's log-speedup, or the reason why there is none."""
+    """A trial's log-speedup, or why there is none; the table of trials has the reason itself."""
     if trial.verdict.measured and measurement is not None and measurement.pairs:
         speedups[subset] = of_processes(log_ratios(measurement), settings.confidence, measurement.spread)
     else:
-        reasons[subset] = f"{trial.verdict}: {trial.reason}"
+        reasons[subset] = f"{trial.verdict} (trial {trial.number})"

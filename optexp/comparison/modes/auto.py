@@ -24,6 +24,7 @@ from optexp.reporting.wording import agreeing
 from optexp.result import Verdict
 from optexp.schema import suggest
 from optexp.strategy import Composed
+from optexp.support.units import duration
 
 
 def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> None:
@@ -37,6 +38,8 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> None:
     refuse(session)
     goal = Goal.of(settings)
     asked, session.stack = session.stack, Composed([])
+    limit = duration(settings.budget_s)
+    session.progress.phase("search", f"{limit} at most, in which the winner is measured anew, too (auto.budget)")
     bench = Bench(session, asked, meanwhile)
     found = search(bench, goal, Budget(settings.budget_s, settings.trials), session.baseline)
     seconds, result = bench.spent_s(), session.result

@@ -14,7 +14,9 @@ from optexp.comparison.compiler_evidence import name_breaks
 from optexp.comparison.conclusion import conclude
 from optexp.comparison.evaluation import examine, members
 from optexp.comparison.explained import explain_the_timed
+from optexp.comparison.known_baseline import KnownBaseline
 from optexp.comparison.measure import explain_the_host, judge_controls, refuse_company, rounds, say_how_to_lock, timing
+from optexp.comparison.physics import least_us
 from optexp.comparison.profiles import show_where_time_goes
 from optexp.comparison.session import Session
 from optexp.comparison.suggestions import suggestion
@@ -57,15 +59,16 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
         compose(stack)  # raises Unsupported before an arm starts
     refuse_company(session)
     candidate = examine(session, session.stack, "candidate", meanwhile)
-    # A baseline stack is examined like the candidate: a ratio to a wrong or inactive baseline is worthless.
-    baseline = examine(session, session.baseline, "baseline") if session.baseline else None
-    baseline_profile = baseline.stacked if baseline else candidate.bare
-    result.baseline.setup_s = baseline.setups["stacked"] if baseline else candidate.setups["bare"]
+    # A baseline stack is examined like the candidate, once: a ratio to a wrong or inactive baseline is worthless.
+    unknown = session.baseline and session.known_baseline is None
+    baseline = examine(session, session.baseline, "baseline") if unknown else None
+    known = session.known_baseline or KnownBaseline.of(candidate, baseline)
+    baseline_profile, causes = known.profile, known.bottlenecks
+    result.baseline.setup_s = known.setup_s
     result.candidate.setup_s = candidate.setups["stacked"]
     show_where_time_goes(
         session, {"baseline": baseline_profile, "candidate": candidate.stacked}, candidate.bottlenecks, candidate.checks
     )
-    causes = baseline.bottlenecks if baseline else candidate.bare_bottlenecks
     result.profile.suggestion = next_step(session, causes, candidate.bottlenecks, helps=False)
     views = baseline_profile.view(), candidate.stacked.view()
     result.profile.difference = difference(*views)
@@ -103,7 +106,8 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
         verdict = decision.verdict if decision else Verdict.ERROR
         explain_the_timed(result, verdict, views)
         if verdict.measured and session.experiment.profile.region is None:
-            predictions.set_beside(result, session.baseline, session.stack, views[0], baseline_profile.calibration)
+            stacks, least = (session.baseline, session.stack), least_us(session, session.contract)
+            predictions.set_beside(result, *stacks, views[0], baseline_profile.calibration, least)
         helps = verdict is not Verdict.SLOWER and result.speedup is not None and result.speedup.estimate >= 1
         result.profile.suggestion = next_step(session, causes, candidate.bottlenecks, helps)
 

@@ -15,9 +15,9 @@ from optexp.comparison.compiler_evidence import logged, name_breaks
 from optexp.comparison.conclusion import summarize
 from optexp.comparison.evaluation import members
 from optexp.comparison.measure import refuse_company, say_how_to_lock
-from optexp.comparison.physics import find_work, started
-from optexp.comparison.predictions import predicted
-from optexp.comparison.profiles import advised, checked, profile, show_where_time_goes
+from optexp.comparison.physics import find_work, least_us, started
+from optexp.comparison.predictions import UNTRUSTED, predicted
+from optexp.comparison.profiles import Profile, advised, checked, profile, show_where_time_goes
 from optexp.comparison.sampling import sample_alone
 from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import suggestion
@@ -63,20 +63,35 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
         show_where_time_goes(session, {"baseline": found}, causes, checks)
         result.profile.baseline = started(result.profile.baseline, phases(setup, following, result.baseline.step_us))
         name_breaks(result)
-        if session.experiment.profile.region is None:
-            timed_us = result.baseline.step_us
-            result.profile.predictions = predicted(arm, found.view(), session.baseline, found.calibration, timed_us)
+        disputed = contradictions(found.trace.timed_us, result.baseline.step_us, found.breakdown.stretched)
+        predict(session, arm, found, disputed)
         result.profile.suggestion = suggestion(causes, members(session.baseline))
     arm.close()
     result.profile.tool = nsight.run(session, session.baseline)
     if result.profile.tool is not None and result.profile.tool.reason:
         result.notes.append(f"{result.profile.tool.reason} {result.profile.tool.command}")
-    disturbed += contradictions(found.trace.timed_us, result.baseline.step_us, found.breakdown.stretched)
+    disturbed += disputed
     result.notes += disturbed
     reason = f"{causes[0].label} ({causes[0].why})" if causes else "no single bottleneck"
     if region := session.experiment.profile.region:
         reason = f"of the region {region}: {reason}"
     return Decision(Verdict.PROFILED, f"{reason}; not to be relied on: {disturbed[0]}" if disturbed else reason)
+
+
+def predict(session: Session, arm: Client[Arm], found: Profile, disputed: Sequence[str]) -> None:
+    """What strategies can gain of the whole step.
+
+    Args:
+        disputed: Reasons to believe that the traced step is not the timed one; then nothing is predicted.
+    """
+    result = session.result
+    if session.experiment.profile.region is not None:
+        return
+    if disputed:
+        result.notes.append(UNTRUSTED)
+        return
+    view, timed_us, least = found.view(), result.baseline.step_us, partial(least_us, session)
+    result.profile.predictions = predicted(arm, view, session.baseline, found.calibration, timed_us, least)
 
 
 def phases(setup: SetUp, following: Sequence[float], step_us: float | None) -> list[Phase]:

@@ -1,0 +1,286 @@
+"""mode=auto beside brute force: all 16 subsets of four strategies, and what the search finds among the same four.
+
+    python tests/benchmarks/auto_against_subsets.py STORE.json [--only NAME ...] [--cases FOLDER] [--seconds 540]
+        [--trials 8] [--again VERDICT ...] [--table] [-- OVERRIDE ...]
+
+Each subset is a job as `python -m optexp ... measurement=quick`, and so is the search, which may make --trials trials.
+Last, the search's winner is compared with the best subset directly: both ratios are then of one run. The empty subset
+is 1× by definition. STORE.json is complete after each job, and a later run goes on with what is missing; several runs
+may share it, each on its own device (`-- device=cuda:1`). No job starts after --seconds. --again INVALID repeats the
+jobs that ended so. --table prints what is there.
+--cases is a folder with the two files of users: unet_softmax.py and gpt_accumulation.py. A job is known by subject,
+kind and stack alone: use another store for other overrides, and for another device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+
+from optexp import api
+from optexp.comparison import runner
+from optexp.result import Result
+from optexp.workers import launching
+
+QUICK = ["measurement=quick", "measurement.process_s=2", "measurement.warmup_s=1", "profile.details=false"]
+FIXED = [*QUICK, "tracking.enabled=false", "environment.allow_foreign=true", "patch=faster"]
+KINDS = SUBSET, AUTO, DIRECT = "subset", "auto", "direct"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A program, and the four strategies whose subsets are tried."""
+
+    name: str
+    overrides: tuple[str, ...]
+    strategies: tuple[str, str, str, str]
+
+    def subsets(self) -> Iterator[str]:
+        """The 15 that are not empty, small ones first, as labels."""
+        for size in range(1, len(self.strategies) + 1):
+            for members in combinations(self.strategies, size):
+                yield "+".join(members)
+
+
+INFERENCE = ("fusion", "amp", "cuda_graph")
+
+
+def subjects(cases: Path | None) -> list[Subject]:
+    """All of them; without the files of users where no folder has them."""
+    bert, train = ("workload=bert", "workload.mode=forward"), "workload.mode=train"
+    learning = (*INFERENCE, "fused_optimizer")
+    found = [
+        Subject("mlp", ("workload=mlp",), (*INFERENCE, "inplace")),
+        Subject("lenet5", ("workload=lenet5", train), learning),
+        Subject("vision", ("workload=vision",), (*INFERENCE, "channels_last")),
+        Subject("bert_1x128", (*bert, "workload.batch_size=1", "workload.sequence=128"), (*INFERENCE, "tf32")),
+        Subject("bert_16x512", (*bert, "workload.batch_size=16", "workload.sequence=512"), (*INFERENCE, "tf32")),
+    ]
+    if cases is not None:
+        unet, gpt = (f"workload.path={cases.resolve() / file}.py" for file in ("unet_softmax", "gpt_accumulation"))
+        found.append(Subject("unet_softmax", ("workload=module", unet), (*INFERENCE, "channels_last")))
+        found.append(Subject("gpt_accumulation", ("workload=module", gpt, train), learning))
+    return found
+
+
+@dataclass(frozen=True)
+class Job:
+    """One finished comparison or search.
+
+    stack:   label of the candidate; of a search, what it was restricted to
+    against: label of the baseline; empty: the plain program
+    winner:  of a search; empty where nothing was kept
+    speedup: None where none was measured
+    trials:  comparisons of a search
+    """
+
+    subject: str
+    kind: str
+    stack: str
+    against: str
+    verdict: str
+    speedup: float | None
+    low: float | None
+    high: float | None
+    seconds: float
+    headline: str
+    device: str
+    winner: str = ""
+    trials: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self.subject, self.kind, self.stack, self.against
+
+
+def read(store: Path) -> dict[tuple[str, str, str, str], Job]:
+    jobs = (Job(**facts) for facts in json.loads(store.read_text())) if store.exists() else ()
+    return {job.key: job for job in jobs}
+
+
+def add(store: Path, job: Job) -> None:
+    with alone(store):
+        write(store, [*({**read(store), job.key: job}).values()])
+
+
+def forget(store: Path, verdicts: Sequence[str], names: Sequence[str]) -> None:
+    """Remove jobs of these subjects that ended in one of these verdicts."""
+    if verdicts:
+        with alone(store):
+            jobs = read(store).values()
+            write(store, [job for job in jobs if job.verdict not in verdicts or job.subject not in names])
+
+
+@contextmanager
+def alone(store: Path) -> Iterator[None]:
+    """No other run reads or writes the store meanwhile."""
+    store.parent.mkdir(parents=True, exist_ok=True)
+    with store.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def write(store: Path, jobs: Sequence[Job]) -> None:
+    partial = store.with_suffix(".partial")
+    partial.write_text(json.dumps([asdict(job) for job in jobs], indent=1) + "\n")
+    partial.replace(store)
+
+
+# --- jobs ----------------------------------------------------------------------------------------------------------
+
+
+def run(subject: Subject, kind: str, stack: str, against: str, trials: int, overrides: Sequence[str]) -> Job:
+    """One job in this process, as a job of a sweep: the launcher and its imports serve all of them."""
+    began = time.monotonic()
+    asked = [*FIXED, *subject.overrides, *overrides]
+    if kind == AUTO:
+        asked += ["mode=auto", f"auto.among=[{','.join(subject.strategies)}]", f"auto.trials={trials or 'null'}"]
+    with tempfile.TemporaryDirectory(prefix="subsets-") as folder:
+        candidate = "" if kind == AUTO else stack
+        config = api.compose(asked, api.members(candidate), api.members(against))
+        result = runner.run(config, Path(folder), show=lambda *_: None)
+    return of_result(result, subject.name, kind, stack, against, round(time.monotonic() - began, 1))
+
+
+def of_result(result: Result, subject: str, kind: str, stack: str, against: str, seconds: float) -> Job:
+    measured = result.speedup if result.verdict.measured else None
+    figures = (measured.estimate, measured.low, measured.high) if measured else (None, None, None)
+    winner = "+".join(result.search.stack) if result.search else ""
+    facts = str(result.verdict), *figures, seconds, result.headline, str(result.environment.get("gpu") or "CPU")
+    return Job(subject, kind, stack, against, *facts, winner=winner, trials=len(result.trials))
+
+
+def missing(subject: Subject, found: Mapping[tuple[str, str, str, str], Job]) -> tuple[str, str, str] | None:
+    """Kind, stack and baseline of the subject's next job; None where it has all."""
+    for stack in subject.subsets():
+        if (subject.name, SUBSET, stack, "") not in found:
+            return SUBSET, stack, ""
+    among = "+".join(subject.strategies)
+    auto = found.get((subject.name, AUTO, among, ""))
+    if auto is None:
+        return AUTO, among, ""
+    strongest = best(subject, found)
+    if same(auto.winner, strongest) or (subject.name, DIRECT, auto.winner, strongest) in found:
+        return None
+    return DIRECT, auto.winner, strongest
+
+
+def best(subject: Subject, found: Mapping[tuple[str, str, str, str], Job]) -> str:
+    """The subset with the largest estimate; the empty one where none is above 1."""
+    tried = [found.get((subject.name, SUBSET, stack, "")) for stack in subject.subsets()]
+    speedups = {job.stack: job.speedup for job in tried if job is not None and job.speedup is not None}
+    strongest = max(speedups, key=lambda stack: speedups[stack], default="")
+    return strongest if speedups.get(strongest, 0.0) > 1 else ""
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two labels name one stack."""
+    return api.members(one) == api.members(other)
+
+
+def work(options: argparse.Namespace) -> None:
+    """Every missing job of the chosen subjects, until the time is over."""
+    end = time.monotonic() + options.seconds
+    forget(options.store, options.again, [subject.name for subject in chosen(options)])
+    for subject in chosen(options):
+        while (following := missing(subject, read(options.store))) is not None:
+            if time.monotonic() >= end:
+                print("no job starts any more: run the command again to go on", flush=True)
+                return
+            job = run(subject, *following, options.trials, options.overrides)
+            add(options.store, job)
+            beside = f" against {job.against}" if job.against else ""
+            print(f"{job.seconds:6.1f} s  {job.subject}, {job.kind} {job.stack}{beside}: {job.headline}", flush=True)
+
+
+# --- the table -----------------------------------------------------------------------------------------------------
+
+
+def table(found: Mapping[tuple[str, str, str, str], Job], known: Sequence[Subject]) -> str:
+    """Markdown: a row for each subject that has a job."""
+    columns = ["subject", "best subset", "speedup", "auto's winner", "speedup", "auto/best", "auto's trials"]
+    columns += ["seconds: subsets", "auto", "subsets tried", "device"]
+    lines = [row(columns), "|---" * len(columns) + "|"]
+    for subject in known:
+        jobs = [job for key, job in found.items() if key[0] == subject.name]
+        if jobs:
+            lines.append(row(cells(subject, found, jobs)))
+    return "\n".join(lines)
+
+
+def cells(subject: Subject, found: Mapping[tuple[str, str, str, str], Job], jobs: Sequence[Job]) -> list[str]:
+    strongest, subsets = best(subject, found), [job for job in jobs if job.kind == SUBSET]
+    auto = found.get((subject.name, AUTO, "+".join(subject.strategies), ""))
+    of_best = found[subject.name, SUBSET, strongest, ""].speedup if strongest else 1.0
+    first = [subject.name, f"`{strongest or 'none'}`", f"{of_best:.3g}×"]
+    last = [f"{len(subsets) + 1} of 16", ", ".join(sorted({job.device for job in jobs}))]
+    spent = f"{sum(job.seconds for job in subsets):.0f}"
+    if auto is None:
+        return [*first, "–", "–", "–", "–", spent, "–", *last]
+    gained = f"{auto.speedup:.3g}× ({auto.verdict})" if auto.speedup else auto.verdict
+    compared, count = ratio(subject, found, auto, strongest), f"{auto.trials} of 16"
+    return [*first, f"`{auto.winner or 'none'}`", gained, compared, count, spent, f"{auto.seconds:.0f}", *last]
+
+
+def ratio(subject: Subject, found: Mapping[tuple[str, str, str, str], Job], auto: Job, strongest: str) -> str:
+    """How fast auto's winner is beside the best subset, with its interval where both were compared directly."""
+    subsets = [job for key, job in found.items() if key[:2] == (subject.name, SUBSET)]
+    if len(subsets) < len(list(subject.subsets())) or not any(job.speedup for job in subsets):
+        return "–"
+    if same(auto.winner, strongest):
+        return "1 (the same stack)"
+    direct = found.get((subject.name, DIRECT, auto.winner, strongest))
+    if direct is None:
+        return "–"
+    if direct.speedup is None or direct.low is None or direct.high is None:
+        return f"{direct.verdict}: {direct.headline.partition(': ')[2][:120]}"
+    return f"{direct.speedup:.3f} ({direct.low:.3f} to {direct.high:.3f})"
+
+
+def row(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(text.replace('|', '¦') for text in texts)} |"
+
+
+def chosen(options: argparse.Namespace) -> list[Subject]:
+    known = subjects(options.cases)
+    names = [subject.name for subject in known]
+    if unknown := set(options.only) - set(names):
+        sys.exit(f"--only {' '.join(sorted(unknown))}: known are {', '.join(names)} (two need --cases)")
+    return [subject for subject in known if subject.name in (options.only or names)]
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options; overrides of every job follow `--`."""
+    at = list(arguments).index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--cases", type=Path)
+    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--trials", type=int, default=8, help="of the search, at most; 0: as its budget allows")
+    parser.add_argument("--again", nargs="+", default=[])
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args(arguments[:at])
+    options.store, options.overrides = options.store.resolve(), list(arguments[at + 1 :])
+    return options
+
+
+def main() -> None:
+    options = parse(sys.argv[1:])
+    if not options.table:
+        launching.launcher()
+        work(options)
+    print(table(read(options.store), chosen(options)))
+
+
+if __name__ == "__main__":
+    main()
