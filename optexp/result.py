@@ -14,7 +14,9 @@ import msgspec
 
 from optexp.records.measurement import Measurement, Watch, watch
 from optexp.records.profile import ProfileRecord
+from optexp.records.regression import Regression
 from optexp.records.trials import Ablation, Search, Trial
+from optexp.records.verdict import REGRESSION_STATUS
 from optexp.records.verdict import Verdict as Verdict
 from optexp.records.verdict import worst_status as worst_status
 from optexp.records.verification import Verification
@@ -126,6 +128,7 @@ class Result:
     search:      of mode=auto
     id:          of the comparison, by which a store knows it again
     compared:    keys of the workload that tell it from others: typed, or other than the class's default
+    regression:  beside a recorded result; None where none was asked for
     schema:      of the record
     """
 
@@ -159,12 +162,18 @@ class Result:
     search: Search | None = None
     id: str = ""
     compared: list[str] = field(default_factory=list)
+    regression: Regression | None = None
     schema: int = SCHEMA
 
     @property
     def label(self) -> str:
         """The stack as people write it; `baseline` when it is empty."""
         return "+".join(self.strategy) or "baseline"
+
+    @property
+    def exit_status(self) -> int:
+        """What a shell sees: the verdict's, and 5 where a regression was found."""
+        return REGRESSION_STATUS if self.regression and self.regression.alarm else self.verdict.exit_status
 
     def __repr__(self) -> str:
         return f"<{self.workload} · {self.label}: {self.headline}>"
@@ -179,7 +188,7 @@ class Result:
         """Remove every figure that a ratio of times follows from, for a verdict that shows no speedup."""
         watchdogs = self.measurement.watchdogs if self.measurement else []
         self.objections = [watch for watch in watchdogs if watch.shown_alone]
-        self.speedup, self.explanation, self.measurement = None, [], None
+        self.speedup, self.explanation, self.measurement, self.regression = None, [], None, None
         self.baseline, self.candidate = self.baseline.untimed(), self.candidate.untimed()
         self.profile = self.profile.untimed()
 
@@ -238,6 +247,7 @@ class Result:
             "trials",
             "ablation",
             "search",
+            "regression",
         ):
             if name in data:
                 data[name] = msgspec.convert(data[name], types[name])

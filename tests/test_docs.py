@@ -15,10 +15,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from optexp.commands import ab, bisect, judge, kernel_benchmark
+from optexp.commands import ab, bisect, history, judge, kernel_benchmark, watch
 from optexp.config import overrides, search_path
+from optexp.config.watch_list import WatchList
 from optexp.kernelkit.kernel import kernels
 
 ROOT = Path(__file__).parents[1]
@@ -136,6 +138,18 @@ def test_the_port_on_the_page_about_models_is_the_one_that_is_tested() -> None:
     assert port.partition("import torch")[2] in (ROOT / "docs" / "own_models.md").read_text()
 
 
+def test_the_yaml_on_the_page_about_regressions_is_a_list_and_a_workflow(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "regressions.md").read_text()
+    listed, workflow = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "watch.yaml").write_text(listed)
+    steps = yaml.safe_load(workflow)["jobs"]["watch"]["steps"]
+    typed = [*WatchList.read(tmp_path / "watch.yaml").comparisons]
+    typed += [line.partition(">>")[0] for step in steps if "python -m optexp" in (line := step.get("run", ""))]
+    assert len(typed) == 5
+    for line in typed:
+        accept(shlex.split(line if line.startswith("python") else f"python -m optexp {line}"))
+
+
 # --- commands on the pages -------------------------------------------------------------------------------------------
 
 
@@ -172,7 +186,13 @@ def test_every_command_is_accepted() -> None:
     assert refused == []
 
 
-PARSERS = {"optexp.judge": judge.parse, "optexp.ab": ab.parse, "optexp.bisect": bisect.parse}
+PARSERS = {
+    "optexp.ab": ab.parse,
+    "optexp.bisect": bisect.parse,
+    "optexp.history": history.parse,
+    "optexp.judge": judge.parse,
+    "optexp.watch": watch.parse,
+}
 
 
 def accept(words: list[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from optexp.comparison import gpu_lock
+from optexp.comparison import gpu_lock, regression
 from optexp.comparison.adjudicate import Decision, Facts, adjudicate
 from optexp.comparison.forecast import guess, welcome
 from optexp.comparison.known_baseline import KnownBaseline
@@ -105,9 +105,15 @@ def perform(session: Session, recorder: Recorder) -> None:
         session.result.error = None if expected else facts.problem
     finally:
         session.close()
-    with tolerating(session.result.notes):
+    settings, result = session.experiment.regression, session.result
+    with tolerating(result.notes):
         leave_patch(session)
-    recorder.finish(session.result)
+    if settings.against and result.verdict.measured and result.speedup:
+        with session.working("record", f"comparing with {settings.against}"):
+            result.regression = regression.check(settings, session.experiment.tracking, result)
+    recorder.finish(result)
+    if settings.on_alert and result.regression and result.regression.alarm:
+        regression.alert(settings.on_alert, result, session.output)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optexp.config.auto_settings import AutoSettings
+from optexp.config.regression_settings import RegressionSettings
 from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import ConfigError
 from optexp.profiling.settings import ProfileSettings
@@ -63,11 +64,12 @@ class Settings:
     profile: ProfileSettings = field(default_factory=ProfileSettings)
     auto: AutoSettings = field(default_factory=AutoSettings)
     tracking: Tracking = field(default_factory=Tracking)
+    regression: RegressionSettings = field(default_factory=RegressionSettings)
 
 
 STEP_MODES = ("forward", "forward_backward", "train")  # `Workload.mode`
 MEASURING = ("ablate", "auto")  # modes whose every comparison is timed
-NODES = ("tracking", "environment", "profile", "auto")  # keys of `Settings` that have keys of their own
+NODES = ("tracking", "environment", "profile", "auto", "regression")  # keys of `Settings` that have keys of their own
 
 
 @dataclass(kw_only=True)
@@ -100,6 +102,7 @@ def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
     """
     checked, groups, left_out = read_settings(config)
     measurement = build(groups["measurement"], "measurement")
+    _refuse_without_a_time(checked, measurement.trials > 0)
     chosen, notes = _stack(groups["strategy"])
     notes = [*left_out, *notes]
     strategies = _build_all(chosen, "strategy")
@@ -226,6 +229,13 @@ def _refuse_in_comparisons(settings: Settings) -> None:
             raise ConfigError(f"{key}={shown(value)} is for a search: add mode=auto")
     if settings.mode in MEASURING and settings.verify == "only":
         raise ConfigError(f"mode={settings.mode} compares times: leave verify=only out")
+
+
+def _refuse_without_a_time(settings: Settings, textbook: bool) -> None:
+    """Raises ConfigError where a record is to be compared with, and nothing is that could be compared."""
+    against = settings.regression.against
+    if against and (settings.mode != "compare" or settings.verify == "only" or textbook):
+        raise ConfigError(f"regression.against={against} is for a comparison that is timed: mode=compare, verify=first")
 
 
 def _refuse_in_single_runs(settings: SweepSettings) -> None:

@@ -42,7 +42,15 @@ _EXIT_STATUS = {
 }
 
 
-def worst_status(verdicts: Iterable[Verdict]) -> int:
-    """The exit status of a sweep: the worst job's, where a job that could not apply here fails nothing."""
+REGRESSION_STATUS = 5  # of a comparison that became slower than a recorded one
+
+
+def worst_status(verdicts: Iterable[Verdict], regressed: bool = False) -> int:
+    """The exit status of a sweep: the worst job's, where a job that could not apply here fails nothing.
+
+    Args:
+        regressed: Whether any job became slower than a recorded one.
+    """
     statuses = {0 if verdict is Verdict.UNSUPPORTED else verdict.exit_status for verdict in verdicts}
-    return next((status for status in (1, 3, 5, 4) if status in statuses), 0)
+    statuses |= {REGRESSION_STATUS} if regressed else set()
+    return next((status for status in (1, 3, REGRESSION_STATUS, 4) if status in statuses), 0)

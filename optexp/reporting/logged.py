@@ -149,6 +149,7 @@ def tags(result: Result) -> dict[str, str]:
         "optexp.device": str(facts.get("gpu") or facts.get("cpu") or result.device),
         "optexp.evidence": "; ".join(summary.evidence(result)),
         "optexp.fingerprint": result.fingerprint,
+        **({"optexp.regression": summary.regression(result)} if result.regression else {}),
         **({"optexp.replay": result.draws.key} if result.draws and result.draws.replayed else {}),
         **{f"optexp.{name}": str(facts[name]) for name in VERSIONS if facts.get(name)},
         "mlflow.note.content": note(result),

@@ -63,6 +63,11 @@ def section(function: S) -> S:
 
 
 @section
+def regression(page: Page) -> str | None:
+    return summary.regression(page.result) or None
+
+
+@section
 def error(page: Page) -> Problem | None:
     return page.result.error
 

@@ -345,10 +345,15 @@ def suggestion(result: Result) -> str:
     return result.profile.suggestion or ""
 
 
+def regression(result: Result) -> str:
+    """The result beside a recorded one; empty where none was asked for."""
+    return f"{result.regression.outcome}: {result.regression.text}" if result.regression else ""
+
+
 def reason(result: Result) -> str:
     """Why there is no speedup, or what to know beside it: the headline without the verdict that it repeats."""
     if result.verdict.measured:
-        return "; ".join(remarks(result))
+        return "; ".join([*filter(None, [regression(result)]), *remarks(result)])
     return result.headline.removeprefix(result.verdict).lstrip(": ")
 
 

@@ -195,6 +195,7 @@ def locations(folder: Path, run: Run | None) -> Table:
 
 
 def _facts(result: Result) -> Iterator[tuple[str, str]]:
+    yield "regression", summary.regression(result)
     yield "verified", summary.verified(result)
     yield "evidence", "; ".join(summary.evidence(result))
     if result.verdict is not Verdict.INCONCLUSIVE:  # reasons of a difference that may be none

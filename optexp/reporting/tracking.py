@@ -42,6 +42,7 @@ DRIVER = re.compile(r"^\([\w.]+\) ")  # "(sqlite3.OperationalError) database or 
 STORE_RETRIES = 3  # of a data base that does not answer; MLflow's own 10 keep a finished result waiting for minutes
 DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # its own default keeps a finished result waiting for minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
@@ -197,6 +198,27 @@ def reopen(config: Node, run_id: str) -> Run:
 
 def _opened(client: MlflowClient, uri: str, run: StoredRun) -> Run:
     return Run(client, uri, run.info.experiment_id, run.info.run_id, run.info.start_time)
+
+
+@contextmanager
+def reading(config: Node) -> Iterator[MlflowClient]:
+    """A client of a store that exists, for reading.
+
+    Raises:
+        TrackingError: there is no such store, or it cannot be read.
+    """
+    uri = store_uri(config.uri)
+    if (file := sqlite_file(uri)) and not file.is_file():
+        raise TrackingError(f"there is no MLflow store {store_name(uri)}")
+    with _failures_named(uri):
+        with _alone(uri):
+            client = _client(uri)
+        yield client
+
+
+def store_name(uri: str) -> str:
+    """A store's address for people, without its password."""
+    return _without_password(uri)
 
 
 def resume(config: Node, run_id: str) -> Run:

@@ -9,6 +9,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from optexp.records.verdict import REGRESSION_STATUS
 from optexp.result import Result, Verdict, worst_status
 from optexp.sweeps import sweep
 from optexp.sweeps.study import Study
@@ -22,11 +23,13 @@ class ExitStatus(Callback):
     def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
         path = Path(config.hydra.run.dir) / "result.json"
         # A job that left no result ended in a way that nothing could record.
-        _finished.append((Result.read(path).verdict if path.is_file() else Verdict.ERROR).exit_status)
+        _finished.append((Result.read(path) if path.is_file() else Verdict.ERROR).exit_status)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        verdicts = [result.verdict for result in sweep.read(Path(config.hydra.sweep.dir)).values()]
-        _finished.append(worst_status(answering(verdicts) if Study.of(config) else verdicts))
+        results = sweep.read(Path(config.hydra.sweep.dir)).values()
+        verdicts = [result.verdict for result in results]
+        regressed = any(result.exit_status == REGRESSION_STATUS for result in results)
+        _finished.append(worst_status(answering(verdicts) if Study.of(config) else verdicts, regressed))
 
 
 def answering(verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
