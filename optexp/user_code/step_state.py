@@ -190,7 +190,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def persistent_id(self, value: Any) -> Any:
         if value is self.memory.optimizer or type(value) is train_step.Optimizer:
             return ("optimizer",)
-        if value is self.memory.model or type(value) is train_step.Model:
+        if value is self.memory.model or issubclass(type(value), train_step.Model):
             return ("model",)
         if isinstance(value, Tensor):
             flat = value.detach().cpu().contiguous().view(-1)

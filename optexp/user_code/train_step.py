@@ -21,10 +21,12 @@ class TrainStep:
     """A step by the user's `function(model, batch, optimizer)`, which returns the loss, other values, or nothing.
 
     unpack: a batch as the user's own loader gives it
+    model:  the model as the function sees it
     """
 
     function: Callable[..., Any]
     unpack: Callable[[Batch], Any]
+    model: Callable[[Program, Optimizer], Any] = lambda program, optimizer: Model(program, optimizer)
 
     @cached_property
     def replays(self) -> bool:
@@ -40,7 +42,7 @@ class TrainStep:
         clear_gradients(program.model)
         optimizer = Optimizer(program.optimizer)
         with counted_replays(self.replays) as replayed:
-            result = self.function(Model(program, optimizer), self.unpack(batch), optimizer)
+            result = self.function(self.model(program, optimizer), self.unpack(batch), optimizer)
         if replayed and not optimizer.steps:
             return self._outputs(result)
         if not optimizer.steps and not _finite(program.model):

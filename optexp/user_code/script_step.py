@@ -1,0 +1,154 @@
+"""A script's loop body as the step of a program: its variables that hold model and optimizer hold the program's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from optexp.program import Batch, Outputs, Program, flatten
+from optexp.program.steps import Step
+from optexp.python_state.variables import Place, attributes, places, users
+from optexp.user_code.marked_loop import ITEMS
+from optexp.user_code.script_run import Reached
+from optexp.user_code.train_step import Model, Optimizer
+
+DEPTH = 2  # of objects within objects that hold the model
+
+
+@dataclass(frozen=True)
+class ScriptProgram(Program):
+    """A program whose batches are the script's: only its body knows the model's arguments."""
+
+    called_with: tuple[tuple[Any, ...], dict[str, Any]] = field(default=((), {}), compare=False)
+
+    def arguments(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of the first call of the model, on the first batch."""
+        return self.called_with
+
+
+@dataclass(frozen=True)
+class Body:
+    """The marked body as `function(model, items, optimizer)`."""
+
+    reached: Reached
+
+    @cached_property
+    def holders(self) -> tuple[list[Place], list[Place]]:
+        """Variables that hold the model, and those that hold the optimizer."""
+        mark = self.reached.mark
+        every = list(_variables(self.reached.function))
+        model = [place for place in every if place.get() is mark.model]
+        return model, [place for place in every if mark.optimizer is not None and place.get() is mark.optimizer]
+
+    def __call__(self, model: Any, items: list[Any], optimizer: Any) -> Any:
+        with self._held(model, optimizer), self.reached.ambient.again():
+            found = self.reached.function(items)
+        return self._results(found, model)
+
+    @contextmanager
+    def _held(self, model: Any, optimizer: Any) -> Iterator[None]:
+        mark = self.reached.mark
+        models, optimizers = self.holders
+        for place in models:
+            place.set(model)  # type: ignore[misc]
+        for place in optimizers:
+            place.set(optimizer)  # type: ignore[misc]
+        try:
+            yield
+        finally:
+            for place in models:
+                place.set(mark.model)  # type: ignore[misc]
+            for place in optimizers:
+                place.set(mark.optimizer)  # type: ignore[misc]
+
+    def _results(self, found: Any, model: ScriptModel) -> Any:
+        """The loss; in inference what the body assigned, else what the model returned last."""
+        variables = found if isinstance(found, Mapping) and ITEMS in found else {}
+        loop, learns = self.reached.loop, self.reached.mark.optimizer is not None
+        named = {name: variables[name] for name in (loop.losses if learns else loop.results) if name in variables}
+        tensors = {name: value for name, value in named.items() if flatten(value)}
+        if not tensors and not learns:
+            return model.returned
+        return next(iter(tensors.values())) if len(tensors) == 1 else tensors or None
+
+
+class ScriptModel(Model):
+    """Methods of the user's class run with this object as `self`, so that their calls of the model are the program's.
+
+    returned: by the last call
+    """
+
+    __class__ = property(lambda self: type(self.model))  # type: ignore[assignment]
+    returned: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = self.call(*args, **kwargs)
+        self.__dict__["returned"] = found
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.model, name)
+        if isinstance(value, MethodType) and value.__self__ is self.model and users(type(self.model)):
+            function = value.__func__
+            if name != "forward" and isinstance(function, FunctionType) and function.__module__ != nn.Module.__module__:
+                return MethodType(function, self)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("model", "call", "zero_grad"):
+            self.__dict__[name] = value
+        else:
+            setattr(self.model, name, value)
+
+
+@dataclass(frozen=True)
+class Inference:
+    """An inference loop's body as a step."""
+
+    body: Body
+    unpack: Callable[[Batch], Any]
+
+    def __call__(self, program: Program, batch: Batch) -> Outputs:
+        model = ScriptModel(program, Optimizer(None))  # type: ignore[arg-type]
+        found = self.body(model, self.unpack(batch), None)
+        return {name: tensor.detach() for name, tensor in flatten(found).items()}
+
+
+def first_call(program: Program, batch: Batch, step: Step) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of the first call of the model in a step, detached."""
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not seen:
+            seen.append(torch.utils._pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), (args, kwargs)))
+
+    handle = program.model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        step(program, batch)
+    finally:
+        handle.remove()
+    return seen[0] if seen else ((), {})
+
+
+def _variables(function: Callable[..., Any]) -> Iterator[Place]:
+    """Variables that can be assigned: those that a body names, and attributes of the user's objects that it names."""
+    met = set[int]()
+
+    def within(place: Place, depth: int) -> Iterator[Place]:
+        if place.set is not None:
+            yield place
+        value = place.get()
+        if depth < DEPTH and id(value) not in met and users(type(value)) and not isinstance(value, (nn.Module, type)):
+            met.add(id(value))
+            for inner in attributes(f"{place.name}.", value):
+                yield from within(inner, depth + 1)
+
+    for place in places(function):
+        yield from within(place, 0)
