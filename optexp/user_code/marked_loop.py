@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from optexp.errors import ConfigError
 
@@ -91,7 +92,7 @@ def marked_loop(tree: ast.Module, span: Span, path: str) -> MarkedLoop:
     Raises:
         ConfigError: the mark is not where a loop or a block begins, or the body is no function's.
     """
-    within = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.With)) and _holds(_head(node), span)]
+    within = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.With)) and _is_at(node, span)]
     if not within:
         raise ConfigError(
             f"{path}:{span[0]}: the mark is not at a loop: write `for batch in optexp.steps(loader, model=model,"
@@ -116,18 +117,18 @@ def marked_loop(tree: ast.Module, span: Span, path: str) -> MarkedLoop:
 # --- the statement -----------------------------------------------------------------------------------------------
 
 
-def _head(node: ast.For | ast.With) -> list[ast.expr]:
-    return [node.iter] if isinstance(node, ast.For) else [item.context_expr for item in node.items]
+def _is_at(node: ast.For | ast.With, span: Span) -> bool:
+    """Whether an instruction belongs to the head of a statement; in Python 3.11 iter() has the statement's own span."""
+    heads: list[ast.AST] = [node.iter] if isinstance(node, ast.For) else [item.context_expr for item in node.items]
+    return span == _span(node) or any(_holds(_span(head), span) for head in heads)
 
 
-def _holds(parts: Sequence[ast.expr], span: Span) -> bool:
-    """Whether a part has the instruction in it."""
-    line, column, last_line, last_column = span
-    return any(
-        (part.lineno, part.col_offset) <= (line, column)
-        and (last_line, last_column) <= (part.end_lineno or 0, part.end_col_offset or 0)
-        for part in parts
-    )
+def _span(node: Any) -> Span:
+    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
+
+
+def _holds(outer: Span, inner: Span) -> bool:
+    return outer[:2] <= inner[:2] and inner[2:] <= outer[2:]
 
 
 def _scope_of(tree: ast.Module, node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
@@ -223,12 +224,11 @@ class Flow:
                 self._branches([body, other])
             case ast.For(target=target, iter=goes_over, body=body, orelse=other):
                 self._expression(goes_over)
-                self._branches([[ast.Assign([target], ast.Constant(None)), *body], []])
-                self.block(other)
+                self._expression(target)
+                self.block([*body, *other])  # that it runs at least once is likely
             case ast.While(test=test, body=body, orelse=other):
                 self._expression(test)
-                self._branches([body, []])
-                self.block(other)
+                self.block([*body, *other])
             case ast.Try(body=body, handlers=handlers, orelse=other, finalbody=final):
                 self._branches([[*body, *other], *(handler.body for handler in handlers)])
                 self.block(final)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import FunctionType, MethodType
@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from optexp.program import Batch, Outputs, Program, flatten
 from optexp.program.steps import Step
 from optexp.python_state.variables import Place, attributes, places, users
+from optexp.user_code.drawn_alike import seeded
 from optexp.user_code.marked_loop import ITEMS
 from optexp.user_code.script_run import Reached
 from optexp.user_code.train_step import Model, Optimizer
 
+COUNT = "steps_that_drew"  # attribute of the body's function
 DEPTH = 2  # of objects within objects that hold the model
 
 
@@ -35,9 +37,16 @@ class ScriptProgram(Program):
 
 @dataclass(frozen=True)
 class Body:
-    """The marked body as `function(model, items, optimizer)`."""
+    """The marked body as `function(model, items, optimizer)`.
+
+    draws: it draws random numbers, which are seeded by the number of the step
+    """
 
     reached: Reached
+    draws: bool = False
+
+    def __post_init__(self) -> None:
+        setattr(self.reached.function, COUNT, 0)  # a variable of the step's, which is put back before it is repeated
 
     @cached_property
     def holders(self) -> tuple[list[Place], list[Place]]:
@@ -48,9 +57,17 @@ class Body:
         return model, [place for place in every if mark.optimizer is not None and place.get() is mark.optimizer]
 
     def __call__(self, model: Any, items: list[Any], optimizer: Any) -> Any:
-        with self._held(model, optimizer), self.reached.ambient.again():
+        with self._held(model, optimizer), self.reached.ambient.again(), self._drawing(model):
             found = self.reached.function(items)
         return self._results(found, model)
+
+    def _drawing(self, model: Any) -> AbstractContextManager[None]:
+        if not self.draws:
+            return nullcontext()
+        count = getattr(self.reached.function, COUNT)
+        setattr(self.reached.function, COUNT, count + 1)
+        some = next(model.parameters(), torch.empty(0))
+        return seeded(count, some.device, some.dtype is torch.float64)
 
     @contextmanager
     def _held(self, model: Any, optimizer: Any) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +14,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from optexp.equivalence.float64 import InFloat64
 from optexp.errors import ConfigError
 from optexp.program import Batch, Feed, Program, ResidentFeed, keeping, map_batch, placed, preserved, prime, tensors_of
 from optexp.program.feeds import LoaderFeed
 from optexp.user_code.adapters import Maker, Then, endless, kind, leading_size, seed_all
+from optexp.user_code.drawn_alike import draws
 from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
@@ -160,19 +163,39 @@ class Script(Workload):
             raise ConfigError(f"{self.path}: the mark is of {expected}: set workload.mode={expected}")
         model, optimizer = placed(self.model(), device, dtype), mark.optimizer
         move(function, model, device, dtype)
-        body = Body(self.reached)
-        program = ScriptProgram(
+        program = self._program(Body(self.reached), model, optimizer, device, dtype)
+        prime(program)
+        batch = self.in_dtype(self.batch(torch.Generator(device).manual_seed(0)), dtype)
+        with InFloat64() if dtype is torch.float64 else nullcontext():
+            with preserved(program):
+                found = first_call(program, batch, program.step)
+            if draws(lambda: self._tried(program, batch), device):
+                self._draw_alike()
+                program = self._program(Body(self.reached, draws=True), model, optimizer, device, dtype)
+        return keeping(replace(program, called_with=found))
+
+    def _program(
+        self, body: Body, model: nn.Module, optimizer: Any, device: torch.device, dtype: torch.dtype
+    ) -> ScriptProgram:
+        unpack = self.form.unpack
+        return ScriptProgram(
             model=model,
-            step=TrainStep(body, self.form.unpack, ScriptModel) if self.learns else Inference(body, self.form.unpack),
+            step=TrainStep(body, unpack, ScriptModel) if self.learns else Inference(body, unpack),
             feed=self.feed(device, dtype),
             optimizer=optimizer,
             step_state=self._tracked(optimizer) if self.learns else None,
         )
-        prime(program)
-        batch = self.in_dtype(self.batch(torch.Generator(device).manual_seed(0)), dtype)
+
+    def _tried(self, program: Program, batch: Batch) -> None:
         with preserved(program):
-            found = first_call(program, batch, program.step)
-        return keeping(replace(program, called_with=found))
+            program.step(program, batch)
+
+    def _draw_alike(self) -> None:
+        """Let compiled code draw the random numbers that eager code draws."""
+        import torch._inductor.config
+
+        torch._inductor.config.fallback_random = True
+        self.remarks.append("the step draws random numbers: its seed is set before each step, so that arms draw the same")
 
     def _tracked(self, optimizer: torch.optim.Optimizer) -> TrackedStepState:
         """Variables of the script that its body changes."""
