@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 import runpy
 import signal
@@ -138,8 +139,8 @@ class _Script(threading.Thread):
         threading.Event().wait()
 
     def _found(self, mark: Mark, frame: FrameType) -> Reached | None:
-        while frame.f_code.co_filename.startswith(INSTALLED) and frame.f_back is not None:
-            frame = frame.f_back  # of a progress bar
+        while _passes_on(frame) and frame.f_back is not None:
+            frame = frame.f_back
         path = frame.f_code.co_filename
         loop = marked_loop(ast.parse("".join(linecache.getlines(path))), _span(frame), path)
         if mark.source is not None:
@@ -172,6 +173,11 @@ def _no_signals() -> Iterator[None]:
 
 
 # --- the frame at the mark ---------------------------------------------------------------------------------------
+
+
+def _passes_on(frame: FrameType) -> bool:
+    """Whether a frame is a progress bar's: a library's, or a generator's."""
+    return frame.f_code.co_filename.startswith(INSTALLED) or bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
 
 
 def _span(frame: FrameType) -> Span:
