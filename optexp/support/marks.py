@@ -32,6 +32,11 @@ class _Hook:
     reached: Callable[[Mark, FrameType], None] | None = None
 
 
+def marking() -> bool:
+    """Whether a mark ends the script: under optexp."""
+    return _Hook.reached is not None
+
+
 def steps(source: Any, *, model: Any, optimizer: Any = None, every: int = 1) -> Any:
     """Mark a loop's body as the step: `for batch in optexp.steps(loader, model=model, optimizer=optimizer):`.
 

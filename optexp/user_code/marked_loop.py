@@ -33,7 +33,7 @@ class MarkedLoop:
     reads:   names that the body reads before it assigns them, in the order of the source
     carried: those of them that it assigns too
     shared:  others that it assigns, and functions beside it read
-    losses:  names of what backward() is called on
+    losses:  names of what backward() is called on, or of what the body calls a loss
     results: other names that the body assigns
     indexed: enumerate() counts the iterations, from `first`
     """
@@ -111,7 +111,8 @@ def marked_loop(tree: ast.Module, span: Span, path: str) -> MarkedLoop:
     carried = tuple(name for name in reads if name in assigned)
     shared = tuple(sorted((assigned & others) - set(carried)))
     results = tuple(sorted(assigned - set(carried) - flow.targets))
-    return MarkedLoop(node.lineno, target, node.body, reads, carried, shared, _losses(node.body), results, indexed, first)
+    losses = _losses(node.body) or tuple(name for name in results if "loss" in name.lower())
+    return MarkedLoop(node.lineno, target, node.body, reads, carried, shared, losses, results, indexed, first)
 
 
 # --- the statement -----------------------------------------------------------------------------------------------

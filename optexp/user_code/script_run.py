@@ -27,6 +27,7 @@ from optexp.support.marks import Mark, stopping_at
 from optexp.user_code.importing import spoken
 from optexp.user_code.marked_loop import FACTORY, FUNCTION, INDEX, MarkedLoop, Span, marked_loop
 
+INTEGRATIONS = str(Path(__file__).parents[1] / "integrations")  # has marked loops itself
 LOOK_AHEAD = 16  # batches that are taken from a script without a loader
 
 
@@ -177,7 +178,9 @@ def _no_signals() -> Iterator[None]:
 
 def _passes_on(frame: FrameType) -> bool:
     """Whether a frame is a progress bar's: a library's, or a generator's."""
-    return frame.f_code.co_filename.startswith(INSTALLED) or bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
+    path = frame.f_code.co_filename
+    installed = path.startswith(INSTALLED) and not path.startswith(INTEGRATIONS)
+    return installed or bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
 
 
 def _span(frame: FrameType) -> Span:

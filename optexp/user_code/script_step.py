@@ -52,9 +52,11 @@ class Body:
     def holders(self) -> tuple[list[Place], list[Place]]:
         """Variables that hold the model, and those that hold the optimizer."""
         mark = self.reached.mark
-        every = list(_variables(self.reached.function))
+        every, optimizer = list(_variables(self.reached.function)), unwrapped(mark.optimizer)
+        if optimizer is not mark.optimizer:
+            every += attributes("optimizer.", mark.optimizer)
         model = [place for place in every if place.get() is mark.model]
-        return model, [place for place in every if mark.optimizer is not None and place.get() is mark.optimizer]
+        return model, [place for place in every if optimizer is not None and place.get() is optimizer]
 
     def __call__(self, model: Any, items: list[Any], optimizer: Any) -> Any:
         with self._held(model, optimizer), self.reached.ambient.again(), self._drawing(model):
@@ -83,7 +85,7 @@ class Body:
             for place in models:
                 place.set(mark.model)  # type: ignore[misc]
             for place in optimizers:
-                place.set(mark.optimizer)  # type: ignore[misc]
+                place.set(unwrapped(mark.optimizer))  # type: ignore[misc]
 
     def _results(self, found: Any, model: ScriptModel) -> Any:
         """The loss; in inference what the body assigned, else what the model returned last."""
@@ -94,6 +96,12 @@ class Body:
         if not tensors and not learns:
             return model.returned
         return next(iter(tensors.values())) if len(tensors) == 1 else tensors or None
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """torch's optimizer inside one of Accelerate's or Lightning's."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 class ScriptModel(Model):

@@ -24,7 +24,7 @@ from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
-from optexp.user_code.script_step import Body, Inference, ScriptModel, ScriptProgram, first_call
+from optexp.user_code.script_step import Body, Inference, ScriptModel, ScriptProgram, first_call, unwrapped
 from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import TrainStep
 from optexp.workload import Workload
@@ -89,9 +89,8 @@ class Script(Workload):
         given, every = self.reached.mark.source, self.reached.mark.every
         if given is None or (not isinstance(given, DataLoader) and not callable(given)):
             return None
-        if isinstance(given, DataLoader) and every == 1:
-            return given
-        return DataLoader(Grouped(given, every), batch_size=None)
+        given = plain_loader(given) if isinstance(given, DataLoader) else given
+        return given if isinstance(given, DataLoader) and every == 1 else DataLoader(Grouped(given, every), None)
 
     @cached_property
     def given(self) -> GivenBatches:
@@ -161,7 +160,9 @@ class Script(Workload):
         if self.learns != (self.mode == "train"):
             expected = "train" if self.learns else "forward"
             raise ConfigError(f"{self.path}: the mark is of {expected}: set workload.mode={expected}")
-        model, optimizer = placed(self.model(), device, dtype), mark.optimizer
+        model, optimizer = placed(self.model(), device, dtype), unwrapped(mark.optimizer)
+        if optimizer is not None and optimizer.state:
+            optimizer.load_state_dict(optimizer.state_dict())  # which brings its tensors to those of the model
         move(function, model, device, dtype)
         program = self._program(Body(self.reached), model, optimizer, device, dtype)
         prime(program)
@@ -199,7 +200,7 @@ class Script(Workload):
 
     def _tracked(self, optimizer: torch.optim.Optimizer) -> TrackedStepState:
         """Variables of the script that its body changes."""
-        found = TrackedStepState(self.reached.function, self.model(), optimizer)
+        found = TrackedStepState(self.reached.function, self.model(), optimizer, aside=(self.reached.mark.optimizer,))
         if found.lost:
             self.remarks.append(f"the step keeps what cannot be put back from step to step: {', '.join(found.lost)}")
         return found
@@ -217,6 +218,21 @@ class Grouped(torch.utils.data.IterableDataset[Any]):
         while True:
             group = [next(batches) for _ in range(self.every)]
             yield [one.batch if isinstance(one, Made) else one for one in group]
+
+
+def plain_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A loader of torch's own class: Accelerate's tells its state to objects that no other arm has."""
+    if type(loader) is DataLoader or loader.batch_sampler is None:
+        return loader
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=loader.batch_sampler,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+        generator=loader.generator,
+    )
 
 
 @dataclass(frozen=True)
