@@ -1,4 +1,4 @@
-"""`optexp.steps` and `optexp.step`: the mark of a script's training or inference step. Outside optexp it does nothing."""
+"""`optexp.steps` and `optexp.step`: marks of a script's step. In a plain run they do nothing."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def seeded(seed: int, device: torch.device, wide: bool) -> Iterator[None]:
 
 
 def draws(step: Callable[[], object], device: torch.device) -> bool:
-    """Whether a step draws random numbers of torch's that are no dropout's; those with dropout as well are left alone."""
+    """Whether a step draws random numbers of torch's, and none of them for a dropout."""
     before = _state(device)
     ends = []
     for mode in (nullcontext(), NoDropout()):

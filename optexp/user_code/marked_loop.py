@@ -20,6 +20,7 @@ from optexp.errors import ConfigError
 FUNCTION, ITEMS, INDEX, FACTORY = "train_step", "optexp_items", "optexp_index", "optexp_factory"
 PROGRESS = ("tqdm", "trange", "track", "progress_bar", "rich_track")  # go over their first argument
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 BACKWARD = ("backward", "manual_backward")
 
 Span = tuple[int, int, int, int]  # line, column, last line, last column, as code objects have them
@@ -101,7 +102,9 @@ def marked_loop(tree: ast.Module, span: Span, path: str) -> MarkedLoop:
     node = max(within, key=lambda node: node.lineno)
     scope = _scope_of(tree, node)
     _refuse(node, path)
-    target, (indexed, first) = (node.target, _counted(node, path)) if isinstance(node, ast.For) else (None, (False, None))
+    target, (indexed, first) = (
+        (node.target, _counted(node, path)) if isinstance(node, ast.For) else (None, (False, None))
+    )
     flow = Flow()
     if target is not None:
         flow.assign(target)
@@ -269,7 +272,7 @@ class Flow:
 
     def _expression(self, node: ast.AST) -> None:
         """Names in the order of evaluation: reads first."""
-        if isinstance(node, SCOPES) or isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+        if isinstance(node, (*SCOPES, *COMPREHENSIONS)):
             self._read_inside(node)
             return
         if isinstance(node, ast.Name):

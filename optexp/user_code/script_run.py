@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import CellType, FrameType, FunctionType
@@ -143,6 +143,7 @@ class _Script(threading.Thread):
         while _passes_on(frame) and frame.f_back is not None:
             frame = frame.f_back
         path = frame.f_code.co_filename
+        linecache.checkcache(path)
         loop = marked_loop(ast.parse("".join(linecache.getlines(path))), _span(frame), path)
         if mark.source is not None:
             return Reached(mark, loop, _function(loop, frame), Ambient.now(), path)

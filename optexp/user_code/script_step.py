@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from optexp.program import Batch, Outputs, Program, flatten
-from optexp.program.steps import Step
+from optexp.program.program import Step
 from optexp.python_state.variables import Place, attributes, places, users
 from optexp.user_code.drawn_alike import seeded
 from optexp.user_code.marked_loop import ITEMS

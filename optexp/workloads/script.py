@@ -97,7 +97,8 @@ class Script(Workload):
         maker = Maker(self.model, (), {}, "the model of the mark")
         if self.source is not None:
             return GivenBatches(Parts(maker, loader=lambda: self.source), [])
-        return GivenBatches(Parts(maker, loader=lambda: DataLoader(self.taken, 1, collate_fn=only)), [])
+        taken: Any = self.taken
+        return GivenBatches(Parts(maker, loader=lambda: DataLoader(taken, 1, collate_fn=only)), [])
 
     @cached_property
     def taken(self) -> list[Any]:
@@ -196,7 +197,9 @@ class Script(Workload):
         import torch._inductor.config
 
         torch._inductor.config.fallback_random = True
-        self.remarks.append("the step draws random numbers: its seed is set before each step, so that arms draw the same")
+        self.remarks.append(
+            "the step draws random numbers: its seed is set before each step, so that arms draw the same"
+        )
 
     def _tracked(self, optimizer: torch.optim.Optimizer) -> TrackedStepState:
         """Variables of the script that its body changes."""

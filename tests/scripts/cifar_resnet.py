@@ -38,7 +38,9 @@ parser.add_argument("--lr", default=0.1, type=float)
 args = parser.parse_args()
 device = "cuda" if torch.cuda.is_available() else "cpu"
 trainloader = DataLoader(Images(64), batch_size=16, shuffle=True, num_workers=0, drop_last=True)
-net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), BasicBlock(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+net = nn.Sequential(
+    nn.Conv2d(3, 8, 3, padding=1), BasicBlock(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+)
 net = net.to(device)
 criterion = nn.CrossEntropyLoss()
 optimizer = optim.SGD(net.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4)

@@ -15,7 +15,7 @@ GAMMA, TAU, BATCH_SIZE = 0.99, 0.005, 16
 
 class ReplayMemory:
     def __init__(self, capacity):
-        self.memory = deque([], maxlen=capacity)
+        self.memory = deque(maxlen=capacity)
 
     def push(self, *args):
         self.memory.append(Transition(*args))
