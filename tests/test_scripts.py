@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,13 @@ SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
 EVERY_DAY = {"diffusion", "evaluation", "super_resolution"}
 NEEDS = {"accelerate_loop": "accelerate", "trainer": "accelerate", "lightning_module": "pytorch_lightning"}
 ARGUMENTS = {"super_resolution": ["--", "--upscale_factor", "2"]}
+HELPER = """\
+def loss_of(model, inputs, labels):
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.cross_entropy(model(inputs), labels)
+
+
+"""
 SETTINGS = [
     "isolation=none",
     "device=cpu",
@@ -49,6 +58,20 @@ def test_reaches_a_verdict(script: str, tmp_path: Path) -> None:
         pytest.skip(f"needs {NEEDS[script]}")
     result = verified(tmp_path, script)
     assert result.verdict is Verdict.VERIFIED, result.headline
+
+
+def test_says_what_a_script_starts_from_and_leaves_a_patch(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    text = (FOLDER / "classifier.py").read_text().replace("lr=1e-3", "lr=1e-3, fused=True")
+    text = text.replace("F.cross_entropy(model(inputs), labels)", "loss_of(model, inputs, labels)")
+    path.write_text(text.replace("def main():", f"{HELPER}def main():"))
+    result = verified(tmp_path, str(path.with_suffix("")), "strategy=[inplace]", "patch=verified")
+    assert result.verdict is Verdict.VERIFIED, result.headline
+    assert "the script starts from autocast to bfloat16, a fused optimizer, in both arms" in result.notes
+    subprocess.run(["patch", "-p1", "-i", "optimized.patch", "train.py"], cwd=tmp_path, check=True)
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert "Net.forward = in_place" in path.read_text()
+    assert done.stdout.count("\n") == 4
 
 
 @pytest.mark.slow

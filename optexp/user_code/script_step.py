@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from optexp.program import Batch, Outputs, Program, flatten
-from optexp.program.program import Step
 from optexp.python_state.variables import Place, attributes, places, users
 from optexp.user_code.drawn_alike import seeded
 from optexp.user_code.marked_loop import ITEMS
@@ -146,20 +146,33 @@ class Inference:
         return {name: tensor.detach() for name, tensor in flatten(found).items()}
 
 
-def first_call(program: Program, batch: Batch, step: Step) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of the first call of the model in a step, detached."""
-    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+@dataclass(frozen=True)
+class FirstCall:
+    """The first call of the model in a step: detached arguments, and the dtype of autocast around it."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    autocast: torch.dtype | None = None
+
+
+def first_call(program: Program, batch: Batch) -> FirstCall:
+    """Run one step, and note how it calls the model."""
+    seen: list[FirstCall] = []
+    device = program.device.type
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not seen:
-            seen.append(torch.utils._pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), (args, kwargs)))
+            given = tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
+            seen.append(
+                FirstCall(*given, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+            )
 
     handle = program.model.register_forward_pre_hook(note, with_kwargs=True)
     try:
-        step(program, batch)
+        program.step(program, batch)
     finally:
         handle.remove()
-    return seen[0] if seen else ((), {})
+    return seen[0] if seen else FirstCall()
 
 
 def _variables(function: Callable[..., Any]) -> Iterator[Place]:

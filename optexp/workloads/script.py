@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from optexp.equivalence.float64 import InFloat64
-from optexp.errors import ConfigError
+from optexp.errors import ConfigError, NotCovered
+from optexp.export.patch import applied_at, behind_class, patch
 from optexp.program import Batch, Feed, Program, ResidentFeed, keeping, map_batch, placed, preserved, prime, tensors_of
 from optexp.program.feeds import LoaderFeed
+from optexp.records.patch import Patch
+from optexp.strategy import Notes, Strategy, UserFile
 from optexp.user_code.adapters import Maker, Then, endless, kind, leading_size, seed_all
 from optexp.user_code.drawn_alike import draws
 from optexp.user_code.given_batches import GivenBatches
@@ -25,9 +28,14 @@ from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
 from optexp.user_code.script_step import Body, Inference, ScriptModel, ScriptProgram, first_call, unwrapped
+from optexp.user_code.starts_from import starts_from
 from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import TrainStep
 from optexp.workload import Workload
+
+if TYPE_CHECKING:
+    from optexp.export.inlining import Inliner
+    from optexp.export.repro import Source
 
 RECORDED = 64  # batches of a source that is no DataLoader and no function
 
@@ -153,6 +161,23 @@ class Script(Workload):
         loader.collate_fn = Then(loader.collate_fn, self._packed)
         return LoaderFeed(loader, device, dtype, non_blocking=loader.pin_memory)
 
+    def listing(self, program: Program, batch: Batch, inliner: Inliner) -> Source:
+        raise NotCovered("a script is its own source: optimized.patch changes it")
+
+    def patch(self, program: Program, stack: Sequence[Strategy], notes: Mapping[str, Notes]) -> Patch | None:
+        """A block behind the class of the model, where the script defines it."""
+        kind, device = type(self.model()), program.device.type
+        file = Path(self.reached.path)
+        if kind.__qualname__ != kind.__name__ or kind.__module__ != "__main__":
+            return Patch(applied_at(file), reason=f"the model's class {kind.__name__} is not defined in the script")
+        missing = {
+            "optimizer": "the script makes its optimizer by itself: change that line",
+            "loader": "the script makes its loader by itself: change that line",
+        }
+        name = kind.__name__
+        described = UserFile(device, self.mode, name, f"{name}.forward", train_step="train_step", missing=missing)
+        return patch(file, described, stack, notes, True, behind_class)
+
     def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Program:
         self.remarks: list[str] = []
         self.forget()
@@ -170,11 +195,13 @@ class Script(Workload):
         batch = self.in_dtype(self.batch(torch.Generator(device).manual_seed(0)), dtype)
         with InFloat64() if dtype is torch.float64 else nullcontext():
             with preserved(program):
-                found = first_call(program, batch, program.step)
+                first = first_call(program, batch)
             if draws(lambda: self._tried(program, batch), device):
                 self._draw_alike()
                 program = self._program(Body(self.reached, draws=True), model, optimizer, device, dtype)
-        return keeping(replace(program, called_with=found))
+        if already := starts_from(self.reached, first):
+            self.remarks.append(f"the script starts from {', '.join(already)}, in both arms")
+        return keeping(replace(program, called_with=(first.args, first.kwargs)))
 
     def _program(
         self, body: Body, model: nn.Module, optimizer: Any, device: torch.device, dtype: torch.dtype
