@@ -162,7 +162,7 @@ def first_call(program: Program, batch: Batch) -> FirstCall:
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not seen:
-            given = tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
+            given, named = tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
             seen.append(
                 FirstCall(*given, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
             )
