@@ -163,9 +163,8 @@ def first_call(program: Program, batch: Batch) -> FirstCall:
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not seen:
             given, named = tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
-            seen.append(
-                FirstCall(*given, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
-            )
+            lowered = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            seen.append(FirstCall(given, named, lowered))
 
     handle = program.model.register_forward_pre_hook(note, with_kwargs=True)
     try:
