@@ -75,7 +75,7 @@ def test_says_what_a_script_starts_from_and_leaves_a_patch(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["generation", "nanogpt", "recommendation"])
+@pytest.mark.parametrize("script", ["diffusion", "generation", "nanogpt"])
 def test_strategies_reach_the_model(script: str, tmp_path: Path) -> None:
     result = verified(tmp_path, script, "strategy=[amp]")
     assert result.verdict is Verdict.VERIFIED, result.headline

@@ -53,7 +53,7 @@ class TrainStep:
         if optimizer.steps != 1:
             raise NoReference(
                 f"train_step called optimizer.step() {optimizer.steps} times: a call must be one whole optimizer step"
-                " (accumulate over parts of the batch inside it)"
+                " (accumulate over parts of the batch inside it; at a mark, every=4 takes four iterations)"
             )
         return self._outputs(result)
 
