@@ -47,9 +47,13 @@ def overrides(arguments: Sequence[str]) -> list[str]:
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file below {Path.cwd()}")
     own = own[1:] if own[:1] == ["--"] else own
-    mode = [] if learns(path) else ["workload.mode=forward"]
-    given = [f"workload.arguments=[{','.join(map(quoted, own))}]"] if own else []
-    return ["workload=script", f"workload.path={quoted(str(path))}", *mode, *given, *arguments[:index]]
+    theirs = list(arguments[:index])
+    ours = ["workload=script", f"workload.path={quoted(str(path))}"]
+    ours += [f"workload.arguments=[{','.join(map(quoted, own))}]"] if own else []
+    ours += [] if learns(path) or any(one.startswith("workload.mode=") for one in theirs) else ["workload.mode=forward"]
+    return (
+        [*theirs, *ours] if theirs[:1] and theirs[0].startswith("-") else [*ours, *theirs]
+    )  # flags divide no overrides
 
 
 def learns(path: Path) -> bool:

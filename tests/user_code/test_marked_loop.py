@@ -126,7 +126,8 @@ def test_arguments_of_the_command(tmp_path: Path) -> None:
     script.write_text("for x in steps(loader, model=net):\n    pass\n")
     found = overrides(["strategy=amp", str(script), "--", "--lr", "1e-3"])
     assert found[0] == "workload=script"
-    assert found[2:] == ["workload.mode=forward", "workload.arguments=['--lr','1e-3']", "strategy=amp"]
+    assert found[2:] == ["workload.arguments=['--lr','1e-3']", "workload.mode=forward", "strategy=amp"]
+    assert overrides(["-m", "strategy=amp,fusion", str(script)])[:3] == ["-m", "strategy=amp,fusion", "workload=script"]
     assert not learns(script)
     with pytest.raises(ValueError, match="no script is named"):
         overrides(["strategy=amp"])
