@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from optexp.api import compare
+    from optexp.support.marks import step, steps
     from optexp.support.ranges import region
 
-__all__ = ["compare", "region"]
+__all__ = ["compare", "region", "step", "steps"]
 __version__ = "0.1.0"
 
 # `optexp.strategies`, `optexp.kernels`, `optexp.experiments` and `optexp.conf` are folders beside this one in a
@@ -21,7 +22,7 @@ if (_root / "conf" / "config.yaml").is_file() and (_root / "pyproject.toml").is_
 
 
 def __getattr__(name: str) -> Any:
-    """`optexp.compare` and `optexp.region` import torch when they are asked for, and not before."""
+    """`optexp.compare` and `optexp.region` import torch when they are asked for, and not before; marks need none."""
     if name == "compare":
         from optexp.api import compare
 
@@ -31,4 +32,9 @@ def __getattr__(name: str) -> Any:
 
         globals()[name] = region  # looked up once: a step may ask for it often
         return region
+    if name in ("step", "steps"):
+        from optexp.support import marks
+
+        globals()[name] = getattr(marks, name)
+        return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

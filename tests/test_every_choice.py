@@ -40,6 +40,7 @@ TINY = {
     "mlp": SMALL_MLP,
     "module": ["workload.target=torch.nn:GELU", "workload.inputs=[{shape: [32, 16]}]"],
     "pipeline": ["workload.rows=64", "workload.dim=16"],
+    "script": [f"workload.path={Path(__file__).parent / 'scripts' / 'classifier.py'}"],
     "sleep": ["workload.ms=2"],
     "softmax": ["workload.rows=32", "workload.columns=64"],
     "training": ["workload.batch_size=4"],

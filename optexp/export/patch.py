@@ -11,7 +11,7 @@ import ast
 import difflib
 import io
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,14 @@ END = "# --- end of {stack} ---"
 NO_NEWLINE = "\\ No newline at end of file\n"
 
 
-def patch(path: Path, file: UserFile, stack: Sequence[Strategy], notes: Mapping[str, Notes], own_class: bool) -> Patch:
+def patch(
+    path: Path,
+    file: UserFile,
+    stack: Sequence[Strategy],
+    notes: Mapping[str, Notes],
+    own_class: bool,
+    insert: Insert | None = None,
+) -> Patch:
     """The patch that puts a stack into a user's file.
 
     Args:
@@ -34,13 +41,14 @@ def patch(path: Path, file: UserFile, stack: Sequence[Strategy], notes: Mapping[
         stack: Strategies.
         notes: Of their `apply`, by name.
         own_class: The model's class is defined in this file; else the block derives one.
+        insert: Puts the block into the text; `inserted` by default.
     """
     place = applied_at(path)
     try:
         with path.open("rb") as opened:
             encoding = tokenize.detect_encoding(opened.readline)[0].removesuffix("-sig")  # a mark is a character
         before = path.read_bytes().decode(encoding)
-        after = inserted(before, block(file, stack, notes, own_class), file)
+        after = (insert or inserted)(before, block(file, stack, notes, own_class), file)
     except NotCovered as reason:
         return Patch(place, reason=str(reason))
     return Patch(place, diff(place, before, after).encode(encoding))
@@ -162,6 +170,28 @@ def inserted(text: str, added: Block, file: UserFile) -> str:
     while row and rows[row - 1].startswith("#"):
         row -= 1
     return "".join(rows[:row]) + lines + newline * 2 + "".join(rows[row:])
+
+
+def behind_class(text: str, added: Block, file: UserFile) -> str:
+    """The text of a script with the block behind the class of its model: what follows may train at once.
+
+    Raises:
+        NotCovered: the class is not at the top level, or names of the block are taken.
+    """
+    tree = ast.parse(text.removeprefix("\ufeff"))
+    kinds = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == file.model]
+    if not kinds:
+        raise NotCovered(f"the class {file.model} is not at the top level of the file")
+    names = {name for node in tree.body for name in bound_by(node)} - {file.model}
+    if taken := sorted(added.defined & names):
+        raise NotCovered(f"the file has a name {taken[0]} of its own, which the block would bind anew")
+    newline, end, rows = "\r\n" if "\r\n" in text else "\n", kinds[0].end_lineno or 0, lines_of(text)
+    before = ast.Module([node for node in tree.body if node.lineno < end], [])
+    lines = added.text(imported_by(before)).replace("\n", newline)
+    return "".join(rows[:end]) + newline * 2 + lines + "".join(rows[end:])
+
+
+Insert = Callable[[str, Block, UserFile], str]
 
 
 def lines_of(text: str) -> list[str]:

@@ -49,7 +49,7 @@ def slots(place: Place, own: frozenset[int], depth: int = 0) -> Iterator[Slot]:
     if id(value) in own or isinstance(value, DATA) or depth > DEPTH:
         return
     made = partial(Slot, name, value)
-    if isinstance(value, WITH_STATE):
+    if isinstance(value, WITH_STATE) or _wraps_state(value):
         yield made(value.state_dict, value.load_state_dict)
     elif state := state_of(value):
         yield made(*state)
@@ -79,6 +79,13 @@ def slots(place: Place, own: frozenset[int], depth: int = 0) -> Iterator[Slot]:
     elif isinstance(value, SPACES) or users(type(value)):
         for inner in attributes(f"{name}.", value):
             yield from slots(inner, own | {id(value)}, depth + 1)
+
+
+def _wraps_state(value: Any) -> bool:
+    """Whether it is a library's object around one of torch's, as Accelerate's scheduler is."""
+    kind = type(value)
+    both = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+    return both and not isinstance(value, nn.Module) and not users(kind)
 
 
 def plain(value: Any) -> bool:

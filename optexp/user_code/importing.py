@@ -239,8 +239,8 @@ def _rename(module: ModuleType, name: str) -> None:
 # --- words ------------------------------------------------------------------------------------------------------
 
 
-def _ended(ending: SystemExit, asked: str) -> str:
-    """A sentence on code that calls `sys.exit`, with its line and what argparse or click says."""
+def spoken(ending: SystemExit) -> str:
+    """The message of argparse, click or the code itself, as it ends the process."""
     said, trace = "", ending.__traceback__
     while trace is not None:
         frame = trace.tb_frame
@@ -250,8 +250,12 @@ def _ended(ending: SystemExit, asked: str) -> str:
     if not said and ending.__context__ is not None:
         cause = ending.__context__
         said = str(cause.format_message()) if hasattr(cause, "format_message") else first_line(cause)
-    if not said and isinstance(ending.code, str):
-        said = ending.code
+    return said or (ending.code if isinstance(ending.code, str) else "")
+
+
+def _ended(ending: SystemExit, asked: str) -> str:
+    """A sentence on code that calls `sys.exit`, with its line and what argparse or click says."""
+    said = spoken(ending)
     file = Path(sys.argv[0])
     lines = [frame for frame in extract_tb(ending.__traceback__) if frame.filename == str(file)]
     where = f" in line {lines[-1].lineno} ({lines[-1].line})" if lines else ""

@@ -35,11 +35,13 @@ class TrackedStepState:
     """By name, what `step` remembers; `lost` says what cannot be put back.
 
     optimizer: its hyperparameters, which schedules change, count too
+    aside:     objects that hold nothing of their own, as what is wrapped around the optimizer
     """
 
     step: Callable[..., Any]
     model: nn.Module
     optimizer: Optimizer
+    aside: Sequence[Any] = ()
     lost: list[str] = field(default_factory=list, init=False)
     first: Remembered = field(default_factory=dict, init=False)
 
@@ -47,7 +49,7 @@ class TrackedStepState:
         some = next(self.model.parameters(), torch.empty(0))
         self.device, self.dtype = some.device, some.dtype
         self.slots: dict[str, Slot] = {}
-        own = frozenset({id(self.optimizer), *belongings(self.model)})
+        own = frozenset({id(self.optimizer), *belongings(self.model), *map(id, self.aside)})
         for place in places(self.step):
             for slot in slots(place, own):
                 self._add(slot)
@@ -202,7 +204,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def persistent_id(self, value: Any) -> Any:
         if value is self.memory.optimizer or type(value) is train_step.Optimizer:
             return ("optimizer",)
-        if value is self.memory.model or type(value) is train_step.Model:
+        if value is self.memory.model or issubclass(type(value), train_step.Model):
             return ("model",)
         if isinstance(value, Tensor):
             flat = value.detach().cpu().contiguous().view(-1)

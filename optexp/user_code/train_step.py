@@ -24,11 +24,13 @@ class TrainStep:
     """A step by the user's `function(model, batch, optimizer)`, which returns the loss, other values, or nothing.
 
     unpack: a batch as the user's own loader gives it
+    model:  the model as the function sees it
     met:    programs whose first step has shown that it leaves values in gradients, or drops them whole
     """
 
     function: Callable[..., Any]
     unpack: Callable[[Batch], Any]
+    model: Callable[[Program, Optimizer], Any] = lambda program, optimizer: Model(program, optimizer)
     met: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, compare=False)
 
     @cached_property
@@ -45,7 +47,7 @@ class TrainStep:
         is_first = program.model not in self.met
         optimizer = Optimizer(program.optimizer, [*program.model.parameters()], looks=is_first)
         with watched(optimizer) if self.replays else nullcontext():
-            result = self.function(Model(program, optimizer), self.unpack(batch), optimizer)
+            result = self.function(self.model(program, optimizer), self.unpack(batch), optimizer)
         if is_first:
             optimizer.refuse_zeros()
             self.met.add(program.model)
@@ -59,7 +61,7 @@ class TrainStep:
             how = ", in replays of CUDA graphs too," if self.replays else ""
             raise NoReference(
                 f"train_step called optimizer.step(){how} {optimizer.steps} times: a call must be one whole optimizer"
-                " step (accumulate over parts of the batch inside it)"
+                " step (accumulate over parts of the batch inside it; at a mark, every=4 takes four iterations)"
             )
         return self._outputs(result)
 

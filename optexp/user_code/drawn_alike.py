@@ -1,0 +1,100 @@
+"""Random numbers of a step, drawn so that arms can be compared: from one seed, and in float64 the float32 ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from optexp.equivalence.dropout import NoDropout
+from optexp.errors import Unsupported
+from optexp.support import random_state
+
+NEW = {torch.randn, torch.rand}
+LIKE = {torch.randn_like, torch.rand_like}
+IN_PLACE = {
+    Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.cauchy_, Tensor.log_normal_, Tensor.bernoulli_,
+}  # fmt: skip
+OF_TENSORS = {
+    torch.normal, torch.bernoulli, torch.multinomial, torch.poisson, torch.binomial, Tensor.bernoulli,
+    Tensor.multinomial, torch._standard_gamma, torch._sample_dirichlet,
+}  # fmt: skip
+
+
+class Drawn32(TorchFunctionMode):
+    """Inside, random numbers of float64 are those that the same call draws in float32: generators draw others else."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in NEW | LIKE | IN_PLACE | OF_TENSORS:
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            if func in IN_PLACE:
+                drawn = func(torch.empty_like(args[0], dtype=torch.float32), *map(_narrow, args[1:]), **kwargs)
+                return args[0].detach().copy_(drawn) if args[0].requires_grad else args[0].copy_(drawn)
+            if func in OF_TENSORS:
+                found = func(*map(_narrow, args), **{key: _narrow(value) for key, value in kwargs.items()})
+            else:
+                found = func(*args, **{**kwargs, "dtype": torch.float32})
+            return found.double() if found.is_floating_point() else found
+
+
+def _narrow(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype is torch.float64 else value
+
+
+def _state(device: torch.device) -> list[Tensor]:
+    """States of the generators that a step may draw from: the CPU's, and the device's."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def _put(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device, wide: bool) -> Iterator[None]:
+    """Inside, torch's generators start from a seed; afterwards they are as before.
+
+    Args:
+        wide: The step computes in float64.
+
+    Raises:
+        Unsupported: a CUDA graph is being captured, which can hold no seed.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise Unsupported(
+            "the step draws random numbers, which are seeded before each step so that arms can be compared, and a CUDA"
+            " graph holds no seed: draw them outside the marked loop"
+        )
+    before = _state(device)
+    random_state.seed(seed)
+    try:
+        with Drawn32() if wide else nullcontext():
+            yield
+    finally:
+        _put(before, device)
+
+
+def draws(step: Callable[[], object], device: torch.device) -> bool:
+    """Whether a step draws random numbers of torch's, and none of them for a dropout."""
+    before = _state(device)
+    ends = []
+    for mode in (nullcontext(), NoDropout()):
+        _put(before, device)
+        with mode:
+            step()
+        ends.append(_state(device))
+    _put(before, device)
+    plain, silent = ends
+    drew = not all(map(torch.equal, before, silent))
+    return drew and all(map(torch.equal, plain, silent))

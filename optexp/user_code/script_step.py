@@ -1,0 +1,191 @@
+"""A script's loop body as the step of a program: its variables that hold model and optimizer hold the program's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from optexp.program import Batch, Outputs, Program, flatten
+from optexp.python_state.variables import Place, attributes, places, users
+from optexp.user_code.drawn_alike import seeded
+from optexp.user_code.marked_loop import ITEMS
+from optexp.user_code.script_run import Reached
+from optexp.user_code.train_step import Model, Optimizer
+
+COUNT = "steps_that_drew"  # attribute of the body's function
+DEPTH = 2  # of objects within objects that hold the model
+
+
+@dataclass(frozen=True)
+class ScriptProgram(Program):
+    """A program whose batches are the script's: only its body knows the model's arguments."""
+
+    called_with: tuple[tuple[Any, ...], dict[str, Any]] = field(default=((), {}), compare=False)
+
+    def arguments(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of the first call of the model, on the first batch."""
+        return self.called_with
+
+
+@dataclass(frozen=True)
+class Body:
+    """The marked body as `function(model, items, optimizer)`.
+
+    draws: it draws random numbers, which are seeded by the number of the step
+    """
+
+    reached: Reached
+    draws: bool = False
+
+    def __post_init__(self) -> None:
+        setattr(self.reached.function, COUNT, 0)  # a variable of the step's, which is put back before it is repeated
+
+    @cached_property
+    def holders(self) -> tuple[list[Place], list[Place]]:
+        """Variables that hold the model, and those that hold the optimizer."""
+        mark = self.reached.mark
+        every, optimizer = list(_variables(self.reached.function)), unwrapped(mark.optimizer)
+        if optimizer is not mark.optimizer:
+            every += attributes("optimizer.", mark.optimizer)
+        model = [place for place in every if place.get() is mark.model]
+        return model, [place for place in every if optimizer is not None and place.get() is optimizer]
+
+    def __call__(self, model: Any, items: list[Any], optimizer: Any) -> Any:
+        with self._held(model, optimizer), self.reached.ambient.again(), self._drawing(model):
+            found = self.reached.function(items)
+        return self._results(found, model)
+
+    def _drawing(self, model: Any) -> AbstractContextManager[None]:
+        if not self.draws:
+            return nullcontext()
+        count = getattr(self.reached.function, COUNT)
+        setattr(self.reached.function, COUNT, count + 1)
+        some = next(model.parameters(), torch.empty(0))
+        return seeded(count, some.device, some.dtype is torch.float64)
+
+    @contextmanager
+    def _held(self, model: Any, optimizer: Any) -> Iterator[None]:
+        mark = self.reached.mark
+        models, optimizers = self.holders
+        for place in models:
+            place.set(model)  # type: ignore[misc]
+        for place in optimizers:
+            place.set(optimizer)  # type: ignore[misc]
+        try:
+            yield
+        finally:
+            for place in models:
+                place.set(mark.model)  # type: ignore[misc]
+            for place in optimizers:
+                place.set(unwrapped(mark.optimizer))  # type: ignore[misc]
+
+    def _results(self, found: Any, model: ScriptModel) -> Any:
+        """The loss; in inference what the body assigned, else what the model returned last."""
+        variables = found if isinstance(found, Mapping) and ITEMS in found else {}
+        loop, learns = self.reached.loop, self.reached.mark.optimizer is not None
+        named = {name: variables[name] for name in (loop.losses if learns else loop.results) if name in variables}
+        tensors = {name: value for name, value in named.items() if flatten(value)}
+        if not tensors and not learns:
+            return model.returned
+        return next(iter(tensors.values())) if len(tensors) == 1 else tensors or None
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """torch's optimizer inside one of Accelerate's or Lightning's."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
+class ScriptModel(Model):
+    """Methods of the user's class run with this object as `self`, so that their calls of the model are the program's.
+
+    returned: by the last call
+    """
+
+    __class__ = property(lambda self: type(self.model))  # type: ignore[assignment]
+    returned: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = self.call(*args, **kwargs)
+        self.__dict__["returned"] = found
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.model, name)
+        if isinstance(value, MethodType) and value.__self__ is self.model and users(type(self.model)):
+            function = value.__func__
+            if name != "forward" and isinstance(function, FunctionType) and function.__module__ != nn.Module.__module__:
+                return MethodType(function, self)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("model", "call", "zero_grad"):
+            self.__dict__[name] = value
+        else:
+            setattr(self.model, name, value)
+
+
+@dataclass(frozen=True)
+class Inference:
+    """An inference loop's body as a step."""
+
+    body: Body
+    unpack: Callable[[Batch], Any]
+
+    def __call__(self, program: Program, batch: Batch) -> Outputs:
+        model = ScriptModel(program, Optimizer(None, ()))  # type: ignore[arg-type]
+        found = self.body(model, self.unpack(batch), None)
+        return {name: tensor.detach() for name, tensor in flatten(found).items()}
+
+
+@dataclass(frozen=True)
+class FirstCall:
+    """The first call of the model in a step: detached arguments, and the dtype of autocast around it."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    autocast: torch.dtype | None = None
+
+
+def first_call(program: Program, batch: Batch) -> FirstCall:
+    """Run one step, and note how it calls the model."""
+    seen: list[FirstCall] = []
+    device = program.device.type
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not seen:
+            given, named = tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
+            lowered = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            seen.append(FirstCall(given, named, lowered))
+
+    handle = program.model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        program.step(program, batch)
+    finally:
+        handle.remove()
+    return seen[0] if seen else FirstCall()
+
+
+def _variables(function: Callable[..., Any]) -> Iterator[Place]:
+    """Variables that can be assigned: those that a body names, and attributes of the user's objects that it names."""
+    met = set[int]()
+
+    def within(place: Place, depth: int) -> Iterator[Place]:
+        if place.set is not None:
+            yield place
+        value = place.get()
+        if depth < DEPTH and id(value) not in met and users(type(value)) and not isinstance(value, (nn.Module, type)):
+            met.add(id(value))
+            for inner in attributes(f"{place.name}.", value):
+                yield from within(inner, depth + 1)
+
+    for place in places(function):
+        yield from within(place, 0)

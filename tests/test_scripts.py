@@ -1,0 +1,88 @@
+"""Scripts in the manner of well-known tutorials reach a verdict; each has a line or two for its mark."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from optexp.commands.run import overrides
+from optexp.comparison import runner
+from optexp.config import search_path
+from optexp.result import Result, Verdict
+
+FOLDER = Path(__file__).parent / "scripts"
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
+EVERY_DAY = {"diffusion", "evaluation", "super_resolution"}
+NEEDS = {"accelerate_loop": "accelerate", "trainer": "accelerate", "lightning_module": "pytorch_lightning"}
+ARGUMENTS = {"super_resolution": ["--", "--upscale_factor", "2"]}
+HELPER = """\
+def loss_of(model, inputs, labels):
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.cross_entropy(model(inputs), labels)
+
+
+"""
+SETTINGS = [
+    "isolation=none",
+    "device=cpu",
+    "measurement=quick",
+    "tracking.enabled=false",
+    "measurement.verification_seeds=1",
+    "measurement.profile_steps=2",
+    "profile.details=false",
+    "verify=only",
+]
+
+
+def verified(folder: Path, script: str, *given: str) -> Result:
+    """One script in this process, on the CPU, without a clock."""
+    search_path.register()
+    arguments = overrides([*given, str(FOLDER / f"{script}.py"), *ARGUMENTS.get(script, [])])
+    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
+        config = compose("config", overrides=[*SETTINGS, *arguments])
+    return runner.run(config, folder)
+
+
+def each(script: str) -> object:
+    return pytest.param(script, marks=() if script in EVERY_DAY else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("script", [each(script) for script in SCRIPTS])
+def test_reaches_a_verdict(script: str, tmp_path: Path) -> None:
+    if script in NEEDS and importlib.util.find_spec(NEEDS[script]) is None:
+        pytest.skip(f"needs {NEEDS[script]}")
+    result = verified(tmp_path, script)
+    assert result.verdict is Verdict.VERIFIED, result.headline
+
+
+def test_says_what_a_script_starts_from_and_leaves_a_patch(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    text = (FOLDER / "classifier.py").read_text().replace("lr=1e-3", "lr=1e-3, fused=True")
+    text = text.replace("F.cross_entropy(model(inputs), labels)", "loss_of(model, inputs, labels)")
+    path.write_text(text.replace("def main():", f"{HELPER}def main():"))
+    result = verified(tmp_path, str(path.with_suffix("")), "strategy=[inplace]", "patch=verified")
+    assert result.verdict is Verdict.VERIFIED, result.headline
+    assert "the script starts from autocast to bfloat16, a fused optimizer, in both arms" in result.notes
+    subprocess.run(["patch", "-p1", "-i", "optimized.patch", "train.py"], cwd=tmp_path, check=True)
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert "Net.forward = in_place" in path.read_text()
+    assert done.stdout.count("\n") == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["diffusion", "generation", "nanogpt"])
+def test_strategies_reach_the_model(script: str, tmp_path: Path) -> None:
+    result = verified(tmp_path, script, "strategy=[amp]")
+    assert result.verdict is Verdict.VERIFIED, result.headline
+    assert all(evidence.engaged for evidence in result.evidence)
+
+
+def test_a_mark_is_at_most_three_lines() -> None:
+    for script in SCRIPTS:
+        lines = [line for line in (FOLDER / f"{script}.py").read_text().splitlines() if "ptexp" in line]
+        assert 1 <= len(lines) <= 3, script
