@@ -98,7 +98,7 @@ def rows(result: Result, details: bool = False) -> list[Row]:
         _row("energy/step", before.energy_j, after.energy_j, joules, "more", "less"),
         _row("power", before.power_w, after.power_w, watts, "more", "less"),
         _row("GPU utilisation (NVML)", before.utilisation, after.utilisation, share, "more", "less"),
-        _row("peak memory", _worth_saying(before.peak_mib), _worth_saying(after.peak_mib), mebibytes, "more", "less"),
+        _row("peak memory", *_worth_saying(before.peak_mib, after.peak_mib), mebibytes, "more", "less"),
         *(_row(name, *_noticed(result, key), mebibytes, "more", "less") for name, key in MEMORY.items()),
         _row("kernels/step", before.kernels, after.kernels, count, "more", "fewer"),
         _row("GPU busy", before.gpu_busy, after.gpu_busy, share, "more", "less"),
@@ -150,12 +150,12 @@ def _profiled(result: Result, metric: str) -> tuple[float | None, float | None]:
     """The same figure of both arms' profiles."""
     arms = result.profile.arms()
     found = [arms[arm].metrics if arm in arms else {} for arm in ("baseline", "candidate")]
-    return _worth_saying(found[0].get(metric)), _worth_saying(found[1].get(metric))
+    return found[0].get(metric), found[1].get(metric)
 
 
-def _worth_saying(mib: float | None) -> float | None:
-    """An amount of memory; None below 1 KiB, which no step notices."""
-    return None if mib is not None and mib < COUNTED else mib
+def _worth_saying(before: float | None, after: float | None) -> tuple[float | None, float | None]:
+    """Memory of both arms in MiB, unless both take less than 1 KiB, which no step notices."""
+    return (before, after) if max(before or 0.0, after or 0.0) >= COUNTED else (None, None)
 
 
 def _noticed(result: Result, metric: str) -> tuple[float | None, float | None]:

@@ -193,11 +193,11 @@ def test_a_trial_gets_no_more_than_the_rest_of_the_budget(experiment, monkeypatc
     def compare(*_: object, most_s: float, **__: object) -> tuple[Trial, SimpleNamespace]:
         limits.append(most_s)
         trial, error = ended[len(limits) - 1]
-        return trial, SimpleNamespace(error=error)
+        return trial, SimpleNamespace(error=error, profile=SimpleNamespace(bottlenecks=[]))
 
     bench = Bench.__new__(Bench)
     bench.session, bench.known, bench.verified, bench.longest_s = cast(Any, session), None, set(), 0.0
-    bench.trials = cast(Any, SimpleNamespace(compare=compare))
+    bench.trials, bench.limits = cast(Any, SimpleNamespace(compare=compare)), {}
     monkeypatch.setattr(Bench, "spent_s", lambda _: 50.0 + 100 * len(limits))
     first, second = (bench._trial(Proposal("x", []), [], cast(Any, None)) for _ in range(2))
     assert limits == [250.0, 70.0]
