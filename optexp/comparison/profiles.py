@@ -119,11 +119,11 @@ def profile(
     calibration = calibration or ceilings(session, arm)
     session.calibrated(calibration)
     trace, counters, recorded = cycles(session, arm, name)
-    of_modules = folder / f"{name}_modules.json.gz"
-    known = not brief and arm.call(Arm.profile_modules, path=str(of_modules), steps=MARKED_STEPS)
-    of_places = folder / f"{name}_places.json.gz"
     details = session.experiment.profile.details and not brief
-    placed = details and known and arm.call(Arm.profile_places, path=str(of_places))
+    of_modules = folder / f"{name}_modules.json.gz"
+    known = details and arm.call(Arm.profile_modules, path=str(of_modules), steps=MARKED_STEPS)
+    of_places = folder / f"{name}_places.json.gz"
+    placed = known and arm.call(Arm.profile_places, path=str(of_places))
     compiler = compiler_evidence(session, arm, name, trace)
     snapshot = str(session.output / "memory" / f"{name}.pickle")
     by_module = Trace.read(of_modules) if known else None

@@ -18,7 +18,8 @@ class ProfileSettings:
     tool:    an Nsight tool that runs the program once more: ncu (kernels) or nsys (the system) (mode=profile)
     ncu_set: sections that ncu collects
     kernels: launches of kernels that ncu measures, at most
-    details: lines of code, memory by category, compiled graphs and the physical lower bound; a second of a comparison
+    details: modules, lines of code, memory by category, compiled graphs and the physical lower bound; seconds of a
+             comparison
     """
 
     wait: int = 0
