@@ -33,7 +33,6 @@ SHORT = ("time/step", BOUND, "throughput", "peak memory", "kernels/step")
 PERCENTILES = {
     "5th percentile": "p5_us", "median": "alone_us", "95th percentile": "p95_us", "99th percentile": "p99_us",
 }  # fmt: skip
-TOO_FEW = "too few steps"
 MEMORY = {  # beyond the peak that torch's allocator gave out
     "reserved by torch": "memory_reserved_mib",
     "of the process (NVML)": "memory_process_mib",
@@ -89,9 +88,9 @@ def rows(result: Result, details: bool = False) -> list[Row]:
         _row("device busy/step", before.busy_us, after.busy_us, microseconds, "longer", "shorter"),
         _row("device time/step, cold L2", before.cold_us, after.cold_us, microseconds, "slower", "faster"),
         *(
-            _row(f"one step alone, {name}", *_both(result, key), microseconds, "slower", "faster", absent=TOO_FEW)
+            _row(f"one step alone, {name}", *_both(result, key), microseconds, "slower", "faster")
             for name, key in PERCENTILES.items()
-            if any(_both(result, "alone_us"))
+            if all(_both(result, key))  # else too few steps were timed alone
         ),
         physics(result),
         _row("throughput", before.throughput, after.throughput, rate, "more", "less"),
@@ -180,18 +179,17 @@ def _row(
     up: str,
     down: str,
     change: float | None = None,
-    absent: str = "",
 ) -> Row | None:
-    """absent: said of an arm whose figure is not known; without it a row of two such is left out"""
-    if before is None and after is None and not absent:
+    """A row of two figures of which neither is known is left out."""
+    if before is None and after is None:
         return None
     if change is None and before and after and not (unit is mebibytes and min(before, after) < COUNTED):
         change = after / before
-    return Row(name, _cell(before, unit, absent), _cell(after, unit, absent), _change(change, up, down))
+    return Row(name, _cell(before, unit), _cell(after, unit), _change(change, up, down))
 
 
-def _cell(value: float | None, unit: Unit, absent: str) -> str:
-    return absent if value is None else unit(value)
+def _cell(value: float | None, unit: Unit) -> str:
+    return "" if value is None else unit(value)
 
 
 def _change(change: float | None, up: str, down: str) -> str:
