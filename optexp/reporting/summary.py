@@ -90,7 +90,7 @@ def rows(result: Result, details: bool = False) -> list[Row]:
         *(
             _row(f"one step alone, {name}", *_both(result, key), microseconds, "slower", "faster")
             for name, key in PERCENTILES.items()
-            if all(_both(result, key))  # else too few steps were timed alone
+            if all((*_both(result, "alone_us"), *_both(result, key)))  # else too few steps were timed alone
         ),
         physics(result),
         _row("throughput", before.throughput, after.throughput, rate, "more", "less"),
