@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from optexp.commands.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.comparison import gpu_lock
 from optexp.duets import commands, workloads
 from optexp.duets.outcome import Outcome, write
@@ -29,6 +28,7 @@ from optexp.duets.versions import Version, home
 from optexp.errors import ConfigError, Failure
 from optexp.reporting.terminal import Progress
 from optexp.result import Verdict
+from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.workers.home import Homes
 
 KEY = re.compile(r"[\w.+~@/]+=")

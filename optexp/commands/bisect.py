@@ -18,7 +18,6 @@ from math import ceil, log2
 from pathlib import Path
 from typing import Any
 
-from optexp.commands.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.comparison import gpu_lock
 from optexp.config import Experiment
 from optexp.duets import workloads
@@ -29,6 +28,7 @@ from optexp.duets.versions import Version, home
 from optexp.errors import ConfigError
 from optexp.reporting.terminal import Progress
 from optexp.result import Result
+from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.workers.home import Home, Homes
 
 UNNAMED = 3  # exit status

@@ -21,7 +21,6 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from optexp.commands.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.errors import ConfigError
 from optexp.judging import crew, definition_files, problem_files, table
 from optexp.judging.fast_p import fast_p
@@ -31,6 +30,7 @@ from optexp.judging.problem_files import Target
 from optexp.judging.store import Store
 from optexp.records.verdict import Verdict
 from optexp.schema import suggest
+from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
 
 WIDTH = 160  # columns of the table, where stderr is no terminal
 

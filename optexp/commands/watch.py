@@ -18,7 +18,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from optexp.comparison.regression import send
 from optexp.config import Tracking
@@ -30,9 +29,9 @@ from optexp.records.verdict import REGRESSION_STATUS
 from optexp.reporting import history, recorded, tracking
 from optexp.reporting.history import Series
 from optexp.reporting.recorded import Recorded
+from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.support.units import duration, seconds
 
-INTERRUPTED = 130
 NEWEST = 1000  # records that are read, at most
 TAG = "optexp.step"  # of the first run after a step that was reported
 REPORTED = (1, 3, REGRESSION_STATUS)  # statuses of a comparison, the worst first
@@ -73,9 +72,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
     options = parse(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+    raise_when_interrupted()
     try:
         watched, every_s = WatchList.read(options.list), seconds(options.every, "--every")
         change_points.require()
@@ -90,13 +87,6 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Stop in order, once."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def one_round(watched: WatchList) -> int:
