@@ -18,8 +18,6 @@ from optexp.errors import ConfigError, TrackingError
 from optexp.reporting import history, recorded, terminal
 from optexp.reporting.history import Series
 
-NEWEST = 1000  # records that are read, at most
-
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options.
@@ -71,7 +69,7 @@ def read(settings: Sequence[str], experiment: str, store: str | None = None) -> 
     if wrong := [text for text in settings if "=" not in text]:
         raise ConfigError(f"cannot read {wrong[0]!r}: write key=value, as in workload=mlp")
     wanted = dict(text.split("=", 1) for text in settings)
-    records = recorded.records(Tracking(uri=store), experiment, wanted.get("workload"), NEWEST)
+    records = recorded.records(Tracking(uri=store), experiment, wanted.get("workload"), history.NEWEST)
     found = [record for record in records if history.fits(record.result, wanted)]
     if not found:
         raise ConfigError(f"{experiment} has no record with {' '.join(settings) or 'any settings'}")

@@ -32,7 +32,6 @@ from optexp.reporting.recorded import Recorded
 from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.support.units import duration, seconds
 
-NEWEST = 1000  # records that are read, at most
 TAG = "optexp.step"  # of the first run after a step that was reported
 REPORTED = (1, 3, REGRESSION_STATUS)  # statuses of a comparison, the worst first
 MOVED = 3  # records by which later ones may move a step that was reported
@@ -96,7 +95,7 @@ def one_round(watched: WatchList) -> int:
         TrackingError: the store cannot be read or written.
     """
     statuses = {text: compare(text, watched.experiment) for text in watched.comparisons}
-    every = history.series(recorded.records(Tracking(), watched.experiment, limit=NEWEST))
+    every = history.series(recorded.records(Tracking(), watched.experiment, limit=history.NEWEST))
     history.draw(every, Path(watched.plot))
     found = new_steps(every)
     for new in found:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isclose
+from math import isclose, prod
 
 from optexp.errors import NoReference
 from optexp.workers.arm import Arm
@@ -166,17 +166,9 @@ def epoch_means(fed: Fed) -> dict[str, float] | None:
     sums, counts = dict[str, float](), dict[str, int]()
     for batch in fed.batches[: fed.epoch]:
         for name, mean in batch.means.items():
-            size = elements(batch.shapes[name])
+            size = prod(batch.shapes[name])
             sums[name], counts[name] = sums.get(name, 0.0) + mean * size, counts.get(name, 0) + size
     return {name: total / counts[name] for name, total in sums.items()}
-
-
-def elements(shape: Sequence[int]) -> int:
-    """Number of elements of a shape."""
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def close(ours: Mapping[str, float], theirs: Mapping[str, float]) -> bool:

@@ -48,7 +48,6 @@ def write(result: Result, folder: Path) -> None:
 
 def card(result: Result, folder: Path) -> Card:
     """What a card says."""
-    device = result.environment.get("gpu") or result.environment.get("cpu") or result.device
     before, after = result.baseline, result.candidate
     step = [summary.microseconds(arm.step_us) for arm in (before, after) if arm.step_us]
     memory = [summary.mebibytes(arm.peak_mib) for arm in (before, after) if arm.peak_mib]
@@ -62,7 +61,7 @@ def card(result: Result, folder: Path) -> Card:
         ("Measured", summary.measured(result)),
     ]
     text, language = paste(result, folder)
-    title = f"{result.workload} · {result.label} · {device}"
+    title = f"{result.workload} · {result.label} · {result.device_model}"
     return Card(title, result.headline, [fact for fact in facts if fact[1]], text, language)
 
 

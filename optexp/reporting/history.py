@@ -21,6 +21,7 @@ from optexp.result import Result
 from optexp.schema import shown
 from optexp.support.units import ratio
 
+NEWEST = 1000  # records that a history reads, at most
 COLUMNS = ("when", "commit", "verdict", "speedup", "time/step>", "step")
 WIDTH, HEIGHT = 6.5, 2.8  # of a panel, in inches
 TICKS = 8  # dates on an axis

@@ -146,7 +146,7 @@ def tags(result: Result) -> dict[str, str]:
         "optexp.workload": result.workload,
         "optexp.case": case(result),
         "optexp.strategy": result.label,
-        "optexp.device": str(facts.get("gpu") or facts.get("cpu") or result.device),
+        "optexp.device": result.device_model,
         "optexp.evidence": "; ".join(summary.evidence(result)),
         "optexp.fingerprint": result.fingerprint,
         **({"optexp.regression": summary.regression(result)} if result.regression else {}),

@@ -130,12 +130,11 @@ def page(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer | 
         tone = "good"
     else:
         claim, tone = "Nothing was faster", "warn"
-    device = results[0].environment.get("gpu") or results[0].environment.get("cpu") or results[0].device
     scale = _Scale.of(results)
     return Page(
         name,
         claim,
-        f"{len(results)} jobs: {counts}. {device}.",
+        f"{len(results)} jobs: {counts}. {results[0].device_model}.",
         tone,
         checks(results),
         commands(jobs, titles) or suggestions(results, titles),

@@ -423,7 +423,6 @@ def _escaped(cell: str) -> str:
 
 def _where(found: Sequence[Point]) -> str:
     result = found[0].result
-    device = result.environment.get("gpu") or result.environment.get("cpu") or result.device
     preset = result.config.get("measurement")
-    facts = [str(device), f"torch {result.environment.get('torch')}"]
+    facts = [result.device_model, f"torch {result.environment.get('torch')}"]
     return ", ".join([*facts, *([f"measurement={preset}"] if preset else [])]) + "."
