@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"optexp.history: {mistake}", file=sys.stderr)
         return 1
     if options.markdown:
-        print(history.markdown(found))
+        print(history.page(found))
     else:
         show(found)
     if options.plot and not history.draw(found, options.plot):

@@ -14,7 +14,7 @@ from optexp.errors import ConfigError
 from optexp.measurement import change_points
 from optexp.measurement.arm_times import Arm, log_time
 from optexp.measurement.change_points import Step
-from optexp.reporting import recorded, summary
+from optexp.reporting import markdown, recorded, summary
 from optexp.reporting.recorded import Recorded
 from optexp.reporting.tables import frameless
 from optexp.result import Result
@@ -120,14 +120,11 @@ def table(one: Series) -> Table:
     return made
 
 
-def markdown(every: Sequence[Series]) -> str:
+def page(every: Sequence[Series]) -> str:
     """All series as tables for a page, as of a job's summary."""
     heads = [name.removesuffix(">") for name in COLUMNS]
-    lines = []
-    for one in every:
-        lines += [f"### {one.title}", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-        lines += [f"| {' | '.join(row(one, record))} |" for record in one.records] + [""]
-    return "\n".join(lines)
+    tables = ((one.title, markdown.table(heads, [row(one, record) for record in one.records])) for one in every)
+    return "\n".join(f"### {title}\n\n{table}\n" for title, table in tables)
 
 
 # --- a picture -------------------------------------------------------------------------------------------------------

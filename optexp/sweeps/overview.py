@@ -7,6 +7,7 @@ from math import log2
 from pathlib import Path
 
 from optexp.reporting import summary
+from optexp.reporting.markdown import table
 from optexp.result import Result, Verdict
 from optexp.support.units import at_least, ratio
 
@@ -27,9 +28,7 @@ def draw(results: Sequence[Result], folder: Path) -> None:
 
 def markdown(results: Sequence[Result]) -> str:
     """The best strategy of each workload, then all comparisons."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (HEADS, *_rows(results))]
-    lines.insert(1, "|" + "---|" * len(HEADS))
-    return "\n\n".join(["\n".join(f"- {line}" for line in best(results)), "\n".join(lines)])
+    return "\n\n".join(["\n".join(f"- {line}" for line in best(results)), table(HEADS, _rows(results))])
 
 
 def best(results: Sequence[Result]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 from markupsafe import Markup
 from omegaconf import OmegaConf
 
-from optexp.reporting import front, report, summary
+from optexp.reporting import front, markdown, report, summary
 from optexp.result import ArmSummary, Result, Verdict
 from optexp.support.units import at_least, ratio
 from optexp.sweeps.curves import curves
@@ -111,7 +111,7 @@ def write(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer |
     made = page(name, jobs, folder, answer)
     (folder / PAGE).write_text(report.templates().get_template("sweep.html.j2").render(page=made))
     heads, rows = (answer.heads, answer.rows) if answer else (made.heads, made.rows)
-    (folder / TABLE).write_text(as_markdown(heads, rows))
+    (folder / TABLE).write_text(markdown.table(heads, rows) + "\n")
     (folder / CSV).write_text(as_csv(*(answer.raw if answer else raw(jobs))))
 
 
@@ -286,8 +286,3 @@ def as_csv(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([heads, *rows])
     return text.getvalue()
-
-
-def as_markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(" ".join(c.replace("|", "\\|").split()) for c in row) + " |" for row in (heads, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]]) + "\n"
