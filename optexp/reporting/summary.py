@@ -367,8 +367,12 @@ def ranked(results: Iterable[Result]) -> list[Result]:
 
     What was only profiled is not ranked: it keeps its order.
     """
-    order = list(Verdict)
-    return sorted(results, key=lambda r: (-(r.speedup.low if r.speedup else 0.0), -order.index(r.verdict)))
+    return sorted(results, key=rank)
+
+
+def rank(result: Result) -> tuple[float, int]:
+    """The key of `ranked`: lower is better."""
+    return -(result.speedup.low if result.speedup else 0.0), -list(Verdict).index(result.verdict)
 
 
 def parts(metrics: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -38,10 +38,29 @@ HEADS = [
 
 
 @dataclass(frozen=True)
+class Job:
+    """A job of the sweep.
+
+    title: workload with the settings in which the jobs differ
+    link:  to its page, relative to the sweep's folder; empty where there is none
+    """
+
+    folder: Path
+    result: Result
+    title: str
+    link: str
+
+    @property
+    def label(self) -> str:
+        """Workload and stack."""
+        return f"{self.title} · {self.result.label}"
+
+
+@dataclass(frozen=True)
 class Row:
     """A job's line in the ranking.
 
-    link:     to its page, relative to the sweep's folder; empty where there is none
+    link:     see `Job`
     interval: left end, right end and estimate in pixels; None where no speedup may be shown
     """
 
@@ -118,35 +137,34 @@ def write(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer |
 def page(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer | None = None) -> Page:
     """What the page shows."""
     results = list(jobs.values())
-    titles = dict(zip(map(id, results), summary.titles(results), strict=True))
-    places = {id(result): _link(job, folder) for job, result in jobs.items()}
-    order = summary.ranked(results)
-    best = next((result for result in order if result.verdict is Verdict.FASTER), None)
+    every = [
+        Job(job, result, title, _link(job, folder))
+        for (job, result), title in zip(jobs.items(), summary.titles(results), strict=True)
+    ]
+    order = sorted(every, key=lambda job: summary.rank(job.result))
+    best = next((job for job in order if job.result.verdict is Verdict.FASTER), None)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in Counter(r.verdict for r in results).items())
     if answer:
         claim, tone = answer.question, "calm"
-    elif best and best.speedup:
-        claim = f"Fastest: {titles[id(best)]} · {best.label}, at least {at_least(best.speedup.low)}×"
-        tone = "good"
+    elif best and best.result.speedup:
+        claim, tone = f"Fastest: {best.label}, at least {at_least(best.result.speedup.low)}×", "good"
     else:
         claim, tone = "Nothing was faster", "warn"
     scale = _Scale.of(results)
     return Page(
-        name,
-        claim,
-        f"{len(results)} jobs: {counts}. {results[0].device_model}.",
-        tone,
-        checks(results),
-        commands(jobs, titles) or suggestions(results, titles),
-        [_row(r, titles[id(r)], places[id(r)], scale) for r in order]
-        if any(r.verdict.measured for r in results)
-        else [],
-        scale.x(1.0),
-        heat(order, titles, places),
-        answer,
-        [] if answer else [*map(Markup, curves(results))],
-        HEADS,
-        [_cells(r, titles[id(r)], places[id(r)]) for r in order],
+        name=name,
+        claim=claim,
+        basis=f"{len(results)} jobs: {counts}. {results[0].device_model}.",
+        tone=tone,
+        checks=checks(results),
+        to_do=commands(every) or suggestions(every),
+        ranking=[_row(job, scale) for job in order] if any(r.verdict.measured for r in results) else [],
+        one=scale.x(1.0),
+        heat=heat(order),
+        answer=answer,
+        curves=[] if answer else [*map(Markup, curves(results))],
+        heads=HEADS,
+        rows=[_cells(job) for job in order],
     )
 
 
@@ -167,23 +185,20 @@ def checks(results: Sequence[Result]) -> list[tuple[bool, str]]:
     return [*found, *((False, f"{r.workload} · {r.label}: {summary.reason(r) or r.verdict}") for r in wrong)]
 
 
-def commands(jobs: Mapping[Path, Result], titles: Mapping[int, str]) -> list[tuple[str, str]]:
+def commands(jobs: Sequence[Job]) -> list[tuple[str, str]]:
     """For each workload the surest stack, and the command that repeats it."""
-    best: dict[str, tuple[Path, Result]] = {}
-    for job, result in jobs.items():
-        if result.verdict is Verdict.FASTER and result.speedup:
-            known = best.get(titles[id(result)])
-            if known is None or known[1].speedup is None or result.speedup.low > known[1].speedup.low:
-                best[titles[id(result)]] = job, result
-    return [(f"{title}: {result.label}", _command(job)) for title, (job, result) in best.items()]
+    best: dict[str, Job] = {}
+    for job in (job for job in jobs if job.result.verdict is Verdict.FASTER):
+        best[job.title] = min(best.get(job.title, job), job, key=lambda job: summary.rank(job.result))
+    return [(f"{job.title}: {job.result.label}", _command(job.folder)) for job in best.values()]
 
 
-def suggestions(results: Sequence[Result], titles: Mapping[int, str]) -> list[tuple[str, str]]:
+def suggestions(jobs: Sequence[Job]) -> list[tuple[str, str]]:
     """What profiles propose, where nothing was compared; once for all programs that it is said of."""
     said: dict[str, list[str]] = {}
-    for result in results:
-        if result.verdict is Verdict.PROFILED and (text := summary.suggestion(result)):
-            said.setdefault(text, []).append(titles[id(result)])
+    for job in jobs:
+        if job.result.verdict is Verdict.PROFILED and (text := summary.suggestion(job.result)):
+            said.setdefault(text, []).append(job.title)
     return [(f"{', '.join(programs)}: {text}", "") for text, programs in said.items()]
 
 
@@ -218,10 +233,11 @@ class _Scale:
         return round(MARGIN + log(inside / self.low) / log(self.high / self.low) * (WIDTH - 2 * MARGIN), 1)
 
 
-def _row(result: Result, title: str, link: str, scale: _Scale) -> Row:
+def _row(job: Job, scale: _Scale) -> Row:
+    result = job.result
     found = result.speedup if result.verdict.measured else None
     ends = (scale.x(found.low), scale.x(found.high), scale.x(found.estimate)) if found else None
-    return Row(f"{title} · {result.label}", result.verdict, front.tone(result.verdict), said(result), link, ends)
+    return Row(job.label, result.verdict, front.tone(result.verdict), said(result), job.link, ends)
 
 
 def said(result: Result) -> str:
@@ -233,16 +249,20 @@ def said(result: Result) -> str:
     return f"undecided, {ends}" if result.verdict is Verdict.INCONCLUSIVE else f"{ratio(found.estimate)} ({ends})"
 
 
-def heat(order: Sequence[Result], titles: Mapping[int, str], places: Mapping[int, str]) -> Heat | None:
-    """Workloads by strategies; None where one of them does not vary, or where nothing is compared."""
-    compared = [result for result in order if result.verdict is not Verdict.PROFILED]
-    columns = list(dict.fromkeys(result.label for result in compared))
+def heat(ranked: Sequence[Job]) -> Heat | None:
+    """Workloads by strategies; None where one of them does not vary, or where nothing is compared.
+
+    Of jobs with the same workload and strategy the one with the higher rank is shown.
+    """
+    compared = [job for job in ranked if job.result.verdict is not Verdict.PROFILED]
+    columns = list(dict.fromkeys(job.result.label for job in compared))
     cells: dict[str, dict[str, Cell]] = {}
-    for result in compared:
+    for job in compared:
+        result = job.result
         short = f"≥ {at_least(result.speedup.low)}×" if result.speedup and result.verdict is Verdict.FASTER else ""
         short = short or (ratio(result.speedup.estimate) if result.speedup and result.verdict is Verdict.SLOWER else "")
-        cell = Cell(result.verdict, front.tone(result.verdict), short, places[id(result)])
-        cells.setdefault(titles[id(result)], {})[result.label] = cell
+        cell = Cell(result.verdict, front.tone(result.verdict), short, job.link)
+        cells.setdefault(job.title, {}).setdefault(result.label, cell)
     if len(columns) < 2 or len(cells) < 2:
         return None
     return Heat(columns, [(title, [row.get(name, Cell()) for name in columns]) for title, row in cells.items()])
@@ -251,12 +271,13 @@ def heat(order: Sequence[Result], titles: Mapping[int, str], places: Mapping[int
 # --- the table -------------------------------------------------------------------------------------------------
 
 
-def _cells(result: Result, title: str, link: str) -> list[str]:
+def _cells(job: Job) -> list[str]:
+    result = job.result
     found, arm = result.speedup if result.verdict.measured else None, _timed(result)
     ends = [f"{at_least(found.low)}", f"{found.estimate:.3g}", f"{found.high:.3g}"] if found else ["", "", ""]
     return [
-        link.partition("/")[0],
-        title,
+        job.link.partition("/")[0],
+        job.title,
         result.label,
         str(result.verdict),
         *ends,

@@ -33,6 +33,11 @@ def job(workload: str, strategy: str, verdict: Verdict = Verdict.FASTER, low: fl
     )  # fmt: skip
 
 
+def placed(*results: Result) -> list[page.Job]:
+    """Jobs without a page of their own."""
+    return [page.Job(Path(str(number)), result, result.workload, "") for number, result in enumerate(results)]
+
+
 def swept(folder: Path) -> dict[Path, Result]:
     """Jobs as a sweep leaves them."""
     results = [
@@ -89,17 +94,27 @@ def test_tables_are_for_other_programs_and_for_people(tmp_path: Path) -> None:
 
 
 def test_no_map_where_one_thing_varies() -> None:
-    results = [job("mlp", "fusion"), job("mlp", "amp")]
-    titles, places = {id(r): r.workload for r in results}, {id(r): "" for r in results}
-    assert page.heat(results, titles, places) is None
-    assert page.heat(results[:1], titles, places) is None
+    jobs = placed(job("mlp", "fusion"), job("mlp", "amp"))
+    assert page.heat(jobs) is None
+    assert page.heat(jobs[:1]) is None
+
+
+def test_the_map_shows_the_best_of_jobs_with_the_same_names() -> None:
+    """As the picture in MLflow does: presets are in no name."""
+    ranked = [
+        job("mlp", "fusion", low=3.0),
+        job("gelu", "amp", low=2.0),
+        job("mlp", "fusion", Verdict.INCONCLUSIVE, 0.9),
+    ]
+    found = page.heat(placed(*ranked))
+    assert found is not None
+    assert found.rows[0][1][0].said == "≥ 3.00×"
 
 
 def test_profiles_propose_what_to_try() -> None:
     profile = replace(FASTER.profile, suggestion="strategy=fusion: small kernels")
     results = [replace(job(name, "x"), verdict=Verdict.PROFILED, profile=profile) for name in ("mlp", "gelu")]
-    titles = {id(result): result.workload for result in results}
-    assert page.suggestions(results, titles) == [("mlp, gelu: strategy=fusion: small kernels", "")]
+    assert page.suggestions(placed(*results)) == [("mlp, gelu: strategy=fusion: small kernels", "")]
 
 
 def test_a_sweep_over_a_number_is_a_curve() -> None:
