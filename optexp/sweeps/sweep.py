@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -257,7 +256,6 @@ def record(results: Sequence[Result], folder: Path) -> None:
         for result, title in zip(results, summary.titles(results), strict=True)
     ]
     (folder / "sweep.json").write_text(json.dumps(finite(table), indent=2) + "\n")
-    _plot([row for row in table if row["speedup"]], folder / "plots" / "speedup.png")
     overview.draw(results, folder)
 
 
@@ -286,33 +284,6 @@ def answer(study: Study, name: str, folder: Path, console: Console, results: Map
     page.write(name, results, folder, told)
     (folder / "study.md").write_text(markdown(name, study, found, str(picture) if drawn else None))
     return markdown(name, study, found)
-
-
-def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Speedups as bars with their intervals, the best on top."""
-    if not rows:
-        return
-    from matplotlib.figure import Figure  # without pyplot: no backend, no global state
-
-    path.parent.mkdir(exist_ok=True)
-    figure = Figure(figsize=(8, 1.2 + 0.4 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    for place, row in enumerate(rows):
-        speedup = row["speedup"]
-        estimate = speedup["estimate"]
-        axes.barh(
-            place,
-            estimate,
-            color="#2e7d32" if row["verdict"] == Verdict.FASTER else "#9e9e9e",
-            xerr=[[estimate - speedup["low"]], [speedup["high"] - estimate if isfinite(speedup["high"]) else nan]],
-            capsize=3,
-        )
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set_yticks(range(len(rows)), [f"{row['workload']} · {row['strategy']}" for row in rows])
-    axes.invert_yaxis()
-    axes.set_xlabel("speedup over the baseline, with its interval")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
 def _finish(status: str, folder: Path | None = None, tags: Mapping[str, str] | None = None) -> None:
