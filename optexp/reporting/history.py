@@ -17,6 +17,7 @@ from optexp.measurement.change_points import Step
 from optexp.reporting import markdown, recorded, summary
 from optexp.reporting.recorded import Recorded
 from optexp.reporting.tables import frameless
+from optexp.reporting.titles import flatten, titles
 from optexp.result import Result
 from optexp.schema import shown
 from optexp.support.units import ratio
@@ -58,13 +59,13 @@ def _titles(groups: Mapping[frozenset[tuple[str, str]], Sequence[Recorded]]) -> 
     """Workload with the settings that differ between series, both stacks, and the device where there are several."""
     newest, facts = [group[-1].result for group in groups.values()], [dict(key) for key in groups]
     several = len({fact["device"] for fact in facts}) > 1
-    titles = []
-    for title, result, fact in zip(summary.titles(newest), newest, facts, strict=True):
+    named = []
+    for title, result, fact in zip(titles(newest), newest, facts, strict=True):
         against = fact.get("baseline", "baseline")
         beside = f" against {against}" if against != "baseline" else ""
         place = f" on {fact['device']}" if several else ""
-        titles.append(f"{title} · {result.label}{beside}{place}")
-    return titles
+        named.append(f"{title} · {result.label}{beside}{place}")
+    return named
 
 
 def steps(group: Sequence[Recorded]) -> dict[str, Step]:
@@ -79,7 +80,7 @@ def steps(group: Sequence[Recorded]) -> dict[str, Step]:
 
 def fits(result: Result, wanted: Mapping[str, str]) -> bool:
     """Whether a result has these settings, as they are typed; the members of a stack come in any order."""
-    flat = {key: shown(value) for key, value in summary.flatten(result.config).items()}
+    flat = {key: shown(value) for key, value in flatten(result.config).items()}
     flat |= {"workload": result.workload, "strategy": members(result.label)}
     return all(flat.get(key) == (members(value) if key == "strategy" else value) for key, value in wanted.items())
 

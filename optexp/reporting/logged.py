@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from optexp.reporting import summary
+from optexp.reporting.titles import flatten
 from optexp.result import Result, Verdict
 from optexp.support.units import at_least, ratio
 
@@ -38,7 +39,7 @@ def name(result: Result) -> str:
 
 def case(result: Result) -> str:
     """The workload with the keys that tell it from others, `mlp dim=512`: speedups of one case are compared."""
-    flat = summary.flatten(result.config)
+    flat = flatten(result.config)
     keys = (key for key in result.compared if key in flat)
     settings = (f"{key.removeprefix('workload.')}={_as_typed(flat[key])}" for key in keys)
     return " ".join([result.workload, *settings])[:NAME_LIMIT]
@@ -46,7 +47,7 @@ def case(result: Result) -> str:
 
 def params(result: Result) -> dict[str, str]:
     """What a person compares: workload and its changed keys, stack, baseline, device, dtype and preset."""
-    flat = summary.flatten(result.config)
+    flat = flatten(result.config)
     found = {key: flat[key] for key in COMPARED if key in flat}
     found |= {"workload": result.workload, "strategy": result.label, "device": result.device}
     found |= {key: flat[key] for key in result.compared if key in flat}

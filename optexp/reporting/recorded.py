@@ -13,7 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from optexp.errors import TrackingError
-from optexp.reporting import summary, tracking
+from optexp.reporting import tracking
+from optexp.reporting.titles import flatten
 from optexp.reporting.tracking import Node
 from optexp.result import Result, finite
 
@@ -43,7 +44,7 @@ def identity(result: Result) -> dict[str, str]:
     major.minor. Preset, seed and the user's code are left out: code is what a regression is about.
     """
     stacks = ("workload", "strategy", "baseline")
-    flat = json.loads(json.dumps(finite(summary.flatten(result.config)), default=str))
+    flat = json.loads(json.dumps(finite(flatten(result.config)), default=str))
     facts = {
         key: value if isinstance(value, str) else json.dumps(value)
         for key, value in flat.items()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from optexp.reporting import summary
 from optexp.reporting.markdown import table
+from optexp.reporting.titles import titles
 from optexp.result import Result, Verdict
 from optexp.support.units import at_least, ratio
 
@@ -52,14 +53,14 @@ def _winner(tried: Sequence[Result]) -> str:
 def cells(results: Sequence[Result]) -> dict[tuple[str, str], Result]:
     """The first result of each workload with its settings, and each strategy."""
     found: dict[tuple[str, str], Result] = {}
-    for result, title in zip(results, summary.titles(results), strict=True):
+    for result, title in zip(results, titles(results), strict=True):
         found.setdefault((title, result.label), result)
     return found
 
 
 def _rows(results: Sequence[Result]) -> list[list[str]]:
     rows = []
-    for result, title in zip(results, summary.titles(results), strict=True):
+    for result, title in zip(results, titles(results), strict=True):
         speedup, arm = result.speedup, summary.shown(result)
         known = speedup if result.verdict is not Verdict.INCONCLUSIVE else None
         rows.append([
@@ -78,7 +79,7 @@ def _bars(results: Sequence[Result], path: Path) -> None:
     """Speedups with their intervals, the best on top."""
     from matplotlib.figure import Figure  # without pyplot: no backend, no global state
 
-    named = zip(results, summary.titles(results), strict=True)
+    named = zip(results, titles(results), strict=True)
     bars = [(f"{title} · {result.label}", result.verdict, result.speedup) for result, title in named if result.speedup]
     figure = Figure(figsize=(8, 1.2 + 0.4 * len(bars)), layout="constrained")
     axes = figure.subplots()

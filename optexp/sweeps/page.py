@@ -17,6 +17,7 @@ from markupsafe import Markup
 from omegaconf import OmegaConf
 
 from optexp.reporting import front, markdown, report, summary
+from optexp.reporting.titles import titles
 from optexp.result import ArmSummary, Result, Verdict
 from optexp.support.units import at_least, ratio
 from optexp.sweeps.curves import curves
@@ -139,7 +140,7 @@ def page(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer | 
     results = list(jobs.values())
     every = [
         Job(job, result, title, _link(job, folder))
-        for (job, result), title in zip(jobs.items(), summary.titles(results), strict=True)
+        for (job, result), title in zip(jobs.items(), titles(results), strict=True)
     ]
     order = sorted(every, key=lambda job: summary.rank(job.result))
     best = next((job for job in order if job.result.verdict is Verdict.FASTER), None)
@@ -296,7 +297,7 @@ def _timed(result: Result) -> ArmSummary:
 def raw(jobs: Mapping[Path, Result]) -> tuple[list[str], list[list[Any]]]:
     """The table as numbers, for other programs: times in µs, memory in MiB."""
     rows = list[list[Any]]()
-    for (job, result), title in zip(jobs.items(), summary.titles([*jobs.values()]), strict=True):
+    for (job, result), title in zip(jobs.items(), titles([*jobs.values()]), strict=True):
         found, arm = result.speedup if result.verdict.measured else None, _timed(result)
         ends = [found.low, found.estimate, found.high] if found else [None] * 3
         rows.append([job.name, title, result.label, str(result.verdict), *ends, arm.step_us, arm.peak_mib])

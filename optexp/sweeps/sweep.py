@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import TrackingError
 from optexp.records.patch import NAME, allowed
+from optexp.reporting.titles import titles
 from optexp.result import Result, Verdict, finite
 from optexp.sweeps.start import own_folder
 from optexp.sweeps.study import STEP, Study
@@ -225,12 +226,12 @@ def _runs(first: Result, result: Result) -> list[str]:
 
 def name_apart(config: DictConfig, firsts: Sequence[Result], results: Sequence[Result]) -> None:
     """Call MLflow's runs by the settings in which they differ, too, which none knew when it began."""
-    from optexp.reporting import summary, tracking
+    from optexp.reporting import tracking
 
     if not config.tracking.enabled:
         return
     try:
-        for first, result, title in zip(firsts, results, summary.titles(results), strict=True):
+        for first, result, title in zip(firsts, results, titles(results), strict=True):
             for run_id in _runs(first, result) if title != result.workload else ():
                 tracking.reopen(config.tracking, run_id).rename(f"{title} · {result.label}")
     except TrackingError as error:
@@ -239,7 +240,6 @@ def name_apart(config: DictConfig, firsts: Sequence[Result], results: Sequence[R
 
 def record(results: Sequence[Result], folder: Path) -> None:
     """Write the ranking beside the jobs: sweep.json, the table, and pictures where something was measured."""
-    from optexp.reporting import summary
     from optexp.sweeps import overview
 
     table = [
@@ -253,7 +253,7 @@ def record(results: Sequence[Result], folder: Path) -> None:
             "headline": result.headline,
             "fingerprint": result.fingerprint,
         }
-        for result, title in zip(results, summary.titles(results), strict=True)
+        for result, title in zip(results, titles(results), strict=True)
     ]
     (folder / "sweep.json").write_text(json.dumps(finite(table), indent=2) + "\n")
     overview.draw(results, folder)
