@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from optexp.commands.parsing import parser_of
 from optexp.comparison import gpu_lock
 from optexp.duets import commands, workloads
 from optexp.duets.outcome import Outcome, write
@@ -41,9 +42,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         SystemExit: an option does not exist.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m optexp.ab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("ab", __doc__)
     add = parser.add_argument
     add(
         "words", nargs="*", metavar="KEY=VALUE", help="keys, as python -m optexp takes them; or two commands, then keys"

@@ -18,6 +18,7 @@ from math import ceil, log2
 from pathlib import Path
 from typing import Any
 
+from optexp.commands.parsing import parser_of
 from optexp.comparison import gpu_lock
 from optexp.config import Experiment
 from optexp.duets import workloads
@@ -41,9 +42,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         SystemExit: an option does not exist, or an end is not named.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m optexp.bisect", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("bisect", __doc__)
     add = parser.add_argument
     add("words", nargs="*", metavar="KEY=VALUE", help="keys, as python -m optexp takes them")
     add("--good", required=True, metavar="REF", help="commit with the speed that is compared with")

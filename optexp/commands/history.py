@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from optexp.commands.parsing import parser_of
 from optexp.config import Tracking
 from optexp.errors import ConfigError, TrackingError
 from optexp.reporting import history, recorded, terminal
@@ -25,9 +26,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         SystemExit: an option does not exist.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m optexp.history", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("history", __doc__)
     add = parser.add_argument
     add("settings", nargs="*", metavar="KEY=VALUE")
     add("--plot", type=Path, metavar="FILE", help="draw time per step and speedup with their intervals")

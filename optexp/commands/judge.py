@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from optexp.commands.parsing import parser_of
 from optexp.errors import ConfigError
 from optexp.judging import crew, definition_files, problem_files, table
 from optexp.judging.fast_p import fast_p
@@ -41,9 +42,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         SystemExit: an option does not exist.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m optexp.judge", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("judge", __doc__)
     parser.add_argument("suite", metavar="SUITE", nargs="?")
     parser.add_argument("candidates", metavar="CANDIDATES", nargs="?")
     add = parser.add_argument

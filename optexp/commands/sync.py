@@ -16,6 +16,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from optexp.commands.parsing import parser_of
 from optexp.comparison.trials import FOLDER as TRIALS
 from optexp.errors import TrackingError
 from optexp.reporting import logged, tracking
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m optexp.sync", description=__doc__)
+    parser = parser_of("sync", __doc__)
     parser.add_argument("folders", nargs="*", metavar="FOLDER", help="searched for records; or result.json files")
     parser.add_argument("--store", help="default: MLFLOW_TRACKING_URI, else mlflow.db in the working folder")
     parser.add_argument("--experiment", default="optexp", help="default: %(default)s")

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from optexp.commands.parsing import parser_of
 from optexp.comparison.regression import send
 from optexp.config import Tracking
 from optexp.config.watch_list import WatchList
@@ -58,9 +59,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         SystemExit: an option does not exist.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m optexp.watch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("watch", __doc__)
     parser.add_argument("list", type=Path, metavar="LIST")
     often = parser.add_mutually_exclusive_group()
     often.add_argument("--every", default="1h", metavar="TIME", help="from one round's start to the next: 30m, 1h, 24h")
