@@ -31,7 +31,7 @@ Row = Mapping[str, str]
 
 @dataclass
 class Page:
-    """What was found on a page.
+    """Findings on a page.
 
     record:   file that it is derived from; empty where there is none
     checked:  figures that were derived or compared

@@ -116,7 +116,7 @@ def row(tried: Tried) -> str:
 
 
 def conclusion(found: Bisection) -> str:
-    """What the search came to, in a sentence."""
+    """The search's result in a sentence."""
     count, end = len(found.tried) - 1, found.tried[0]
     if not found.suspects:
         return f"no commit to name: the ends are not known to differ: {end.result.headline}"

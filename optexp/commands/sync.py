@@ -71,7 +71,7 @@ def records(folder: Path) -> Iterator[Path]:
 class Sender:
     """Sends records to a store, each once.
 
-    counts:  of what became of them, in words
+    counts:  records by their outcome, in words
     parents: run of each sweep and of each job with trials, by folder
     """
 

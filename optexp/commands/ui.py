@@ -63,7 +63,7 @@ def _missing(uri: str) -> Path | None:
 
 
 def free_port() -> int:
-    """The first port from 5000 on that nobody listens on.
+    """The first free port from 5000 on.
 
     Raises:
         TrackingError: all are taken.

@@ -23,7 +23,7 @@ SAME_MEAN = 1e-9  # relative: means over an epoch in another order are closer
 class Difference:
     """How the candidate's batches differ.
 
-    rounding: by no more than that
+    rounding: by no more than rounding
     """
 
     text: str
@@ -32,7 +32,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Feeds:
-    """What the feeds of both arms give, and the reference's, which is the baseline's in another process."""
+    """The feeds of both arms, and of the reference, which is the baseline's in another process."""
 
     baseline: Client[Arm]
     candidate: Client[Arm]

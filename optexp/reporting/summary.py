@@ -391,7 +391,7 @@ def microseconds(value: float) -> str:
 
 
 def mebibytes(value: float) -> str:
-    """1.5 GiB, 412 MiB, 12 KiB; less is none that anybody would count."""
+    """1.5 GiB, 412 MiB, 12 KiB, "under 1 KiB", or "none" for 0."""
     for unit, size in (("GiB", 1024.0), ("MiB", 1.0), ("KiB", 2**-10)):
         if value >= size:
             return f"{digits(value / size)} {unit}"

@@ -93,7 +93,7 @@ class Heat:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a study adds.
+    """A study's part of the page.
 
     pictures: panels as SVG;  told: the reasons, in lines;  heads, rows: its table;  raw: the same as numbers
     """
@@ -136,7 +136,13 @@ def write(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer |
 
 
 def page(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer | None = None) -> Page:
-    """What the page shows."""
+    """The page of a sweep.
+
+    Args:
+        jobs: Results by the jobs' folders.
+        folder: Of the sweep; links are relative to it.
+        answer: Of a study; None for a plain sweep.
+    """
     results = list(jobs.values())
     every = [
         Job(job, result, title, _link(job, folder))
@@ -174,7 +180,7 @@ def _link(job: Path, folder: Path) -> str:
 
 
 def checks(results: Sequence[Result]) -> list[tuple[bool, str]]:
-    """How many jobs were verified, and which were not, in words."""
+    """The number of verified jobs, and each job that is not, in words."""
     compared = [result for result in results if result.verdict is not Verdict.PROFILED]
     right = [result for result in compared if result.equivalence and result.equivalence.ok]
     found = (
@@ -195,7 +201,7 @@ def commands(jobs: Sequence[Job]) -> list[tuple[str, str]]:
 
 
 def suggestions(jobs: Sequence[Job]) -> list[tuple[str, str]]:
-    """What profiles propose, where nothing was compared; once for all programs that it is said of."""
+    """Proposals of profiles, if nothing was compared; each once, with all its programs."""
     said: dict[str, list[str]] = {}
     for job in jobs:
         if job.result.verdict is Verdict.PROFILED and (text := summary.suggestion(job.result)):

@@ -261,7 +261,7 @@ TIMES_AS_FAST: Units = (("×", 1.0),)
 
 @dataclass(frozen=True)
 class Figure:
-    """What can be read from a point beside its settings, how a value is shown, and how a table writes it.
+    """A quantity of a point: how it is read, how a value is shown, and how a table writes it.
 
     units: of an axis, the largest first: name, and how much of the value it is
     """
