@@ -20,6 +20,7 @@ from optexp.reporting import front, markdown, report, summary
 from optexp.reporting.titles import titles
 from optexp.result import ArmSummary, Result, Verdict
 from optexp.support.units import at_least, ratio
+from optexp.sweeps import plot, study
 from optexp.sweeps.curves import curves
 
 WIDTH, MARGIN = 300, 8  # of an interval, in pixels
@@ -105,6 +106,20 @@ class Answer:
     heads: list[str]
     rows: list[list[str]]
     raw: tuple[list[str], list[list[Any]]]
+
+    @classmethod
+    def of(cls, asked: study.Study, found: Sequence[study.Point]) -> Answer:
+        """The answer that points give."""
+        heads, rows = study.table(asked, found)
+        return cls(
+            question=asked.question,
+            pictures=[*map(Markup, plot.as_svg(asked, found))],
+            told=plot.tell(asked, found),
+            remarks=study.remarks(asked, found),
+            heads=heads,
+            rows=rows,
+            raw=study.raw(asked, found),
+        )
 
 
 @dataclass(frozen=True)

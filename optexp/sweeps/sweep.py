@@ -261,26 +261,21 @@ def record(results: Sequence[Result], folder: Path) -> None:
 
 def answer(study: Study, name: str, folder: Path, console: Console, results: Mapping[Path, Result]) -> str:
     """Print what a study found and write it down: pages, and a picture. Returns the page without the picture."""
-    from markupsafe import Markup
-
     from optexp.reporting import terminal
     from optexp.sweeps import page
-    from optexp.sweeps.plot import as_svg, draw, tell
-    from optexp.sweeps.study import completed, markdown, points, raw, remarks, table
+    from optexp.sweeps.plot import draw
+    from optexp.sweeps.study import completed, markdown, points
 
     steps = [str(OmegaConf.select(OmegaConf.load(job / ".hydra" / "config.yaml"), STEP) or "") for job in jobs(folder)]
     finished = list(zip(results.values(), steps, strict=True))
     study = completed(study, finished)
     found = points(study, finished)
-    console.print(terminal.study_table(study.question, *table(study, found)), "", sep="\n")
-    for remark in remarks(study, found):
+    told = page.Answer.of(study, found)
+    console.print(terminal.study_table(study.question, told.heads, told.rows), "", sep="\n")
+    for remark in told.remarks:
         console.print(remark, "", sep="\n", soft_wrap=True)
     picture = Path("plots") / f"{name}.png"
     drawn = draw(study, found, folder / picture)
-    shown = [*map(Markup, as_svg(study, found))]
-    told = page.Answer(
-        study.question, shown, tell(study, found), remarks(study, found), *table(study, found), raw(study, found)
-    )
     page.write(name, results, folder, told)
     (folder / "study.md").write_text(markdown(name, study, found, str(picture) if drawn else None))
     return markdown(name, study, found)

@@ -10,14 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from markupsafe import Markup
 from omegaconf import OmegaConf
 
 from optexp.result import Result, Speedup, Verdict
 from optexp.sweeps import page
 from optexp.sweeps.curves import scaling
-from optexp.sweeps.plot import as_svg, tell
-from optexp.sweeps.study import completed, points, raw, remarks, table
+from optexp.sweeps.study import completed, points
 from tests.reporting.test_report import Outline
 from tests.sweeps.recorded import recorded, study
 
@@ -57,10 +55,7 @@ def answered(name: str, folder: Path) -> None:
     jobs = recorded(name)
     asked = completed(study(name), jobs)
     found = points(asked, jobs)
-    shown = [*map(Markup, as_svg(asked, found))]
-    told = page.Answer(
-        asked.question, shown, tell(asked, found), remarks(asked, found), *table(asked, found), raw(asked, found)
-    )
+    told = page.Answer.of(asked, found)
     page.write(name, {folder / str(n): result for n, (result, _) in enumerate(jobs)}, folder, told)
 
 
