@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import sys
 import threading
-from types import FrameType
 from typing import Any, NoReturn
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.config import overrides, search_path
+from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.sweeps import exit_status, sweep
 
-INTERRUPTED = 130
 LOST = 120  # as Python's own, where the output could not be written
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def job(config: DictConfig) -> None:
@@ -34,9 +31,7 @@ def main() -> None:
     Raises:
         SystemExit: always, with the exit status.
     """
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # which is how a shell starts what runs in the background
-            signal.signal(number, _interrupt)
+    raise_when_interrupted("optexp: interrupted; ending what was started")
     # Asking CUDA itself how many devices there are would start it in this process, which only looks.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     wants_traceback = "HYDRA_FULL_ERROR" in os.environ
@@ -60,14 +55,6 @@ def main() -> None:
         print(f"optexp: {message}", file=sys.stderr)
         sys.exit(1)
     sys.exit(exit_status.status())
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """The first ends the run in order; others would only keep arms alive and the record open."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    os.write(2, b"\noptexp: interrupted; ending what was started\n")
-    raise KeyboardInterrupt(signal.Signals(signum).name)
 
 
 def command() -> NoReturn:

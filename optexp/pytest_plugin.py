@@ -128,7 +128,7 @@ def _with_machine(text: str, result: Result) -> str:
 
 
 def _faults(result: Result) -> Iterator[str]:
-    """What watchdogs saw of the machine."""
+    """Findings of watchdogs about the machine."""
     from optexp.records.measurement import About
 
     for watch in result.measurement.watchdogs if result.measurement else result.objections:

@@ -171,15 +171,20 @@ class Result:
         return "+".join(self.strategy) or "baseline"
 
     @property
+    def device_model(self) -> str:
+        """The card's or the processor's name, as far as it is known; else the device as torch names it."""
+        return str(self.environment.get("gpu") or self.environment.get("cpu") or self.device)
+
+    @property
     def exit_status(self) -> int:
-        """What a shell sees: the verdict's, and 5 where a regression was found."""
+        """The verdict's exit status, or 5 if a regression was found."""
         return REGRESSION_STATUS if self.regression and self.regression.alarm else self.verdict.exit_status
 
     def __repr__(self) -> str:
         return f"<{self.workload} · {self.label}: {self.headline}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The report, for a notebook."""
         from optexp.reporting.report import fragment
 
         return fragment(self)

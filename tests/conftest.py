@@ -16,10 +16,11 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from optexp.__main__ import SIGNALS, main
+from optexp.__main__ import main
 from optexp.comparison import gpu_lock
 from optexp.config import Experiment, overrides, resolve, search_path
 from optexp.profiling import calibration
+from optexp.support.interrupting import SIGNALS
 from optexp.sweeps import exit_status
 
 os.environ["XDG_CACHE_HOME"] = str(Path.home() / ".cache" / "optexp-tests")  # what tests learn is not the user's

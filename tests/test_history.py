@@ -20,6 +20,7 @@ from optexp.errors import ConfigError
 from optexp.records.verdict import Verdict
 from optexp.reporting import history, recorded, tracking
 from optexp.reporting.recorded import Recorded
+from optexp.support.interrupting import INTERRUPTED
 from tests.test_regression import timed
 
 
@@ -178,5 +179,5 @@ def test_an_interrupted_round_lets_its_comparison_end_in_order(tmp_path: Path, m
 
     monkeypatch.setattr(subprocess, "Popen", Child)
     (tmp_path / "list.yaml").write_text("comparisons: [workload=mlp]")
-    assert watch.main([str(tmp_path / "list.yaml")]) == watch.INTERRUPTED
+    assert watch.main([str(tmp_path / "list.yaml")]) == INTERRUPTED
     assert told == ["-m optexp workload=mlp tracking.experiment=watch", "wait", "SIGINT", "wait"]

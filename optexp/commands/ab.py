@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from optexp.commands.interrupting import INTERRUPTED, raise_when_interrupted
+from optexp.commands.parsing import parser_of
 from optexp.comparison import gpu_lock
 from optexp.duets import commands, workloads
 from optexp.duets.outcome import Outcome, write
@@ -29,6 +29,7 @@ from optexp.duets.versions import Version, home
 from optexp.errors import ConfigError, Failure
 from optexp.reporting.terminal import Progress
 from optexp.result import Verdict
+from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.workers.home import Homes
 
 KEY = re.compile(r"[\w.+~@/]+=")
@@ -41,9 +42,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         SystemExit: an option does not exist.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m optexp.ab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("ab", __doc__)
     add = parser.add_argument
     add(
         "words", nargs="*", metavar="KEY=VALUE", help="keys, as python -m optexp takes them; or two commands, then keys"

@@ -31,7 +31,7 @@ Row = Mapping[str, str]
 
 @dataclass
 class Page:
-    """What was found on a page.
+    """Findings on a page.
 
     record:   file that it is derived from; empty where there is none
     checked:  figures that were derived or compared
@@ -75,10 +75,16 @@ def _page(path: Path) -> Page:
     if derive is not None:
         name, function = derive
         page.record = f"data/{name}"
-        function(page, text, json.loads((path.parent / page.record).read_text()))
+        function(page, text, _records(path.parent / page.record))
     for row in (row for table in tables(text) for row in table):
         _verdict(page, row)
     return page
+
+
+def _records(path: Path) -> Any:
+    """The content of a JSON file, or the lines of a .jsonl file."""
+    text = path.read_text()
+    return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
 
 
 def _verdict(page: Page, row: Row) -> None:
@@ -181,5 +187,27 @@ def _rates(page: Page, name: str, row: Row, records: Sequence[Mapping[str, Any]]
         page.hold(f"{name}: {heading}", row[heading].partition(" ")[0], str(given[heading]))
 
 
+def _kernelbench(page: Page, text: str, lines: Sequence[Mapping[str, Any]]) -> None:
+    """A row of each judged problem, and their count in the answer."""
+    rows = {row["problem"]: row for table in tables(text) for row in table}
+    page.hold("problems", sorted(rows), sorted(line["problem"] for line in lines))
+    answer = re.search(r"\*\*Answer\.\*\* (\d+) of", text)
+    page.hold("files so far", answer and answer[1], str(len(lines)))
+    for line in (line for line in lines if line["problem"] in rows):
+        found, phases, ratio = line["speedup"], line["phases"], line["bound"]["ratio"]
+        given = {
+            "verdict": line["verdict"],
+            "speedup": f"{found['estimate']:.2f}× ({found['low']:.2f} to {found['high']:.2f})",
+            "step over its bound": f"{ratio:.1f}" if ratio else "–",
+            **{name: f"{phases[name]:.0f}" for name in ("arms", "verification", "profile", "measurement")},
+            "in all": f"{line['seconds']:.0f}",
+        }
+        for heading, figure in given.items():
+            page.hold(f"{line['problem']}: {heading}", rows[line["problem"]][heading], figure)
+
+
 Derive = Callable[[Page, str, Any], None]
-DERIVED: Mapping[str, tuple[str, Derive]] = {"verdicts": ("honest.json", _honest)}
+DERIVED: Mapping[str, tuple[str, Derive]] = {
+    "verdicts": ("honest.json", _honest),
+    "kernelbench": ("kernelbench.jsonl", _kernelbench),
+}

@@ -18,7 +18,7 @@ from math import ceil, log2
 from pathlib import Path
 from typing import Any
 
-from optexp.commands.interrupting import INTERRUPTED, raise_when_interrupted
+from optexp.commands.parsing import parser_of
 from optexp.comparison import gpu_lock
 from optexp.config import Experiment
 from optexp.duets import workloads
@@ -29,6 +29,7 @@ from optexp.duets.versions import Version, home
 from optexp.errors import ConfigError
 from optexp.reporting.terminal import Progress
 from optexp.result import Result
+from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.workers.home import Home, Homes
 
 UNNAMED = 3  # exit status
@@ -41,9 +42,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         SystemExit: an option does not exist, or an end is not named.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m optexp.bisect", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("bisect", __doc__)
     add = parser.add_argument
     add("words", nargs="*", metavar="KEY=VALUE", help="keys, as python -m optexp takes them")
     add("--good", required=True, metavar="REF", help="commit with the speed that is compared with")
@@ -117,7 +116,7 @@ def row(tried: Tried) -> str:
 
 
 def conclusion(found: Bisection) -> str:
-    """What the search came to, in a sentence."""
+    """The search's result in a sentence."""
     count, end = len(found.tried) - 1, found.tried[0]
     if not found.suspects:
         return f"no commit to name: the ends are not known to differ: {end.result.headline}"

@@ -13,12 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from optexp.commands.parsing import parser_of
 from optexp.config import Tracking
 from optexp.errors import ConfigError, TrackingError
 from optexp.reporting import history, recorded, terminal
 from optexp.reporting.history import Series
-
-NEWEST = 1000  # records that are read, at most
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -27,9 +26,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         SystemExit: an option does not exist.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m optexp.history", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("history", __doc__)
     add = parser.add_argument
     add("settings", nargs="*", metavar="KEY=VALUE")
     add("--plot", type=Path, metavar="FILE", help="draw time per step and speedup with their intervals")
@@ -48,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"optexp.history: {mistake}", file=sys.stderr)
         return 1
     if options.markdown:
-        print(history.markdown(found))
+        print(history.page(found))
     else:
         show(found)
     if options.plot and not history.draw(found, options.plot):
@@ -71,7 +68,7 @@ def read(settings: Sequence[str], experiment: str, store: str | None = None) -> 
     if wrong := [text for text in settings if "=" not in text]:
         raise ConfigError(f"cannot read {wrong[0]!r}: write key=value, as in workload=mlp")
     wanted = dict(text.split("=", 1) for text in settings)
-    records = recorded.records(Tracking(uri=store), experiment, wanted.get("workload"), NEWEST)
+    records = recorded.records(Tracking(uri=store), experiment, wanted.get("workload"), history.NEWEST)
     found = [record for record in records if history.fits(record.result, wanted)]
     if not found:
         raise ConfigError(f"{experiment} has no record with {' '.join(settings) or 'any settings'}")

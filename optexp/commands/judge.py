@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from optexp.commands.interrupting import INTERRUPTED, raise_when_interrupted
+from optexp.commands.parsing import parser_of
 from optexp.errors import ConfigError
 from optexp.judging import crew, definition_files, problem_files, table
 from optexp.judging.fast_p import fast_p
@@ -31,6 +31,7 @@ from optexp.judging.problem_files import Target
 from optexp.judging.store import Store
 from optexp.records.verdict import Verdict
 from optexp.schema import suggest
+from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
 
 WIDTH = 160  # columns of the table, where stderr is no terminal
 
@@ -41,9 +42,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         SystemExit: an option does not exist.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m optexp.judge", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("judge", __doc__)
     parser.add_argument("suite", metavar="SUITE", nargs="?")
     parser.add_argument("candidates", metavar="CANDIDATES", nargs="?")
     add = parser.add_argument

@@ -6,7 +6,6 @@ nothing is verified: whether two programs compute the same is not asked.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from optexp.commands.parsing import parser_of
 from optexp.comparison.suggestions import answered, installed
 from optexp.errors import ConfigError
 from optexp.profiling import any_trace, calibration
@@ -88,9 +88,7 @@ def compared(before: Reading, after: Reading) -> tuple[Difference | None, list[s
 
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 where a file cannot be read."""
-    parser = argparse.ArgumentParser(
-        "python -m optexp.read", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("read", __doc__)
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="one trace, or two to be compared")
     parser.add_argument("--step", metavar="REGEX", help="names of the ranges that are steps")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found")

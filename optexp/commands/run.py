@@ -51,9 +51,8 @@ def overrides(arguments: Sequence[str]) -> list[str]:
     ours = ["workload=script", f"workload.path={quoted(str(path))}"]
     ours += [f"workload.arguments=[{','.join(map(quoted, own))}]"] if own else []
     ours += [] if learns(path) or any(one.startswith("workload.mode=") for one in theirs) else ["workload.mode=forward"]
-    return (
-        [*theirs, *ours] if theirs[:1] and theirs[0].startswith("-") else [*ours, *theirs]
-    )  # flags divide no overrides
+    flags_first = bool(theirs) and theirs[0].startswith("-")  # Hydra wants its overrides in one piece
+    return [*theirs, *ours] if flags_first else [*ours, *theirs]
 
 
 def learns(path: Path) -> bool:

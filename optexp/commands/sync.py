@@ -16,6 +16,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from optexp.commands.parsing import parser_of
 from optexp.comparison.trials import FOLDER as TRIALS
 from optexp.errors import TrackingError
 from optexp.reporting import logged, tracking
@@ -23,7 +24,7 @@ from optexp.result import Result
 from optexp.sweeps import overview, sweep
 
 FOLDERS = ("outputs", "multirun")
-RECORD = "result.json"
+FILE = "result.json"
 SWEEP = "multirun.yaml"  # Hydra leaves it in a sweep's folder
 REPLACED = "by_itself"  # folder of a record that a sweep replaced
 
@@ -44,13 +45,13 @@ def main(arguments: Sequence[str]) -> int:
     except TrackingError as error:
         print(f"optexp.sync: {error}; run the same command again", file=sys.stderr)
         status = 1
-    told = [f"{count} {what}" for what, count in sender.counts.items()] or ["none sent"]
-    print(f"{len(found)} record{'s' if len(found) > 1 else ''}: {', '.join(told)}")
+    outcomes = [f"{count} {outcome}" for outcome, count in sender.counts.items()] or ["none sent"]
+    print(f"{len(found)} record{'s' if len(found) > 1 else ''}: {', '.join(outcomes)}")
     return status
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m optexp.sync", description=__doc__)
+    parser = parser_of("sync", __doc__)
     parser.add_argument("folders", nargs="*", metavar="FOLDER", help="searched for records; or result.json files")
     parser.add_argument("--store", help="default: MLFLOW_TRACKING_URI, else mlflow.db in the working folder")
     parser.add_argument("--experiment", default="optexp", help="default: %(default)s")
@@ -62,7 +63,7 @@ def records(folder: Path) -> Iterator[Path]:
     if folder.is_file():
         yield folder
         return
-    every = [path for path in folder.rglob(RECORD) if REPLACED not in path.relative_to(folder).parts]
+    every = [path for path in folder.rglob(FILE) if REPLACED not in path.relative_to(folder).parts]
     yield from sorted(every, key=lambda path: (len(path.parts), path))
 
 
@@ -70,7 +71,7 @@ def records(folder: Path) -> Iterator[Path]:
 class Sender:
     """Sends records to a store, each once.
 
-    counts:  of what became of them, in words
+    counts:  records by their outcome, in words
     parents: run of each sweep and of each job with trials, by folder
     """
 
@@ -85,13 +86,13 @@ class Sender:
             TrackingError: the store refuses it, or is away.
         """
         try:
-            record = json.loads((folder / RECORD).read_text())
+            record = json.loads((folder / FILE).read_text())
             result = Result.of(record)
         except (OSError, ValueError, KeyError, TypeError):
             return self._count("cannot be read", None)
         if not result.fingerprint:
             return self._count("of jobs that were never built", None)
-        ended_ms = int(1000 * (folder / RECORD).stat().st_mtime)
+        ended_ms = int(1000 * (folder / FILE).stat().st_mtime)
         key = result.id or str(record.get("digest", ""))
         held = tracking.held(self.store, key) or self._held_before(result)
         if held is None:
@@ -108,8 +109,8 @@ class Sender:
         run.finish(ended_ms=ended_ms)
         return self._count("sent", run.run_id)
 
-    def _count(self, what: str, run_id: str | None) -> str | None:
-        self.counts[what] += 1
+    def _count(self, outcome: str, run_id: str | None) -> str | None:
+        self.counts[outcome] += 1
         return run_id
 
     def _held_before(self, result: Result) -> tracking.Held | None:
@@ -120,7 +121,7 @@ class Sender:
     def _parent(self, folder: Path) -> str | None:
         """The run of the job whose trial this is, or of the sweep whose job."""
         for above in folder.parents:
-            is_job = (above / TRIALS) in folder.parents and (above / RECORD).is_file()
+            is_job = (above / TRIALS) in folder.parents and (above / FILE).is_file()
             if is_job or (above / SWEEP).is_file():
                 if above not in self.parents:
                     self.parents[above] = self._job(above) if is_job else self._sweep(above)
@@ -128,7 +129,7 @@ class Sender:
         return None
 
     def _job(self, folder: Path) -> str | None:
-        result = Result.read(folder / RECORD)
+        result = Result.read(folder / FILE)
         held = tracking.held(self.store, result.id) if result.id else self._held_before(result)
         return held.run.run_id if held else None
 

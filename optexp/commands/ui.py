@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.error import URLError
 
+from optexp.commands.parsing import parser_of
 from optexp.errors import TrackingError
 from optexp.reporting import tracking
 
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m optexp.ui", description=__doc__)
+    parser = parser_of("ui", __doc__)
     parser.add_argument("--store", help="default: MLFLOW_TRACKING_URI, else mlflow.db in the working folder")
     parser.add_argument("--experiment", default="optexp", help="default: %(default)s")
     parser.add_argument("--port", type=int, help=f"default: the first free one from {FIRST_PORT} on")
@@ -62,7 +63,7 @@ def _missing(uri: str) -> Path | None:
 
 
 def free_port() -> int:
-    """The first port from 5000 on that nobody listens on.
+    """The first free port from 5000 on.
 
     Raises:
         TrackingError: all are taken.

@@ -18,8 +18,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
+from optexp.commands.parsing import parser_of
 from optexp.comparison.regression import send
 from optexp.config import Tracking
 from optexp.config.watch_list import WatchList
@@ -30,10 +30,9 @@ from optexp.records.verdict import REGRESSION_STATUS
 from optexp.reporting import history, recorded, tracking
 from optexp.reporting.history import Series
 from optexp.reporting.recorded import Recorded
+from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.support.units import duration, seconds
 
-INTERRUPTED = 130
-NEWEST = 1000  # records that are read, at most
 TAG = "optexp.step"  # of the first run after a step that was reported
 REPORTED = (1, 3, REGRESSION_STATUS)  # statuses of a comparison, the worst first
 MOVED = 3  # records by which later ones may move a step that was reported
@@ -60,9 +59,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         SystemExit: an option does not exist.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m optexp.watch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("watch", __doc__)
     parser.add_argument("list", type=Path, metavar="LIST")
     often = parser.add_mutually_exclusive_group()
     often.add_argument("--every", default="1h", metavar="TIME", help="from one round's start to the next: 30m, 1h, 24h")
@@ -73,9 +70,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
     options = parse(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+    raise_when_interrupted()
     try:
         watched, every_s = WatchList.read(options.list), seconds(options.every, "--every")
         change_points.require()
@@ -92,13 +87,6 @@ def main(arguments: Sequence[str]) -> int:
         return INTERRUPTED
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Stop in order, once."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
 def one_round(watched: WatchList) -> int:
     """Run every comparison once, draw the history and report new steps; returns the exit status.
 
@@ -106,7 +94,7 @@ def one_round(watched: WatchList) -> int:
         TrackingError: the store cannot be read or written.
     """
     statuses = {text: compare(text, watched.experiment) for text in watched.comparisons}
-    every = history.series(recorded.records(Tracking(), watched.experiment, limit=NEWEST))
+    every = history.series(recorded.records(Tracking(), watched.experiment, limit=history.NEWEST))
     history.draw(every, Path(watched.plot))
     found = new_steps(every)
     for new in found:

@@ -31,15 +31,11 @@ def conclude(session: Session, facts: Facts, timed: Timed) -> None:
         summary.setup_s = setup_s[name]
     facts.confidence, spread = settings.confidence, expected(session, samples)
     ratios = [[pair.log_ratio for pair in sample.kept] for sample in samples]
-    facts.measurement = Measurement(
-        preset=settings.preset,
-        min_effect=settings.min_effect,
-        watchdogs=[accepted(session, watchdog(samples)) for watchdog in WATCHDOGS],
+    facts.measurement = replace(
+        measurement_of(samples, settings, session.experiment.environment.allow_foreign),
         controls=dict(timed.controls),
         p_value=statistics.p_value(ratios, settings.min_effect, settings.confidence, spread),
         l2=l2(samples, settings, spread),
-        processes=[ProcessRatio(s.log_ratio, len(s.kept)) for s in samples],
-        pairs=[[(p.baseline.step_s * 1e6, p.candidate.step_s * 1e6) for p in s.kept] for s in samples],
         dropped=[[(p.baseline.step_s * 1e6, p.candidate.step_s * 1e6) for p in s.dropped] for s in samples],
         spread=spread,
         setups_s=timed.setups_s,
@@ -54,10 +50,23 @@ def conclude(session: Session, facts: Facts, timed: Timed) -> None:
     learn(session, samples)
 
 
-def accepted(session: Session, watch: Watch) -> Watch:
-    """A foreign process is a remark where the user allows it."""
-    allowed = session.experiment.environment.allow_foreign and watch.name == FOREIGN
-    return replace(watch, severity=Severity.REMARK) if allowed else watch
+def measurement_of(samples: Sequence[Sample], settings: MeasurementSettings, allow_foreign: bool) -> Measurement:
+    """Blocks that count, and watchdogs over all blocks.
+
+    Args:
+        allow_foreign: Another program on the GPU is a remark.
+    """
+    return Measurement(
+        preset=settings.preset,
+        min_effect=settings.min_effect,
+        watchdogs=[_accepted(watchdog(samples), allow_foreign) for watchdog in WATCHDOGS],
+        processes=[ProcessRatio(s.log_ratio, len(s.kept)) for s in samples],
+        pairs=[[(p.baseline.step_s * 1e6, p.candidate.step_s * 1e6) for p in s.kept] for s in samples],
+    )
+
+
+def _accepted(watch: Watch, allow_foreign: bool) -> Watch:
+    return replace(watch, severity=Severity.REMARK) if allow_foreign and watch.name == FOREIGN else watch
 
 
 def series(samples: Sequence[Sample]) -> list[dict[str, list[float | None]]]:

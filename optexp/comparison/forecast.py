@@ -60,7 +60,7 @@ def guess(experiment: Experiment) -> tuple[float, str]:
 
 
 def welcome(experiment: Experiment) -> str:
-    """What a user reads when a job starts: how long it takes, and whether it may end earlier."""
+    """The sentence at a job's start: how long it takes, and whether it may end earlier."""
     seconds, _ = guess(experiment)
     open_end = experiment.measurement.processes_max > experiment.measurement.processes_min
     earlier = "; it ends earlier when it is precise" if experiment.mode == "compare" and open_end else ""

@@ -1,4 +1,4 @@
-"""What a comparison must know of its baseline. A search knows it of a stack that an earlier trial verified."""
+"""The facts that a comparison needs of its baseline. A search has them of a stack that an earlier trial verified."""
 
 from __future__ import annotations
 

@@ -45,10 +45,8 @@ class Bench:
         self.trials, self.begin, self.rounds, self.longest_s = Trials(session), time.monotonic(), 0, 0.0
         self.verified = set[tuple[str, ...]]()  # labels of stacks that a trial has measured
         self.known: KnownBaseline | None = None  # the stack that was profiled last, if it is one of them
-        self.limit, self.refused = (
-            "",
-            set[str](),
-        )  # of the stack that was profiled last: bottleneck, what is UNSUPPORTED
+        self.refused = set[str]()  # changes of the stack that was profiled last that are UNSUPPORTED
+        self.shares: dict[str, float] = {}  # of that stack's step, by the bottleneck's label
         self.limits: dict[str, list[Bottleneck]] = {}  # by change: of the stack that its last trial measured
         self.settings = session.settings
         self.brief = brief(self.settings)
@@ -119,7 +117,7 @@ class Bench:
         return Survey([*first, *(proposal for _, proposal in proposals)], left_out)
 
     def _trusted(self, found: Profile) -> View | None:
-        """What bounds may follow from; None, with a note, where tracing hides what the step does."""
+        """The view that bounds follow from; None, with a note, where tracing hides the step's own work."""
         view, notes = found.view(), self.session.result.notes
         if not disturbed(view, found.trace.timed_us or view.breakdown.wall_us):
             return view

@@ -124,8 +124,7 @@ def rounds(session: Session, timed: Timed) -> None:
         remaining = to_go_s(len(samples), spent, precise, settings)
         count = f"{len(samples)} process{'es' if len(samples) > 1 else ''}"
         session.progress.update(f"{count} measured", remaining_s=remaining)
-        enough = precise or spent > settings.budget_s
-        if len(samples) == settings.processes_max or (len(samples) >= settings.processes_min and enough):
+        if settings.enough(len(samples), precise, spent):
             break
         timed.close_arms()
     look_at_load(session, timed.arms, found)

@@ -1,4 +1,4 @@
-"""PARENT: what is wrong with a request, found before anything is written or started."""
+"""PARENT: mistakes in a request, found before anything is written or started."""
 
 from __future__ import annotations
 

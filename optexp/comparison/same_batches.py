@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isclose
+from math import isclose, prod
 
 from optexp.errors import NoReference
 from optexp.workers.arm import Arm
@@ -23,7 +23,7 @@ SAME_MEAN = 1e-9  # relative: means over an epoch in another order are closer
 class Difference:
     """How the candidate's batches differ.
 
-    rounding: by no more than that
+    rounding: by no more than rounding
     """
 
     text: str
@@ -32,7 +32,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Feeds:
-    """What the feeds of both arms give, and the reference's, which is the baseline's in another process."""
+    """The feeds of both arms, and of the reference, which is the baseline's in another process."""
 
     baseline: Client[Arm]
     candidate: Client[Arm]
@@ -166,17 +166,9 @@ def epoch_means(fed: Fed) -> dict[str, float] | None:
     sums, counts = dict[str, float](), dict[str, int]()
     for batch in fed.batches[: fed.epoch]:
         for name, mean in batch.means.items():
-            size = elements(batch.shapes[name])
+            size = prod(batch.shapes[name])
             sums[name], counts[name] = sums.get(name, 0.0) + mean * size, counts.get(name, 0) + size
     return {name: total / counts[name] for name, total in sums.items()}
-
-
-def elements(shape: Sequence[int]) -> int:
-    """Number of elements of a shape."""
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def close(ours: Mapping[str, float], theirs: Mapping[str, float]) -> bool:

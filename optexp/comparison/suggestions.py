@@ -42,7 +42,7 @@ def advise(
 
 
 def installed() -> Sequence[Strategy]:
-    """Every strategy on the search path, with the options of its YAML; composed once, so nobody may change one.
+    """Every strategy on the search path, with the options of its YAML; composed once, so they must not be changed.
 
     One that cannot be built is no advice: a user's first draft must not end comparisons of others. Who asks for it is
     told why.

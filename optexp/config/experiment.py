@@ -38,7 +38,7 @@ MODES = sorted((file.stem for file in FOLDER.glob("[!_]*.py")), key=lambda name:
 
 @dataclass
 class Environment:
-    """What is accepted of the machine.
+    """Conditions of the machine that are accepted.
 
     allow_foreign:  other programs may use the GPU meanwhile; the result says so
     """
@@ -128,7 +128,7 @@ def resolve(config: DictConfig, workload: Workload | None = None) -> Experiment:
 
 
 def read_settings(config: DictConfig) -> tuple[Settings, dict[str, Any], list[str]]:
-    """What can be checked without an import of torch.
+    """Check all keys that need no import of torch.
 
     Returns:
         The top-level keys, the nodes of the groups by name, and notes of the sweep on keys that it left out.

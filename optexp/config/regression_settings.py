@@ -9,7 +9,7 @@ from optexp.schema import choice
 
 @dataclass
 class RegressionSettings:
-    """What a new result is compared with, and what is done about a regression.
+    """The record that a new result is compared with, and the reaction to a regression.
 
     against:   id of an MLflow run, name of an experiment, or a tag as name or name:value; null: nothing
     threshold: smallest change that raises an alarm: 0.1 is 10 %

@@ -15,7 +15,7 @@ EXAMPLE = "comparisons: [workload=mlp strategy=fusion]"
 
 @dataclass
 class WatchList:
-    """What is watched.
+    """The comparisons to watch.
 
     comparisons: as they are typed after `python -m optexp`
     experiment:  name in MLflow that holds the history

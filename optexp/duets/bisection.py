@@ -64,7 +64,7 @@ class Bisection:
     suspects: Sequence[Commit] = ()
 
     def run(self) -> None:
-        """Check that the ends differ, then halve what lies between them. Without a difference there are no suspects."""
+        """Check that the ends differ, then halve the commits between them. Equal ends leave no suspects."""
         end = self._try(self.commits[-1], differing)
         if end.side is not Side.BAD or end.result.speedup is None:
             return
@@ -92,7 +92,7 @@ def halved(commits: Sequence[Commit], side_of: Callable[[Commit], Side | None]) 
 
     Args:
         commits: After the good one, the oldest first; the last is bad.
-        side_of: None where nobody knows; its neighbours are then tried.
+        side_of: The end that a commit is as fast as; None if undecided: its neighbours are then tried.
     """
     low, high, undecided = -1, len(commits) - 1, set[int]()
     while left := [index for index in range(low + 1, high) if index not in undecided]:

@@ -10,7 +10,7 @@ from random import Random
 import torch
 
 from optexp.comparison.adjudicate import Decision, Facts, measured, refused
-from optexp.comparison.conclusion import summarize
+from optexp.comparison.conclusion import measurement_of, summarize
 from optexp.duets.program import Program
 from optexp.measurement import controls, statistics
 from optexp.measurement.clock import Timing
@@ -19,8 +19,6 @@ from optexp.measurement.gpu import Gpu
 from optexp.measurement.neighbours import neighbours
 from optexp.measurement.samples import MAIN, SAME, Pair, Sample
 from optexp.measurement.settings import MeasurementSettings
-from optexp.measurement.watchdogs import FOREIGN, WATCHDOGS
-from optexp.records.measurement import Measurement, ProcessRatio, Severity, Watch
 from optexp.reporting.wording import headline
 from optexp.result import Result, Speedup, Verdict
 from optexp.support.stopwatch import Stopwatch
@@ -57,12 +55,12 @@ def duet(
 
 
 def _enough(samples: list[Sample], settings: MeasurementSettings, watch: Stopwatch) -> bool:
-    """The rule of every comparison: never that a result became significant."""
-    if len(samples) < settings.processes_min or len(samples) >= settings.processes_max:
-        return len(samples) >= settings.processes_max
+    """Whether measuring ends, by the rule of every comparison."""
+    if not samples:
+        return False
     interval = statistics.over_processes([sample.log_ratio for sample in samples], settings.confidence)
-    spent_s = time.monotonic() - watch.begin
-    return statistics.precise_enough(interval, settings.half_width) or spent_s > settings.budget_s
+    precise = statistics.precise_enough(interval, settings.half_width)
+    return settings.enough(len(samples), precise, time.monotonic() - watch.begin)
 
 
 def _round(programs: Mapping[str, Program], order: Random, gpu: Gpu | None) -> Sample:
@@ -84,14 +82,9 @@ def _round(programs: Mapping[str, Program], order: Random, gpu: Gpu | None) -> S
 
 def concluded(samples: list[Sample], settings: MeasurementSettings, device: str, allow_foreign: bool) -> Result:
     """The verdict of processes that were timed, by the rules of every comparison."""
-    measurement = Measurement(
-        preset=settings.preset,
-        min_effect=settings.min_effect,
-        watchdogs=[_accepted(watchdog(samples), allow_foreign) for watchdog in WATCHDOGS],
-        controls={name: c for name, c in controls.judge(samples, settings).items() if name == controls.NAMES[SAME]},
-        processes=[ProcessRatio(s.log_ratio, len(s.kept)) for s in samples],
-        pairs=[[(p.baseline.step_s * 1e6, p.candidate.step_s * 1e6) for p in s.kept] for s in samples],
-    )
+    judged = controls.judge(samples, settings)
+    measurement = measurement_of(samples, settings, allow_foreign)
+    measurement.controls = {name: control for name, control in judged.items() if name == controls.NAMES[SAME]}
     facts = Facts(measurement=measurement, confidence=settings.confidence)
     decision = refused(facts) or measured(facts) or Decision(Verdict.ERROR, "nothing was measured")
     result = Result(decision.verdict, "", "commands", [], device, 0, environment=describe(torch.device(device)))
@@ -105,9 +98,3 @@ def concluded(samples: list[Sample], settings: MeasurementSettings, device: str,
     result.speedup = Speedup(*interval.ratios(), confidence=settings.confidence, processes=len(samples))
     result.headline = headline(result, "float32", "baseline", None)
     return result
-
-
-def _accepted(watch: Watch, allow_foreign: bool) -> Watch:
-    if watch.name != FOREIGN or not allow_foreign:
-        return watch
-    return Watch(watch.name, watch.ok, watch.text, Severity.REMARK, watch.about)

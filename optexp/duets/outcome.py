@@ -1,4 +1,4 @@
-"""What a comparison of two programs comes to: a line for people, and everything for a file."""
+"""The outcome of a comparison of two programs: a line for people, and everything for a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT = ("verdict", "headline", "speedup", "measurement", "objections", "explanat
 class Outcome:
     """base, head: names of the two
     unit:         of times: "step", or "run" where commands were timed as a whole
-    unverified:   why nobody knows whether both compute the same; empty where their results were judged
+    unverified:   why the results were not compared; empty if they were
     """
 
     base: str

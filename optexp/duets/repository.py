@@ -73,7 +73,7 @@ class Repository:
 
 
 def _git(folder: Path, *words: str, asked: str = "") -> str:
-    """What git prints.
+    """The output of a git command.
 
     Raises:
         ConfigError: git fails, or is not installed.

@@ -66,3 +66,15 @@ class MeasurementSettings:
             raise ValueError(f"pairs={self.pairs} are too few for a {self.confidence:.3%} interval from one process")
         if self.pairs < 2:
             raise ValueError(f"pairs={self.pairs} must be at least 2")
+
+    def enough(self, processes: int, precise: bool, spent_s: float) -> bool:
+        """Whether measuring ends. A difference that has become significant is no reason to.
+
+        Args:
+            processes: Measured so far.
+            precise: Their interval is narrow enough.
+            spent_s: Seconds that measuring them took.
+        """
+        if processes >= self.processes_max:
+            return True
+        return processes >= self.processes_min and (precise or spent_s > self.budget_s)

@@ -33,7 +33,7 @@ class About(StrEnum):
 
 @dataclass(frozen=True)
 class Watch:
-    """What a watchdog saw; `ok` where that was nothing.
+    """The finding of a watchdog; `ok` if there is none.
 
     looked: it had something to look at
     """

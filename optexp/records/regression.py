@@ -9,7 +9,7 @@ from optexp.records.measurement import Ratio
 
 
 class Outcome(StrEnum):
-    """What a comparison with a recorded result came to."""
+    """The outcome of a comparison with a recorded result."""
 
     ALARM = "ALARM"  # the interval excludes every change up to the threshold
     NO_REGRESSION = "no regression"  # the interval excludes every change beyond the threshold

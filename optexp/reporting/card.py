@@ -1,4 +1,4 @@
-"""The decision card of a pull request: what a stack gains and costs, how that was verified, and the lines to paste.
+"""The decision card of a pull request: a stack's gain and cost, their verification, and the lines to paste.
 
 `card.md` is for the pull request's text, `plots/card.png` is the same as a picture: of a stack that one may propose.
 """
@@ -47,8 +47,11 @@ def write(result: Result, folder: Path) -> None:
 
 
 def card(result: Result, folder: Path) -> Card:
-    """What a card says."""
-    device = result.environment.get("gpu") or result.environment.get("cpu") or result.device
+    """The card of a result.
+
+    Args:
+        folder: Of the record; the patch and repro.py are read from it.
+    """
     before, after = result.baseline, result.candidate
     step = [summary.microseconds(arm.step_us) for arm in (before, after) if arm.step_us]
     memory = [summary.mebibytes(arm.peak_mib) for arm in (before, after) if arm.peak_mib]
@@ -62,7 +65,7 @@ def card(result: Result, folder: Path) -> Card:
         ("Measured", summary.measured(result)),
     ]
     text, language = paste(result, folder)
-    title = f"{result.workload} · {result.label} · {device}"
+    title = f"{result.workload} · {result.label} · {result.device_model}"
     return Card(title, result.headline, [fact for fact in facts if fact[1]], text, language)
 
 

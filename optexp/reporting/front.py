@@ -1,4 +1,4 @@
-"""The top of a report: the verdict, one picture, what was verified, and what to do."""
+"""The top of a report: the verdict, one picture, the verified results, and the next actions."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Front:
 
 
 def front(result: Result) -> Front:
-    """What a reader sees first."""
+    """The top of a result's page."""
     claim, basis = parts(result.headline)
     alone = result.profile.baseline if result.verdict is Verdict.PROFILED else None
     return Front(
@@ -150,7 +150,7 @@ def _apart(labels: Sequence[Tick]) -> list[Tick]:
 
 
 def checks(result: Result) -> list[tuple[bool, str]]:
-    """What was verified, and the evidence that each strategy engaged."""
+    """The result of verification, and the evidence that each strategy engaged."""
     seen, text = result.equivalence, summary.verified(result)
     found = list[tuple[bool, str]]()
     if seen and text and (seen.ok or seen.headline not in result.headline):  # else the headline says it
@@ -167,7 +167,7 @@ def proposed(result: Result) -> bool:
 
 
 def to_do(result: Result) -> list[str]:
-    """What a reader does with the verdict, then what to try next."""
+    """The reader's next actions: one that follows from the verdict, then a stack to try."""
     if proposed(result):
         first = USE if result.verdict is Verdict.FASTER else f"{USE} It takes the same time and less memory."
     elif result.search is not None and result.speedup is None:

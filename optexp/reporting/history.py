@@ -14,13 +14,15 @@ from optexp.errors import ConfigError
 from optexp.measurement import change_points
 from optexp.measurement.arm_times import Arm, log_time
 from optexp.measurement.change_points import Step
-from optexp.reporting import recorded, summary
+from optexp.reporting import markdown, recorded, summary
 from optexp.reporting.recorded import Recorded
 from optexp.reporting.tables import frameless
+from optexp.reporting.titles import flatten, titles
 from optexp.result import Result
 from optexp.schema import shown
 from optexp.support.units import ratio
 
+NEWEST = 1000  # records that a history reads, at most
 COLUMNS = ("when", "commit", "verdict", "speedup", "time/step>", "step")
 WIDTH, HEIGHT = 6.5, 2.8  # of a panel, in inches
 TICKS = 8  # dates on an axis
@@ -57,13 +59,13 @@ def _titles(groups: Mapping[frozenset[tuple[str, str]], Sequence[Recorded]]) -> 
     """Workload with the settings that differ between series, both stacks, and the device where there are several."""
     newest, facts = [group[-1].result for group in groups.values()], [dict(key) for key in groups]
     several = len({fact["device"] for fact in facts}) > 1
-    titles = []
-    for title, result, fact in zip(summary.titles(newest), newest, facts, strict=True):
+    named = []
+    for title, result, fact in zip(titles(newest), newest, facts, strict=True):
         against = fact.get("baseline", "baseline")
         beside = f" against {against}" if against != "baseline" else ""
         place = f" on {fact['device']}" if several else ""
-        titles.append(f"{title} · {result.label}{beside}{place}")
-    return titles
+        named.append(f"{title} · {result.label}{beside}{place}")
+    return named
 
 
 def steps(group: Sequence[Recorded]) -> dict[str, Step]:
@@ -78,7 +80,7 @@ def steps(group: Sequence[Recorded]) -> dict[str, Step]:
 
 def fits(result: Result, wanted: Mapping[str, str]) -> bool:
     """Whether a result has these settings, as they are typed; the members of a stack come in any order."""
-    flat = {key: shown(value) for key, value in summary.flatten(result.config).items()}
+    flat = {key: shown(value) for key, value in flatten(result.config).items()}
     flat |= {"workload": result.workload, "strategy": members(result.label)}
     return all(flat.get(key) == (members(value) if key == "strategy" else value) for key, value in wanted.items())
 
@@ -119,14 +121,11 @@ def table(one: Series) -> Table:
     return made
 
 
-def markdown(every: Sequence[Series]) -> str:
+def page(every: Sequence[Series]) -> str:
     """All series as tables for a page, as of a job's summary."""
     heads = [name.removesuffix(">") for name in COLUMNS]
-    lines = []
-    for one in every:
-        lines += [f"### {one.title}", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-        lines += [f"| {' | '.join(row(one, record))} |" for record in one.records] + [""]
-    return "\n".join(lines)
+    tables = ((one.title, markdown.table(heads, [row(one, record) for record in one.records])) for one in every)
+    return "\n".join(f"### {title}\n\n{table}\n" for title, table in tables)
 
 
 # --- a picture -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
-"""What MLflow gets of a comparison: parameters, metrics, tags and a description. Names are fixed: dashboards depend on
-them.
+"""A comparison in MLflow: parameters, metrics, tags and a description. Names are fixed: dashboards depend on them.
 
-Parameters are what a person compares; every other setting stands in the artifact config.yaml.
+Parameters are the settings that people compare; every other setting stands in the artifact config.yaml.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from optexp.reporting import summary
+from optexp.reporting.titles import flatten
 from optexp.result import Result, Verdict
 from optexp.support.units import at_least, ratio
 
@@ -30,7 +30,7 @@ ROUNDING: dict[str, Callable[[float], float]] = {  # an interval is not made nar
 
 
 def name(result: Result) -> str:
-    """What lists call the run; a search's stack is found later."""
+    """The name of the run in lists; a search's stack is found later."""
     mode = result.config.get("mode")
     stack = "auto" if mode == "auto" else result.label
     return f"{result.workload} · {stack}{' taken apart' if mode == 'ablate' else ''}"
@@ -38,15 +38,15 @@ def name(result: Result) -> str:
 
 def case(result: Result) -> str:
     """The workload with the keys that tell it from others, `mlp dim=512`: speedups of one case are compared."""
-    flat = summary.flatten(result.config)
+    flat = flatten(result.config)
     keys = (key for key in result.compared if key in flat)
     settings = (f"{key.removeprefix('workload.')}={_as_typed(flat[key])}" for key in keys)
     return " ".join([result.workload, *settings])[:NAME_LIMIT]
 
 
 def params(result: Result) -> dict[str, str]:
-    """What a person compares: workload and its changed keys, stack, baseline, device, dtype and preset."""
-    flat = summary.flatten(result.config)
+    """The settings that people compare: workload and its changed keys, stack, baseline, device, dtype and preset."""
+    flat = flatten(result.config)
     found = {key: flat[key] for key in COMPARED if key in flat}
     found |= {"workload": result.workload, "strategy": result.label, "device": result.device}
     found |= {key: flat[key] for key in result.compared if key in flat}
@@ -54,7 +54,7 @@ def params(result: Result) -> dict[str, str]:
 
 
 def _as_name(key: str) -> str:
-    """What MLflow accepts; a key of a user's own mapping may be anything, as in strategy.replace.names.*.weight."""
+    """A name that MLflow accepts: a key of a user's mapping may be any text, as in strategy.replace.names.*.weight."""
     return re.sub(r"[^\w.\-:/ ]", "_", key)[:NAME_LIMIT]
 
 
@@ -139,14 +139,14 @@ def _readings(result: Result, column: str) -> Iterator[tuple[float, float]]:
 
 
 def tags(result: Result) -> dict[str, str]:
-    """What runs are found by, and a summary to read."""
+    """Tags that runs are found by, and a summary to read."""
     facts = result.environment
     found = {
         "optexp.verdict": str(result.verdict),
         "optexp.workload": result.workload,
         "optexp.case": case(result),
         "optexp.strategy": result.label,
-        "optexp.device": str(facts.get("gpu") or facts.get("cpu") or result.device),
+        "optexp.device": result.device_model,
         "optexp.evidence": "; ".join(summary.evidence(result)),
         "optexp.fingerprint": result.fingerprint,
         **({"optexp.regression": summary.regression(result)} if result.regression else {}),

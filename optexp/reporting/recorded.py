@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from optexp.errors import TrackingError
-from optexp.reporting import summary, tracking
+from optexp.reporting import tracking
+from optexp.reporting.titles import flatten
 from optexp.reporting.tracking import Node
 from optexp.result import Result, finite
 
@@ -43,15 +44,14 @@ def identity(result: Result) -> dict[str, str]:
     major.minor. Preset, seed and the user's code are left out: code is what a regression is about.
     """
     stacks = ("workload", "strategy", "baseline")
-    flat = json.loads(json.dumps(finite(summary.flatten(result.config)), default=str))
+    flat = json.loads(json.dumps(finite(flatten(result.config)), default=str))
     facts = {
         key: value if isinstance(value, str) else json.dumps(value)
         for key, value in flat.items()
         if key.partition(".")[0] in stacks or key == "dtype"
     }
-    model = result.environment.get("gpu") or result.environment.get("cpu") or result.device
     cores = len(result.placement.cpus) if result.placement else 0
-    device = f"{model}, {cores} core{'s' if cores != 1 else ''}" if cores else str(model)
+    device = f"{result.device_model}, {cores} core{'s' if cores != 1 else ''}" if cores else result.device_model
     version = re.match(r"\d+\.\d+", str(result.environment.get("torch")))
     return {**facts, "workload": result.workload, "device": device, TORCH: version[0] if version else "unknown"}
 
@@ -134,7 +134,7 @@ def _found(client: MlflowClient, against: str, workload: str | None) -> Iterator
     if RUN_ID.fullmatch(against):
         run = client.get_run(against)
         nested = [*finished, f"tags.mlflow.parentRunId = '{against}'"]
-        return _chained([run], _search(client, [run.info.experiment_id], nested))
+        return chain([run], _search(client, [run.info.experiment_id], nested))
     tag, colon, value = against.partition(":")
     experiment = client.get_experiment_by_name(against)
     if experiment is not None:
@@ -143,11 +143,6 @@ def _found(client: MlflowClient, against: str, workload: str | None) -> Iterator
     if not client.search_runs(everywhere, wanted, max_results=1):
         raise TrackingError(f"{against} is no run, experiment or tag in {tracking.store_name(client.tracking_uri)}")
     return _search(client, everywhere, [*finished, wanted])
-
-
-def _chained(runs: Sequence[Any], others: Iterator[Any]) -> Iterator[Any]:
-    yield from runs
-    yield from others
 
 
 def _search(client: MlflowClient, experiments: Sequence[str], conditions: Sequence[str]) -> Iterator[Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from optexp.records.measurement import About, Control, Cost, Watch
 from optexp.records.verification import Verification
@@ -365,8 +364,12 @@ def ranked(results: Iterable[Result]) -> list[Result]:
 
     What was only profiled is not ranked: it keeps its order.
     """
-    order = list(Verdict)
-    return sorted(results, key=lambda r: (-(r.speedup.low if r.speedup else 0.0), -order.index(r.verdict)))
+    return sorted(results, key=rank)
+
+
+def rank(result: Result) -> tuple[float, int]:
+    """The key of `ranked`: lower is better."""
+    return -(result.speedup.low if result.speedup else 0.0), -list(Verdict).index(result.verdict)
 
 
 def parts(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
@@ -378,37 +381,6 @@ def parts(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
     ]
 
 
-def titles(results: Sequence[Result]) -> list[str]:
-    """Each result's workload, with the settings in which the results differ: `mlp dim=512 dtype=bfloat16`.
-
-    Options of strategies and of the baseline stack are in the strategy's label already.
-    """
-    flat = [flatten(result.config) for result in results]
-    names = []
-    for result, config in zip(results, flat, strict=True):
-        # A job that was never built has a configuration that was never resolved: it tells nothing about the others.
-        alike = [c for r, c in zip(results, flat, strict=True) if r.workload == result.workload and r.fingerprint]
-        varying = [
-            key
-            for key in config
-            if not key.startswith(("strategy", "baseline.", "measurement."))
-            and len({str(other[key]) for other in alike if key in other}) > 1
-        ]
-        names.append(" ".join([result.workload, *(f"{k.removeprefix('workload.')}={config[k]}" for k in varying)]))
-    return names
-
-
-def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested configuration by dotted key."""
-    if not isinstance(node, dict):
-        return {prefix: node}
-    return {
-        name: leaf
-        for key, value in node.items()
-        for name, leaf in flatten(value, f"{prefix}.{key}" if prefix else str(key)).items()
-    }
-
-
 # --- units -----------------------------------------------------------------------------------------------------
 
 
@@ -417,7 +389,7 @@ def microseconds(value: float) -> str:
 
 
 def mebibytes(value: float) -> str:
-    """1.5 GiB, 412 MiB, 12 KiB; less is none that anybody would count."""
+    """1.5 GiB, 412 MiB, 12 KiB, "under 1 KiB", or "none" for 0."""
     for unit, size in (("GiB", 1024.0), ("MiB", 1.0), ("KiB", 2**-10)):
         if value >= size:
             return f"{digits(value / size)} {unit}"

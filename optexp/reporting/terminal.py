@@ -20,6 +20,7 @@ from rich.text import Text
 from optexp.records.profile import ArmProfile
 from optexp.reporting import profile_tables, summary, trial_tables
 from optexp.reporting.tables import ALARM, COLOURS, frameless, labelled, spaced
+from optexp.reporting.titles import titles
 from optexp.result import Result, Verdict
 from optexp.support.units import at_least, duration, ratio
 
@@ -254,7 +255,7 @@ def sweep_table(results: Sequence[Result]) -> RenderableType:
     left_out = {"at least>", "estimate>", "strategy"} if profiled else set()
     table = frameless(*(name for name in names if name not in left_out))
     numbers: dict[str, str] = {}  # of the reasons, which many jobs may share
-    for result, title in zip(results, summary.titles(results), strict=True):
+    for result, title in zip(results, titles(results), strict=True):
         speedup, arm, reason = result.speedup, summary.shown(result), summary.reason(result)
         measured = speedup is not None or result.verdict is Verdict.PROFILED
         number = numbers.setdefault(reason, str(len(numbers) + 1)) if reason else ""

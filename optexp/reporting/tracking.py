@@ -248,7 +248,7 @@ def log_later(config: Node, result: Result, folder: Path, parent_run_id: str | N
     Raises:
         TrackingError: neither can this process.
     """
-    run = start(config, f"{result.workload} · {result.label}", parent_run_id, {RECORD: result.id})
+    run = start(config, logged.name(result), parent_run_id, {RECORD: result.id})
     result.environment["mlflow_run"] = run.run_id
     result.write(folder / "result.json")
     run.log(result, folder)

@@ -1,16 +1,18 @@
-"""Which strategy is best for which workload: a sweep as one line for each workload, and a heat map."""
+"""Which strategy is best for which workload: a sweep as one line for each workload, a heat map, and bars."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log2
+from math import isfinite, log2, nan
 from pathlib import Path
 
 from optexp.reporting import summary
+from optexp.reporting.markdown import table
+from optexp.reporting.titles import titles
 from optexp.result import Result, Verdict
 from optexp.support.units import at_least, ratio
 
-NOTE, PICTURE = "sweep.md", "plots/heat_map.png"
+NOTE, PICTURE, BARS = "sweep.md", "plots/heat_map.png", "plots/speedup.png"
 HEADS = ("verdict", "at least", "estimate", "time/step", "peak memory", "workload", "strategy")
 WORDS = {Verdict.NOT_EQUIVALENT: "NOT\nEQUIVALENT", Verdict.NOT_ENGAGED: "NOT\nENGAGED"}
 MEASURED = {Verdict.FASTER: "Greens", Verdict.SLOWER: "Reds"}  # darker with the ratio
@@ -20,16 +22,16 @@ DARKEST = 8.0  # ratio with the darkest colour
 
 
 def draw(results: Sequence[Result], folder: Path) -> None:
-    """The heat map of a ranked sweep."""
+    """The pictures of a ranked sweep; none where nothing was measured."""
     if any(result.speedup for result in results):
-        _draw(cells(results), folder / PICTURE)
+        (folder / PICTURE).parent.mkdir(exist_ok=True)
+        _bars(results, folder / BARS)
+        _heat_map(cells(results), folder / PICTURE)
 
 
 def markdown(results: Sequence[Result]) -> str:
     """The best strategy of each workload, then all comparisons."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (HEADS, *_rows(results))]
-    lines.insert(1, "|" + "---|" * len(HEADS))
-    return "\n\n".join(["\n".join(f"- {line}" for line in best(results)), "\n".join(lines)])
+    return "\n\n".join(["\n".join(f"- {line}" for line in best(results)), table(HEADS, _rows(results))])
 
 
 def best(results: Sequence[Result]) -> list[str]:
@@ -51,14 +53,14 @@ def _winner(tried: Sequence[Result]) -> str:
 def cells(results: Sequence[Result]) -> dict[tuple[str, str], Result]:
     """The first result of each workload with its settings, and each strategy."""
     found: dict[tuple[str, str], Result] = {}
-    for result, title in zip(results, summary.titles(results), strict=True):
+    for result, title in zip(results, titles(results), strict=True):
         found.setdefault((title, result.label), result)
     return found
 
 
 def _rows(results: Sequence[Result]) -> list[list[str]]:
     rows = []
-    for result, title in zip(results, summary.titles(results), strict=True):
+    for result, title in zip(results, titles(results), strict=True):
         speedup, arm = result.speedup, summary.shown(result)
         known = speedup if result.verdict is not Verdict.INCONCLUSIVE else None
         rows.append([
@@ -73,7 +75,27 @@ def _rows(results: Sequence[Result]) -> list[list[str]]:
     return rows
 
 
-def _draw(found: Mapping[tuple[str, str], Result], path: Path) -> None:
+def _bars(results: Sequence[Result], path: Path) -> None:
+    """Speedups with their intervals, the best on top."""
+    from matplotlib.figure import Figure  # without pyplot: no backend, no global state
+
+    named = zip(results, titles(results), strict=True)
+    bars = [(f"{title} · {result.label}", result.verdict, result.speedup) for result, title in named if result.speedup]
+    figure = Figure(figsize=(8, 1.2 + 0.4 * len(bars)), layout="constrained")
+    axes = figure.subplots()
+    for place, (_, verdict, found) in enumerate(bars):
+        above = found.high - found.estimate if isfinite(found.high) else nan
+        colour = "#2e7d32" if verdict is Verdict.FASTER else "#9e9e9e"
+        axes.barh(place, found.estimate, color=colour, xerr=[[found.estimate - found.low], [above]], capsize=3)
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_yticks(range(len(bars)), [label for label, _, _ in bars])
+    axes.invert_yaxis()
+    axes.set_xlabel("speedup over the baseline, with its interval")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def _heat_map(found: Mapping[tuple[str, str], Result], path: Path) -> None:
     """Workloads by strategies; a cell has the verdict, and the ratio where it is known."""
     from matplotlib.figure import Figure  # without pyplot: no backend, no global state
     from matplotlib.patches import Rectangle
@@ -92,7 +114,6 @@ def _draw(found: Mapping[tuple[str, str], Result], path: Path) -> None:
     axes.set_yticks(range(len(workloads)), workloads)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=120)
 
 

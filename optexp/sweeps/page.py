@@ -16,9 +16,11 @@ from typing import Any
 from markupsafe import Markup
 from omegaconf import OmegaConf
 
-from optexp.reporting import front, report, summary
+from optexp.reporting import front, markdown, report, summary
+from optexp.reporting.titles import titles
 from optexp.result import ArmSummary, Result, Verdict
 from optexp.support.units import at_least, ratio
+from optexp.sweeps import plot, study
 from optexp.sweeps.curves import curves
 
 WIDTH, MARGIN = 300, 8  # of an interval, in pixels
@@ -38,10 +40,29 @@ HEADS = [
 
 
 @dataclass(frozen=True)
+class Job:
+    """A job of the sweep.
+
+    title: workload with the settings in which the jobs differ
+    link:  to its page, relative to the sweep's folder; empty where there is none
+    """
+
+    folder: Path
+    result: Result
+    title: str
+    link: str
+
+    @property
+    def label(self) -> str:
+        """Workload and stack."""
+        return f"{self.title} · {self.result.label}"
+
+
+@dataclass(frozen=True)
 class Row:
     """A job's line in the ranking.
 
-    link:     to its page, relative to the sweep's folder; empty where there is none
+    link:     see `Job`
     interval: left end, right end and estimate in pixels; None where no speedup may be shown
     """
 
@@ -73,7 +94,7 @@ class Heat:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a study adds.
+    """A study's part of the page.
 
     pictures: panels as SVG;  told: the reasons, in lines;  heads, rows: its table;  raw: the same as numbers
     """
@@ -85,6 +106,20 @@ class Answer:
     heads: list[str]
     rows: list[list[str]]
     raw: tuple[list[str], list[list[Any]]]
+
+    @classmethod
+    def of(cls, asked: study.Study, found: Sequence[study.Point]) -> Answer:
+        """The answer that points give."""
+        heads, rows = study.table(asked, found)
+        return cls(
+            question=asked.question,
+            pictures=[*map(Markup, plot.as_svg(asked, found))],
+            told=plot.tell(asked, found),
+            remarks=study.remarks(asked, found),
+            heads=heads,
+            rows=rows,
+            raw=study.raw(asked, found),
+        )
 
 
 @dataclass(frozen=True)
@@ -111,43 +146,47 @@ def write(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer |
     made = page(name, jobs, folder, answer)
     (folder / PAGE).write_text(report.templates().get_template("sweep.html.j2").render(page=made))
     heads, rows = (answer.heads, answer.rows) if answer else (made.heads, made.rows)
-    (folder / TABLE).write_text(as_markdown(heads, rows))
+    (folder / TABLE).write_text(markdown.table(heads, rows) + "\n")
     (folder / CSV).write_text(as_csv(*(answer.raw if answer else raw(jobs))))
 
 
 def page(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer | None = None) -> Page:
-    """What the page shows."""
+    """The page of a sweep.
+
+    Args:
+        jobs: Results by the jobs' folders.
+        folder: Of the sweep; links are relative to it.
+        answer: Of a study; None for a plain sweep.
+    """
     results = list(jobs.values())
-    titles = dict(zip(map(id, results), summary.titles(results), strict=True))
-    places = {id(result): _link(job, folder) for job, result in jobs.items()}
-    order = summary.ranked(results)
-    best = next((result for result in order if result.verdict is Verdict.FASTER), None)
+    every = [
+        Job(job, result, title, _link(job, folder))
+        for (job, result), title in zip(jobs.items(), titles(results), strict=True)
+    ]
+    order = sorted(every, key=lambda job: summary.rank(job.result))
+    best = next((job for job in order if job.result.verdict is Verdict.FASTER), None)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in Counter(r.verdict for r in results).items())
     if answer:
         claim, tone = answer.question, "calm"
-    elif best and best.speedup:
-        claim = f"Fastest: {titles[id(best)]} · {best.label}, at least {at_least(best.speedup.low)}×"
-        tone = "good"
+    elif best and best.result.speedup:
+        claim, tone = f"Fastest: {best.label}, at least {at_least(best.result.speedup.low)}×", "good"
     else:
         claim, tone = "Nothing was faster", "warn"
-    device = results[0].environment.get("gpu") or results[0].environment.get("cpu") or results[0].device
     scale = _Scale.of(results)
     return Page(
-        name,
-        claim,
-        f"{len(results)} jobs: {counts}. {device}.",
-        tone,
-        checks(results),
-        commands(jobs, titles) or suggestions(results, titles),
-        [_row(r, titles[id(r)], places[id(r)], scale) for r in order]
-        if any(r.verdict.measured for r in results)
-        else [],
-        scale.x(1.0),
-        heat(order, titles, places),
-        answer,
-        [] if answer else [*map(Markup, curves(results))],
-        HEADS,
-        [_cells(r, titles[id(r)], places[id(r)]) for r in order],
+        name=name,
+        claim=claim,
+        basis=f"{len(results)} jobs: {counts}. {results[0].device_model}.",
+        tone=tone,
+        checks=checks(results),
+        to_do=commands(every) or suggestions(every),
+        ranking=[_row(job, scale) for job in order] if any(r.verdict.measured for r in results) else [],
+        one=scale.x(1.0),
+        heat=heat(order),
+        answer=answer,
+        curves=[] if answer else [*map(Markup, curves(results))],
+        heads=HEADS,
+        rows=[_cells(job) for job in order],
     )
 
 
@@ -156,7 +195,7 @@ def _link(job: Path, folder: Path) -> str:
 
 
 def checks(results: Sequence[Result]) -> list[tuple[bool, str]]:
-    """How many jobs were verified, and which were not, in words."""
+    """The number of verified jobs, and each job that is not, in words."""
     compared = [result for result in results if result.verdict is not Verdict.PROFILED]
     right = [result for result in compared if result.equivalence and result.equivalence.ok]
     found = (
@@ -168,23 +207,20 @@ def checks(results: Sequence[Result]) -> list[tuple[bool, str]]:
     return [*found, *((False, f"{r.workload} · {r.label}: {summary.reason(r) or r.verdict}") for r in wrong)]
 
 
-def commands(jobs: Mapping[Path, Result], titles: Mapping[int, str]) -> list[tuple[str, str]]:
+def commands(jobs: Sequence[Job]) -> list[tuple[str, str]]:
     """For each workload the surest stack, and the command that repeats it."""
-    best: dict[str, tuple[Path, Result]] = {}
-    for job, result in jobs.items():
-        if result.verdict is Verdict.FASTER and result.speedup:
-            known = best.get(titles[id(result)])
-            if known is None or known[1].speedup is None or result.speedup.low > known[1].speedup.low:
-                best[titles[id(result)]] = job, result
-    return [(f"{title}: {result.label}", _command(job)) for title, (job, result) in best.items()]
+    best: dict[str, Job] = {}
+    for job in (job for job in jobs if job.result.verdict is Verdict.FASTER):
+        best[job.title] = min(best.get(job.title, job), job, key=lambda job: summary.rank(job.result))
+    return [(f"{job.title}: {job.result.label}", _command(job.folder)) for job in best.values()]
 
 
-def suggestions(results: Sequence[Result], titles: Mapping[int, str]) -> list[tuple[str, str]]:
-    """What profiles propose, where nothing was compared; once for all programs that it is said of."""
+def suggestions(jobs: Sequence[Job]) -> list[tuple[str, str]]:
+    """Proposals of profiles, if nothing was compared; each once, with all its programs."""
     said: dict[str, list[str]] = {}
-    for result in results:
-        if result.verdict is Verdict.PROFILED and (text := summary.suggestion(result)):
-            said.setdefault(text, []).append(titles[id(result)])
+    for job in jobs:
+        if job.result.verdict is Verdict.PROFILED and (text := summary.suggestion(job.result)):
+            said.setdefault(text, []).append(job.title)
     return [(f"{', '.join(programs)}: {text}", "") for text, programs in said.items()]
 
 
@@ -219,10 +255,11 @@ class _Scale:
         return round(MARGIN + log(inside / self.low) / log(self.high / self.low) * (WIDTH - 2 * MARGIN), 1)
 
 
-def _row(result: Result, title: str, link: str, scale: _Scale) -> Row:
+def _row(job: Job, scale: _Scale) -> Row:
+    result = job.result
     found = result.speedup if result.verdict.measured else None
     ends = (scale.x(found.low), scale.x(found.high), scale.x(found.estimate)) if found else None
-    return Row(f"{title} · {result.label}", result.verdict, front.tone(result.verdict), said(result), link, ends)
+    return Row(job.label, result.verdict, front.tone(result.verdict), said(result), job.link, ends)
 
 
 def said(result: Result) -> str:
@@ -234,16 +271,20 @@ def said(result: Result) -> str:
     return f"undecided, {ends}" if result.verdict is Verdict.INCONCLUSIVE else f"{ratio(found.estimate)} ({ends})"
 
 
-def heat(order: Sequence[Result], titles: Mapping[int, str], places: Mapping[int, str]) -> Heat | None:
-    """Workloads by strategies; None where one of them does not vary, or where nothing is compared."""
-    compared = [result for result in order if result.verdict is not Verdict.PROFILED]
-    columns = list(dict.fromkeys(result.label for result in compared))
+def heat(ranked: Sequence[Job]) -> Heat | None:
+    """Workloads by strategies; None where one of them does not vary, or where nothing is compared.
+
+    Of jobs with the same workload and strategy the one with the higher rank is shown.
+    """
+    compared = [job for job in ranked if job.result.verdict is not Verdict.PROFILED]
+    columns = list(dict.fromkeys(job.result.label for job in compared))
     cells: dict[str, dict[str, Cell]] = {}
-    for result in compared:
+    for job in compared:
+        result = job.result
         short = f"≥ {at_least(result.speedup.low)}×" if result.speedup and result.verdict is Verdict.FASTER else ""
         short = short or (ratio(result.speedup.estimate) if result.speedup and result.verdict is Verdict.SLOWER else "")
-        cell = Cell(result.verdict, front.tone(result.verdict), short, places[id(result)])
-        cells.setdefault(titles[id(result)], {})[result.label] = cell
+        cell = Cell(result.verdict, front.tone(result.verdict), short, job.link)
+        cells.setdefault(job.title, {}).setdefault(result.label, cell)
     if len(columns) < 2 or len(cells) < 2:
         return None
     return Heat(columns, [(title, [row.get(name, Cell()) for name in columns]) for title, row in cells.items()])
@@ -252,12 +293,13 @@ def heat(order: Sequence[Result], titles: Mapping[int, str], places: Mapping[int
 # --- the table -------------------------------------------------------------------------------------------------
 
 
-def _cells(result: Result, title: str, link: str) -> list[str]:
+def _cells(job: Job) -> list[str]:
+    result = job.result
     found, arm = result.speedup if result.verdict.measured else None, _timed(result)
     ends = [f"{at_least(found.low)}", f"{found.estimate:.3g}", f"{found.high:.3g}"] if found else ["", "", ""]
     return [
-        link.partition("/")[0],
-        title,
+        job.link.partition("/")[0],
+        job.title,
         result.label,
         str(result.verdict),
         *ends,
@@ -276,7 +318,7 @@ def _timed(result: Result) -> ArmSummary:
 def raw(jobs: Mapping[Path, Result]) -> tuple[list[str], list[list[Any]]]:
     """The table as numbers, for other programs: times in µs, memory in MiB."""
     rows = list[list[Any]]()
-    for (job, result), title in zip(jobs.items(), summary.titles([*jobs.values()]), strict=True):
+    for (job, result), title in zip(jobs.items(), titles([*jobs.values()]), strict=True):
         found, arm = result.speedup if result.verdict.measured else None, _timed(result)
         ends = [found.low, found.estimate, found.high] if found else [None] * 3
         rows.append([job.name, title, result.label, str(result.verdict), *ends, arm.step_us, arm.peak_mib])
@@ -287,8 +329,3 @@ def as_csv(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([heads, *rows])
     return text.getvalue()
-
-
-def as_markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(" ".join(c.replace("|", "\\|").split()) for c in row) + " |" for row in (heads, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]]) + "\n"

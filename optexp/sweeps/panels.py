@@ -32,7 +32,7 @@ COLOURS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Panel:
-    """points: those that this panel is about, also such as have no figure to draw;  every: the study's, for one unit"""
+    """points: of this panel, also points without a figure to draw;  every: the study's points, for one unit"""
 
     study: Study
     points: Sequence[Point]
@@ -94,7 +94,7 @@ def drawable(value: Any) -> bool:
 
 
 def label(point: Point, names: Iterable[str]) -> str:
-    """What a point is called, without values that another part has in brackets: fusion[backend=eager] has eager."""
+    """A point's name, without values that another part has in brackets: fusion[backend=eager] has eager."""
     parts = [cell for name in names if (cell := point.cell(name))]
     return " · ".join(part for part in parts if not any(f"={part}]" in other for other in parts))
 
@@ -241,7 +241,7 @@ def _said(point: Point, y: str) -> str:
 
 
 def _kind(point: Point, y: str) -> str:
-    """What a bar's colour says: the verdict where it is about `y`, else only which arm it is."""
+    """The meaning of a bar's colour: the verdict if `y` decides it, else the arm."""
     if point.doubtful(y):
         return UNDECIDED
     if point.arm == "baseline" and point.result.verdict is not Verdict.PROFILED:

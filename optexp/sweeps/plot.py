@@ -105,7 +105,7 @@ def varying(study: Study, found: Sequence[Point], x: str) -> list[Point]:
 
 
 def tell(study: Study, found: Sequence[Point]) -> list[str]:
-    """What stands below the picture, in lines: for each figure in words the points that it is said of."""
+    """Lines below the picture: each figure in words, with its points."""
     lines = []
     for name in study.tell:
         said: dict[str, list[str]] = {}
@@ -118,13 +118,13 @@ def tell(study: Study, found: Sequence[Point]) -> list[str]:
 
 
 def _several(names: Sequence[str]) -> str:
-    """Names in a row, not more than somebody reads."""
+    """Names in a row, at most about six."""
     rest = len(names) - NAMED
     return ", ".join(names) if rest <= 1 else f"{', '.join(names[:NAMED])} and {rest} more"
 
 
 def _apart(study: Study, found: Sequence[Point]) -> list[str]:
-    """What tells points apart: the names of the study that have several values."""
+    """The names of the study that have several values: they tell points apart."""
     named = dict.fromkeys([*study.x, *study.by])
     return [name for name in named if len({point.cell(name) for point in found}) > 1]
 

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from optexp.comparison.adjudicate import adjudicate, facts_of
 from optexp.measurement.statistics import holm as holm
-from optexp.reporting import summary
+from optexp.reporting.titles import titles
 from optexp.reporting.wording import agreeing, corrected_headline
 from optexp.result import ByItself, Result, Verdict, against_itself
 
@@ -54,7 +54,7 @@ def winners(results: Mapping[Path, Result]) -> list[Path]:
     A job that made many comparisons has measured its winner anew, or is no claim of a sweep.
     """
     by_workload = defaultdict(list)
-    for (job, result), title in zip(results.items(), summary.titles(list(results.values())), strict=True):
+    for (job, result), title in zip(results.items(), titles(list(results.values())), strict=True):
         if result.speedup and not against_itself(result.config):
             by_workload[title].append((result.verdict is Verdict.FASTER, result.speedup.low, job))
     best = [max(tried) for tried in by_workload.values() if len(tried) > 1]

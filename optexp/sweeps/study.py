@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from optexp.errors import ConfigError
 from optexp.records.profile import ArmProfile
 from optexp.reporting import summary
+from optexp.reporting.markdown import table as in_markdown
 from optexp.result import ArmSummary, Result, Verdict
 from optexp.schema import choice, plain, suggest, typed
 from optexp.support.units import duration, ratio
@@ -260,7 +261,7 @@ TIMES_AS_FAST: Units = (("×", 1.0),)
 
 @dataclass(frozen=True)
 class Figure:
-    """What can be read from a point beside its settings, how a value is shown, and how a table writes it.
+    """A quantity of a point: how it is read, how a value is shown, and how a table writes it.
 
     units: of an axis, the largest first: name, and how much of the value it is
     """
@@ -407,23 +408,14 @@ def _ends(point: Point) -> tuple[float | None, float | None]:
 
 def markdown(name: str, study: Study, found: Sequence[Point], picture: str | None = None) -> str:
     """The study as a page: question, table, picture, and where it was measured."""
-    names, rows = table(study, found)
-    lines = ["| " + " | ".join(map(_escaped, row)) + " |" for row in (names, *rows)]
-    lines.insert(1, "|" + "---|" * len(names))
-    parts = [f"## {name}", study.question, "\n".join(lines)]
+    parts = [f"## {name}", study.question, in_markdown(*table(study, found))]
     if picture:
         parts.append(f"![{name}]({picture})")
     return "\n\n".join([*parts, *remarks(study, found), _where(found)]) + "\n"
 
 
-def _escaped(cell: str) -> str:
-    """On one line, in one cell."""
-    return " ".join(cell.replace("|", "\\|").split())
-
-
 def _where(found: Sequence[Point]) -> str:
     result = found[0].result
-    device = result.environment.get("gpu") or result.environment.get("cpu") or result.device
     preset = result.config.get("measurement")
-    facts = [str(device), f"torch {result.environment.get('torch')}"]
+    facts = [result.device_model, f"torch {result.environment.get('torch')}"]
     return ", ".join([*facts, *([f"measurement={preset}"] if preset else [])]) + "."

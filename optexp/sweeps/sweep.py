@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -22,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import TrackingError
 from optexp.records.patch import NAME, allowed
+from optexp.reporting.titles import titles
 from optexp.result import Result, Verdict, finite
 from optexp.sweeps.start import own_folder
 from optexp.sweeps.study import STEP, Study
@@ -226,12 +226,12 @@ def _runs(first: Result, result: Result) -> list[str]:
 
 def name_apart(config: DictConfig, firsts: Sequence[Result], results: Sequence[Result]) -> None:
     """Call MLflow's runs by the settings in which they differ, too, which none knew when it began."""
-    from optexp.reporting import summary, tracking
+    from optexp.reporting import tracking
 
     if not config.tracking.enabled:
         return
     try:
-        for first, result, title in zip(firsts, results, summary.titles(results), strict=True):
+        for first, result, title in zip(firsts, results, titles(results), strict=True):
             for run_id in _runs(first, result) if title != result.workload else ():
                 tracking.reopen(config.tracking, run_id).rename(f"{title} · {result.label}")
     except TrackingError as error:
@@ -240,7 +240,6 @@ def name_apart(config: DictConfig, firsts: Sequence[Result], results: Sequence[R
 
 def record(results: Sequence[Result], folder: Path) -> None:
     """Write the ranking beside the jobs: sweep.json, the table, and pictures where something was measured."""
-    from optexp.reporting import summary
     from optexp.sweeps import overview
 
     table = [
@@ -254,65 +253,32 @@ def record(results: Sequence[Result], folder: Path) -> None:
             "headline": result.headline,
             "fingerprint": result.fingerprint,
         }
-        for result, title in zip(results, summary.titles(results), strict=True)
+        for result, title in zip(results, titles(results), strict=True)
     ]
     (folder / "sweep.json").write_text(json.dumps(finite(table), indent=2) + "\n")
-    _plot([row for row in table if row["speedup"]], folder / "plots" / "speedup.png")
     overview.draw(results, folder)
 
 
 def answer(study: Study, name: str, folder: Path, console: Console, results: Mapping[Path, Result]) -> str:
     """Print what a study found and write it down: pages, and a picture. Returns the page without the picture."""
-    from markupsafe import Markup
-
     from optexp.reporting import terminal
     from optexp.sweeps import page
-    from optexp.sweeps.plot import as_svg, draw, tell
-    from optexp.sweeps.study import completed, markdown, points, raw, remarks, table
+    from optexp.sweeps.plot import draw
+    from optexp.sweeps.study import completed, markdown, points
 
     steps = [str(OmegaConf.select(OmegaConf.load(job / ".hydra" / "config.yaml"), STEP) or "") for job in jobs(folder)]
     finished = list(zip(results.values(), steps, strict=True))
     study = completed(study, finished)
     found = points(study, finished)
-    console.print(terminal.study_table(study.question, *table(study, found)), "", sep="\n")
-    for remark in remarks(study, found):
+    told = page.Answer.of(study, found)
+    console.print(terminal.study_table(study.question, told.heads, told.rows), "", sep="\n")
+    for remark in told.remarks:
         console.print(remark, "", sep="\n", soft_wrap=True)
     picture = Path("plots") / f"{name}.png"
     drawn = draw(study, found, folder / picture)
-    shown = [*map(Markup, as_svg(study, found))]
-    told = page.Answer(
-        study.question, shown, tell(study, found), remarks(study, found), *table(study, found), raw(study, found)
-    )
     page.write(name, results, folder, told)
     (folder / "study.md").write_text(markdown(name, study, found, str(picture) if drawn else None))
     return markdown(name, study, found)
-
-
-def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Speedups as bars with their intervals, the best on top."""
-    if not rows:
-        return
-    from matplotlib.figure import Figure  # without pyplot: no backend, no global state
-
-    path.parent.mkdir(exist_ok=True)
-    figure = Figure(figsize=(8, 1.2 + 0.4 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    for place, row in enumerate(rows):
-        speedup = row["speedup"]
-        estimate = speedup["estimate"]
-        axes.barh(
-            place,
-            estimate,
-            color="#2e7d32" if row["verdict"] == Verdict.FASTER else "#9e9e9e",
-            xerr=[[estimate - speedup["low"]], [speedup["high"] - estimate if isfinite(speedup["high"]) else nan]],
-            capsize=3,
-        )
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set_yticks(range(len(rows)), [f"{row['workload']} · {row['strategy']}" for row in rows])
-    axes.invert_yaxis()
-    axes.set_xlabel("speedup over the baseline, with its interval")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
 def _finish(status: str, folder: Path | None = None, tags: Mapping[str, str] | None = None) -> None:

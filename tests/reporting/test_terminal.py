@@ -13,6 +13,7 @@ from rich.console import Console
 from optexp.records.measurement import About, Cache, Control, Measurement, Severity, Watch
 from optexp.records.profile import ArmProfile, ProfileRecord
 from optexp.reporting import summary, terminal
+from optexp.reporting.titles import titles
 from optexp.result import ArmSummary, Problem, Result, Verdict
 
 RESULTS = {path.stem.upper(): Result.read(path) for path in (Path(__file__).parents[1] / "results").glob("*.json")}
@@ -225,7 +226,7 @@ def test_jobs_of_a_sweep_are_told_apart_by_what_differs() -> None:
     second = replace(first, config={**first.config, "workload.dim": 512})
     other = replace(first, workload="gelu", config={"workload": "gelu", "workload.size": 1024})
     lost = replace(first, config={}, fingerprint="")
-    assert summary.titles([first, second, other, lost]) == ["mlp dim=256", "mlp dim=512", "gelu", "mlp"]
+    assert titles([first, second, other, lost]) == ["mlp dim=256", "mlp dim=512", "gelu", "mlp"]
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from markupsafe import Markup
 from omegaconf import OmegaConf
 
 from optexp.result import Result, Speedup, Verdict
 from optexp.sweeps import page
 from optexp.sweeps.curves import scaling
-from optexp.sweeps.plot import as_svg, tell
-from optexp.sweeps.study import completed, points, raw, remarks, table
+from optexp.sweeps.study import completed, points
 from tests.reporting.test_report import Outline
 from tests.sweeps.recorded import recorded, study
 
@@ -31,6 +29,11 @@ def job(workload: str, strategy: str, verdict: Verdict = Verdict.FASTER, low: fl
         speedup=speedup,
         config={f"workload.{key}": value for key, value in config.items()},
     )  # fmt: skip
+
+
+def placed(*results: Result) -> list[page.Job]:
+    """Jobs without a page of their own."""
+    return [page.Job(Path(str(number)), result, result.workload, "") for number, result in enumerate(results)]
 
 
 def swept(folder: Path) -> dict[Path, Result]:
@@ -52,10 +55,7 @@ def answered(name: str, folder: Path) -> None:
     jobs = recorded(name)
     asked = completed(study(name), jobs)
     found = points(asked, jobs)
-    shown = [*map(Markup, as_svg(asked, found))]
-    told = page.Answer(
-        asked.question, shown, tell(asked, found), remarks(asked, found), *table(asked, found), raw(asked, found)
-    )
+    told = page.Answer.of(asked, found)
     page.write(name, {folder / str(n): result for n, (result, _) in enumerate(jobs)}, folder, told)
 
 
@@ -89,17 +89,27 @@ def test_tables_are_for_other_programs_and_for_people(tmp_path: Path) -> None:
 
 
 def test_no_map_where_one_thing_varies() -> None:
-    results = [job("mlp", "fusion"), job("mlp", "amp")]
-    titles, places = {id(r): r.workload for r in results}, {id(r): "" for r in results}
-    assert page.heat(results, titles, places) is None
-    assert page.heat(results[:1], titles, places) is None
+    jobs = placed(job("mlp", "fusion"), job("mlp", "amp"))
+    assert page.heat(jobs) is None
+    assert page.heat(jobs[:1]) is None
+
+
+def test_the_map_shows_the_best_of_jobs_with_the_same_names() -> None:
+    """As the picture in MLflow does: presets are in no name."""
+    ranked = [
+        job("mlp", "fusion", low=3.0),
+        job("gelu", "amp", low=2.0),
+        job("mlp", "fusion", Verdict.INCONCLUSIVE, 0.9),
+    ]
+    found = page.heat(placed(*ranked))
+    assert found is not None
+    assert found.rows[0][1][0].said == "≥ 3.00×"
 
 
 def test_profiles_propose_what_to_try() -> None:
     profile = replace(FASTER.profile, suggestion="strategy=fusion: small kernels")
     results = [replace(job(name, "x"), verdict=Verdict.PROFILED, profile=profile) for name in ("mlp", "gelu")]
-    titles = {id(result): result.workload for result in results}
-    assert page.suggestions(results, titles) == [("mlp, gelu: strategy=fusion: small kernels", "")]
+    assert page.suggestions(placed(*results)) == [("mlp, gelu: strategy=fusion: small kernels", "")]
 
 
 def test_a_sweep_over_a_number_is_a_curve() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.comparison import runner
@@ -23,11 +22,8 @@ from optexp.reporting import summary, terminal
 from optexp.result import ArmSummary, Result, Speedup, Verdict, worst_status
 from optexp.sweeps import sweep
 from optexp.sweeps.exit_status import answering
-from optexp.sweeps.panels import Panel, by_label
-from optexp.sweeps.plot import draw, panels, shared, tell
 from optexp.sweeps.study import FIGURES, Point, Study, completed, markdown, points, remarks, table
 from optexp.trace import Op, Span, Trace
-from tests.sweeps import recorded
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = sorted(path.stem for path in (ROOT / "experiments").glob("*.yaml"))
@@ -292,90 +288,6 @@ def test_nothing_to_do_is_an_answer(verdicts: str, status: int) -> None:
     assert worst_status(answering([*map(Verdict, verdicts.split())])) == status
 
 
-# --- pictures ----------------------------------------------------------------------------------------------------
-
-MEASURED = [name for name in STUDIES if (recorded.PAGES / f"{name}.md").is_file() and recorded.recorded(name)]
-
-
-@pytest.mark.parametrize("name", MEASURED)
-def test_every_recorded_study_is_drawn_with_all_its_points(name: str) -> None:
-    """On the axes that its file declares, every point inside, lines told apart, and no figure left out."""
-    jobs, declared = recorded.recorded(name), recorded.study(name)
-    asked = completed(declared, jobs)
-    assert asked.x == declared.x
-    found = points(asked, jobs)
-    rows = panels(asked, found)
-    drawn = [panel for row in rows for panel in row]
-    assert {panel.y for panel in drawn} == set(asked.y)
-    assert {id(point) for panel in drawn for point in panel.points} == {id(point) for point in found}
-    figure = Figure()
-    for row in rows:
-        for axes, panel in zip(figure.subplots(1, len(row), squeeze=False)[0], row, strict=True):
-            panel.draw(axes, shared(row))
-            assert_all_inside(axes, panel)
-
-
-def assert_all_inside(axes: Any, panel: Panel) -> None:
-    """Every point of a panel lies between the ends of its axis."""
-    if panel.y == "shares":
-        return
-    low, high = axes.get_ylim() if panel.numeric else axes.get_xlim()
-    assert all(low <= point.value(panel.y) / panel.scale[1] <= high for point in panel.drawn)
-    if panel.numeric:
-        assert (
-            len(axes.lines)
-            >= len(by_label(panel))
-            >= min(2, len({p.cell(n) for p in panel.drawn for n in panel.study.by}))
-        )
-
-
-def test_a_line_has_its_colour_in_every_panel() -> None:
-    asked = study(y=["step_us", "speedup"], by="arm")
-    found = points(asked, [(compared(size, "amp", 100, 50), "") for size in (8, 16)])
-    ((times, speedups),) = panels(asked, found)
-    drawn = []
-    for panel in (times, speedups):
-        panel.draw(axes := Figure().subplots())
-        drawn.append({line.get_label(): line.get_color() for line in axes.lines})
-    assert drawn[0]["amp"] == drawn[1]["amp"] != drawn[0]["baseline"]
-
-
-def test_an_axis_has_one_unit() -> None:
-    asked = study(by="arm")
-    jobs = [(compared(size, "amp", 1000.0 * size, 50), "") for size in (8, 16)]
-    found = points(asked, jobs)
-    ((panel,),) = panels(asked, found)
-    assert panel.title == "time/step, ms"
-    (axes,) = Figure().subplots(1, 1, squeeze=False)[0]
-    panel.draw(axes)
-    assert not [tick.get_text() for tick in axes.get_yticklabels() if "s" in tick.get_text()]
-
-
-def test_the_undecided_is_hollow_and_said() -> None:
-    asked = study(by="arm")
-    jobs = [(compared(8, "amp", 100, 50), ""), (compared(16, "amp", 100, 95, Verdict.INCONCLUSIVE), "")]
-    ((panel,),) = panels(asked, points(asked, jobs))
-    (axes,) = Figure().subplots(1, 1, squeeze=False)[0]
-    panel.draw(axes)
-    assert [line.get_markerfacecolor() for line in axes.lines].count("white") == 1
-    assert "undecided" in [text.get_text() for text in axes.get_legend().get_texts()]
-    bars = Panel(asked, points(asked, jobs), points(asked, jobs), "strategy", "step_us")
-    bars.draw(axes := Figure().subplots())
-    assert sum(bool(patch.get_hatch()) for patch in axes.patches) == 1
-    assert "  ".join(text.get_text() for text in axes.texts).count("undecided, 0.947 to 1.16") == 1
-
-
-def test_reasons_stand_below_the_picture_once() -> None:
-    asked = study(by="arm", tell="why")
-    jobs = [(compared(size, "amp", 100, 50), "") for size in (8, 16)]
-    for job, _ in jobs:
-        job.explanation = ["20 launches became 1"]
-    assert tell(asked, points(asked, jobs)) == ["why:", "   8 · amp, 16 · amp: 20 launches became 1"]
-    many = [(replace(jobs[0][0], config={**jobs[0][0].config, "workload.size": size}), "") for size in range(20)]
-    assert tell(asked, points(asked, many))[1].startswith("   0 · amp, 1 · amp")
-    assert "5 · amp and 14 more: 20 launches" in tell(asked, points(asked, many))[1]
-
-
 def test_no_figure_stands_where_none_may_be_shown() -> None:
     asked = study(show=["speedup"])
     wrong = compared(8, "amp", 100, 50, Verdict.NOT_EQUIVALENT)
@@ -414,21 +326,6 @@ def test_a_page_survives_what_jobs_say() -> None:
     rows = [line for line in lines if line.startswith("|")]
     assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
     assert "a \\| b and more" in rows[-1]
-
-
-def test_pictures_of_every_kind(tmp_path: Path) -> None:
-    jobs = [(compared(8, "amp", 100, 50), "a"), (compared(16, "amp", 200, 100), "b")]
-    for number, values in enumerate(
-        [{"y": ["step_us", "speedup"], "by": "arm", "log": "xy"}, {"x": "step"}, {"x": ["workload.size", "step"]}]
-    ):
-        asked = study(**values)
-        assert draw(asked, points(asked, jobs), tmp_path / f"{number}.png")
-        assert (tmp_path / f"{number}.png").stat().st_size > 5000
-    asked = study(y="shares")
-    assert draw(asked, points(asked, [(profiled(8, 10.0, 2e6, 4e11), "")]), tmp_path / "shares.png")
-    asked = study(y="gpu_busy")
-    assert not draw(asked, points(asked, jobs), tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()
 
 
 def test_an_error_bar_is_the_interval() -> None:
