@@ -126,7 +126,7 @@ class Reassociated(TorchDispatchMode):
             return
         for part in _pieces(tensor):
             bits = part.view(kind)
-            bits.add_((bits & exact).ne_(0).mul_(self.steps.like(bits)))
+            bits.add_((bits & exact).ne_(0).mul_(self.steps.like(bits)), alpha=self.steps.sign())
 
     def met(self, eps: float) -> None:
         self.coarsest = max(self.coarsest, eps)

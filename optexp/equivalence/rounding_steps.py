@@ -14,7 +14,7 @@ LEAST, ROOM = 2**16, 4  # elements of a pool, and how often the largest tensor s
 
 
 class RoundingSteps:
-    """Random steps of one run: each tensor takes them from another place of a pool.
+    """Random steps of one run: each tensor takes them from another place of a pool, and with another sign.
 
     Drawing them anew for each tensor took most of a run's time.
     """
@@ -38,6 +38,10 @@ class RoundingSteps:
             pool = self.pools[key] = self._drawn(max(LEAST, ROOM * count), bits)
         start = self.places.randrange(len(pool) - count + 1)
         return pool[start : start + count].view(bits.shape)
+
+    def sign(self) -> int:
+        """1 or −1, drawn anew: steps of places that overlap then cancel in sums, as independent ones do."""
+        return 1 - 2 * self.places.getrandbits(1)
 
     def _drawn(self, count: int, bits: Tensor) -> Tensor:
         drawn = torch.empty(count, dtype=torch.uint8, device=bits.device)

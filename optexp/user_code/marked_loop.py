@@ -21,6 +21,7 @@ FUNCTION, ITEMS, INDEX, FACTORY = "train_step", "optexp_items", "optexp_index", 
 PROGRESS = ("tqdm", "trange", "track", "progress_bar", "rich_track")  # go over their first argument
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+OTHER_BATCHES = "{}:{}: the loop goes over {}, which may change the marked batches: mark all of it"
 BACKWARD = ("backward", "manual_backward")
 
 Span = tuple[int, int, int, int]  # line, column, last line, last column, as code objects have them
@@ -64,7 +65,8 @@ class MarkedLoop:
         inner = [name for name in self.kept if name in held]
         outer = [name for name in self.kept if name not in held]
         declared: list[ast.stmt] = [ast.Nonlocal(inner)] * bool(inner) + [ast.Global(outer)] * bool(outer)
-        function = _function(FUNCTION, [ITEMS], [*declared, *self._loop(), LOCALS])
+        body = Bare().visit(ast.Module(self._loop(), [])).body
+        function = _function(FUNCTION, [ITEMS], [*declared, *body, LOCALS])
         factory = _function(FACTORY, list(held), [function, ast.Return(_load(FUNCTION))])
         for node in (factory, function):
             node.lineno = node.end_lineno = self.line
@@ -151,10 +153,12 @@ def _counted(node: ast.For, path: str) -> tuple[bool, ast.expr | None]:
         ConfigError: the loop goes over something else of the marked batches.
     """
     goes_over, counted, first = node.iter, False, None
-    while isinstance(goes_over, ast.Call) and goes_over.args:
+    while isinstance(goes_over, ast.Call):
         name = goes_over.func.attr if isinstance(goes_over.func, ast.Attribute) else getattr(goes_over.func, "id", "")
         if name == "steps":
             break
+        if not goes_over.args:
+            raise ConfigError(OTHER_BATCHES.format(path, node.lineno, ast.unparse(goes_over)))
         if name != "enumerate" and name not in PROGRESS:
             raise ConfigError(
                 f"{path}:{node.lineno}: the loop goes over {name}(...) of the marked batches: mark all of it, as in"
@@ -164,6 +168,8 @@ def _counted(node: ast.For, path: str) -> tuple[bool, ast.expr | None]:
             starts = [*goes_over.args[1:], *(key.value for key in goes_over.keywords)]
             counted, first = True, starts[0] if starts else None
         goes_over = goes_over.args[0]
+    if isinstance(goes_over, COMPREHENSIONS):
+        raise ConfigError(OTHER_BATCHES.format(path, node.lineno, ast.unparse(goes_over)))
     return counted, first
 
 
@@ -254,6 +260,9 @@ class Flow:
                 if isinstance(target, ast.Name):
                     self._read(target.id)
                 self._expression(target)
+            case ast.AnnAssign(target=target, value=value):
+                for part in (value, target) if value is not None else ():
+                    self._expression(part)
             case ast.Import(names=names) | ast.ImportFrom(names=names):
                 self.assigned |= {(alias.asname or alias.name).partition(".")[0] for alias in names}
             case _:
@@ -281,7 +290,8 @@ class Flow:
             else:
                 self.assigned.add(node.id)
             return
-        for child in ast.iter_child_nodes(node):
+        children = list(ast.iter_child_nodes(node))
+        for child in reversed(children) if isinstance(node, ast.NamedExpr) else children:  # the target is bound last
             self._expression(child)
 
     def _read_inside(self, node: ast.AST) -> None:
@@ -317,6 +327,16 @@ def _read_elsewhere(scope: ast.AST, marked: ast.AST) -> set[str]:
 
 
 # --- nodes -------------------------------------------------------------------------------------------------------
+
+
+class Bare(ast.NodeTransformer):
+    """Leaves annotations of variables out: a global one can have none."""
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:  # noqa: N802  # ast's name
+        return ast.copy_location(ast.Assign([node.target], node.value) if node.value else ast.Pass(), node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.stmt:  # noqa: N802  # whose annotations are its fields
+        return node
 
 
 LOCALS = ast.Return(ast.Call(ast.Name("locals", ast.Load()), [], []))

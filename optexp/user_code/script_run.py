@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import linecache
 import runpy
@@ -28,6 +29,7 @@ from optexp.user_code.importing import spoken
 from optexp.user_code.marked_loop import FACTORY, FUNCTION, INDEX, MarkedLoop, Span, marked_loop
 
 INTEGRATIONS = str(Path(__file__).parents[1] / "integrations")  # has marked loops itself
+YIELD_FROM = (dis.opmap["GET_YIELD_FROM_ITER"], dis.opmap["SEND"])
 LOOK_AHEAD = 16  # batches that are taken from a script without a loader
 
 
@@ -178,10 +180,10 @@ def _no_signals() -> Iterator[None]:
 
 
 def _passes_on(frame: FrameType) -> bool:
-    """Whether a frame is a progress bar's: a library's, or a generator's."""
-    path = frame.f_code.co_filename
+    """Whether a frame is a progress bar's: a library's, or a generator's that gives the batches as they are."""
+    path, code = frame.f_code.co_filename, frame.f_code
     installed = path.startswith(INSTALLED) and not path.startswith(INTEGRATIONS)
-    return installed or bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
+    return installed or (bool(code.co_flags & inspect.CO_GENERATOR) and code.co_code[frame.f_lasti] in YIELD_FROM)
 
 
 def _span(frame: FrameType) -> Span:

@@ -88,13 +88,13 @@ class Body:
                 place.set(unwrapped(mark.optimizer))  # type: ignore[misc]
 
     def _results(self, found: Any, model: ScriptModel) -> Any:
-        """The loss; in inference what the body assigned, else what the model returned last."""
+        """The loss; in inference what the body assigned, and what the model returned last."""
         variables = found if isinstance(found, Mapping) and ITEMS in found else {}
         loop, learns = self.reached.loop, self.reached.mark.optimizer is not None
         named = {name: variables[name] for name in (loop.losses if learns else loop.results) if name in variables}
         tensors = {name: value for name, value in named.items() if flatten(value)}
-        if not tensors and not learns:
-            return model.returned
+        if not learns and flatten(model.returned):  # names may hold anything else, such as a moved batch
+            tensors["model"] = model.returned
         return next(iter(tensors.values())) if len(tensors) == 1 else tensors or None
 
 

@@ -158,3 +158,15 @@ def test_results_move_to_a_neighbour_as_often_as_another_rounding_moves_them(
             1 / 16, rel=0.2
         )  # of bfloat16 numbers, an eighth looks exact
     assert step[0].ne(step[1]).any()
+
+
+def test_roundings_of_many_tensors_add_up_as_independent_ones() -> None:
+    tensors, size, sums = 64, 2**15, list[float]()
+    for seed in range(1, 9):
+        run, x = Reassociated(seed), torch.rand(size).add_(1.0)
+        moved = x.clone()
+        for _ in range(tensors):
+            run.round_(moved)
+        sums.append(float((moved.view(torch.int32) - x.view(torch.int32)).sum()))
+    independent = (tensors * size / 8) ** 0.5  # each moves one result of eight by one last bit
+    assert torch.tensor(sums, dtype=torch.float64).square().mean().sqrt().item() < 2 * independent

@@ -81,6 +81,13 @@ def test_globals_progress_bars_and_several_iterations(tmp_path: Path) -> None:
     assert found.function.__globals__["count"] == 9
 
 
+def test_counters_of_every_kind_are_carried(tmp_path: Path) -> None:
+    body = "n = m = 0\nfor x in optexp.steps([1], model=model):\n    m: int = m + 1\n    y = (n := n + 1)\n"
+    found = reached(tmp_path, body)
+    assert found.loop.carried == ("m", "n")
+    assert [found.function([1, 1])["y"], found.function([1])["y"], found.function.__globals__["m"]] == [2, 3, 3]
+
+
 def test_a_block_without_a_loader(tmp_path: Path) -> None:
     body = """\
 for step in range(4):
@@ -93,6 +100,18 @@ for step in range(4):
     assert found.function([(torch.tensor([3.0, 4.0]),)])["y"].tolist() == [3, 4]
 
 
+DOUBLES = """\
+def doubled():
+    for b in optexp.steps([1], model=model):
+        yield 2 * b
+"""
+GIVES = """\
+def given():
+    yield 0
+    yield from optexp.steps([1], model=model)
+"""
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -100,6 +119,10 @@ for step in range(4):
         ("sys.exit('no data')", "ended by sys.exit before its mark: no data"),
         ("list(optexp.steps([1], model=model))", "the mark is not at a loop"),
         ("for a in zip(optexp.steps([1], model=model)):\n    pass", r"mark all of it, as in optexp.steps\(zip"),
+        ("for a in (2 * b for b in optexp.steps([1], model=model)):\n    pass", "may change the marked batches"),
+        (f"{DOUBLES}for a in doubled():\n    pass", "train.py:10: the marked body has `yield`"),
+        (f"{DOUBLES}for a in bar(doubled()):\n    pass", "train.py:10: the marked body has `yield`"),
+        (f"{GIVES}for a in given():\n    pass", r"the loop goes over given\(\), which may change"),
     ],
 )
 def test_says_why_there_is_no_step(body: str, message: str, tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from optexp.program import Program, ResidentFeed
-from optexp.user_code.script_step import ScriptModel
+from optexp.user_code.script_run import run
+from optexp.user_code.script_step import Body, ScriptModel
+from optexp.user_code.train_step import Optimizer
 
 
 class Net(nn.Module):
@@ -38,3 +41,26 @@ def test_calls_from_methods_of_the_class_are_the_programs() -> None:
     assert isinstance(model, Net)
     model.layer = nn.Identity()
     assert isinstance(net.layer, nn.Identity)
+
+
+COLLECTS = """\
+import optexp
+import torch
+net, found = torch.nn.Linear(2, 1), []
+for (x,) in optexp.steps([(torch.ones(3, 2),)], model=net):
+    moved = x.to("cpu")
+    found.append(net(moved))
+"""
+
+
+def test_what_an_inference_loop_collects_is_a_result(tmp_path: Path) -> None:
+    path = tmp_path / "infer.py"
+    path.write_text(COLLECTS)
+    reached = run(path, [])
+    net = reached.mark.model
+    program = Program(net, lambda program, batch: {}, ResidentFeed(torch.device("cpu")), forward=lambda x: net(x) + 100)
+    none: Any = None
+    x = torch.zeros(3, 2)
+    results = Body(reached)(ScriptModel(program, Optimizer(none, ())), [(x,)], None)
+    assert set(results) == {"moved", "model"}
+    assert torch.equal(results["model"], net(x) + 100)
