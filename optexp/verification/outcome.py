@@ -97,7 +97,9 @@ def _pooled(findings: list[Finding]) -> float | None:
 
 def headline(verification: Verification, findings: list[Finding], contract: Contract) -> str:
     """One sentence for people."""
-    yardstick = f"plain {contract.dtype} autocast" if contract.name == "PRECISION" else "the baseline"
+    yardstick = "the baseline"
+    if contract.name == "PRECISION":
+        yardstick = "plain rounding to int8" if contract.dtype == "int8" else f"plain {contract.dtype} autocast"
     if not verification.ok:
         return failure(verification.worst) if verification.worst else "nothing was compared"
     what = _listed([f.tensor for f in findings])
