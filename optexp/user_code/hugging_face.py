@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from optexp.errors import ConfigError
+from optexp.schema import suggest
 from optexp.user_code.objects import Described, made
 
 BATCH, SEQUENCE = 4, 64  # sizes where `shapes` names no batch and no sequence
@@ -25,12 +28,24 @@ def with_config(found: Any, args: Sequence[Any], kwargs: Mapping[str, Any], key:
         args: Its positional arguments; one of them is the config, where there are any.
         kwargs: Its keyword arguments; a mapping `config` without `_target_` has options of the config.
         key: Of the keyword arguments, for messages.
+
+    Raises:
+        ConfigError: the config has no such option.
     """
     kind = getattr(found, "config_class", None)
     given = kwargs.get("config", {})
     if not isinstance(found, type) or not isinstance(kind, type) or args or not isinstance(given, dict):
         return dict(kwargs)
+    _require_known(kind, given, f"{key}.config")
     return {**kwargs, "config": Described(f"{key}.config", f"{kind.__module__}:{kind.__qualname__}", [], given, False)}
+
+
+def _require_known(kind: type, given: Mapping[str, Any], key: str) -> None:
+    """Raises ConfigError where a config has no such option: it keeps any name, and no model reads the name."""
+    options = list(inspect.signature(kind).parameters)
+    known = {*options, *dir(kind), *getattr(kind, "attribute_map", {}), "attn_implementation"}
+    if unknown := [name for name in given if name not in known]:
+        raise ConfigError(f"{key}: {kind.__name__} has no {unknown[0]!r}{suggest(unknown[0], options)}")
 
 
 def inputs_of(found: Any, kwargs: Mapping[str, Any], sizes: Sequence[str], learns: bool) -> list[dict[str, Any]]:

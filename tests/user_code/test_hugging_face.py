@@ -39,7 +39,8 @@ def ready(one: Module) -> Program:
     ("name", "config", "entries"),
     [
         ("DistilBertForSequenceClassification", DISTIL, {"labels": (4,)}),
-        ("BertForTokenClassification", BERT, {"labels": (4, 64)}),
+        ("BertForTokenClassification", {**BERT, "num_labels": 5}, {"labels": (4, 64)}),
+        ("BertForSequenceClassification", {**BERT, "num_labels": 1}, {"labels": (4,)}),  # a regression
         ("GPT2LMHeadModel", GPT2, {"labels": (4, 64)}),
         ("T5ForConditionalGeneration", T5, {"decoder_input_ids": (4, 64), "labels": (4, 64)}),
         ("ViTForImageClassification", VIT, {"pixel_values": (4, 3, 32, 32), "labels": (4,)}),
@@ -88,6 +89,11 @@ def test_its_default_config_is_used() -> None:
     [
         ("Wav2Vec2Model", {}, r"^workload=module: give the inputs of target"),
         ("DistilBertModel", {"n_layer": 1, "_target_": "transformers.DistilBertConfg"}, r"has no 'DistilBertConfg'"),
+        (
+            "DistilBertModel",
+            {"n_layer": 1},
+            r"^workload.kwargs.config: DistilBertConfig has no 'n_layer' \(did you mean n_",
+        ),
         ("BertModel", {"num_hidden_layers": "two"}, r"^workload.kwargs.config: .*BertConfig refuses its arguments"),
     ],
 )
