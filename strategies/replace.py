@@ -105,8 +105,6 @@ class Replace(Strategy):
             return f"name your second implementation, as in {KEY}=file.py:ModelNew or {KEY}=package.module:ModelNew"
         if self.whole_file and (self.args or self.kwargs or self.names or self.of_model is not None):
             return f"args, kwargs, names and of_model are for one name of a file: write {self.asked}:ModelNew"
-        if self.precision == "int8" and program.trains:
-            return "int8 is a precision of inference, which has no gradients: use workload.mode=forward"
         return None
 
     @property

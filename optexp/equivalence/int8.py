@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from optexp.errors import Unsupported
 from optexp.program import Program
 
 LEVELS = 127  # on each side of 0
@@ -31,7 +32,13 @@ PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
 
 
 def rounded_to_int8(program: Program) -> Program:
-    """The program with a forward whose products have rounded operands."""
+    """The program with a forward whose products have rounded operands.
+
+    Raises:
+        Unsupported: the program has gradients, which rounding has not.
+    """
+    if program.trains:
+        raise Unsupported("int8 is a precision of inference, which has no gradients: use workload.mode=forward")
     call = program.call
 
     def forward(*args: Any, **kwargs: Any) -> Any:

@@ -62,9 +62,16 @@ def four(model: nn.Module) -> None:
 """
 
 
-@pytest.mark.parametrize(("function", "verdict"), [("eight", Verdict.VERIFIED), ("four", Verdict.NOT_EQUIVALENT)])
-def test_eight_bits_pass_and_four_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, verdict: Verdict
+@pytest.mark.parametrize(
+    ("function", "mode", "verdict"),
+    [
+        ("eight", "forward", Verdict.VERIFIED),
+        ("four", "forward", Verdict.NOT_EQUIVALENT),
+        ("four", "train", Verdict.UNSUPPORTED),
+    ],
+)
+def test_eight_bits_pass_and_four_do_not_and_gradients_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, mode: str, verdict: Verdict
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("quantizing.py").write_text(SOURCE)
@@ -73,8 +80,10 @@ def test_eight_bits_pass_and_four_do_not(
         torch.randn(16, 32),
         strategy="replace",
         overrides=[f"strategy.replace.target=quantizing.py:{function}", "strategy.replace.precision=int8"],
+        mode=mode,
         verify="only",
         isolation="none",
         tracking={"enabled": False},
     )
     assert result.verdict is verdict, result.headline
+    assert ("workload.mode=forward" in result.headline) is (verdict is Verdict.UNSUPPORTED)

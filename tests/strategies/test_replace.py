@@ -480,8 +480,5 @@ def test_a_failure_is_a_sentence_with_the_users_frames(build, target: str, told:
     assert "of_model.py" not in shown.traceback
 
 
-def test_int8_is_a_precision_of_inference(build):
-    strategy, cpu = Replace(f"{HERE}:quantized", precision="int8"), torch.device("cpu")
-    assert "workload.mode=forward" in (strategy.unsupported(build(MLP), cpu) or "")
-    assert strategy.unsupported(build(INFERS), cpu) is None
-    assert strategy.contract > Replace("x:y", precision="bfloat16").contract
+def test_int8_promises_least():
+    assert Replace("x:y", precision="int8").contract > Replace("x:y", precision="bfloat16").contract
