@@ -9,6 +9,7 @@
     ├── Failure            a worker process crashed, hung, ran out of memory or raised: ERROR, or see `Failure.type`
     ├── OtherProgram       a torch.fx graph would be another program; becomes Unsupported
     ├── NotCovered         code cannot be listed without its module; repro.py then carries the module
+    ├── UserFailure        a user's function raised: ERROR, a sentence with the function's name, and the user's frames
     ├── TrackingError      MLflow's store refused a run; the result stands
     └── Unshared           two processes cannot share device memory; tensors then travel through the host
 
@@ -51,6 +52,10 @@ class OtherProgram(Exception):
 
 class NotCovered(Exception):
     """Something cannot be said without its module; the message says what."""
+
+
+class UserFailure(Exception):
+    """A user's function raised; the message names the function, and the cause has the user's frames."""
 
 
 class TrackingError(Exception):

@@ -46,7 +46,7 @@ class Stage(IntEnum):
 
 NAME = "_yaml"  # attribute of a strategy: the name that its YAML gives it
 
-PRECISIONS = ("bfloat16", "float16", "tf32")  # to which there is a plain autocast, as a yardstick
+PRECISIONS = ("bfloat16", "float16", "tf32", "int8")  # to which there is a plain autocast or rounding, as a yardstick
 
 
 @total_ordering
@@ -82,7 +82,7 @@ REASSOCIATES = Contract(1, "REASSOCIATES")
 
 
 def precision(dtype: str) -> Contract:
-    """PRECISION(dtype): the arithmetic of plain autocast to `dtype`.
+    """PRECISION(dtype): the arithmetic of plain autocast to `dtype`, or of matrices rounded to int8.
 
     Args:
         dtype: One of `PRECISIONS`.
@@ -90,8 +90,8 @@ def precision(dtype: str) -> Contract:
     Raises:
         Unsupported: there is no plain autocast to `dtype`.
     """
-    # float16 and tf32 keep 11 bits, bfloat16 8: the weakest promise sorts last.
-    return Contract(3 if dtype == "bfloat16" else 2, "PRECISION", dtype)
+    # float16 and tf32 keep 11 bits, bfloat16 8, int8 7 of a tensor's largest value: the weakest promise sorts last.
+    return Contract({"bfloat16": 3, "int8": 4}.get(dtype, 2), "PRECISION", dtype)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from optexp.user_code.aliasing import holdings, listed, partners
 from optexp.user_code.listing import spelled_model
 from optexp.user_code.lookup import find, spelled
 from optexp.user_code.objects import with_objects, written
+from optexp.user_code.of_model import Contents, failing, made_of, takes_model
 from optexp.user_code.same_start import own_generators, renamed, same_values
 
 if TYPE_CHECKING:
@@ -56,10 +57,10 @@ class Replace(Strategy):
     names:         {old: new} where parameters or buffers are called otherwise; `*` is any text, and `.T` after the new
                    name says that it holds the transpose, as in {*.weight: layers.*.w.T}. Without it, other names are
                    found where both constructors draw the same values from one seed, as KernelBench asks
-    of_model:      `target(model, *args, **kwargs)` makes it of the baseline's model, as quantizing does; null: it does
-                   where its only required parameter is called `model` or is annotated as an nn.Module. What only infers
-                   may then hold other parameters, packed ones too
-    precision:     bfloat16, float16 or tf32, where it computes in that: results are judged by its limits
+    of_model:      `target(model, *args, **kwargs)` makes it of the baseline's model, as quantizing does, or edits that
+                   model and returns nothing; null: it does where its only required parameter is called `model` or is
+                   annotated as an nn.Module. What only infers may then hold other parameters, packed ones too
+    precision:     bfloat16, float16, tf32 or int8, where it computes in that: results are judged by its limits
     """
 
     stage = Stage.MODEL
@@ -120,8 +121,9 @@ class Replace(Strategy):
         given = ours if self.args or self.kwargs else program.made_with
         of_model = self.of_model if self.of_model is not None else takes_model(found, *given)
         args, kwargs = ours if of_model else given
+        first = Contents.of(old) if of_model else None
         if of_model:
-            optimized, pairs = self.made_of_model(program, maker(found, [old, *args], kwargs, self.asked))
+            optimized, pairs = self.made_of_model(program, found, args, kwargs)
         else:
             made_anew = maker(found, args, kwargs, self.asked)
             new = made_anew()
@@ -136,15 +138,18 @@ class Replace(Strategy):
                 if tensors_in(old)[name].layout is layouts[theirs]
             }
             optimized = replace(program, model=new, forward=None, aliases=aliases)
+        unchanged = first is not None and optimized.model is old and Contents.of(old).same_as(first)
         calls: list[None] = []
         hook = optimized.model.register_forward_hook(lambda *_: calls.append(None))
-        with preserved(optimized), torch.set_grad_enabled(program.trains):
+        naming = failing(f"the model that {self.asked} makes failed on a batch") if of_model else nullcontext()
+        with naming, preserved(optimized), torch.set_grad_enabled(program.trains):
             batch = to_device(program.feed.next(), program.device)
             optimized.step(optimized, batch) if program.own_step else optimized.predict(batch)
             stepped = program.own_step  # by the user, who may call other methods than forward
         hook.remove()
         made = {"args": args, "kwargs": kwargs, "function": isinstance(optimized.model, Function)}
-        made |= {"of_model": of_model, "taken": program.trains or not of_model, "by_values": by_values}
+        made |= {"of_model": of_model, "edited": optimized.model is old, "unchanged": unchanged}
+        made |= {"taken": program.trains or not of_model, "by_values": by_values}
         return optimized, {"calls": len(calls) or int(stepped), "old": type(old).__name__, "pairs": pairs, **made}
 
     def paired(self, program: Program, new: nn.Module, made_anew: Maker) -> tuple[Pairs, bool]:
@@ -161,18 +166,21 @@ class Replace(Strategy):
                 raise
             return pair(program.model, new, names, program.trains), True
 
-    def made_of_model(self, program: Program, made: Maker) -> tuple[Program, Pairs]:
+    def made_of_model(
+        self, program: Program, found: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Program, Pairs]:
         """The program with a model that the user made of its own, and which tensors are the same or have the same name.
 
         Raises:
             ConfigError: training has no parameter or buffer to compare one of the baseline's with
+            UserFailure: the user's function raises
         """
         held, training = holdings(program), program.model.training
-        new = made()
+        new = made_of(program.model, found, args, kwargs, self.asked)
         if new.training is not training:
             new.train(training)
-        found = partners(held, new)
-        pairs = {one.name: (name, False) for name, one in found.items()}
+        known = partners(held, new)
+        pairs = {one.name: (name, False) for name, one in known.items()}
         missing = [one.name for one in held.all if one.name not in pairs]
         if missing and program.trains:
             raise ConfigError(
@@ -180,7 +188,7 @@ class Replace(Strategy):
                 " compared tensor by tensor; packed or fused copies are for workload.mode=forward"
             )
         tensors = tensors_in(new)
-        hand_over(program.optimizer, {one.tensor: (tensors[name], False) for name, one in found.items()})
+        hand_over(program.optimizer, {one.tensor: (tensors[name], False) for name, one in known.items()})
         return replace(program, model=new, forward=None), pairs
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
@@ -188,6 +196,11 @@ class Replace(Strategy):
             return Evidence(True, f"the program was built from {self.target}")
         loaded = f"{len(notes['pairs'])} parameters and buffers taken over"
         loaded += ", told by the values that both constructors draw from one seed" * notes["by_values"]
+        if notes["unchanged"] and same_work(before, after):
+            text = f"{self.target} left the baseline's model as it was: it must return a model, or edit the one given"
+            return Evidence(False, text)
+        if notes["edited"]:
+            return Evidence(notes["calls"] > 0, f"{self.target} edited {notes['old']}")
         loaded = f"made of it, {len(notes['pairs'])} parameters and buffers kept" if notes["of_model"] else loaded
         return Evidence(notes["calls"] > 0, f"{self.target} called in place of {notes['old']}, {loaded}")
 
@@ -195,6 +208,8 @@ class Replace(Strategy):
         assert self.target is not None
         if self.whole_file:
             return ""
+        if notes["edited"] and notes["taken"]:
+            raise NotCovered(f"{self.target} edits a model whose optimizer exists")
         lines, name = spelled(self.target, "second")
         if notes["of_model"]:
             given = [written(value, "an argument of the model") for value in notes["args"]]
@@ -207,6 +222,8 @@ class Replace(Strategy):
         lines = f"from functools import partial\n{lines}" if "partial(" in made else lines
         made = made if notes["of_model"] else f"{made}.to(device, dtype)"
         take = f"take_over(model, replacement, {notes['pairs']!r}, optimizer)\n" if notes["taken"] else ""
+        if notes["edited"]:
+            return f"{lines}\n{made}\nforward = model"
         return f"{lines}\nreplacement = {made}\n{take}model = forward = replacement"
 
     def patch(self, notes: Notes, file: UserFile) -> str:
@@ -222,24 +239,14 @@ def other_names(first: Workload, second: Workload) -> dict[str, str]:
     return same_values(one, other)
 
 
-def takes_model(found: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether something makes a model of another: what it needs is called `model`, or annotated as one."""
-    if isinstance(found, nn.Module) or not callable(found):
-        return False
-    try:
-        parameters = inspect.signature(found, eval_str=True).parameters.values()
-    except (TypeError, ValueError, NameError):  # no Python function, or annotations that are only for type checkers
-        return False
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [p for p in parameters if p.default is p.empty and p.kind not in variadic and p.name not in kwargs]
-    if not needed or len(needed) > 1 + len(args) or needed[0].kind is inspect.Parameter.KEYWORD_ONLY:
-        return False
-    kind = needed[0].annotation
-    return (
-        issubclass(kind, nn.Module)
-        if isinstance(kind, type) and kind is not inspect.Parameter.empty
-        else (needed[0].name == "model")
-    )
+def same_work(before: Trace, after: Trace) -> bool:
+    """Whether the steps of two traces run the same operators and kernels."""
+
+    def work(trace: Trace) -> dict[str, float]:
+        named = Counter([op.name for op in trace.ops] + [kernel.name for kernel in trace.kernels])
+        return {name: count / len(trace.steps) for name, count in named.items()}
+
+    return work(before) == work(after)
 
 
 def pair(old: nn.Module, new: nn.Module, names: Mapping[str, str], learns: bool = False) -> Pairs:

@@ -171,7 +171,7 @@ def test_nothing_starts_for_a_stack_that_cannot_work(tmp_path: Path, monkeypatch
 
 
 def test_a_precision_without_a_yardstick_is_refused_in_a_sentence() -> None:
-    with pytest.raises(Unsupported, match=r"PRECISION\(float8_e4m3fn\) .* one of bfloat16, float16, tf32$"):
+    with pytest.raises(Unsupported, match=r"PRECISION\(float8_e4m3fn\) .* one of bfloat16, float16, tf32, int8$"):
         precision("float8_e4m3fn")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from optexp.comparison.session import Session
 from optexp.equivalence.input_families import FORWARD_ONLY
 from optexp.strategy import Contract, Strategy, contract
-from optexp.support.tolerances import TOLERANCES
+from optexp.support.tolerances import tolerance_of
 from optexp.verification.trial import Plan
 from optexp.workers.messages import SetUp
 from optexp.workers.spec import Spec
@@ -61,7 +61,7 @@ class Case:
     @property
     def unit(self) -> float:
         """u of the arithmetic that was promised."""
-        return TOLERANCES[self.promise.dtype or self.session.experiment.dtype].unit
+        return tolerance_of(self.promise.dtype or self.session.experiment.dtype).unit
 
     @property
     def moves(self) -> bool:

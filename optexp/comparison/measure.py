@@ -37,7 +37,7 @@ from optexp.workers.client import Client
 FEWEST_PAIRS = 10
 RESTART_PAIRS = 40  # that could be measured while processes start and warm up: some 2 s
 ON_STREAM = 0.7  # of what keeps the GPU busy in warm steps: cold ones that take less leave work out
-SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 CONTEXT_MIB = 1024  # that a process takes of the card for itself, at least
 
 

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from optexp.equivalence.tensor_math import name_of
 from optexp.strategy import Contract
-from optexp.support.tolerances import TOLERANCES, Tolerance
+from optexp.support.tolerances import TOLERANCES, Tolerance, tolerance_of
 
 
 @dataclass(frozen=True)
 class Arithmetic:
     """The promised arithmetic of one comparison.
 
-    name:            row of `TOLERANCES`: the arms' dtype, or the dtype of a PRECISION contract
+    name:            of its row of limits: the arms' dtype, or the dtype of a PRECISION contract
     eps:             machine epsilon of the arms' dtype
     keeps_precision: the contract is not PRECISION
     as_exact_as_fp64: the arms compute in float64, so the reference is no more exact than they are
@@ -39,7 +39,7 @@ class Arithmetic:
 
     @property
     def row(self) -> Tolerance:
-        return TOLERANCES[self.name]
+        return tolerance_of(self.name)
 
     def row_of(self, dtype: torch.dtype) -> Tolerance:
         """The row of a dtype; of a dtype without a row, the arithmetic's."""

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optexp.equivalence.int8 import rounded_to_int8
 from optexp.program import Batch, Program
 
 
 def autocast(program: Program, dtype: str) -> Program:
-    """The program with forward and loss in `dtype` ("bfloat16", "float16" or "tf32").
+    """The program with forward and loss in `dtype` ("bfloat16", "float16", "tf32"; "int8" for inference).
 
     float16 with gradients gets a GradScaler. "tf32" sets this process's flags: it belongs in an arm of its own.
     """
@@ -23,6 +24,8 @@ def autocast(program: Program, dtype: str) -> Program:
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
         return program
+    if dtype == "int8":
+        return rounded_to_int8(program)
     device, narrow = program.device, getattr(torch, dtype)
     call, inner_loss = program.call, program.loss
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from optexp.equivalence.tensor_math import name_of
 from optexp.support.sparse import is_sparse, parts
-from optexp.support.tolerances import TOLERANCES
+from optexp.support.tolerances import tolerance_of
 
 RUNS = 6
 
@@ -31,7 +31,7 @@ _CONTAINERS = (nn.ParameterList, nn.ParameterDict)  # childless, but never calle
 
 def amplitude(name: str) -> float:
     """Of the usual noise in an arithmetic, relative to what it is added to."""
-    return _AMPLITUDE[name] * TOLERANCES[name].unit
+    return _AMPLITUDE.get(name, _AMPLITUDE["bfloat16"]) * tolerance_of(name).unit
 
 
 def alone(model: nn.Module) -> bool:

@@ -34,3 +34,12 @@ TOLERANCES = {
     "float16": Tolerance(2**-11, 1.5, 3, 0.1, 3, 0.25),
     "bfloat16": Tolerance(2**-8, 1.5, 3, 0.1, 3, 0.25),
 }
+
+# Of matrices that are rounded by their largest value. u is the error of one rounding, 1/254 of the largest value,
+# relative to half of that value. No tensor has this row by its own dtype: integers are compared exactly.
+INT8 = Tolerance(2**-7, 1.5, 3, 0.1, 3, 0.25)
+
+
+def tolerance_of(arithmetic: str) -> Tolerance:
+    """The limits of an arithmetic: a dtype's, or int8's."""
+    return INT8 if arithmetic == "int8" else TOLERANCES[arithmetic]

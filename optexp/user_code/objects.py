@@ -42,14 +42,16 @@ class Described:
             if args or kwargs:
                 raise ConfigError(f"{self.key}.{TARGET}={self.target} is {type(found).__name__}, which takes nothing")
             return found
-        self._check(found, args, kwargs)
         if self.partial:
+            self._check(found, args, kwargs)
             return partial(found, *args, **kwargs)
         try:
             return found(*args, **kwargs)
         except ConfigError:
             raise
         except Exception as error:
+            if isinstance(error, TypeError):  # not before: a signature may say less than a class takes
+                self._check(found, args, kwargs)
             kind = type(error).__name__
             raise ConfigError(
                 f"{self.key}: {self.target} refuses its arguments ({kind}: {first_line(error)})"

@@ -97,14 +97,16 @@ def _pooled(findings: list[Finding]) -> float | None:
 
 def headline(verification: Verification, findings: list[Finding], contract: Contract) -> str:
     """One sentence for people."""
-    yardstick = f"plain {contract.dtype} autocast" if contract.name == "PRECISION" else "the baseline"
+    yardstick = "the baseline"
+    if contract.name == "PRECISION":
+        yardstick = "plain rounding to int8" if contract.dtype == "int8" else f"plain {contract.dtype} autocast"
     if not verification.ok:
         return failure(verification.worst) if verification.worst else "nothing was compared"
     what = _listed([f.tensor for f in findings])
     sets = f"{len(verification.seeds)} fresh input set{'s' if len(verification.seeds) > 1 else ''}"
     others = len(verification.families) - 1
     sets += f" and {others} other famil{'ies' if others > 1 else 'y'} of inputs" if others else ""
-    sets = "; ".join(filter(None, (sets, unchecked_bits(verification.unchecked_bits))))
+    sets = "; ".join(filter(None, (_off(findings, contract), sets, unchecked_bits(verification.unchecked_bits))))
     if verification.bitwise:
         return f"{what} equal those of {yardstick} bit for bit; {sets}"
     if verification.weakest:
@@ -114,6 +116,18 @@ def headline(verification: Verification, findings: list[Finding], contract: Cont
         return f"{what} agree with fp64 to rounding (outputs at worst {ratio:.2f}× the error of {yardstick}); {sets}"
     compared = f" (outputs at worst {ratio:.2f}× its error)" if ratio is not None and 0.01 <= ratio < inf else ""
     return f"{what} agree with fp64 as closely as {yardstick} does{compared}; {sets}"
+
+
+def _off(findings: Sequence[Finding], contract: Contract) -> str:
+    """How far off the outputs are at lower precision, in words; empty without a PRECISION contract."""
+    if contract.name != "PRECISION":
+        return ""
+    found = [
+        f.error_rms / f.scale
+        for f in findings
+        if f.family == NORMAL and "/" not in f.tensor and f.error_rms is not None and f.scale
+    ]
+    return f"outputs are off by {100 * max(found):.2g} % of their RMS" if found else ""
 
 
 def failure(finding: Finding) -> str:

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from optexp.errors import ConfigError, Unsupported
+from optexp.errors import ConfigError, Unsupported, UserFailure
 from optexp.support.descent import descendants
 from optexp.support.units import byte_size
 from optexp.workers import wire
@@ -104,6 +104,8 @@ def _ours(file: str) -> bool:
 def describe(error: BaseException) -> Raised:
     """An exception as data, with the part of its traceback that is the user's: from their first frame on, or else from
     that of the library they gave a model of, and without the engine's."""
+    if isinstance(error, UserFailure) and error.__cause__ is not None:
+        return replace(describe(error.__cause__), message=str(error))
     told = traceback.TracebackException.from_exception(error)
     ending = list(told.format_exception_only())
     whole = "".join(told.format())

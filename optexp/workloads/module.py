@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +21,7 @@ from optexp.records.patch import Patch
 from optexp.schema import suggest, typed
 from optexp.strategy import Notes, Strategy
 from optexp.user_code.adapters import maker
+from optexp.user_code.hugging_face import inputs_of, may_describe_itself, with_config
 from optexp.user_code.importing import import_file, require_file
 from optexp.user_code.listing import Spelled
 from optexp.user_code.lookup import find, models_in, require_place, source, spelled
@@ -29,6 +30,7 @@ from optexp.user_code.parts import Parts
 from optexp.user_code.patched import defined_in, user_file
 from optexp.user_code.workload import UserWorkload
 
+NO_INPUTS = "workload=module: give the inputs of target, as in workload.inputs=[{shape:[32,128]}]"
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
@@ -99,7 +101,8 @@ class Module(UserWorkload):
     """`target` names a model in an importable module (package.module:Name), `path` a file that may hold all of `Names`.
 
     args, kwargs:  of the class or the factory; of a function, what is not an input. {_target_: package.module.Name,
-                   ...} in them is an object, as a Hugging Face model's config is
+                   ...} in them is an object. A Hugging Face class needs no config, or some options of it:
+                   kwargs={config: {n_layers: 2}}
     """
 
     target: str | None = None
@@ -112,8 +115,8 @@ class Module(UserWorkload):
     def resolve(self, device: str) -> Self:
         if (self.target is None) == (self.path is None):
             raise ConfigError("workload=module: give workload.target=my_package.module:MyModel, or workload.path=my.py")
-        if self.target is not None and not self.inputs:
-            raise ConfigError("workload=module: give the inputs of target, as in workload.inputs=[{shape:[32,128]}]")
+        if self.target is not None and not self.inputs and not may_describe_itself(self.target):
+            raise ConfigError(NO_INPUTS)
         if self.path is not None:
             require_file(Path(self.path).expanduser(), "workload.path")
         if self.target is not None:
@@ -144,16 +147,38 @@ class Module(UserWorkload):
                 raise ValueError(f"inputs[{index}]={value} is no description: write {{shape: [32, 128]}}")
         return [typed(Input, value, f"workload.inputs[{index}]") for index, value in enumerate(self.inputs)]
 
+    @cached_property
+    def drawn(self) -> list[Input]:
+        """The inputs that the YAML describes, else those that fit a Hugging Face class."""
+        if self.inputs or self.target is None:
+            return self.described()
+        found, sizes = find(self.target, "workload.target"), [name for shape in self.shapes for name in shape]
+        given = inputs_of(found, self.made_with(found)[1], sizes, learns=self.mode != "forward")
+        if not given:
+            raise ConfigError(NO_INPUTS)
+        return [typed(Input, value, "workload.inputs") for value in given]
+
+    def notes(self) -> list[str]:
+        if self.inputs or self.target is None:
+            return super().notes()
+        batch = ", ".join(f"{one.name} {one.shape}" for one in self.drawn)
+        return [f"batch: {batch}, because no inputs were given", *super().notes()]
+
+    def made_with(self, found: Any) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments of a target, the config of a Hugging Face class included."""
+        args, kwargs = self.arguments
+        return args, with_config(found, args, kwargs, "workload.kwargs")
+
     @property
     def bounded(self) -> frozenset[str]:
-        named = zip(names_of(self.described()), self.described(), strict=True)
+        named = zip(names_of(self.drawn), self.drawn, strict=True)
         return frozenset(name for name, one in named if one.high is not None)
 
     def load(self) -> Parts:
-        drawn = partial(draw, self.described()) if self.inputs else None
+        drawn = partial(draw, self.drawn) if self.inputs or self.target else None
         if self.target is not None:
             found = find(self.target, "workload.target")
-            return Parts(maker(found, *self.arguments, f"workload.target={self.target}"), drawn)
+            return Parts(maker(found, *self.made_with(found), f"workload.target={self.target}"), drawn)
         file = import_file(Path(self.path or "").expanduser(), "workload.path", anew=True)
         has = {key: getattr(file, name, None) for key, name in vars(self.names).items()}
         model = has["model"]
@@ -215,7 +240,7 @@ class Module(UserWorkload):
     def _spelled_make(self, given: Callable[..., Any] | None) -> str:
         """`make(**sizes)`, of what the YAML describes or of the file's own function."""
         sizes = dict.fromkeys(name for shape in self.shapes for name in shape)
-        described = self.described()
+        described = self.drawn
         if not described and given is not None:
             taken = [name for name in sizes if name in inspect.signature(given).parameters]
             passed = ", ".join(f'{name}=sizes["{name}"]' for name in taken)

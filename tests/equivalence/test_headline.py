@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from optexp.records.verification import Finding, Verification
-from optexp.strategy import REASSOCIATES
+from optexp.strategy import REASSOCIATES, precision
 from optexp.verification.outcome import headline
 
 
@@ -15,3 +15,15 @@ def test_nothing_is_as_close_that_errs_by_several_times_as_much(ratio: float, cl
     said = headline(passed, [Finding("output")], REASSOCIATES)
     assert f"at worst {ratio:.2f}×" in said
     assert ("as closely as the baseline" in said) is close
+
+
+@pytest.mark.parametrize(
+    ("dtype", "plain"), [("int8", "plain rounding to int8"), ("float16", "plain float16 autocast")]
+)
+def test_lower_precision_says_how_far_off_outputs_are(dtype: str, plain: str) -> None:
+    passed = Verification("PRECISION", bitwise=False, seeds=[1, 2], families=["as declared"], error_ratio=0.8)
+    found = [Finding("output", error_rms=0.03, scale=2.0), Finding("buffer/mean", error_rms=1.0, scale=1.0)]
+    said = headline(passed, found, precision(dtype))
+    assert f"as closely as {plain} does" in said
+    assert "outputs are off by 1.5 % of their RMS" in said
+    assert "off by" not in headline(passed, found, REASSOCIATES)

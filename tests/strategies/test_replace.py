@@ -7,13 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.errors import ConfigError
+from optexp.errors import ConfigError, UserFailure
 from optexp.program import gradients
 from optexp.strategies.channels_last import ChannelsLast
 from optexp.strategies.fused_optimizer import FusedOptimizer
-from optexp.strategies.replace import Replace, pair, takes_model
+from optexp.strategies.replace import Replace, pair
+from optexp.trace import Op, Span, Trace
+from optexp.user_code.of_model import takes_model
 from optexp.user_code.same_start import matched
 from optexp.workers.arm import Arm
+from optexp.workers.serving import describe
 from optexp.workers.spec import Spec
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.lenet5 import LeNet5
@@ -370,3 +373,112 @@ def test_the_recipe_makes_it_again(build):
     recipe = strategy.recipe(notes)
     assert "replacement = second.packed(model, bits=4)\nmodel = forward = replacement" in recipe
     assert "made of it, 0 parameters" in strategy.evidence(None, None, notes, {}).text
+
+
+# --- a function that edits the baseline's model ------------------------------------------------------------------
+
+
+def edits_modules(model: nn.Sequential) -> None:
+    linear, gelu = model[0], model[1]
+    model[0] = nn.Sequential(linear, copy.deepcopy(gelu))
+    model[1] = nn.Identity()
+
+
+def patches_forward(model: nn.Sequential) -> None:
+    plain = model.forward
+    model.forward = lambda x: plain(x)
+
+
+def patches_class(model: nn.Sequential) -> None:
+    type(model).forward = lambda self, x: self[3](self[2](self[1](self[0](x))))
+
+
+def rounds_values(model: nn.Sequential) -> nn.Module:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.half().float()
+    return model
+
+
+def forgets_its_result(model: nn.Sequential) -> None:
+    quantized(model)
+
+
+def trace(*names: str) -> Trace:
+    return Trace((Span("step", 0, 1),), ops=tuple(Op(name, 0, 1) for name in names))
+
+
+@pytest.mark.parametrize("edit", ["edits_modules", "patches_forward", "patches_class", "rounds_values"])
+def test_a_model_may_be_edited(build, monkeypatch: pytest.MonkeyPatch, edit: str):
+    monkeypatch.setattr(nn.Sequential, "forward", nn.Sequential.forward)  # put back what patches_class leaves
+    strategy, program = Replace(f"{HERE}:{edit}"), build(INFERS)
+    batch = program.feed.next()
+    expected = program.predict(batch)
+    optimized, notes = strategy.apply(program)
+    assert optimized.model is program.model
+    torch.testing.assert_close(optimized.predict(batch), expected, atol=1e-3, rtol=1e-3)
+    evidence = strategy.evidence(trace("a"), trace("a"), notes, {})
+    assert evidence.engaged
+    assert evidence.text == f"{HERE}:{edit} edited Sequential"
+    assert f"second.{edit}(model)\nforward = model" in strategy.recipe(notes)
+
+
+INFERS = Mlp(mode="forward", dim=8, layers=2, batch_size=4, in_features=5)
+
+
+def test_an_edit_of_nothing_did_not_engage_unless_steps_run_other_operators(build):
+    strategy = Replace(f"{HERE}:forgets_its_result")
+    _, notes = strategy.apply(build(INFERS))
+    found = strategy.evidence(trace("a", "b"), trace("b", "a"), notes, {})
+    assert not found.engaged
+    assert found.text == (
+        f"{HERE}:forgets_its_result left the baseline's model as it was: it must return a model, or edit the one given"
+    )
+    assert strategy.evidence(trace("a", "b"), trace("a"), notes, {}).engaged  # a function of a module was patched
+
+
+def test_training_goes_on_with_an_edited_model():
+    plain, other = arm("train", ""), arm("train", "patches_forward")
+    for _ in range(3):
+        torch.testing.assert_close(other.program.run(), plain.program.run())
+    torch.testing.assert_close(other.program.state(), plain.program.state())
+
+
+def returns_a_number(model):
+    return 3
+
+
+def raises(model):
+    return model.nothing
+
+
+def takes_other_inputs(model):
+    return nn.Linear(99, 3)
+
+
+def test_a_number_is_no_model(build):
+    with pytest.raises(ConfigError, match=r"returns_a_number returned an int: a function of a model must return"):
+        Replace(f"{HERE}:returns_a_number").apply(build(INFERS))
+
+
+@pytest.mark.parametrize(
+    ("target", "told", "frame"),
+    [
+        (
+            "raises",
+            rf"^strategy.replace.target={HERE}:raises failed on the baseline's model \(AttributeError: ",
+            "raises",
+        ),
+        ("takes_other_inputs", r"takes_other_inputs makes failed on a batch \(RuntimeError: mat1 and mat2 ", "forward"),
+    ],
+)
+def test_a_failure_is_a_sentence_with_the_users_frames(build, target: str, told: str, frame: str):
+    with pytest.raises(UserFailure, match=told) as caught:
+        Replace(f"{HERE}:{target}").apply(build(INFERS))
+    shown = describe(caught.value)
+    assert shown.message == str(caught.value)
+    assert f", in {frame}\n" in shown.traceback
+    assert "of_model.py" not in shown.traceback
+
+
+def test_int8_promises_least():
+    assert Replace("x:y", precision="int8").contract > Replace("x:y", precision="bfloat16").contract

@@ -138,9 +138,10 @@ def test_a_hugging_face_class_by_its_import_path() -> None:
     sizes = {"n_layers": 1, "dim": 16, "hidden_dim": 32, "n_heads": 2, "vocab_size": 50}
     workload = Module(
         target="transformers:DistilBertModel",
-        kwargs={"config": {"_target_": "transformers.DistilBertConfig", **sizes}},
+        kwargs={"config": {"_target_": "transformers.DistilBertConfig", **sizes, "num_labels": 3}},
         inputs=[{"shape": [2, 8], "dtype": "int64", "high": 50}],
     )
     program = workload.build(CPU, torch.float32, 0)
     program.feed.reset(workload.batches(torch.Generator().manual_seed(0), 2))
     assert program.run()["output.last_hidden_state"].shape == (2, 8, 16)
+    assert program.model.config.num_labels == 3  # of which the config's signature says nothing
