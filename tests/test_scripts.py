@@ -86,3 +86,27 @@ def test_a_mark_is_at_most_three_lines() -> None:
     for script in SCRIPTS:
         lines = [line for line in (FOLDER / f"{script}.py").read_text().splitlines() if "ptexp" in line]
         assert 1 <= len(lines) <= 3, script
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "other", "named"),
+    [
+        ("max_epochs=1,", 'max_epochs=1, precision="bf16-mixed",', "precision=bf16-mixed"),
+        ("gradient_clip_val=0.5", 'gradient_clip_val=0.5, gradient_clip_algorithm="value"', "clip_algorithm=value"),
+        (
+            "    def forward(",
+            "    def on_after_backward(self):\n        pass\n\n    def forward(",
+            "on_after_backward()",
+        ),
+    ],
+)
+def test_parts_of_lightnings_step_that_the_callback_leaves_out_are_refused(
+    text: str, other: str, named: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("pytorch_lightning")
+    path = tmp_path / "fit.py"
+    path.write_text((FOLDER / "lightning_module.py").read_text().replace(text, other))
+    result = verified(tmp_path, str(path.with_suffix("")))
+    assert result.verdict is Verdict.ERROR
+    assert named in result.headline

@@ -10,9 +10,16 @@ from optexp.errors import ConfigError
 from optexp.support.marks import marking, steps
 
 try:
-    from lightning.pytorch import Callback
+    from lightning.pytorch import Callback, LightningModule
 except ModuleNotFoundError:
-    from pytorch_lightning import Callback
+    from pytorch_lightning import Callback, LightningModule
+
+HOOKS = (  # of a step; the loop below calls none of them
+    "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "on_train_batch_start",
+    "on_before_backward", "backward", "on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping",
+    "clip_gradients", "optimizer_step", "on_before_zero_grad", "optimizer_zero_grad", "lr_scheduler_step",
+    "on_train_batch_end",
+)  # fmt: skip
 
 
 class OptexpCallback(Callback):  # type: ignore[misc]
@@ -26,9 +33,24 @@ class OptexpCallback(Callback):  # type: ignore[misc]
                 "OptexpCallback needs automatic optimization with one optimizer: write the loop of several in a script,"
                 " and mark it with optexp.steps"
             )
+        if differs := beyond(trainer, pl_module):
+            raise ConfigError(
+                f"OptexpCallback does not repeat {differs}: write the loop in a script, and mark it with optexp.steps"
+            )
         for name in ("log", "log_dict"):
             setattr(pl_module, name, _no_log)
         loop(TrainingStep(pl_module), trainer, trainer.optimizers[0], _scheduler(trainer), trainer.train_dataloader)
+
+
+def beyond(trainer: Any, module: Any) -> str:
+    """Parts of Lightning's step that `loop` leaves out, in words; empty where it is the same step."""
+    found = []
+    if str(trainer.precision) != "32-true":
+        found.append(f"precision={trainer.precision} (strategy=amp has its own)")
+    if "value" in str(trainer.gradient_clip_algorithm).lower():
+        found.append("gradient_clip_algorithm=value")
+    found += [f"{name}()" for name in HOOKS if getattr(type(module), name) is not getattr(LightningModule, name)]
+    return ", ".join(found)
 
 
 class TrainingStep(nn.Module):
