@@ -332,10 +332,10 @@ def _read_elsewhere(scope: ast.AST, marked: ast.AST) -> set[str]:
 class Bare(ast.NodeTransformer):
     """Leaves annotations of variables out: a global one can have none."""
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:  # noqa: N802  # ast's name
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
         return ast.copy_location(ast.Assign([node.target], node.value) if node.value else ast.Pass(), node)
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.stmt:  # noqa: N802  # whose annotations are its fields
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.stmt:  # whose annotations are its fields
         return node
 
 

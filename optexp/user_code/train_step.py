@@ -62,7 +62,8 @@ class TrainStep:
             how = ", in replays of CUDA graphs too," if self.replays else ""
             raise NoReference(
                 f"train_step called optimizer.step(){how} {optimizer.steps} times: a call must be one whole optimizer"
-                " step (accumulate over parts of the batch inside it; at a mark, every=4 takes four iterations)"
+                " step (accumulate over parts of the batch inside it; at a mark, every=4 takes four iterations,"
+                " and a loop must go on for any number of steps)"
             )
         return self._outputs(result)
 
