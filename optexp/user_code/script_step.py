@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import FunctionType, MethodType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from optexp.errors import NoReference
 from optexp.program import Batch, Outputs, Program, flatten
 from optexp.python_state.variables import Place, attributes, places, users
 from optexp.user_code.drawn_alike import seeded
@@ -107,15 +109,15 @@ def unwrapped(optimizer: Any) -> Any:
 class ScriptModel(Model):
     """Methods of the user's class run with this object as `self`, so that their calls of the model are the program's.
 
-    returned: by the last call
+    called:   in this step;  returned: by the last call
     """
 
     __class__ = property(lambda self: type(self.model))  # type: ignore[assignment]
-    returned: Any = None
+    called, returned = False, None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         found = self.call(*args, **kwargs)
-        self.__dict__["returned"] = found
+        self.__dict__.update(called=True, returned=found)
         return found
 
     def __getattr__(self, name: str) -> Any:
@@ -135,14 +137,25 @@ class ScriptModel(Model):
 
 @dataclass(frozen=True)
 class Inference:
-    """An inference loop's body as a step."""
+    """An inference loop's body as a step.
+
+    met: programs whose model a step has called
+    """
 
     body: Body
     unpack: Callable[[Batch], Any]
+    met: WeakSet[nn.Module] = field(default_factory=WeakSet, compare=False)
 
     def __call__(self, program: Program, batch: Batch) -> Outputs:
         model = ScriptModel(program, Optimizer(None, ()))  # type: ignore[arg-type]
         found = self.body(model, self.unpack(batch), None)
+        if model.called:
+            self.met.add(program.model)
+        elif program.model in self.met:
+            raise NoReference(
+                "the marked body called its model in earlier steps, and not in this one, as after `if i >= 300: break`:"
+                " let the loop go on for any number of steps"
+            )
         return {name: tensor.detach() for name, tensor in flatten(found).items()}
 
 

@@ -50,6 +50,7 @@ class TrainStep:
             result = self.function(self.model(program, optimizer), self.unpack(batch), optimizer)
         if is_first:
             optimizer.refuse_zeros()
+            optimizer.refuse_leftovers()
             self.met.add(program.model)
         optimizer.show_gradients()
         if not optimizer.steps and not _finite(program.model):
@@ -61,7 +62,8 @@ class TrainStep:
             how = ", in replays of CUDA graphs too," if self.replays else ""
             raise NoReference(
                 f"train_step called optimizer.step(){how} {optimizer.steps} times: a call must be one whole optimizer"
-                " step (accumulate over parts of the batch inside it; at a mark, every=4 takes four iterations)"
+                " step (accumulate over parts of the batch inside it; at a mark, every=4 takes four iterations,"
+                " and a loop must go on for any number of steps)"
             )
         return self._outputs(result)
 
@@ -87,6 +89,7 @@ class Optimizer:
     steps:      that were taken since, by calls or by replays of graphs
     taken:      gradients that the last of them took, one of each parameter
     looks:      whether somebody writes to them afterwards;  versions: of those, to know that
+    cleared:    zero_grad() was called before them
     recording:  the graph that records steps instead of taking them
     """
 
@@ -99,6 +102,7 @@ class Optimizer:
         self.taken: Sequence[Tensor | None] = ()
         self.recording: Recorded | None = None
         self.versions: list[int] = []
+        self.cleared = False
         for parameter in parameters:
             parameter.grad = None
 
@@ -133,9 +137,26 @@ class Optimizer:
                 " call zero_grad(), or assign None"
             )
 
+    def refuse_leftovers(self) -> None:
+        """Raises NoReference where gradients are left that the next step's optimizer would take, too."""
+        pairs = zip(self.parameters, self.taken, strict=False)
+        if not self.cleared and any(parameter.grad is not None and parameter.grad is not g for parameter, g in pairs):
+            raise NoReference(
+                "train_step leaves gradients that it computed after optimizer.step() for its next call, and every call"
+                " starts without any: let optimizer.step() follow the last backward(), as in `if (i + 1) % 4 == 0`, or"
+                " let the step call zero_grad() first"
+            )
+
     def zero_grad(self, set_to_none: bool = True) -> None:
-        if not (self.steps or (self.recording and self.recording.steps)):
+        if self.recording and self.recording.steps:
+            return
+        if not self.steps:
+            self.cleared = True
             self.optimizer.zero_grad(set_to_none)
+            return
+        for parameter in (p for group in self.optimizer.param_groups for p in group["params"]):
+            if parameter.grad is not None:  # those that were taken stay what they are
+                parameter.grad = None if set_to_none else torch.zeros_like(parameter.grad)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.optimizer, name)

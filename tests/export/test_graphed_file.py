@@ -70,6 +70,8 @@ class PretendedGraph:
         for optimizer, count in zip(optimizers, counts, strict=True):
             if type(optimizer) is train_step.Optimizer:  # a replay calls nobody
                 optimizer.steps = count
+                if gradients:  # in their memory, where the graph's zero_grad left them
+                    optimizer.show_gradients()
         for kept, parameter in zip(gradients, (p for p in model.parameters() if p.grad is not None), strict=True):
             kept.copy_(parameter.grad)
         if isinstance(result, Tensor):

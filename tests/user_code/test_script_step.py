@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from optexp.errors import NoReference
 from optexp.program import Program, ResidentFeed
 from optexp.user_code.script_run import run
-from optexp.user_code.script_step import Body, ScriptModel
+from optexp.user_code.script_step import Body, Inference, ScriptModel
 from optexp.user_code.train_step import Optimizer
 
 
@@ -64,3 +66,16 @@ def test_what_an_inference_loop_collects_is_a_result(tmp_path: Path) -> None:
     results = Body(reached)(ScriptModel(program, Optimizer(none, ())), [(x,)], None)
     assert set(results) == {"moved", "model"}
     assert torch.equal(results["model"], net(x) + 100)
+
+
+def test_an_inference_loop_that_ends_itself_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "infer.py"
+    path.write_text(COLLECTS.replace("    moved", "    if len(found) == 2:\n        break\n    moved"))
+    reached = run(path, [])
+    step = Inference(Body(reached), lambda batch: [tuple(batch)])
+    program = Program(reached.mark.model, step, ResidentFeed(torch.device("cpu")))
+    batch = (torch.zeros(3, 2),)
+    for _ in range(2):
+        assert step(program, batch)
+    with pytest.raises(NoReference, match="not in this one, as after"):
+        step(program, batch)

@@ -90,12 +90,47 @@ def test_gradients_are_those_of_a_closure() -> None:
 
 def test_a_step_without_gradients_shows_none() -> None:
     def step(model: Any, batch: Any, optimizer: Any) -> None:
+        optimizer.zero_grad()
         optimizer.step()
         model(batch[0]).square().mean().backward()
 
     trained = program(step)
     trained.run()
     assert gradients(trained) == {}
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_cleared_after_the_step_are_no_part_of_later_ones(to_none: bool) -> None:
+    second = list[Tensor]()
+
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        for _ in range(2):
+            model(batch[0]).square().mean().backward()
+            second.append(model.weight.grad.clone())
+            if len(second) == 1:
+                optimizer.step()
+                model.zero_grad() if to_none else optimizer.zero_grad(set_to_none=False)
+                with torch.no_grad():
+                    model.weight.zero_()
+                    model.bias.zero_()
+
+    trained = program(step)
+    trained.run()
+    assert not second[1].any()
+    assert torch.equal(gradients(trained)["grad/weight"], second[0])  # those that were taken
+
+
+def test_gradients_left_for_the_next_step_are_refused() -> None:
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        for index in range(2):
+            model(batch[0]).square().mean().backward()
+            if index == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    with pytest.raises(NoReference, match="leaves gradients that it computed after"):
+        program(step).run()
 
 
 def test_zeros_in_the_place_of_gradients_are_said_to_be_no_gradients() -> None:
