@@ -16,13 +16,14 @@ GATES = {
     "G2": "so is the error of its worst element",
     "G3": "and the RMS error of each block of 4096 elements",
     "BITWISE": "the same bits as the baseline, which the strategy promises",
-    "CAP": "whatever plain autocast does, the error has a limit of its own",
+    "CAP": "whatever the yardstick of a lower precision does, the error has a limit of its own",
     "EXACT": "integers and truth values are equal, but for ties",
     "RANDOMNESS": "random numbers: the same seed repeats them, others differ, and their distribution is the baseline's",
     "TRAJECTORY": "the losses of a short training stay as near as small disturbances of the baseline leave them",
     "REPEATED": "what was computed while the clock ran is right, too",
     "FIRST": "the first step after building leaves what its repetitions leave",
 }
+PLAIN = {"int8": "plain rounding to int8"}  # yardsticks other than plain autocast
 NAMED = 5  # tensors in a headline, at most
 FAR_OFF = 32  # units of rounding, beyond which a row was moved by more than lower precision
 
@@ -54,14 +55,18 @@ def at_precision(dtype: str, found: Verification | None = None) -> str:
     """
     if dtype == "float32":
         return ""
-    return "; ".join([f", at {dtype} precision", *far_off(found.far_off if found else {})])
+    rows = far_off(found.far_off if found else {}, PLAIN.get(dtype, "plain autocast"))
+    return "; ".join([f", at {dtype} precision", *rows])
 
 
-def far_off(found: Mapping[str, Sequence[int]]) -> list[str]:
-    """Rows of results that are off by more than lower precision explains, in words."""
+def far_off(found: Mapping[str, Sequence[int]], yardstick: str) -> list[str]:
+    """Rows of results that are off by more than lower precision explains, in words.
+
+    yardstick: plain autocast, or what stands in its place
+    """
     return [
         f"{candidate} of {rows} rows of {name} are off by more than {FAR_OFF} u (other choices: top-k, argmax),"
-        f" of plain autocast {plain}"
+        f" of {yardstick} {plain}"
         for name, (candidate, plain, rows) in found.items()
     ]
 

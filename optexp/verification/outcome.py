@@ -9,7 +9,7 @@ from optexp.equivalence.far_off import FarOff
 from optexp.equivalence.input_families import FAMILIES, NONCONTIGUOUS, NORMAL, ONE_BY_ONE
 from optexp.program import unreadable
 from optexp.records.verification import Finding, GateResult, Verification
-from optexp.reporting.wording import unchecked_bits
+from optexp.reporting.wording import PLAIN, unchecked_bits
 from optexp.strategy import BITWISE, Contract
 
 TABULATED = 50  # tensors that have a row of their own in the record, those nearest to their limits
@@ -99,7 +99,7 @@ def headline(verification: Verification, findings: list[Finding], contract: Cont
     """One sentence for people."""
     yardstick = "the baseline"
     if contract.name == "PRECISION":
-        yardstick = "plain rounding to int8" if contract.dtype == "int8" else f"plain {contract.dtype} autocast"
+        yardstick = PLAIN.get(contract.dtype or "", f"plain {contract.dtype} autocast")
     if not verification.ok:
         return failure(verification.worst) if verification.worst else "nothing was compared"
     what = _listed([f.tensor for f in findings])

@@ -22,6 +22,7 @@ from optexp.workloads.gelu import Gelu
 from optexp.workloads.lenet5 import LeNet5
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.module import Module
+from tests.export.test_repro import assert_same, executed, written
 
 HERE = "tests.strategies.test_replace"
 ROOT = Path(__file__).parents[2]
@@ -482,3 +483,9 @@ def test_a_failure_is_a_sentence_with_the_users_frames(build, target: str, told:
 
 def test_int8_promises_least():
     assert Replace("x:y", precision="int8").contract > Replace("x:y", precision="bfloat16").contract
+
+
+@pytest.mark.parametrize("edit", ["edits_modules", "quantized"])
+def test_the_file_to_take_home_calls_the_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: str):
+    program = written(tmp_path, INFERS, (Replace(f"{HERE}:{edit}"),))
+    assert_same(executed(tmp_path / "repro.py", monkeypatch), program)
