@@ -64,6 +64,7 @@ def judged(job: Job, settings: Settings) -> Line:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     kept = str(output) if settings.records else None
+    result.notes = [note for note in result.notes if str(scratch) not in note]  # on a file that is gone
     return line.of(job, settings, result, time.monotonic() - began, kept)
 
 

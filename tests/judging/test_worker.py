@@ -104,11 +104,12 @@ def test_a_solution_is_judged(tmp_path: Path, changes: dict[str, Any], verdict: 
 
 @pytest.mark.slow
 def test_a_strategy_judges_the_problem_itself(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, strategy="inference_mode")
+    settings = replace(SETTINGS, strategy="inference_mode", overrides=[*SETTINGS.overrides, "patch=verified"])
     files(tmp_path, suite__first=SUM)
     (job,) = problem_files.suite(Target(tmp_path / "suite"), None, settings).jobs
     found = judged(job, settings)
     assert (found.verdict, found.strategy, found.candidate) == (Verdict.VERIFIED, "inference_mode", "")
+    assert not [note for note in found.notes if "optimized.patch" in note], "its file is gone with the job's folder"
 
 
 def test_a_key_that_does_not_exist_is_in_the_line(tmp_path: Path) -> None:
