@@ -36,7 +36,8 @@ def find(target: str, key: str) -> Any:
             found = _import(place, f"{key}={target}")
     for part in name.split("."):
         if not hasattr(found, part):
-            raise ConfigError(f"{key}={target}: {place} has no {part!r}{suggest(part, models_in(found))}")
+            names = models_in(found) or [name for name in dir(found) if not name.startswith("_")]
+            raise ConfigError(f"{key}={target}: {place} has no {part!r}{suggest(part, names)}")
         found = getattr(found, part)
     return found
 

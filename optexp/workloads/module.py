@@ -161,7 +161,7 @@ class Module(UserWorkload):
     def notes(self) -> list[str]:
         if self.inputs or self.target is None:
             return super().notes()
-        batch = ", ".join(f"{one.name} {one.shape}" for one in self.drawn)
+        batch = ", ".join(f"{one.name} [{', '.join(map(str, one.shape))}]" for one in self.drawn)
         return [f"batch: {batch}, because no inputs were given", *super().notes()]
 
     def made_with(self, found: Any) -> tuple[list[Any], dict[str, Any]]:

@@ -68,6 +68,8 @@ def test_sizes_of_its_batches_are_named_in_shapes() -> None:
     )
     shapes = [tuple(batch["input_ids"].shape) for batch in one.batches(torch.Generator().manual_seed(0), 2)]
     assert shapes == [(2, 8), (1, 16)]
+    one.build(CPU, torch.float32, 0)
+    assert one.notes()[0].startswith("batch: input_ids [batch, sequence], attention_mask [batch, sequence], because no")
 
 
 def test_ids_lie_in_the_vocabulary_and_nothing_is_padding() -> None:

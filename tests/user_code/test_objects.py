@@ -97,6 +97,7 @@ def test_what_a_users_file_gives_is_left_alone(tmp_path: Path) -> None:
         ({"_target_": 3}, r"workload.kwargs.config._target_=3 names nothing: write package.module.Name"),
         ({"_target_": "Config"}, r"workload.kwargs.config._target_=Config names nothing in it"),
         ({"_target_": f"{HERE}.Confg"}, r"workload.kwargs.config._target_=.*Confg: .* has no 'Confg'"),
+        ({"_target_": "math.sqr"}, r"math has no 'sqr' \(did you mean sqrt\? "),
         ({"_target_": "not_there.Config"}, r"there is no module 'not_there' here"),
         (config(widht=2), r"workload.kwargs.config: .*Config takes other arguments: .*unexpected.* 'widht'"),
         (config(width=3), r"workload.kwargs.config: .*Config refuses its arguments \(ValueError: width=3 is odd\)"),
