@@ -110,3 +110,11 @@ def test_parts_of_lightnings_step_that_the_callback_leaves_out_are_refused(
     result = verified(tmp_path, str(path.with_suffix("")))
     assert result.verdict is Verdict.ERROR
     assert named in result.headline
+
+
+def test_an_override_behind_the_script_is_told_at_once() -> None:
+    script = str(FOLDER / "classifier.py")
+    with pytest.raises(ValueError, match="strategy=amp stands behind the script: write it before"):
+        overrides([script, "strategy=amp"])
+    assert overrides([script, "--lr=3"])[-1].startswith("workload.")
+    assert overrides(["strategy=amp", script, "--", "key=value"])[-1] == "strategy=amp"

@@ -71,7 +71,10 @@ def read(settings: Sequence[str], experiment: str, store: str | None = None) -> 
     records = recorded.records(Tracking(uri=store), experiment, wanted.get("workload"), history.NEWEST)
     found = [record for record in records if history.fits(record.result, wanted)]
     if not found:
-        raise ConfigError(f"{experiment} has no record with {' '.join(settings) or 'any settings'}")
+        every = recorded.records(Tracking(uri=store), experiment, None, history.NEWEST)
+        names = ", ".join(dict.fromkeys(record.result.workload for record in every))
+        known = f"; its workloads: {names}" if names else ""
+        raise ConfigError(f"{experiment} has no record with {' '.join(settings) or 'any settings'}{known}")
     return history.series(found)
 
 

@@ -6,6 +6,7 @@ Arguments before the script are those of `python -m optexp`; arguments after it 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ usage: python -m optexp.run [strategy=amp ...] train.py [--] [arguments of the s
 
 The script marks its loop: for batch in optexp.steps(loader, model=model, optimizer=optimizer):
 Without optexp.run the mark does nothing. Overrides are those of `python -m optexp --help`."""
+
+OVERRIDE = re.compile(r"[+~]{0,2}[a-z_][\w.@]*=")
 
 
 def main() -> NoReturn:
@@ -37,7 +40,7 @@ def overrides(arguments: Sequence[str]) -> list[str]:
     """Arguments of `python -m optexp` for a script with its own.
 
     Raises:
-        ValueError: no argument is a script, or there is no such file.
+        ValueError: no argument is a script, there is no such file, or an override stands behind it.
     """
     scripts = [index for index, argument in enumerate(arguments) if argument.endswith(".py") and "=" not in argument]
     if not scripts:
@@ -46,7 +49,12 @@ def overrides(arguments: Sequence[str]) -> list[str]:
     path, own = Path(arguments[index]), list(arguments[index + 1 :])
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file below {Path.cwd()}")
-    own = own[1:] if own[:1] == ["--"] else own
+    if own[:1] == ["--"]:
+        own = own[1:]
+    elif behind := [argument for argument in own if OVERRIDE.match(argument)]:
+        raise ValueError(
+            f"{behind[0]} stands behind the script: write it before {path}, or -- before the script's own arguments"
+        )
     theirs = list(arguments[:index])
     ours = ["workload=script", f"workload.path={quoted(str(path))}"]
     ours += [f"workload.arguments=[{','.join(map(quoted, own))}]"] if own else []
