@@ -34,13 +34,13 @@ from optexp.user_code import train_step
 class TrackedStepState:
     """By name, what `step` remembers; `lost` says what cannot be put back.
 
-    optimizer: its hyperparameters, which schedules change, count too
+    optimizer: its hyperparameters, which schedules change, count too; None in inference
     aside:     objects that hold nothing of their own, as what is wrapped around the optimizer
     """
 
     step: Callable[..., Any]
     model: nn.Module
-    optimizer: Optimizer
+    optimizer: Optimizer | None
     aside: Sequence[Any] = ()
     lost: list[str] = field(default_factory=list, init=False)
     first: Remembered = field(default_factory=dict, init=False)
@@ -53,7 +53,7 @@ class TrackedStepState:
         for place in places(self.step):
             for slot in slots(place, own):
                 self._add(slot)
-        for index, group in enumerate(self.optimizer.param_groups):
+        for index, group in enumerate(self.optimizer.param_groups if self.optimizer is not None else ()):
             for key, value in group.items():
                 if isinstance(value, (int, float, tuple)) and not isinstance(value, bool):
                     setter = partial(_put_hyperparameter, group, key)

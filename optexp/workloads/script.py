@@ -212,7 +212,7 @@ class Script(Workload):
             step=TrainStep(body, unpack, ScriptModel) if self.learns else Inference(body, unpack),
             feed=self.feed(device, dtype),
             optimizer=optimizer,
-            step_state=self._tracked(optimizer) if self.learns else None,
+            step_state=self._tracked(optimizer),
         )
 
     def _tried(self, program: Program, batch: Batch) -> None:
@@ -228,7 +228,7 @@ class Script(Workload):
             "the step draws random numbers: its seed is set before each step, so that arms draw the same"
         )
 
-    def _tracked(self, optimizer: torch.optim.Optimizer) -> TrackedStepState:
+    def _tracked(self, optimizer: torch.optim.Optimizer | None) -> TrackedStepState:
         """Variables of the script that its body changes."""
         found = TrackedStepState(self.reached.function, self.model(), optimizer, aside=(self.reached.mark.optimizer,))
         if found.lost:

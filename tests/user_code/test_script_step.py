@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from optexp.errors import NoReference
-from optexp.program import Program, ResidentFeed
+from optexp.program import Outputs, Program, ResidentFeed, preserved
 from optexp.user_code.script_run import run
 from optexp.user_code.script_step import Body, Inference, ScriptModel
 from optexp.user_code.train_step import Optimizer
+from optexp.workloads.script import Script
 
 
 class Net(nn.Module):
@@ -79,3 +80,29 @@ def test_an_inference_loop_that_ends_itself_is_refused(tmp_path: Path) -> None:
         assert step(program, batch)
     with pytest.raises(NoReference, match="not in this one, as after"):
         step(program, batch)
+
+
+SAMPLES = """\
+import optexp
+import torch
+net, x = torch.nn.Linear(2, 2), torch.ones(3, 2)
+with torch.no_grad():
+    for t in optexp.steps([torch.ones(1)], model=net):
+        x = x + t * net(x)
+"""
+
+
+def test_what_an_inference_loop_carries_is_put_back(tmp_path: Path) -> None:
+    path = tmp_path / "sample.py"
+    path.write_text(SAMPLES)
+    workload = Script(path=str(path))
+    workload.mode = "forward"
+    program = workload.build(torch.device("cpu"), torch.float32, 0)
+    batch = workload.batch(torch.Generator().manual_seed(0))
+    found = list[Outputs]()
+    for _ in range(2):
+        with preserved(program):
+            found.append(program.step(program, batch))
+    assert torch.equal(found[0]["output"], found[1]["output"])
+    program.step(program, batch)
+    assert not torch.equal(program.step(program, batch)["output"], found[0]["output"])
