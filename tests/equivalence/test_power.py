@@ -95,7 +95,8 @@ class Tiny(Headed):
 
 def test_gates_without_power_leave_equivalence_undecided(check, monkeypatch):
     lax = {name: replace(row, fail=1e6, peak_fail=1e6) for name, row in TOLERANCES.items()}
-    monkeypatch.setattr("optexp.equivalence.arithmetic.TOLERANCES", lax)
+    for module in ("equivalence.arithmetic", "support.tolerances"):
+        monkeypatch.setattr(f"optexp.{module}.TOLERANCES", lax)
     monkeypatch.setattr("optexp.equivalence.gates.BLOCK_FACTOR", 1e6)
     with pytest.raises(NoReference, match="no power: output passes them with the mutant"):
         check(mlp("forward"))
