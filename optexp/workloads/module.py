@@ -50,6 +50,8 @@ class Input:
     high: float | None = None
 
     def __post_init__(self) -> None:
+        if wrong := [size for size in self.shape if isinstance(size, int) and size < 0]:
+            raise ValueError(f"shape={self.shape}: {wrong[0]} must not be negative")
         if self.dtype in INTEGERS and self.high is None:
             raise ValueError(f"dtype={self.dtype} needs high: integers are drawn from low (0) to high − 1")
         if self.dtype == "float32" and (self.low is None) != (self.high is None):

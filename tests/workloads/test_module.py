@@ -128,6 +128,7 @@ def test_named_sizes_take_turns() -> None:
         (LINEAR | {"loss": "crossentropy"}, "did you mean cross_entropy"),
         (LINEAR | {"optimizer": "adamv"}, "did you mean Adam"),
         (LINEAR | {"mode": "trian"}, "did you mean train"),
+        ({"inputs": [{"shape": [8, -3]}]}, r"workload\.inputs\[0\]\.shape=\[8, -3\]: -3 must not be negative"),
     ],
 )
 def test_a_mistake_is_one_sentence(settings: dict[str, Any], words: str) -> None:
