@@ -93,7 +93,10 @@ def paid_back(result: Result) -> str:
     if isinstance(steps, str):
         return "never"
     after = f"after {steps:,} steps" if steps > 0 else "at once"
-    return f"{after} (set-up {duration(cost.setup_s)})" if cost.setup_s is not None else after
+    if cost.setup_s is None:
+        return after
+    beside = f", the baseline's {duration(cost.baseline_setup_s)}" if cost.baseline_setup_s is not None else ""
+    return f"{after} (set-up {duration(cost.setup_s)}{beside})"
 
 
 def paste(result: Result, folder: Path) -> tuple[str, str]:
