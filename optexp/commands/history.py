@@ -82,5 +82,5 @@ def show(found: Sequence[Series]) -> None:
     """Print a table for each series."""
     console = terminal.output()
     for one in found:
-        console.print(f"{one.title}, {len(one.records)} records")
+        console.print(f"{one.title}, {len(one.records)} record{'s' * (len(one.records) > 1)}")
         console.print(history.table(one), "", sep="\n")
