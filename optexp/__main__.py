@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from optexp.config import overrides, search_path
 from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
+from optexp.support.nvml_count import count_by_nvml
 from optexp.sweeps import exit_status, sweep
 
 LOST = 120  # as Python's own, where the output could not be written
@@ -32,8 +33,7 @@ def main() -> None:
         SystemExit: always, with the exit status.
     """
     raise_when_interrupted("optexp: interrupted; ending what was started")
-    # Asking CUDA itself how many devices there are would start it in this process, which only looks.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    count_by_nvml()
     wants_traceback = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here instead of being printed as tracebacks
     sys.argv[1:] = overrides.rewrite(sys.argv[1:])

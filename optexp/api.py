@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from optexp.records.folder import claim
 from optexp.reporting import terminal
 from optexp.result import Result
 from optexp.schema import shown, suggest
+from optexp.support.nvml_count import count_by_nvml
 from optexp.user_code.adapters import Copies, kind, maker, travelling
 from optexp.user_code.listing import Spelled
 from optexp.user_code.parts import Parts
@@ -91,7 +91,7 @@ def compare(
     Raises:
         ConfigError: the request cannot be met; the message is one sentence.
     """
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for a GPU is not to start using it
+    count_by_nvml()
     if not (optimizer is None or isinstance(optimizer, str) or callable(optimizer)):
         raise ConfigError(
             f"optimizer is {kind(optimizer)}: give its name, or a function that makes it from a list of parameters"

@@ -11,7 +11,6 @@ Exit status: 0 FASTER, SLOWER, SAME or INCONCLUSIVE; 1 an error; 3 not equivalen
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from optexp.errors import ConfigError, Failure
 from optexp.reporting.terminal import Progress
 from optexp.result import Verdict
 from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
+from optexp.support.nvml_count import count_by_nvml
 from optexp.workers.home import Homes
 
 KEY = re.compile(r"[\w.+~@/]+=")
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
     options = parse(arguments)
     raise_when_interrupted()
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    count_by_nvml()
     try:
         outcome = of_versions(options) if options.base or options.head or options.base_env else of_commands(options)
     except (ConfigError, Failure) as mistake:

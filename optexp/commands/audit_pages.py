@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from optexp.config.search_path import CONF
+from optexp.measurement.settings import MeasurementSettings
 
 ROOT = CONF.parent
-MIN_EFFECT = 0.01  # of the presets
+MIN_EFFECT = MeasurementSettings().min_effect  # share of a step; pages are measured by the presets, which keep it
 INTERVAL = re.compile(r"([\d.]+)× \(([\d.]+) to ([\d.]+)\)")
 NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 MEASURED = ("FASTER", "SLOWER", "SAME", "INCONCLUSIVE")
@@ -95,7 +96,7 @@ def _verdict(page: Page, row: Row) -> None:
         return
     estimate, low, high = map(float, found.groups())
     what = f"{' '.join(filter(None, list(row.values())[:2]))}: {verdict} with {found[0]}"
-    half = 0.5 * 10.0 ** -_decimals(found[1])  # of the last digit that is shown
+    half = 0.5 * 10.0 ** -_decimals(found[1])  # rounding error of the shown estimate
     page.hold(f"{what}: estimate in its interval", low - half <= estimate <= high + half, True)
     above, below = low > 1 + MIN_EFFECT, high < 1 / (1 + MIN_EFFECT)
     if verdict in ("FASTER", "SLOWER"):

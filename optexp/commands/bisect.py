@@ -9,7 +9,6 @@ Exit status: 0 a commit is named; 1 an error; 3 none can be named.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from optexp.errors import ConfigError
 from optexp.reporting.terminal import Progress
 from optexp.result import Result
 from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
+from optexp.support.nvml_count import count_by_nvml
 from optexp.workers.home import Home, Homes
 
 UNNAMED = 3  # exit status
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
     options = parse(arguments)
     raise_when_interrupted()
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    count_by_nvml()
     try:
         repository = Repository.here()
         good, bad = repository.commit(options.good), repository.commit(options.bad)

@@ -39,6 +39,7 @@ from optexp.measurement.samples import Sample
 from optexp.measurement.watchdogs import WATCHDOGS
 from optexp.reporting.terminal import Progress
 from optexp.result import Verdict
+from optexp.support.nvml_count import count_by_nvml
 from optexp.support.stopwatch import Stopwatch
 from optexp.support.units import percent
 from optexp.workers import launching
@@ -253,7 +254,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a trial of seconds, in one process")
     parser.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"))
     asked = parser.parse_args()
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    count_by_nvml()
     launching.launcher()  # imports torch while this process looks around
     held = ExitStack()  # the lock ends with this process
     try:

@@ -64,7 +64,7 @@ def overrides(arguments: Sequence[str]) -> list[str]:
 
 
 def learns(path: Path) -> bool:
-    """Whether the script's mark names an optimizer; a mark in another file may."""
+    """Whether the mark in the script names an optimizer; True where the script has no mark of its own."""
     try:
         tree = ast.parse(path.read_bytes())
     except SyntaxError:  # running it says where

@@ -33,7 +33,7 @@ from optexp.reporting.recorded import Recorded
 from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.support.units import duration, seconds
 
-TAG = "optexp.step"  # of the first run after a step that was reported
+TAG = "optexp.step"  # MLflow tag of the first run after a reported step; its value is the report
 REPORTED = (1, 3, REGRESSION_STATUS)  # statuses of a comparison, the worst first
 MOVED = 3  # records by which later ones may move a step that was reported
 

@@ -168,7 +168,7 @@ def distrusted(referee: Referee, started: Started, before: Trace, after: Trace) 
 def engagements(
     stack: Sequence[Strategy], bare: Profile, stacked: Profile, notes: Mapping[str, Notes]
 ) -> list[Engagement]:
-    """Whether each strategy did what it is for.
+    """Evidence of each strategy in the profiles.
 
     Raises:
         ConfigError: a strategy gives no `Evidence`.

@@ -42,8 +42,8 @@ def _another(name: str, view: View, timed_us: float) -> str:
     Beside a GPU tracing slows the host alone, whose gaps are fitted: that process's own steps without tracing count.
     """
     on_gpu, untraced_us = view.breakdown.busy is not None, view.trace.timed_us
-    traced_us = untraced_us if on_gpu and untraced_us else view.breakdown.wall_us
-    if 1 / TWICE <= traced_us / timed_us <= TWICE:
+    profiled_us = untraced_us if on_gpu and untraced_us else view.breakdown.wall_us
+    if 1 / TWICE <= profiled_us / timed_us <= TWICE:
         return ""
-    times = f"{traced_us / timed_us:.2g} times"
-    return f"a traced step of the {name} took {times} as long as a timed one; something disturbed one of them"
+    times = f"{profiled_us / timed_us:.2g} times"
+    return f"a step of the profiled {name} took {times} as long as a timed one; something disturbed one of them"

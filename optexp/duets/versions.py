@@ -14,6 +14,7 @@ from pathlib import Path
 import optexp
 from optexp.duets.repository import Commit, Repository
 from optexp.errors import ConfigError
+from optexp.support.nvml_count import SETTING
 from optexp.workers.home import Home
 
 WORKING_TREE = "working tree"
@@ -100,7 +101,7 @@ def torch_version(found: Home, environment: str) -> str:
     Raises:
         ConfigError: Its Python cannot run workers.
     """
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(found.path), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(found.path), **SETTING}
     asked = [found.interpreter, "-P", "-c", NEEDED]
     done = subprocess.run(asked, env=variables, cwd=found.folder, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from optexp.config import search_path
 from optexp.result import Result
+from optexp.support.nvml_count import count_by_nvml
 
 MARK, LOCK, LOG = "job.json", ".lock", "job.log"
 PASSED_ON = ("MLFLOW_", "OPTEXP_")  # environment variables that reach workers on other machines
@@ -113,7 +114,7 @@ class Surroundings:
             os.chdir(self.folder)
         sys.path += [entry for entry in self.path if entry not in sys.path]
         os.environ.update(self.variables)
-        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # CUDA's own count would start CUDA here
+        count_by_nvml()
 
 
 def task(config: DictConfig) -> None:

@@ -27,6 +27,7 @@ from typing import Any, NoReturn, TypeVar, assert_never
 
 from optexp.errors import Failure
 from optexp.support.descent import adopt_orphans
+from optexp.support.nvml_count import SETTING
 from optexp.workers import requests, wire
 from optexp.workers.client import Worker
 from optexp.workers.home import Home
@@ -49,7 +50,7 @@ class Launcher:
         variables = {
             **os.environ,
             # cudaGetDeviceCount would make later forks unusable; NVML answers the same question.
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            **SETTING,
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's, by which the card is read; CUDA's own is by speed
             "TORCH_WARM_POOL": "0",
             "PYTHONPATH": os.pathsep.join(home.path if home else [p or os.getcwd() for p in sys.path]),

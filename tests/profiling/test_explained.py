@@ -50,7 +50,7 @@ def test_a_step_of_another_length_explains_nothing(eager: Trace, captured: Trace
     result = explained(eager, captured, 200.0, 114.0)
     assert result.profile.difference is None
     assert result.explanation == [
-        "No explanation: a traced step of the baseline took 3.4 times as long as a timed one; something disturbed one"
+        "No explanation: a step of the profiled baseline took 3.4 times as long as a timed one; something disturbed one"
         " of them"
     ]
 
