@@ -136,7 +136,8 @@ class _Loop:
             disturbed = set(self.disturbed)
             if self._tried(proposal):
                 return True
-            if falls_short(self.found.trials[-1]) and (both := self.laboratory.companion(proposal)):
+            short = self.goal.objective == "time" and falls_short(self.found.trials[-1])
+            if short and (both := self.laboratory.companion(proposal)):
                 waiting.insert(index + 1, both)
             if self.disturbed != disturbed:
                 waiting.append(proposal)
@@ -186,8 +187,8 @@ class _Loop:
 
 
 def falls_short(trial: Trial) -> bool:
-    """Whether something else than the change itself limits what it gains: GEMMs in half the time gain nothing while the
-    host needs as long as before to launch them."""
+    """Whether the measured speedup is far below the predicted one: GEMMs in half the time gain nothing while the host
+    needs as long as before to launch them."""
     if trial.gain is None or trial.predicted is None or not trial.verdict.measured:
         return False
     return trial.predicted >= SHORT * trial.gain.estimate

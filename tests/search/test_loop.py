@@ -273,3 +273,9 @@ def test_a_change_that_gains_what_was_predicted_has_no_companion() -> None:
     fake = Fake({"amp": 1.0, "amp+cuda_graph": 4.0}, {"amp": 1.15})
     fake.companions = {"amp": "cuda_graph"}
     assert not names(found(fake))
+
+
+def test_a_search_for_less_memory_tries_no_companion_for_time() -> None:
+    fake = Fake({"amp": 1.0, "amp+cuda_graph": 4.0}, {"amp": 6.0}, companions={"amp": "cuda_graph"})
+    found(fake, Goal(objective="memory"))
+    assert [change for _, change in fake.asked] == ["amp"]
