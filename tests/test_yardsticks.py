@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from optexp.errors import Failure
 from optexp.verification import trial
-from optexp.verification.trial import SIDE_BY_SIDE, take_yardsticks
+from optexp.verification.trial import SIDE_BY_SIDE, orders, take_yardsticks
 from optexp.workers.client import Pending
 from optexp.workers.messages import Look
 from optexp.workers.transfer import Transfer
@@ -39,7 +40,7 @@ class Recorded:
         return Pending(lambda: self.log.append(f"done {number}"))
 
 
-def orders(monkeypatch: pytest.MonkeyPatch, size: int, fails_at: int | None = None) -> list[str]:
+def order_of_work(monkeypatch: pytest.MonkeyPatch, size: int, fails_at: int | None = None) -> list[str]:
     log: list[str] = []
     monkeypatch.setattr(trial, "convey", lambda *_: log.append("convey"))
     arm, reference = Recorded("arm", log, size, fails_at), Recorded("reference", log)
@@ -53,14 +54,32 @@ def orders(monkeypatch: pytest.MonkeyPatch, size: int, fails_at: int | None = No
 
 def test_a_run_is_made_while_the_one_before_is_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = ["run 1", "convey", "work 1"], ["run 2", "done 1", "convey", "work 2"]
-    assert orders(monkeypatch, 1) == [*first, *second, "run 3", "done 2", "convey", "work 3", "done 3"]
+    assert order_of_work(monkeypatch, 1) == [*first, *second, "run 3", "done 2", "convey", "work 3", "done 3"]
 
 
 def test_large_runs_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = orders(monkeypatch, SIDE_BY_SIDE + 1)
+    log = order_of_work(monkeypatch, SIDE_BY_SIDE + 1)
     assert log == [word for n in (1, 2, 3) for word in (f"run {n}", "convey", f"work {n}", f"done {n}")]
 
 
 def test_an_answer_on_its_way_is_taken_before_a_failure_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next question would else meet it."""
-    assert orders(monkeypatch, 1, fails_at=2)[-3:] == ["work 2", "done 2", "failed"]
+    assert order_of_work(monkeypatch, 1, fails_at=2)[-3:] == ["work 2", "done 2", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "restart", "looks"),
+    [
+        (1, True, [(0, True), (0, True), (0, True), (0, True)]),
+        (3, True, [(0, True), (1, True), (2, True), (0, True)]),
+        (3, False, [(0, True), (1, False), (2, False), (0, True)]),
+    ],
+)
+def test_reassociated_runs_take_turns_on_the_steps(steps: int, restart: bool, looks: list[tuple[int, bool]]) -> None:
+    """The error of a few sums on one batch says little about another: compiled biases were refused on steps 1 and 2."""
+    arm = Mock(**{"call.return_value": 5})
+    assert [(look.step, look.restore) for look in orders(arm, 4, range(steps), restart)] == looks
+
+
+def test_no_further_order_is_tried_where_nothing_was_reordered() -> None:
+    assert len(list(orders(Mock(**{"call.return_value": 0}), 4, [0]))) == 1

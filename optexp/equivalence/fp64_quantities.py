@@ -72,10 +72,10 @@ def _result(inputs: InputSet, name: str, value: Tensor, reference: Tensor, varia
             raise NoReference(f"{there}: return one whose shape does not depend on rounding")
         baseline = inputs.baseline.get(name, value)  # the length of a text may depend on rounding or on noise
         reference = baseline if baseline.shape == value.shape else value
-    limits = Limits(inputs.arithmetic.coarser_row(value), gradient, small, cap=cap)
     if forward and reference.is_floating_point() and largest(reference) > (most := torch.finfo(value.dtype).max):
         reference = reference.clamp(-most, most)  # as finfo's least number is another one in float64
     terms = zeros(inputs.fp64).get(name, 0.0) if gradient else 0.0
+    limits = Limits(inputs.arithmetic.coarser_row(value), gradient, small, terms > 0, cap=cap)
     return Quantity(name, value, reference, limits, variance, value if small else None, terms)
 
 

@@ -18,6 +18,7 @@ from optexp.records.verification import Element, Finding
 from optexp.support.tolerances import SMALL as SMALL
 from optexp.support.tolerances import TOLERANCES as TOLERANCES
 from optexp.support.tolerances import Tolerance as Tolerance
+from optexp.support.tolerances import of_a_zero
 
 BLOCK_FACTOR = 4.0  # m of G3
 GRADIENT_FACTOR = 2.0  # m = m∞ of gradients, whose yardstick already holds noisy runs
@@ -93,6 +94,7 @@ class Limits:
 
     row:        of the arithmetic, or of the tensor's own coarser dtype
     few:        fewer than `SMALL` elements: their RMS has the floor of a single element
+    zero:       zero in exact arithmetic: all of it is rounding, of which a few runs say too little
     resolution: rounding of the stored value (RMS, largest)
     cap:        of RMS(c−g), in u·s; None for none
     """
@@ -100,6 +102,7 @@ class Limits:
     row: Tolerance
     gradient: bool = False
     few: bool = False
+    zero: bool = False
     resolution: tuple[float, float] = (0.0, 0.0)
     cap: float | None = None
 
@@ -115,8 +118,10 @@ def measure(
     row, (resolution, coarsest) = limits.row, limits.resolution
     warn, fail = factors(row, limits.gradient)
     peak_fail = GRADIENT_FACTOR if limits.gradient else row.peak_fail
-    floor = (row.peak_floor if limits.few else row.floor) * row.unit * scale + resolution
-    peak_limit = peak_fail * yardstick.peak + row.peak_floor * row.unit * scale + coarsest
+    of_zero = of_a_zero(row.unit) if limits.zero else 0.0
+    floor = max((row.peak_floor if limits.few else row.floor) * row.unit, of_zero) * scale + resolution
+    peak_floor = max(row.peak_floor * row.unit, BLOCK_FACTOR * of_zero)
+    peak_limit = peak_fail * yardstick.peak + peak_floor * scale + coarsest
     allowed = {"G1": (found.rms, fail * yardstick.rms + floor), "G2": (found.peak, peak_limit)}
     if limits.cap is not None:
         allowed["CAP"] = (found.rms, limits.cap * row.unit * scale)

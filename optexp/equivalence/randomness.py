@@ -25,6 +25,7 @@ from optexp.program import Batch, Program, Snapshot, gradients
 from optexp.records.verification import Finding, Randomness
 from optexp.support import random_state
 from optexp.support.reading import read
+from optexp.support.tolerances import of_a_zero
 
 GATE = "RANDOMNESS"
 SEEDS = 64
@@ -151,7 +152,7 @@ def _zeros(candidate: Throws, baseline: Throws, unit: float, zeros: Mapping[str,
     is measured by the sum of the absolute values of their terms."""
     for name in zeros.keys() & candidate.moments.keys():
         ours, theirs = (fmean(s[1] for s in arm.moments.get(name, [[0.0] * 2])) for arm in (candidate, baseline))
-        limit = ROUNDINGS * max(unit * zeros[name], theirs)
+        limit = max(ROUNDINGS * max(unit * zeros[name], theirs), of_a_zero(unit) * zeros[name])
         if not ours <= limit:
             message = f"its RMS is {ours:.3g} where it is zero in exact arithmetic, and rounding explains {limit:.3g}"
             yield Finding(name, GATE, False, (GATE,), used=ours / limit if limit else inf, message=message)

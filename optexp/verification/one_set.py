@@ -30,7 +30,7 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
         exchange(trial, seed)
     if not trial.in_turns:  # large tensors have no room for it, nor sums that one run is a lottery for
         trial.measure(Look(0))  # what reassociated and noisy runs are held against
-        reassociate(trial, info.reassociated_runs)
+        trial.measure_all(orders(trial.yardstick, info.reassociated_runs, range(steps), restart))
     noisy = list(range(info.noisy_steps))
     in_order = sorted(noisy, key=lambda noise: noise % steps) if restart else noisy
     trial.measure_all(Look(noise % steps, restart or noise % steps == 0, noise + 1) for noise in in_order)
@@ -93,11 +93,6 @@ def where_they_part(trial: Trial) -> str:
         f"it computes something else there, {where}: a constant or a branch that depends on the dtype, or what its code"
         " keeps from call to call; make it the same in every dtype (eps=1e-7), or hold it in a buffer"
     )
-
-
-def reassociate(trial: Trial, runs: int) -> None:
-    """Runs of the baseline in other orders."""
-    trial.measure_all(orders(trial.yardstick, runs, 0))
 
 
 def itself(trial: Trial, steps: int, restart: bool) -> None:

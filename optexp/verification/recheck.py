@@ -147,7 +147,7 @@ def judge_replay(
     if noisy or reassociated:
         deliver(reference, [yardstick], range(1), NORMAL)
     take_yardsticks((Look(TIMED, noise=noise + 1) for noise in range(noisy)), yardstick, reference)
-    take_yardsticks(orders(yardstick, reassociated, TIMED), yardstick, reference)
+    take_yardsticks(orders(yardstick, reassociated, [TIMED]), yardstick, reference)
     if in_turns:
         yardstick.call(Arm.rest)
     convey(candidate.call(Arm.replay, end=end, timed=timed, renewed=renewed), candidate, reference)

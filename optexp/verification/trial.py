@@ -159,10 +159,16 @@ def take_yardsticks(looks: Iterable[Look], yardstick: Client[Arm], reference: Cl
             working.wait()
 
 
-def orders(yardstick: Client[Arm], runs: int, step: int) -> Iterator[Look]:
-    """Looks at runs in other orders, as long as there is anything to reorder."""
+def orders(yardstick: Client[Arm], runs: int, steps: Sequence[int], restart: bool = True) -> Iterator[Look]:
+    """Looks at runs in other orders, as long as there is anything to reorder.
+
+    The steps take turns: on another batch, the error of a few sums is another.
+
+    restart: each step begins with the restored state; else only the first
+    """
     for order in range(1, runs + 1):
-        yield Look(step, order=order)
+        step = steps[(order - 1) % len(steps)]
+        yield Look(step, restart or step == steps[0], order=order)
         if not yardstick.call(Arm.reassociated_operators):
             return
 

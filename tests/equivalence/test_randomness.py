@@ -183,3 +183,17 @@ def test_rounding_of_a_gradient_that_cancels_is_no_difference():
     assert not alike(throws(0.0), throws(1e4 * UNIT)), "a parameter that no longer learns"
     assert not alike(throws(1.0), throws(3e-4 * UNIT))
     assert not alike(throws(3e-4 * UNIT), throws(1.0))
+
+
+def test_a_gradient_that_is_zero_may_have_the_rounding_of_long_sums() -> None:
+    """A compiled bias gradient before a batch norm has 8 u of its terms, and an eager one 0.5 u."""
+
+    def alarms(size: float) -> list[str]:
+        compiled, eager = (
+            randomness.Throws({"grad/conv.bias": [[0.0, rms, 0.0]]}, True, True, True) for rms in (size, UNIT / 2)
+        )
+        return [f.message for f in randomness._zeros(compiled, eager, UNIT, {"grad/conv.bias": 1.0})]
+
+    assert alarms(8 * UNIT) == []
+    assert alarms(100 * UNIT) == []
+    assert "rounding explains" in alarms(1e-3)[0]

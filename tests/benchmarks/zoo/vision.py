@@ -139,6 +139,30 @@ def conv_bn_dropout_optimizer(params):
     return torch.optim.Adam(params, lr=1e-3)
 
 
+class BiasedConvNet(nn.Module):
+    """Biases before batch norms whose gradients are sums of thousands of terms, and a mean over each picture."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(
+            *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
+            *(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        )
+        self.classify = nn.Sequential(nn.Dropout(0.3), nn.Linear(32, 10))
+
+    def forward(self, x):
+        return self.classify(self.features(x))
+
+
+def biased_conv_net_inputs():
+    return images(side=24, batch=16)
+
+
+def biased_conv_net_loss(outputs, batch):
+    return F.cross_entropy(outputs, batch[1])
+
+
 class Patches(nn.Module):
     def __init__(self, side=16, patch=4, dim=32):
         super().__init__()
