@@ -25,6 +25,7 @@ from optexp.comparison import mistakes, runner
 from optexp.config import Settings, search_path
 from optexp.config.overrides import explain, rewrite
 from optexp.errors import ConfigError, NotCovered
+from optexp.records import filenames
 from optexp.records.folder import claim
 from optexp.reporting import terminal
 from optexp.result import Result
@@ -166,7 +167,7 @@ class Given(UserWorkload):
             loss="user.loss",
             optimizer="user.optimizer",
             train_step="user.train_step",
-            files={"repro.pkl": packed},
+            files={filenames.REPRO_OBJECTS: packed},
         )
 
     def notes(self) -> list[str]:

@@ -10,9 +10,10 @@ from mlflow import MlflowClient
 from omegaconf import OmegaConf
 
 from optexp.commands import sync
+from optexp.records import filenames
 from optexp.reporting import logged, tracking
 from optexp.result import Result, Verdict
-from optexp.sweeps import overview, sweep
+from optexp.sweeps import sweep
 
 RESULTS = {path.stem: Result.read(path) for path in (Path(__file__).parent / "results").glob("*.json")}
 JOBS = [replace(RESULTS["faster"], id=f"record {n}") for n in range(3)]
@@ -49,7 +50,7 @@ def swept(folder: Path) -> Path:
     node = {"hydra": {"overrides": {"task": ["workload=mlp,gelu"]}}}
     OmegaConf.save(OmegaConf.create(node), folder / sync.SWEEP)
     sweep.record(JOBS, folder)
-    (folder / overview.NOTE).write_text("the best")
+    (folder / filenames.SWEEP_PAGE).write_text("the best")
     return folder
 
 

@@ -27,6 +27,7 @@ from optexp.measurement.neighbours import looking_out, neighbours
 from optexp.measurement.samples import COLD, CONTROL_EVERY, RETRIED, UNBOUND, Sample
 from optexp.measurement.settings import MeasurementSettings
 from optexp.measurement.watchdogs import impossible
+from optexp.records import filenames
 from optexp.records.folder import tolerating
 from optexp.records.measurement import Control
 from optexp.result import ArmSummary, Result
@@ -106,7 +107,7 @@ def timing(session: Session, fresh: bool = False) -> Iterator[Timed]:
             yield timed
     finally:
         with tolerating(session.result.notes):
-            samples_file.write([*timed.samples, *timed.beside], session.output / samples_file.FILE)
+            samples_file.write([*timed.samples, *timed.beside], session.output / filenames.SAMPLES)
 
 
 def rounds(session: Session, timed: Timed) -> None:

@@ -18,13 +18,13 @@ from optexp.comparison.known_baseline import KnownBaseline
 from optexp.comparison.session import Session
 from optexp.config.experiment import comparing
 from optexp.measurement.settings import MeasurementSettings
+from optexp.records import filenames
 from optexp.records.trials import Figures, Gain, Trial
 from optexp.reporting.terminal import Progress
 from optexp.result import ArmSummary, Result, Speedup
 from optexp.schema import plain
 from optexp.strategy import Composed, Strategy
 
-FOLDER = "trials"
 DECIDED_HERE = ("mode", "strategy", "baseline", "auto", "measurement", "replay")  # keys that a trial sets itself
 
 
@@ -60,7 +60,7 @@ class Trials:
             experiment.profile = replace(experiment.profile, details=False)
         if experiment.replay is not None:
             experiment.replay = f"{experiment.replay}/{number}"  # other inputs, the same in every replay
-        folder = session.output / FOLDER / str(number)
+        folder = session.output / filenames.TRIALS / str(number)
         candidate = Composed(stack)
         write_overrides(session.output, folder, candidate, Composed(against), measurement.preset)
         progress = Within(session.progress, f"trial {number}", "+".join(candidate.labels) or "baseline")
@@ -68,7 +68,7 @@ class Trials:
         with session.working("trials", f"{number}: {progress.stack}"):
             result = runner.run_beside(session, experiment, folder, progress, known_baseline)
         seconds = round(time.monotonic() - begin, 1)
-        return replace(of_result(result, number), folder=f"{FOLDER}/{number}", seconds=seconds), result
+        return replace(of_result(result, number), folder=f"{filenames.TRIALS}/{number}", seconds=seconds), result
 
 
 def of_result(result: Result, number: int) -> Trial:
@@ -102,7 +102,7 @@ def figures(arm: ArmSummary) -> Figures:
 
 def write_overrides(job: Path, folder: Path, stack: Composed, baseline: Composed, preset: str) -> None:
     """What to type for this trial alone, where Hydra wrote down what was typed for the job."""
-    typed = job / ".hydra" / "overrides.yaml"
+    typed = job / filenames.HYDRA_OVERRIDES
     if not typed.is_file():
         return
     rest = [text for text in map(str, plain(OmegaConf.load(typed))) if not _decided_here(text)]
@@ -110,8 +110,9 @@ def write_overrides(job: Path, folder: Path, stack: Composed, baseline: Composed
     against = ",".join(f"{{{s.name}:{{{','.join(_pairs(s, ':'))}}}}}" for s in baseline)
     options = [f"strategy.{s.name}.{pair}" for s in stack for pair in _pairs(s, "=")]
     overrides = [*rest, f"strategy=[{names}]", *options, f"baseline=[{against}]", f"measurement={preset}"]
-    (folder / ".hydra").mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.create(overrides), folder / ".hydra" / "overrides.yaml")
+    typed = folder / filenames.HYDRA_OVERRIDES
+    typed.parent.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(OmegaConf.create(overrides), typed)
 
 
 def _decided_here(text: str) -> bool:

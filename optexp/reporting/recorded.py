@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from optexp.errors import TrackingError
+from optexp.records import filenames
 from optexp.reporting import tracking
 from optexp.reporting.titles import flatten
 from optexp.reporting.tracking import Node
@@ -119,7 +120,7 @@ def _read(config: Node, runs: Iterator[Any]) -> Iterator[Recorded]:
     with tracking.reading(config) as client, TemporaryDirectory(prefix="optexp-") as folder:
         for run in runs:
             try:
-                path = client.download_artifacts(run.info.run_id, "result.json", folder)
+                path = client.download_artifacts(run.info.run_id, filenames.RESULT, folder)
                 result = Result.read(Path(path))
             except Exception:
                 continue  # a sweep's own run has no record, and other programs log runs, too

@@ -17,6 +17,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from optexp.records import filenames
 from optexp.records.profile import ArmProfile
 from optexp.reporting import profile_tables, summary, trial_tables
 from optexp.reporting.tables import ALARM, COLOURS, frameless, labelled, spaced
@@ -190,7 +191,12 @@ def comparison(result: Result) -> Table:
 
 def locations(folder: Path, run: Run | None) -> Table:
     """Where the record is."""
-    kinds = (("report", "report.html"), ("study", "study.md"), ("ranking", "sweep.json"), ("record", "result.json"))
+    kinds = (
+        ("report", filenames.REPORT),
+        ("study", filenames.STUDY_PAGE),
+        ("ranking", filenames.RANKING),
+        ("record", filenames.RESULT),
+    )
     record = next(((kind, _relative(folder / name)) for kind, name in kinds if (folder / name).exists()), ("", ""))
     return labelled([record, ("MLflow", run.where if run else "")])
 

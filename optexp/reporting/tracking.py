@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from optexp.errors import TrackingError
+from optexp.records import filenames
 from optexp.reporting import logged, mlflow_view
 from optexp.result import Result
 
@@ -28,12 +29,6 @@ if TYPE_CHECKING:
 
 BATCH_LIMIT = 100  # params in one request
 POINT_LIMIT = 800  # metrics in one request, beside params and tags
-ARTIFACTS = (
-    "result.json", "report.html", "config.yaml", "environment.json", "samples.parquet", "repro.py", "repro.pkl",
-    "optimized.patch", "card.md", "table.csv", "table.md", "strategy.yaml", "sweep.json", "sweep.md", "study.md",
-    "traces/*.json.gz", "flamegraphs/*", "nsight/*-rep", "plots/*.png", "code/**/*", "compiler.html", "compiler/**/*",
-    "memory/*.pickle",
-)  # fmt: skip
 OPEN = ".mlflow_run"  # file in a comparison's folder: the id of its run while the run is open
 RECORD = "optexp.record"  # tag: id of the comparison or the sweep
 PARENT = "mlflow.parentRunId"
@@ -132,9 +127,9 @@ class Run:
                 self.client.log_batch(self.run_id, metrics=values[begin : begin + POINT_LIMIT])
 
     def log_files(self, folder: Path) -> None:
-        """The files of `ARTIFACTS` that exist in `folder`, under the same relative paths."""
+        """The files of `filenames.LOGGED` that exist in `folder`, under the same relative paths."""
         with _failures_named(self.uri):
-            for path in (path for pattern in ARTIFACTS for path in sorted(folder.glob(pattern))):
+            for path in (path for pattern in filenames.LOGGED for path in sorted(folder.glob(pattern))):
                 if path.is_file():
                     parent = path.parent.relative_to(folder)
                     self.client.log_artifact(self.run_id, str(path), str(parent) if parent.parts else None)
@@ -250,7 +245,7 @@ def log_later(config: Node, result: Result, folder: Path, parent_run_id: str | N
     """
     run = start(config, logged.name(result), parent_run_id, {RECORD: result.id})
     result.environment["mlflow_run"] = run.run_id
-    result.write(folder / "result.json")
+    result.write(folder / filenames.RESULT)
     run.log(result, folder)
     run.finish()
 

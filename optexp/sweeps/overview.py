@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from math import isfinite, log2, nan
 from pathlib import Path
 
+from optexp.records import filenames
 from optexp.reporting import summary
 from optexp.reporting.markdown import table
 from optexp.reporting.titles import titles
 from optexp.result import Result, Verdict
 from optexp.support.units import at_least, ratio
 
-NOTE, PICTURE, BARS = "sweep.md", "plots/heat_map.png", "plots/speedup.png"
 HEADS = ("verdict", "at least", "estimate", "time/step", "peak memory", "workload", "strategy")
 WORDS = {Verdict.NOT_EQUIVALENT: "NOT\nEQUIVALENT", Verdict.NOT_ENGAGED: "NOT\nENGAGED"}
 MEASURED = {Verdict.FASTER: "Greens", Verdict.SLOWER: "Reds"}  # darker with the ratio
@@ -24,9 +24,9 @@ DARKEST = 8.0  # ratio with the darkest colour
 def draw(results: Sequence[Result], folder: Path) -> None:
     """The pictures of a ranked sweep; none where nothing was measured."""
     if any(result.speedup for result in results):
-        (folder / PICTURE).parent.mkdir(exist_ok=True)
-        _bars(results, folder / BARS)
-        _heat_map(cells(results), folder / PICTURE)
+        (folder / filenames.HEAT_MAP).parent.mkdir(exist_ok=True)
+        _bars(results, folder / filenames.SPEEDUPS)
+        _heat_map(cells(results), folder / filenames.HEAT_MAP)
 
 
 def markdown(results: Sequence[Result]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from markupsafe import Markup
 from omegaconf import OmegaConf
 
+from optexp.records import filenames
 from optexp.reporting import front, markdown, report, summary
 from optexp.reporting.titles import titles
 from optexp.result import ArmSummary, Result, Verdict
@@ -24,7 +25,6 @@ from optexp.sweeps import plot, study
 from optexp.sweeps.curves import curves
 
 WIDTH, MARGIN = 300, 8  # of an interval, in pixels
-PAGE, CSV, TABLE = "report.html", "table.csv", "table.md"
 HEADS = [
     "job",
     "workload",
@@ -144,10 +144,10 @@ class Page:
 def write(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer | None = None) -> None:
     """The page, and its table in two formats, into the sweep's folder."""
     made = page(name, jobs, folder, answer)
-    (folder / PAGE).write_text(report.templates().get_template("sweep.html.j2").render(page=made))
+    (folder / filenames.REPORT).write_text(report.templates().get_template("sweep.html.j2").render(page=made))
     heads, rows = (answer.heads, answer.rows) if answer else (made.heads, made.rows)
-    (folder / TABLE).write_text(markdown.table(heads, rows) + "\n")
-    (folder / CSV).write_text(as_csv(*(answer.raw if answer else raw(jobs))))
+    (folder / filenames.TABLE_MARKDOWN).write_text(markdown.table(heads, rows) + "\n")
+    (folder / filenames.TABLE_CSV).write_text(as_csv(*(answer.raw if answer else raw(jobs))))
 
 
 def page(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer | None = None) -> Page:
@@ -191,7 +191,7 @@ def page(name: str, jobs: Mapping[Path, Result], folder: Path, answer: Answer | 
 
 
 def _link(job: Path, folder: Path) -> str:
-    return os.path.relpath(job / "report.html", folder) if (job / "report.html").is_file() else ""
+    return os.path.relpath(job / filenames.REPORT, folder) if (job / filenames.REPORT).is_file() else ""
 
 
 def checks(results: Sequence[Result]) -> list[tuple[bool, str]]:
@@ -225,7 +225,7 @@ def suggestions(jobs: Sequence[Job]) -> list[tuple[str, str]]:
 
 
 def _command(job: Path) -> str:
-    overrides = job / ".hydra" / "overrides.yaml"
+    overrides = job / filenames.HYDRA_OVERRIDES
     if not overrides.is_file():
         return ""
     typed = [str(word) for word in OmegaConf.load(overrides)]

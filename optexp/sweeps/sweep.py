@@ -20,7 +20,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import TrackingError
-from optexp.records.patch import NAME, allowed
+from optexp.records import filenames
+from optexp.records.patch import allowed
 from optexp.reporting.titles import titles
 from optexp.result import Result, Verdict, finite
 from optexp.sweeps.start import own_folder
@@ -93,7 +94,7 @@ class SweepCallback(Callback):
                 else:
                     note = overview.markdown(results)
                     page.write(name(config), found, folder)
-                (folder / overview.NOTE).write_text(note)
+                (folder / filenames.SWEEP_PAGE).write_text(note)
                 tags["mlflow.note.content"] = note
                 console.print(terminal.locations(folder, _parent))
         finally:
@@ -171,9 +172,8 @@ def abort(status: str = "KILLED") -> None:
 
 def read(folder: Path) -> dict[Path, Result]:
     """What the jobs below `folder` wrote down; a job that left nothing crashed in a way that nothing could record."""
-    return {
-        job: Result.read(job / "result.json") if (job / "result.json").is_file() else _lost(job) for job in jobs(folder)
-    }
+    records = {job: job / filenames.RESULT for job in jobs(folder)}
+    return {job: Result.read(path) if path.is_file() else _lost(job) for job, path in records.items()}
 
 
 def _again(config: DictConfig, output: Path) -> Result:
@@ -184,9 +184,9 @@ def _again(config: DictConfig, output: Path) -> Result:
 
 def jobs(folder: Path) -> list[Path]:
     """The folders of the jobs below `folder`, job 2 before job 10."""
-    found = [path.parent.parent for path in folder.rglob(".hydra/config.yaml")]
+    found = [path.parent.parent for path in folder.rglob(filenames.HYDRA_CONFIG)]
     # A folder may hold an older sweep; of launchers other than this package's the times tell it apart.
-    recent = [job for job in found if (job / ".hydra" / "config.yaml").stat().st_mtime >= _started - 1]
+    recent = [job for job in found if (job / filenames.HYDRA_CONFIG).stat().st_mtime >= _started - 1]
     mine = [job for job in found if job.absolute() in _expected] if _expected else recent
     return sorted(mine, key=lambda job: [int(part) if part.isdecimal() else part for part in _PARTS.split(str(job))])
 
@@ -196,18 +196,18 @@ def correct(config: DictConfig, job: Path, first: Result, result: Result) -> Non
     from optexp.reporting import card, report
 
     if result.by_itself and result.by_itself.again:
-        (job / "by_itself").mkdir(exist_ok=True)
-        for name in ("result.json", "report.html", "samples.parquet"):
+        (job / filenames.REPLACED).mkdir(exist_ok=True)
+        for name in (filenames.RESULT, filenames.REPORT, filenames.SAMPLES):
             if (job / name).is_file():
-                (job / name).replace(job / "by_itself" / name)
+                (job / name).replace(job / filenames.REPLACED / name)
         with suppress(FileNotFoundError):  # nothing was timed
-            shutil.copy(job / result.by_itself.again / "samples.parquet", job)
+            shutil.copy(job / result.by_itself.again / filenames.SAMPLES, job)
     if not allowed(result.verdict, str(result.config.get("patch"))):
-        (job / NAME).unlink(missing_ok=True)
-        result.notes = [note for note in result.notes if not note.startswith(NAME)]
-    result.write(job / "result.json")
+        (job / filenames.PATCH).unlink(missing_ok=True)
+        result.notes = [note for note in result.notes if not note.startswith(filenames.PATCH)]
+    result.write(job / filenames.RESULT)
     card.write(result, job)
-    report.write(result, job / "report.html")
+    report.write(result, job / filenames.REPORT)
     if config.tracking.enabled:
         from optexp.reporting import tracking
 
@@ -255,7 +255,7 @@ def record(results: Sequence[Result], folder: Path) -> None:
         }
         for result, title in zip(results, titles(results), strict=True)
     ]
-    (folder / "sweep.json").write_text(json.dumps(finite(table), indent=2) + "\n")
+    (folder / filenames.RANKING).write_text(json.dumps(finite(table), indent=2) + "\n")
     overview.draw(results, folder)
 
 
@@ -266,7 +266,7 @@ def answer(study: Study, name: str, folder: Path, console: Console, results: Map
     from optexp.sweeps.plot import draw
     from optexp.sweeps.study import completed, markdown, points
 
-    steps = [str(OmegaConf.select(OmegaConf.load(job / ".hydra" / "config.yaml"), STEP) or "") for job in jobs(folder)]
+    steps = [str(OmegaConf.select(OmegaConf.load(job / filenames.HYDRA_CONFIG), STEP) or "") for job in jobs(folder)]
     finished = list(zip(results.values(), steps, strict=True))
     study = completed(study, finished)
     found = points(study, finished)
@@ -277,7 +277,7 @@ def answer(study: Study, name: str, folder: Path, console: Console, results: Map
     picture = Path("plots") / f"{name}.png"
     drawn = draw(study, found, folder / picture)
     page.write(name, results, folder, told)
-    (folder / "study.md").write_text(markdown(name, study, found, str(picture) if drawn else None))
+    (folder / filenames.STUDY_PAGE).write_text(markdown(name, study, found, str(picture) if drawn else None))
     return markdown(name, study, found)
 
 
@@ -312,7 +312,7 @@ def name(config: DictConfig) -> str:
 def _lost(job: Path) -> Result:
     """A record for a job that could not write its own."""
     # Hydra wrote these down before the job began.
-    config, hydra = (OmegaConf.load(job / ".hydra" / name) for name in ("config.yaml", "hydra.yaml"))
+    config, hydra = (OmegaConf.load(job / name) for name in (filenames.HYDRA_CONFIG, filenames.HYDRA_SETTINGS))
     return Result(
         verdict=Verdict.ERROR,
         headline=f"ERROR: job {job.name} ended without a result",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from optexp.records import filenames
 from optexp.result import Result, Verdict
 from optexp.sweeps import overview
 
@@ -28,6 +29,6 @@ def test_the_best_is_the_one_whose_gain_is_surest() -> None:
 
 def test_one_cell_for_each_workload_and_strategy_and_no_figure_that_is_not_proven(tmp_path: Path) -> None:
     overview.draw(SWEEP, tmp_path)
-    assert all((tmp_path / name).stat().st_size > 5000 for name in (overview.PICTURE, overview.BARS))
+    assert all((tmp_path / name).stat().st_size > 5000 for name in (filenames.HEAT_MAP, filenames.SPEEDUPS))
     assert ("gelu", "amp") in overview.cells(SWEEP)
     assert "| FASTER | 3.00× |" in overview.markdown(SWEEP)
