@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from optexp.commands.parsing import parser_of
 from optexp.errors import TrackingError
 from optexp.records import filenames
-from optexp.reporting import logged, tracking
+from optexp.reporting import logged, mlflow_store, tracking
 from optexp.result import Result
 from optexp.sweeps import sweep
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     if not found:
         print(f"optexp.sync: no record below {', '.join(map(str, folders))}", file=sys.stderr)
         return 1
-    sender = Sender(tracking.Store(options.store, options.experiment))
+    sender = Sender(mlflow_store.Store(options.store, options.experiment))
     status = 0
     try:
         for path in found:
@@ -74,7 +74,7 @@ class Sender:
     parents: run of each sweep and of each job with trials, by folder
     """
 
-    store: tracking.Store
+    store: mlflow_store.Store
     counts: Counter[str] = field(default_factory=Counter)
     parents: dict[Path, str | None] = field(default_factory=dict)
 
