@@ -18,8 +18,15 @@ from optexp.errors import TrackingError
 from optexp.records import filenames
 from optexp.reporting import logged, mlflow_view
 from optexp.reporting.mlflow_store import (
-    FILE, Node, artifacts, failures_named, locked, sqlite_file, store_uri, without_password,
-)  # fmt: skip
+    FILE,
+    Node,
+    artifacts,
+    failures_named,
+    locked,
+    sqlite_file,
+    store_uri,
+    without_password,
+)
 from optexp.result import Result
 
 if TYPE_CHECKING:
