@@ -72,7 +72,7 @@ class SweepCallback(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Rank what the jobs wrote down, print it with the answer of a study, and close the parent run."""
-        from optexp.reporting import summary, terminal
+        from optexp.reporting import ranking, summary, terminal
         from optexp.sweeps import overview, page, selection
 
         folder, tags = Path(config.hydra.sweep.dir), {}
@@ -85,14 +85,15 @@ class SweepCallback(Callback):
                     if result.by_itself or result is not jobs_done[job]:
                         correct(config, job, jobs_done[job], result)
                 record(results, folder)
+                ranked = ranking.rows(results)
                 name_apart(config, list(jobs_done.values()), list(found.values()))
                 tags["optexp.verdict"] = counted(result.verdict for result in results)
                 console = terminal.output()
-                console.print("", terminal.sweep_table(results), "", sep="\n")
+                console.print("", terminal.sweep_table(ranked), "", sep="\n")
                 if study := Study.of(config):
                     note = answer(study, name(config), folder, console, found)
                 else:
-                    note = overview.markdown(results)
+                    note = overview.markdown(ranked)
                     page.write(name(config), found, folder)
                 (folder / filenames.SWEEP_PAGE).write_text(note)
                 tags["mlflow.note.content"] = note
@@ -239,24 +240,26 @@ def name_apart(config: DictConfig, firsts: Sequence[Result], results: Sequence[R
 
 
 def record(results: Sequence[Result], folder: Path) -> None:
-    """Write the ranking beside the jobs: sweep.json, the table, and pictures where something was measured."""
+    """Write the ranking beside the jobs: sweep.json, and pictures where something was measured."""
+    from optexp.reporting import ranking
     from optexp.sweeps import overview
 
+    ranked = ranking.rows(results)
     table = [
         {
-            "verdict": result.verdict,
-            "workload": title,
-            "strategy": result.label,
-            "speedup": vars(result.speedup) if result.speedup else None,
-            "step_us": result.candidate.step_us,
-            "peak_mib": result.candidate.peak_mib,
+            "verdict": row.verdict,
+            "workload": row.title,
+            "strategy": row.strategy,
+            "speedup": vars(row.speedup) if row.speedup else None,
+            "step_us": row.step_us,
+            "peak_mib": row.peak_mib,
             "headline": result.headline,
             "fingerprint": result.fingerprint,
         }
-        for result, title in zip(results, titles(results), strict=True)
+        for result, row in zip(results, ranked, strict=True)
     ]
     (folder / filenames.RANKING).write_text(json.dumps(finite(table), indent=2) + "\n")
-    overview.draw(results, folder)
+    overview.draw(ranked, folder)
 
 
 def answer(study: Study, name: str, folder: Path, console: Console, results: Mapping[Path, Result]) -> str:
