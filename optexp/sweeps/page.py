@@ -22,9 +22,11 @@ from optexp.reporting.ranking import RankedRow
 from optexp.reporting.titles import titles
 from optexp.result import Result, Verdict
 from optexp.support.units import at_least
-from optexp.sweeps import plot, study
+from optexp.sweeps import plot, study_table
 from optexp.sweeps.curves import curves
+from optexp.sweeps.figures import Point
 from optexp.sweeps.heat_map import HeatMap
+from optexp.sweeps.study import Study
 
 WIDTH, MARGIN = 300, 8  # of an interval, in pixels
 HEADS = [
@@ -68,17 +70,17 @@ class Answer:
     raw: tuple[list[str], list[list[Any]]]
 
     @classmethod
-    def of(cls, asked: study.Study, found: Sequence[study.Point]) -> Answer:
+    def of(cls, asked: Study, found: Sequence[Point]) -> Answer:
         """The answer that points give."""
-        heads, rows = study.table(asked, found)
+        heads, rows = study_table.table(asked, found)
         return cls(
             question=asked.question,
             pictures=[*map(Markup, plot.as_svg(asked, found))],
             told=plot.tell(asked, found),
-            remarks=study.remarks(asked, found),
+            remarks=study_table.remarks(asked, found),
             heads=heads,
             rows=rows,
-            raw=study.raw(asked, found),
+            raw=study_table.raw(asked, found),
         )
 
 

@@ -267,7 +267,8 @@ def answer(study: Study, name: str, folder: Path, console: Console, results: Map
     from optexp.reporting import terminal
     from optexp.sweeps import page
     from optexp.sweeps.plot import draw
-    from optexp.sweeps.study import completed, markdown, points
+    from optexp.sweeps.study import completed, points
+    from optexp.sweeps.study_table import markdown
 
     steps = [str(OmegaConf.select(OmegaConf.load(job / filenames.HYDRA_CONFIG), STEP) or "") for job in jobs(folder)]
     finished = list(zip(results.values(), steps, strict=True))

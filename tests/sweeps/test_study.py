@@ -22,7 +22,9 @@ from optexp.reporting import ranking, summary, terminal
 from optexp.result import ArmSummary, Result, Speedup, Verdict, worst_status
 from optexp.sweeps import sweep
 from optexp.sweeps.exit_status import answering
-from optexp.sweeps.study import FIGURES, Point, Study, completed, markdown, points, remarks, table
+from optexp.sweeps.figures import FIGURES, Point
+from optexp.sweeps.study import Study, completed, points
+from optexp.sweeps.study_table import markdown, remarks, table
 from optexp.trace import Op, Span, Trace
 
 ROOT = Path(__file__).resolve().parents[2]
