@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 import time
 from collections import Counter
@@ -21,8 +20,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import TrackingError
 from optexp.records import filenames
-from optexp.records.patch import allowed
-from optexp.reporting.titles import titles
 from optexp.result import Result, Verdict, finite
 from optexp.sweeps.start import own_folder
 from optexp.sweeps.study import STEP, Study
@@ -73,7 +70,7 @@ class SweepCallback(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Rank what the jobs wrote down, print it with the answer of a study, and close the parent run."""
         from optexp.reporting import ranking, summary, terminal
-        from optexp.sweeps import overview, page, selection
+        from optexp.sweeps import corrections, overview, page, selection
 
         folder, tags = Path(config.hydra.sweep.dir), {}
         try:
@@ -83,10 +80,10 @@ class SweepCallback(Callback):
                 results = summary.ranked(selection.corrected(list(found.values())))
                 for job, result in found.items():
                     if result.by_itself or result is not jobs_done[job]:
-                        correct(config, job, jobs_done[job], result)
+                        corrections.correct(config, job, jobs_done[job], result)
                 record(results, folder)
                 ranked = ranking.rows(results)
-                name_apart(config, list(jobs_done.values()), list(found.values()))
+                corrections.name_apart(config, list(jobs_done.values()), list(found.values()))
                 tags["optexp.verdict"] = counted(result.verdict for result in results)
                 console = terminal.output()
                 console.print("", terminal.sweep_table(ranked), "", sep="\n")
@@ -190,53 +187,6 @@ def jobs(folder: Path) -> list[Path]:
     recent = [job for job in found if (job / filenames.HYDRA_CONFIG).stat().st_mtime >= _started - 1]
     mine = [job for job in found if job.absolute() in _expected] if _expected else recent
     return sorted(mine, key=lambda job: [int(part) if part.isdecimal() else part for part in _PARTS.split(str(job))])
-
-
-def correct(config: DictConfig, job: Path, first: Result, result: Result) -> None:
-    """Make a job's record and its MLflow run say what the sweep found; a record that is replaced stays in by_itself."""
-    from optexp.reporting import card, report
-
-    if result.by_itself and result.by_itself.again:
-        (job / filenames.REPLACED).mkdir(exist_ok=True)
-        for name in (filenames.RESULT, filenames.REPORT, filenames.SAMPLES):
-            if (job / name).is_file():
-                (job / name).replace(job / filenames.REPLACED / name)
-        with suppress(FileNotFoundError):  # nothing was timed
-            shutil.copy(job / result.by_itself.again / filenames.SAMPLES, job)
-    if not allowed(result.verdict, str(result.config.get("patch"))):
-        (job / filenames.PATCH).unlink(missing_ok=True)
-        result.notes = [note for note in result.notes if not note.startswith(filenames.PATCH)]
-    result.write(job / filenames.RESULT)
-    card.write(result, job)
-    report.write(result, job / filenames.REPORT)
-    if config.tracking.enabled:
-        from optexp.reporting import tracking
-
-        for run_id in _runs(first, result):
-            try:
-                tracking.reopen(config.tracking, run_id).correct(first, result, job)
-            except TrackingError as error:
-                print(f"optexp: what the sweep corrected is not in MLflow: {error}", file=sys.stderr)
-
-
-def _runs(first: Result, result: Result) -> list[str]:
-    """A job's runs in MLflow: its own, and that of its result where it was measured again."""
-    runs = dict.fromkeys(r.environment.get("mlflow_run") for r in (first, result))
-    return [run_id for run_id in runs if run_id]
-
-
-def name_apart(config: DictConfig, firsts: Sequence[Result], results: Sequence[Result]) -> None:
-    """Call MLflow's runs by the settings in which they differ, too, which none knew when it began."""
-    from optexp.reporting import tracking
-
-    if not config.tracking.enabled:
-        return
-    try:
-        for first, result, title in zip(firsts, results, titles(results), strict=True):
-            for run_id in _runs(first, result) if title != result.workload else ():
-                tracking.reopen(config.tracking, run_id).rename(f"{title} · {result.label}")
-    except TrackingError as error:
-        print(f"optexp: the settings of the jobs are not in the names of their runs: {error}", file=sys.stderr)
 
 
 def record(results: Sequence[Result], folder: Path) -> None:
