@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -88,6 +88,28 @@ class Timed:
         for arm in self.arms.values():
             arm.close()
         self.arms = {}
+
+
+def measure(session: Session, verified: Callable[[Timed], bool] = lambda timed: True, fresh: bool = False) -> Timed:
+    """Time both arms in rounds, verify the process that was timed last, and run the controls.
+
+    Args:
+        verified: Checks the last arms while they live. False: the measurement ends without controls.
+        fresh: Controls are run although they are known; always so for two versions.
+
+    Raises:
+        Distrusted: A measurement cannot be believed.
+    """
+    with timing(session, fresh or session.pool.homes is not None) as timed:
+        rounds(session, timed)
+        sound = verified(timed)
+        timed.close_arms()
+        if not sound:
+            return timed
+        judge_controls(session, timed)
+        explain_the_host(session, timed)
+    session.refuse_edits()
+    return timed
 
 
 @contextmanager
