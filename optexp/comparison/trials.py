@@ -1,6 +1,6 @@
-"""Comparisons of a job that makes several: each in a folder and an MLflow run of its own, below the job's.
+"""Trials: the comparisons of one job, each with a folder and an MLflow run of its own below the job's.
 
-The launcher and what it has imported serve all of them; their processes are new.
+One launcher forks the processes of all trials.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Trials:
         """Verify and measure `stack` against another.
 
         Args:
-            details: The record has what only a report shows.
+            details: Profile modules, lines and stacks, too, which only the report shows.
             known_baseline: Of `against`, where an earlier comparison of the job verified it.
             most_s: Longest answer of a process, where that is less than `timeout_s`.
         """
@@ -72,7 +72,7 @@ class Trials:
 
 
 def of_result(result: Result, number: int) -> Trial:
-    """A record in a few figures."""
+    """The trial of a record."""
     against = result.config.get("baseline") or "baseline"
     return Trial(
         number,
@@ -89,19 +89,19 @@ def of_result(result: Result, number: int) -> Trial:
 
 
 def gain(speedup: Speedup | None) -> Gain | None:
-    """A speedup as a trial has it."""
+    """A trial's gain, whose infinite upper end is None."""
     if speedup is None:
         return None
     return Gain(speedup.estimate, speedup.low, speedup.high if speedup.high < float("inf") else None)
 
 
 def figures(arm: ArmSummary) -> Figures:
-    """An arm as a trial has it."""
+    """A trial's figures of an arm."""
     return Figures(arm.step_us, arm.peak_mib, arm.energy_j, arm.setup_s)
 
 
 def write_overrides(job: Path, folder: Path, stack: Composed, baseline: Composed, preset: str) -> None:
-    """What to type for this trial alone, where Hydra wrote down what was typed for the job."""
+    """Write the overrides of this trial alone, where Hydra wrote those of the job."""
     typed = job / filenames.HYDRA_OVERRIDES
     if not typed.is_file():
         return
@@ -140,4 +140,4 @@ class Within(Progress):
         self.job.update(text, done, total)
 
     def stop(self) -> None:
-        """The line stays: the job's own."""
+        """Do nothing: the line is the job's."""
