@@ -23,6 +23,7 @@ from optexp.comparison.under_load import under_load
 from optexp.errors import Distrusted
 from optexp.measurement import controls, placement, samples_file, statistics
 from optexp.measurement.floor import floor_s
+from optexp.measurement.gpu import Gpu
 from optexp.measurement.neighbours import looking_out, neighbours
 from optexp.measurement.samples import COLD, CONTROL_EVERY, RETRIED, UNBOUND, Sample
 from optexp.measurement.settings import MeasurementSettings
@@ -335,12 +336,24 @@ def one_round(
         into.append(found := Sample(aim=aim))
         ready = sample(arms, session.settings, timed.order, pairs, read, session.workload.variety, tell, found)
         if gpu:
-            foreign, hidden = neighbours(gpu, session.pool.processes(), since_s)
-            found.foreign = tuple((met | {text.partition(",")[0]: text for text in foreign}).values())
-            # Arms that are not among those on the card are there under ids of another container, too.
-            unseen = {arm.pid or os.getpid() for arm in arms.values()} - gpu.processes().keys()
-            note_hidden(session.result, hidden - len(unseen))
+            found.foreign = others_on_the_gpu(session, gpu, arms, since_s, met)
     return found, ready
+
+
+def others_on_the_gpu(
+    session: Session, gpu: Gpu, arms: Mapping[str, Client[Arm]], since_s: float, met: dict[str, str]
+) -> tuple[str, ...]:
+    """Other processes that used the GPU while the arms were measured, in words.
+
+    Args:
+        since_s: Unix time at which the arms were started.
+        met: Those that were seen between pairs, by process.
+    """
+    foreign, hidden = neighbours(gpu, session.pool.processes(), since_s)
+    # An arm without an entry of its own is counted as hidden: its id is another one in the driver's container.
+    unseen = {arm.pid or os.getpid() for arm in arms.values()} - gpu.processes().keys()
+    note_hidden(session.result, hidden - len(unseen))
+    return tuple((met | {text.partition(",")[0]: text for text in foreign}).values())
 
 
 def find_floor(session: Session, samples: Sequence[Sample], baseline: Client[Arm]) -> None:
