@@ -17,6 +17,7 @@ from optexp.measurement.recorder import TIMED as TIMED
 from optexp.measurement.recorder import record as record
 from optexp.measurement.recorder import record_once as record_once
 from optexp.records.profile import TopEntry
+from optexp.support.garbage import uncollected
 
 MODULE = "optexp.module:"  # begins the range of a module's call; its path, "|" and its class follow
 LINE = "optexp.line:"  # begins the range of a line of the user's code; its file, ":" and its number follow
@@ -187,7 +188,7 @@ class Trace:
         Raises:
             ValueError: the file holds no step, or no JSON.
         """
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file, uncollected():
             return cls.parse(json.load(file))
 
     @classmethod

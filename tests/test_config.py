@@ -130,6 +130,12 @@ def test_every_study_composes(path: Path) -> None:
 # --- whole jobs ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("overrides", "details"), [((), True), (("verify=only",), False)])
+def test_what_is_only_verified_is_profiled_briefly(experiment: Of, overrides: tuple[str, ...], details: bool) -> None:
+    assert experiment(*overrides).profile.details is details
+    assert experiment(*overrides, "profile.details=true").profile.details is True
+
+
 def test_a_job_is_resolved(experiment: Of) -> None:
     job = experiment("workload=mlp", "workload.layers=2", "strategy=cuda_graph+amp", "measurement=quick", "seed=3")
     assert job.workload.name == "mlp"

@@ -29,7 +29,7 @@ def logged(session: Session, spec: Spec, name: str) -> Spec:
     """
     folder = session.output / filenames.COMPILER / name
     shutil.rmtree(folder, ignore_errors=True)  # an earlier attempt's
-    kept = session.isolated and session.experiment.profile.details
+    kept = session.isolated and bool(session.experiment.profile.details)
     return replace(spec, compiler_log=str((folder / LOG).resolve())) if kept else spec
 
 

@@ -118,7 +118,7 @@ class Bench:
 
     def _trusted(self, found: Profile) -> View | None:
         """The view that bounds follow from; None, with a note, where tracing hides the step's own work."""
-        view, notes = found.view(), self.session.result.notes
+        view, notes = found.view, self.session.result.notes
         if not disturbed(view, found.trace.timed_us or view.breakdown.wall_us):
             return view
         notes += [UNTRUSTED] if UNTRUSTED not in notes else []

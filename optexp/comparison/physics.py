@@ -21,7 +21,7 @@ def find_work(session: Session, bare: Client[Arm]) -> None:
 
     On a GPU a watchdog asks for it; on a CPU it is a detail.
     """
-    wanted = session.experiment.profile.details or session.machine.gpu is not None
+    wanted = bool(session.experiment.profile.details) or session.machine.gpu is not None
     if session.work is None and wanted:
         session.work = bare.call(Arm.step_work)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from optexp.comparison.checklist import checklist
 from optexp.comparison.compiler_evidence import compiler_evidence
@@ -79,6 +80,7 @@ class Profile:
         peak = self.peak_mib
         return self.by_category.reconciled(peak * 2**20) if self.by_category and peak is not None else None
 
+    @cached_property
     def view(self) -> View:
         """For an explanation."""
         return View(self.shown, self.breakdown, self.places, self.beside)
@@ -120,15 +122,17 @@ def profile(
     calibration = calibration or ceilings(session, arm)
     session.calibrated(calibration)
     trace, counters, recorded = cycles(session, arm, name)
-    details = session.experiment.profile.details and not brief
+    details = bool(session.experiment.profile.details) and not brief
     of_modules = folder / f"{name}_modules.json.gz"
     known = details and arm.call(Arm.profile_modules, path=str(of_modules), steps=MARKED_STEPS)
     of_places = folder / f"{name}_places.json.gz"
     placed = known and arm.call(Arm.profile_places, path=str(of_places))
     compiler = compiler_evidence(session, arm, name, trace)
     snapshot = str(session.output / filenames.MEMORY / f"{name}.pickle")
+    recording = arm.start(Arm.memory_by_category, snapshot=snapshot) if details else None  # while traces are read here
     by_module = Trace.read(of_modules) if known else None
     places = Trace.read(of_places) if placed else None
+    by_category = recording.wait() if recording else None
     files = [_file(f"{name}.json.gz", "steady steps")]
     files += [_file(of_modules.name, "with a range around each module's call")] if known else []
     files += [_file(of_places.name, "with a range around each line of your code")] if placed else []
@@ -145,7 +149,7 @@ def profile(
         beside=beside,
         ranges=ranges if brief else stacked(session, arm, name, ranges),
         compiler=compiler,
-        by_category=arm.call(Arm.memory_by_category, snapshot=snapshot) if details else None,
+        by_category=by_category,
     )
     return found if region is None else of_region(found, region)
 
@@ -203,4 +207,4 @@ def checked(
 
 def advised(arm: Client[Arm], found: Profile, stack: Sequence[Strategy]) -> list[Bottleneck]:
     """What holds a profiled arm back, and what may help there."""
-    return advise(arm, found.view(), stack, found.calibration)
+    return advise(arm, found.view, stack, found.calibration)

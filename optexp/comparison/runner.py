@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +27,7 @@ from optexp.reporting.terminal import Progress
 from optexp.reporting.wording import at_precision, headline, replayed, unchecked_bits
 from optexp.result import Problem, Result, Verdict
 from optexp.strategy import label
+from optexp.support.garbage import uncollected
 from optexp.support.stopwatch import Stopwatch, process_age_s
 from optexp.workers.serving import describe
 from optexp.workload import Workload
@@ -92,6 +93,11 @@ def _silent(result: Result, folder: Path, run: object = None) -> None:
 
 def perform(session: Session, recorder: Recorder) -> None:
     """Run the experiment's mode, settle the verdict, and record it."""
+    with uncollected() if session.isolated else nullcontext():  # in this process arms are timed with their own
+        _perform(session, recorder)
+
+
+def _perform(session: Session, recorder: Recorder) -> None:
     facts = Facts()
     try:
         mode = import_module(f"optexp.comparison.modes.{session.experiment.mode}")

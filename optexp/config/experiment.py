@@ -146,6 +146,8 @@ def read_settings(config: DictConfig) -> tuple[Settings, dict[str, Any], list[st
         values["mode"] = _mode(values.get("mode"))
     checked = typed(Settings, values)
     _refuse_in_comparisons(checked)
+    if checked.profile.details is None:
+        checked.profile.details = checked.verify != "only"
     return checked, groups, sweep.left_out
 
 

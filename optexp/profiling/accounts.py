@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 
 from optexp.profiling.breakdown import GAPS, OUTSIDE, Breakdown
 from optexp.profiling.categories import category
@@ -152,22 +153,42 @@ class Kinds:
         """Of the operator at an index of `Trace.ops`."""
         op = self.trace.ops[index]
         around = [self.trace.ops[at].name for at in callers(self.trace, index)]
-        chain = [op.name, *around]
-        if any(_COMPILING.match(name) for name in chain):
+        chain = [_word(name) for name in (op.name, *around)]
+        if any(word.compiles for word in chain):
             return COMPILATION
         if self.optimizer.holds(op.start):
             return "optimizer"
         if _recomputes(chain):
             return "recomputation"
-        if any("attention" in name.lower() for name in chain):
+        if any(word.attends for word in chain):
             return "attention"
         return _copy_kind(op, around) or _plain_kind(op.name, around)
 
 
-def _recomputes(chain: list[str]) -> bool:
+@dataclass(frozen=True)
+class _Word:
+    """Parts that an operator's name says it has in a step."""
+
+    compiles: bool
+    attends: bool
+    goes_back: bool
+    only_forward: bool
+
+
+@cache
+def _word(name: str) -> _Word:
+    return _Word(
+        compiles=bool(_COMPILING.match(name)),
+        attends="attention" in name.lower(),
+        goes_back=name.startswith(BACKWARD),
+        only_forward=bool(_FORWARD_ONLY.match(name)),
+    )
+
+
+def _recomputes(chain: list[_Word]) -> bool:
     """Whether a forward operator runs inside a backward function, as under gradient checkpointing."""
-    inside = next((place for place, name in enumerate(chain) if name.startswith(BACKWARD)), None)
-    return inside is not None and any(_FORWARD_ONLY.match(name) for name in chain[:inside])
+    inside = next((place for place, word in enumerate(chain) if word.goes_back), None)
+    return inside is not None and any(word.only_forward for word in chain[:inside])
 
 
 def _copy_kind(op: Op, around: list[str]) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from optexp.errors import ConfigError
+from optexp.support.garbage import uncollected
 from optexp.trace import STEP, Trace
 
 PROFILER_STEP = r"ProfilerStep#\d+"
@@ -27,7 +28,7 @@ def read(path: Path, step: str | None = None) -> Trace:
         ConfigError: There is no such file, it is no trace, or no range has such a name.
     """
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file, uncollected():
             chrome = json.load(file)
     except OSError as reason:
         raise ConfigError(f"{path} cannot be read: {reason.strerror or reason}") from None
@@ -39,7 +40,8 @@ def read(path: Path, step: str | None = None) -> Trace:
         raise ConfigError(f"{path} is no Chrome trace: it has no list of traceEvents")
     try:
         events = [event for event in chrome["traceEvents"] if isinstance(event, dict)]
-        return Trace.parse({**chrome, "traceEvents": [*_without_marks(events), *_marks(events, step)]})
+        with uncollected():
+            return Trace.parse({**chrome, "traceEvents": [*_without_marks(events), *_marks(events, step)]})
     except (KeyError, TypeError, ValueError) as reason:
         raise ConfigError(f"{path} is no trace of torch.profiler: {reason}") from None
 

@@ -19,7 +19,7 @@ class ProfileSettings:
     ncu_set: sections that ncu collects
     kernels: launches of kernels that ncu measures, at most
     details: modules, lines of code, memory by category, compiled graphs and the physical lower bound; seconds of a
-             comparison
+             comparison; null: unless verify=only
     """
 
     wait: int = 0
@@ -31,7 +31,7 @@ class ProfileSettings:
     tool: str | None = choice(None, "ncu", "nsys")
     ncu_set: str = choice("basic", "detailed", "full")
     kernels: int = 100
-    details: bool = True
+    details: bool | None = None
 
     def __post_init__(self) -> None:
         for name, least in {"wait": 0, "warmup": 0, "active": 1, "repeat": 1, "kernels": 1}.items():

@@ -8,7 +8,7 @@ from optexp.equivalence.bits import REPEATS, SURE, promised
 from optexp.equivalence.input_families import FAMILIES, NORMAL, ONE_BY_ONE
 from optexp.records.verification import Finding, broken
 from optexp.strategy import BITWISE
-from optexp.verification.trial import SPREAD_RUNS, NoYardstick, Trial
+from optexp.verification.trial import SPREAD_RUNS, NoYardstick, Trial, orders
 from optexp.workers.arm import Arm
 from optexp.workers.messages import Look
 from optexp.workers.reference import Reference
@@ -32,11 +32,10 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
         trial.measure(Look(0))  # what reassociated and noisy runs are held against
         reassociate(trial, info.reassociated_runs)
     noisy = list(range(info.noisy_steps))
-    for noise in sorted(noisy, key=lambda noise: noise % steps) if restart else noisy:
-        trial.measure(Look(noise % steps, restart or noise % steps == 0, noise + 1))
-    for extra in range(0 if verification.repeats else (SPREAD_RUNS - 1) * steps):
-        # Gradients have the noisy runs.
-        trial.measure(Look(extra % steps, restart or extra % steps == 0, forward=True))
+    in_order = sorted(noisy, key=lambda noise: noise % steps) if restart else noisy
+    trial.measure_all(Look(noise % steps, restart or noise % steps == 0, noise + 1) for noise in in_order)
+    extra = range(0 if verification.repeats else (SPREAD_RUNS - 1) * steps)  # gradients have the noisy runs
+    trial.measure_all(Look(run % steps, restart or run % steps == 0, forward=True) for run in extra)
     found = list[list[Finding]]()
     for step in range(steps):
         look = Look(step, restart or step == 0)
@@ -96,12 +95,9 @@ def where_they_part(trial: Trial) -> str:
     )
 
 
-def reassociate(trial: Trial, runs: int, step: int = 0) -> None:
-    """Runs of the baseline in other orders, as long as there is anything to reorder."""
-    for order in range(1, runs + 1):
-        trial.measure(Look(step, order=order))
-        if not trial.yardstick.call(Arm.reassociated_operators):
-            return
+def reassociate(trial: Trial, runs: int) -> None:
+    """Runs of the baseline in other orders."""
+    trial.measure_all(orders(trial.yardstick, runs, 0))
 
 
 def itself(trial: Trial, steps: int, restart: bool) -> None:

@@ -16,7 +16,7 @@ from optexp.equivalence.input_families import NORMAL
 from optexp.equivalence.missed import SHARE, End, miss_rate
 from optexp.equivalence.trajectory import TIMED
 from optexp.records.verification import Finding, Recheck, broken
-from optexp.verification.trial import SPREAD_RUNS, NoYardstick, convey, deliver
+from optexp.verification.trial import SPREAD_RUNS, NoYardstick, convey, deliver, orders, take_yardsticks
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.messages import Look
@@ -162,17 +162,10 @@ def judge_replay(
 def _add_disturbed_runs(reference: Client[Reference], yardstick: Client[Arm], in_turns: bool) -> None:
     """Widen the yardstick by runs of the baseline with a little noise, and with sums in another order."""
     info = reference.call(Reference.info)
-    if noisy := info.noisy_steps:
+    noisy, reassociated = info.noisy_steps, 0 if in_turns else info.reassociated_runs
+    if noisy or reassociated:
         deliver(reference, [yardstick], range(1), NORMAL)
-    for noise in range(noisy):
-        convey(yardstick.call(Arm.observe, Look(TIMED, noise=noise + 1)), yardstick, reference)
-        reference.call(Reference.yardstick, step=TIMED)
-    for order in range(1, info.reassociated_runs + 1) if not in_turns else ():
-        if order == 1 and not noisy:
-            deliver(reference, [yardstick], range(1), NORMAL)
-        convey(yardstick.call(Arm.observe, Look(TIMED, order=order)), yardstick, reference)
-        reference.call(Reference.yardstick, step=TIMED)
-        if not yardstick.call(Arm.reassociated_operators):
-            break
+    take_yardsticks((Look(TIMED, noise=noise + 1) for noise in range(noisy)), yardstick, reference)
+    take_yardsticks(orders(yardstick, reassociated, TIMED), yardstick, reference)
     if in_turns:
         yardstick.call(Arm.rest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from optexp.equivalence.bits import Bits
@@ -12,12 +12,13 @@ from optexp.errors import Failure, Unshared
 from optexp.records.verification import Finding, Verification
 from optexp.strategy import Contract
 from optexp.workers.arm import Arm
-from optexp.workers.client import Client
+from optexp.workers.client import Client, Pending
 from optexp.workers.messages import Look
 from optexp.workers.peer import Peer
 from optexp.workers.reference import Reference
 from optexp.workers.transfer import Transfer
 
+SIDE_BY_SIDE = 2**28  # bytes of a run's tensors: with more of them, the baseline and the reference take turns
 SPREAD_RUNS = 5  # yardstick runs of a baseline that does not repeat itself
 
 
@@ -115,8 +116,16 @@ class Trial:
 
     def measure(self, look: Look) -> None:
         """One more run of the baseline, from which the reference takes its yardsticks."""
-        self.observe(self.yardstick, look)
-        self.reference.call(Reference.yardstick, step=look.step)
+        self.measure_all([look])
+
+    def measure_all(self, looks: Iterable[Look]) -> None:
+        """Several such runs; each look is asked for after the run before."""
+        if not self.in_turns:
+            take_yardsticks(looks, self.yardstick, self.reference)
+            return
+        for look in looks:
+            self.observe(self.yardstick, look)
+            self.reference.call(Reference.yardstick, step=look.step)
 
     def judge(self, look: Look) -> list[Finding]:
         """Findings of the gates on a run of the candidate."""
@@ -126,6 +135,36 @@ class Trial:
     def add(self, findings: Sequence[Finding], seed: int, step: int, family: str) -> None:
         """Keep findings, with the inputs that they are about."""
         self.findings += [replace(finding, seed=seed, step=step, family=family) for finding in findings]
+
+
+def take_yardsticks(looks: Iterable[Look], yardstick: Client[Arm], reference: Client[Reference]) -> None:
+    """Runs of the baseline for the reference: it works on one of them while the baseline makes the next.
+
+    Large ones are made one by one, as both would need memory at once.
+    """
+    working: Pending[None] | None = None
+    try:
+        for look in looks:
+            run = yardstick.call(Arm.observe, look)
+            if working is not None:
+                working.wait()
+            working = None
+            convey(run, yardstick, reference)
+            working = reference.start(Reference.yardstick, step=look.step)
+            if run.size > SIDE_BY_SIDE:
+                working.wait()
+                working = None
+    finally:
+        if working is not None:
+            working.wait()
+
+
+def orders(yardstick: Client[Arm], runs: int, step: int) -> Iterator[Look]:
+    """Looks at runs in other orders, as long as there is anything to reorder."""
+    for order in range(1, runs + 1):
+        yield Look(step, order=order)
+        if not yardstick.call(Arm.reassociated_operators):
+            return
 
 
 def deliver(reference: Client[Reference], arms: Sequence[Client[Arm]], indices: Iterable[int], family: str) -> None:

@@ -216,6 +216,7 @@ def test_a_comparison_explains_peak_memory(tmp_path: Path) -> None:
     search_path.register()
     overrides = ["workload=mlp", "workload.mode=train", "workload.dim=64", "workload.batch_size=1024", "strategy=amp"]
     overrides += ["device=cpu", "verify=only", "isolation=none", "measurement=quick", "tracking.enabled=false"]
+    overrides += ["profile.details=true"]
     with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
         result = runner.run(compose("config", overrides=overrides), tmp_path, show=lambda *_: None)
     assert result.verdict is Verdict.VERIFIED, result.headline

@@ -70,7 +70,7 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
         session, {"baseline": known.profile, "candidate": candidate.stacked}, candidate.bottlenecks, candidate.checks
     )
     result.profile.suggestion = next_step(session, causes, candidate.bottlenecks, helps=False)
-    views = known.profile.view(), candidate.stacked.view()
+    views = known.profile.view, candidate.stacked.view
     result.profile.difference = difference(*views)
     result.explanation = explain(*views, result.profile.difference)
     result.evidence, result.equivalence = candidate.evidence, candidate.verification
@@ -105,7 +105,7 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
 
 def settle(session: Session, facts: Facts, timed: Timed, candidate: Evaluation, known: KnownBaseline) -> None:
     """From timed blocks to the measurement, what explains it, and the next step."""
-    result, views = session.result, (known.profile.view(), candidate.stacked.view())
+    result, views = session.result, (known.profile.view, candidate.stacked.view)
     conclude(session, facts, timed)
     decision = adjudicate(facts)
     verdict = decision.verdict if decision else Verdict.ERROR

@@ -90,7 +90,7 @@ def predict(session: Session, arm: Client[Arm], found: Profile, disputed: Sequen
     if disputed:
         result.notes.append(UNTRUSTED)
         return
-    view, timed_us, least = found.view(), result.baseline.step_us, partial(least_us, session)
+    view, timed_us, least = found.view, result.baseline.step_us, partial(least_us, session)
     result.profile.predictions = predicted(arm, view, session.baseline, found.calibration, timed_us, least)
 
 
