@@ -115,10 +115,7 @@ def profile(
     """
     folder = session.output / filenames.TRACES
     folder.mkdir(exist_ok=True)
-    memory = arm.call(Arm.peak_memory, steps=session.settings.profile_steps)
-    used = session.machine.gpu.processes().get(arm.pid) if session.machine.gpu else None
-    if used is not None:  # the driver's own figure, context included; unknown where it counts processes otherwise
-        memory = replace(memory, process_mib=used / 2**20)
+    memory = peak_memory(session, arm)
     calibration = calibration or ceilings(session, arm)
     session.calibrated(calibration)
     trace, counters, recorded = cycles(session, arm, name)
@@ -152,6 +149,13 @@ def profile(
         by_category=by_category,
     )
     return found if region is None else of_region(found, region)
+
+
+def peak_memory(session: Session, arm: Client[Arm]) -> PeakMemory:
+    """Peak memory of a few steps, and the driver's own figure of the whole process where it has one."""
+    memory = arm.call(Arm.peak_memory, steps=session.settings.profile_steps)
+    used = session.machine.gpu.processes().get(arm.pid) if session.machine.gpu else None
+    return memory if used is None else replace(memory, process_mib=used / 2**20)
 
 
 def _file(name: str, shows: str) -> TraceFile:
